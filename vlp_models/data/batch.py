@@ -1,0 +1,103 @@
+"""Typed batches: what every model takes.
+
+Shape suffixes: B batch, R regions, F feature dimension, C detector classes, T text tokens, H/W pixels, A answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+M = TypeVar("M", bound="_Movable")
+
+
+class _Movable:
+    """`to(device)` for frozen dataclasses of tensors, nested ones included."""
+
+    def to(self: M, device: torch.device | str, non_blocking: bool = False) -> M:
+        def move(value: Any) -> Any:
+            if isinstance(value, (Tensor, _Movable)):
+                return value.to(device, non_blocking=non_blocking)
+            return value
+
+        changes = {f.name: move(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regions(_Movable):
+    """Detected regions, most confident first, padded to the longest image of the batch.
+
+    features_BRF     float32; zero where padded
+    boxes_BR4        float32; x1, y1, x2, y2 as fractions of the image's width and height
+    class_probs_BRC  float32; the detector's softmax, column 0 is background; zero where padded
+    mask_BR          bool; True where there is a region
+    """
+
+    features_BRF: Tensor
+    boxes_BR4: Tensor
+    class_probs_BRC: Tensor
+    mask_BR: Tensor
+
+    def __len__(self) -> int:
+        return self.features_BRF.shape[0]
+
+    def blanked(self) -> Regions:
+        """Nothing to see: one all-zero region an image. The control that shows what text alone can do."""
+        first = torch.zeros_like(self.mask_BR)
+        first[:, 0] = True
+        return Regions(
+            features_BRF=torch.zeros_like(self.features_BRF),
+            boxes_BR4=torch.zeros_like(self.boxes_BR4),
+            class_probs_BRC=torch.zeros_like(self.class_probs_BRC),
+            mask_BR=first,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels(_Movable):
+    """Images for patch or CNN models. pixels_B3HW: float32, normalised."""
+
+    pixels_B3HW: Tensor
+
+    def __len__(self) -> int:
+        return self.pixels_B3HW.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(_Movable):
+    """[CLS] w1 ... wn [SEP] [PAD]...
+
+    ids_BT   int64
+    mask_BT  bool; True where there is a token, [CLS] and [SEP] included
+    """
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+
+    def __len__(self) -> int:
+        return self.ids_BT.shape[0]
+
+
+Image = Regions | Pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(_Movable):
+    """One step's input. `targets` depends on the task: see the file of the task.
+
+    captioning, pretraining: None (the text is the target); vqa: float32 [B, A] soft scores; nlvr: int64 [B].
+    """
+
+    sample_ids: tuple[str, ...]
+    image_ids: tuple[str, ...]
+    image: Image
+    text: Text
+    targets: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)

@@ -1,0 +1,96 @@
+"""The canonical tables: the one form every public format is read into.
+
+Ids are strings and carry their dataset's name (`scenes/17`), so tables of several datasets can be stacked.
+`provenance` names the file and the line or record a row came from. Boxes are pixels, x1 y1 x2 y2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SPLITS = ("train", "val", "test")
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "images": pa.schema(
+        [
+            ("image_id", pa.string()),
+            ("source", pa.string()),
+            ("split", pa.string()),
+            ("path", pa.string()),  # relative to the project's root where it lies inside it, else absolute
+            ("width", pa.int32()),
+            ("height", pa.int32()),
+            ("sha256", pa.string()),
+            ("provenance", pa.string()),
+        ]
+    ),
+    "captions": pa.schema(
+        [("caption_id", pa.string()), ("image_id", pa.string()), ("text", pa.string()), ("provenance", pa.string())]
+    ),
+    "questions": pa.schema(
+        [
+            ("question_id", pa.string()),
+            ("image_id", pa.string()),
+            ("text", pa.string()),
+            ("question_type", pa.string()),
+            ("answer_type", pa.string()),  # yes/no, number, other
+            ("answers", pa.list_(pa.string())),  # ten annotators; empty where hidden
+            ("provenance", pa.string()),
+        ]
+    ),
+    "statements": pa.schema(
+        [
+            ("statement_id", pa.string()),
+            ("image_id", pa.string()),
+            ("text", pa.string()),
+            ("label", pa.bool_()),  # null where hidden
+            ("group", pa.string()),  # the sentence's id: NLVR's consistency is counted over it
+            ("provenance", pa.string()),
+        ]
+    ),
+    "objects": pa.schema(
+        [
+            ("object_id", pa.string()),
+            ("image_id", pa.string()),
+            ("category", pa.string()),
+            ("x1", pa.float32()),
+            ("y1", pa.float32()),
+            ("x2", pa.float32()),
+            ("y2", pa.float32()),
+            ("provenance", pa.string()),
+        ]
+    ),
+    "quarantine": pa.schema(
+        [
+            ("table", pa.string()),
+            ("row_id", pa.string()),
+            ("rule", pa.string()),
+            ("reason", pa.string()),
+            ("provenance", pa.string()),
+        ]
+    ),
+}
+ID_COLUMN = {
+    "images": "image_id",
+    "captions": "caption_id",
+    "questions": "question_id",
+    "statements": "statement_id",
+    "objects": "object_id",
+}
+
+
+def write_table(rows: list[dict[str, object]], name: str, directory: Path) -> Path:
+    """Writes rows as `<name>.parquet`; the same rows give the same bytes."""
+    path = directory / f"{name}.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMAS[name]), path, compression="zstd")
+    return path
+
+
+def read_table(name: str, directory: Path) -> pa.Table:
+    """Reads `<name>.parquet`; an absent table is an empty one."""
+    path = directory / f"{name}.parquet"
+    if not path.exists():
+        return SCHEMAS[name].empty_table()
+    return pq.read_table(path, schema=SCHEMAS[name])

@@ -1,0 +1,76 @@
+"""What a model can do, said in types. A task asks for one of these and for nothing else.
+
+| protocol    | serves                                     |
+|-------------|--------------------------------------------|
+| Fuses       | VQA, VCR, NLVR, entailment                 |
+| Embeds      | retrieval by one matrix product            |
+| ScoresPairs | retrieval where there is no dual encoder   |
+| Generates   | captioning                                 |
+| Pretrains   | the pretraining stage                      |
+
+Shape suffixes: B batch, R regions or patches, T text tokens, D hidden, E embedding, V vocabulary, N hypotheses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from vlp_models.data.batch import Batch, Image, Text
+from vlp_models.objectives.loss import Loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused:
+    """image_BRD and text_BTD: states after fusion; pooled_BP: the holistic image-text feature."""
+
+    image_BRD: Tensor
+    text_BTD: Tensor
+    pooled_BP: Tensor
+
+
+@runtime_checkable
+class Fuses(Protocol):
+    fused_dim: int
+
+    def fuse(self, image: Image, text: Text) -> Fused: ...
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    def embed_image(self, image: Image) -> Tensor: ...  # [B, E], unit length
+
+    def embed_text(self, text: Text) -> Tensor: ...  # [B, E], unit length
+
+
+@runtime_checkable
+class ScoresPairs(Protocol):
+    def score_pairs(self, image: Image, text: Text) -> Tensor: ...  # [B]
+
+
+@runtime_checkable
+class Generates(Protocol):
+    """One step interface for greedy, beam and sampled decoding. A state is opaque to the decoder."""
+
+    def generation_logits(self, image: Image, text: Text) -> Tensor: ...  # teacher forcing: [B, T, V]
+
+    def start(self, image: Image, *, max_len: int) -> Any: ...  # encodes each image once
+
+    def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]: ...  # logits [N, V]
+
+    def reorder(self, state: Any, index_N: Tensor) -> Any: ...  # hypothesis i continues hypothesis index[i]
+
+
+@runtime_checkable
+class Pretrains(Protocol):
+    objectives: Collection[str]
+
+    def pretraining_losses(
+        self, batch: Batch, *, objectives: Collection[str], generator: torch.Generator, mask_probability: float
+    ) -> dict[str, Loss]:
+        """One unweighted loss per asked objective; the recipe (sum, draw, turns) weighs and mixes them."""
+        ...

@@ -1,0 +1,16 @@
+"""What an objective returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A differentiable scalar, and the named, detached numbers worth logging (`mlm`, `mlm_accuracy`, ...)."""
+
+    total: Tensor
+    parts: Mapping[str, Tensor]

@@ -1,0 +1,157 @@
+"""Where things lie, how a stage writes, and what it leaves behind. The only file that knows paths.
+
+A stage writes to a temporary sibling and renames it at the end: an output is either whole or absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlp_models.errors import DataError
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The project's root; every path a stage reads or writes is a property of it."""
+
+    root: Path = field(default_factory=Path.cwd)
+
+    def raw(self, name: str) -> Path:
+        return self.root / "data" / "raw" / name
+
+    def interim(self, source: str) -> Path:
+        return self.root / "data" / "interim" / source
+
+    @property
+    def validated(self) -> Path:
+        return self.root / "data" / "validated"
+
+    @property
+    def detector(self) -> Path:
+        return self.root / "data" / "detector"
+
+    @property
+    def features(self) -> Path:
+        return self.root / "data" / "features"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "data" / "tokenizer"
+
+    @property
+    def shards(self) -> Path:
+        return self.root / "data" / "shards"
+
+    def checkpoint(self, name: str) -> Path:
+        """`pretrain`, or the name of a fine-tuning run."""
+        return self.root / "checkpoints" / name
+
+    @property
+    def reports(self) -> Path:
+        return self.root / "reports"
+
+    def evaluation(self, run: str) -> Path:
+        return self.reports / "eval" / run
+
+    def work(self, stage: str, fingerprint: str) -> Path:
+        """Resume state: outside DVC's outs, because DVC deletes outs before a stage starts."""
+        path = self.root / ".work" / stage / fingerprint[:16]
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def relative(self, path: Path) -> str:
+        """`path` as tables store it: relative to the root where it lies inside it, else absolute."""
+        path = path.absolute()
+        return str(path.relative_to(self.root.absolute())) if path.is_relative_to(self.root.absolute()) else str(path)
+
+
+@contextmanager
+def output_directory(path: Path) -> Iterator[Path]:
+    """Yields an empty temporary directory that becomes `path` if the block succeeds, and is removed if not."""
+    temporary = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if path.exists():
+        shutil.rmtree(path)
+    temporary.rename(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces `path` in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from None
+
+
+def need(path: Path, made_by: str) -> Path:
+    """`path`, or a `DataError` that names the stage that makes it."""
+    if not path.exists():
+        raise DataError(f"{path}: not there yet; `dvc repro {made_by}` makes it")
+    return path
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_path(path: Path) -> str:
+    """sha256 of a file, or of the names and contents of a directory's files."""
+    if path.is_file():
+        return hash_file(path)
+    digest = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        digest.update(f"{file.relative_to(path)}\0{hash_file(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def fingerprint(params: Any, inputs: dict[str, Path]) -> str:
+    """Identity of a stage's work: its params and the content of its inputs."""
+    value = {"params": params, "inputs": {name: hash_path(path) for name, path in inputs.items()}}
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def write_manifest(directory: Path, *, stage: str, params: Any, counts: dict[str, Any], **more: Any) -> None:
+    """What an output is, inside the output: deterministic, so that equal work gives equal bytes."""
+    write_json(directory / "manifest.json", {"stage": stage, "params": params, "counts": counts, **more})
+
+
+@contextmanager
+def measured(workspace: Workspace, stage: str) -> Iterator[None]:
+    """Writes the stage's seconds and peak memory (MB) to `.work/timings/<stage>.json`."""
+    start = time.perf_counter()
+    yield
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    record = {"stage": stage, "seconds": round(time.perf_counter() - start, 2), "peak_memory_mb": round(peak, 1)}
+    write_json(workspace.root / ".work" / "timings" / f"{stage.replace('@', '-')}.json", record)
