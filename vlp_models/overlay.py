@@ -1,0 +1,87 @@
+"""Presets: YAML overlays that edit params.yaml in place and keep its comments.
+
+A preset holds only the keys it changes. A mapping is merged, anything else replaces, `null` deletes a key. The result
+is checked as a whole before a byte is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params, build, to_plain
+
+
+def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> list[str]:
+    """Merges `preset`, then `key.path=value` assignments, into `params_file`.
+
+    Returns one line per changed key, `key: old -> new`. Raises `ParamsError` for a missing file, a malformed
+    assignment, or a result that params.py refuses; the file is then left as it was.
+    """
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML()
+    yaml.width = 120
+    yaml.preserve_quotes = True
+
+    def read(path: Path) -> Any:
+        try:
+            return yaml.load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ParamsError(f"{path}: no such file") from None
+        except (YAMLError, UnicodeDecodeError) as error:
+            raise ParamsError(f"{path}: not valid YAML: {error}") from None
+
+    document = read(params_file)
+    changes: list[str] = []
+    if preset is not None:
+        overlay = read(preset) or {}
+        if not isinstance(overlay, dict):
+            raise ParamsError(f"{preset}: a preset is a mapping of params, found {type(overlay).__name__}")
+        _merge(document, overlay, "", changes)
+    for assignment in assignments:
+        key, separator, text = assignment.partition("=")
+        if not separator:
+            raise ParamsError(f"--set {assignment}: write it as key.path=value")
+        nested: Any = yaml.load(text) if text else ""
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        _merge(document, nested, "", changes)
+    build(Params, _plain(document), where="", file=str(preset or params_file))
+    buffer = StringIO()
+    yaml.dump(document, buffer)
+    temporary = params_file.with_name(f".{params_file.name}.partial")
+    temporary.write_text(buffer.getvalue(), encoding="utf-8")
+    temporary.replace(params_file)
+    return changes
+
+
+def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
+    for key, value in overlay.items():
+        place = f"{where}.{key}" if where else str(key)
+        if value is None:
+            if key in target:
+                del target[key]
+                changes.append(f"{place}: removed")
+        elif isinstance(value, dict) and isinstance(target.get(key), dict):
+            _merge(target[key], value, place, changes)
+        elif key not in target or _plain(target[key]) != _plain(value):
+            changes.append(f"{place}: {_short(target[key]) if key in target else '(new)'} -> {_short(value)}")
+            target[key] = value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return to_plain(value)
+
+
+def _short(value: Any) -> str:
+    text = str(_plain(value))
+    return text if len(text) <= 60 else text[:57] + "..."
