@@ -1,0 +1,184 @@
+"""What every reader of a public format shares: the tables it fills, and how it sets unreadable records aside.
+
+A reader is a function `read(name, params, base) -> Tables`: `name` is the dataset's name, `base` the directory that
+`params.root` is relative to. It opens no image. It raises `DataError` for a file that is missing or not in the
+format at all; a single record it can't read becomes a quarantine row and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlp_models.errors import DataError
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Tables:
+    """Rows of the canonical tables, with the keys of `tables.SCHEMAS`.
+
+    `images` rows hold the file's path under `path` (`base`-joined, as text) and None for width, height and sha256:
+    the prepare stage fills these in from the file itself. `truth` rows hold `image_id` and whatever the source knows.
+    """
+
+    images: list[Row] = field(default_factory=list)
+    captions: list[Row] = field(default_factory=list)
+    questions: list[Row] = field(default_factory=list)
+    statements: list[Row] = field(default_factory=list)
+    objects: list[Row] = field(default_factory=list)
+    quarantine: list[Row] = field(default_factory=list)
+    truth: list[Row] = field(default_factory=list)
+
+    def set_aside(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
+        """Counts one bad row. `row_id` may be empty where the record has no readable id."""
+        self.quarantine.append(
+            {
+                "table": table,
+                "row_id": printable(row_id),
+                "rule": rule,
+                "reason": printable(reason),
+                "provenance": provenance,
+            }
+        )
+
+    @contextmanager
+    def record(self, table: str, provenance: str, row_id: str = "") -> Iterator[None]:
+        """Around the reading of one record: a `RecordError` inside becomes a quarantine row."""
+        try:
+            yield
+        except RecordError as error:
+            self.set_aside(table, row_id, error.rule, str(error), provenance)
+
+
+class RecordError(ValueError):
+    """One record can't be read. `rule` is the name it is counted under."""
+
+    def __init__(self, reason: str, rule: str = "record_readable") -> None:
+        super().__init__(reason)
+        self.rule = rule
+
+
+def join_id(source: str, local: str | int) -> str:
+    """`<source>/<id>`: unique over datasets."""
+    return f"{source}/{local}"
+
+
+def printable(text: str) -> str:
+    """`text` with bytes that were not UTF-8 written out, so that it can be stored and shown."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def get(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+    """A field of the given type; `RecordError` says what is there instead."""
+    if not isinstance(record, dict):
+        raise RecordError(f"expected an object, found {_short(record)}")
+    if key not in record:
+        raise RecordError(f"no field `{key}`; has {', '.join(map(str, record)) or 'none'}")
+    value = record[key]
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise RecordError(f"`{key}` is {_short(value)}, expected {' or '.join(k.__name__ for k in kinds)}")
+    return value
+
+
+def get_id(record: Any, key: str) -> str:
+    """An id as text. Public files hold whole numbers or strings."""
+    value = str(get(record, key, (int, str)))
+    if not value or not is_utf8(value):
+        raise RecordError(f"`{key}` is not an id: {_short(value)}")
+    return value
+
+
+def get_text(record: Any, key: str) -> str:
+    """A text field, as written; `RecordError` under the rule `text_utf8` if its bytes were not UTF-8."""
+    value: str = get(record, key, str)
+    if not is_utf8(value):
+        raise RecordError(f"`{key}` is not UTF-8: {_short(value)}", rule="text_utf8")
+    return value
+
+
+def is_utf8(text: str) -> bool:
+    """False where `surrogateescape` had to carry a byte over, or JSON escaped half a character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_text(path: Path, purpose: str) -> str:
+    """The file's text without a byte-order mark; bytes that are not UTF-8 survive as surrogates (see `is_utf8`)."""
+    try:
+        return path.read_bytes().decode("utf-8-sig", "surrogateescape")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file ({purpose}); check the paths of this dataset in params.yaml") from None
+    except OSError as error:
+        raise DataError(f"{path}: can't be read ({purpose}): {error.strerror}") from None
+
+
+def read_json(path: Path, purpose: str) -> Any:
+    """A JSON file; `DataError` names it and the place where it stops being JSON."""
+    try:
+        return json.loads(read_text(path, purpose))
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{error.lineno}: not JSON ({error.msg}, column {error.colno}); "
+            f"this should be {purpose}; download or write it again"
+        ) from None
+    except RecursionError:
+        raise DataError(f"{path}: nested too deeply for {purpose}") from None
+
+
+def read_records(path: Path, key: str, purpose: str) -> Iterator[tuple[str, Any]]:
+    """(provenance, record) of the list under `key` of a JSON file: `captions.json#annotations[17]`."""
+    document = read_json(path, purpose)
+    if not isinstance(document, dict) or not isinstance(document.get(key), list):
+        found = f"the keys {', '.join(map(str, document))}" if isinstance(document, dict) else type(document).__name__
+        raise DataError(f"{path}: not {purpose}: expected a list under `{key}`, found {found}")
+    for index, record in enumerate(document[key]):
+        yield f"{path.name}#{key}[{index}]", record
+
+
+def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(provenance, object) of each line of a JSON-lines file: `dev.json:12`. Malformed lines go to quarantine.
+
+    Raises:
+        DataError: the file is missing, or none of its lines is a JSON object.
+    """
+    good = bad = 0
+    # split on "\n" alone: str.splitlines also breaks at U+2028, which JSON strings may hold
+    for number, line in enumerate(read_text(path, purpose).split("\n"), start=1):
+        if not line.strip():
+            continue
+        provenance = f"{path.name}:{number}"
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise RecordError(f"expected an object, found {_short(record)}")
+        except (ValueError, RecursionError) as error:
+            bad += 1
+            tables.set_aside(table, "", "record_readable", f"not a JSON object: {error}", provenance)
+            continue
+        good += 1
+        yield provenance, record
+    if bad and not good:
+        raise DataError(f"{path}: not {purpose}: none of its {bad} lines is a JSON object")
+
+
+def need_root(base: Path, root: str, way_out: str) -> Path:
+    """The dataset's directory, or a `DataError` that says where it was looked for and how to get it."""
+    path = base / root
+    if not path.is_dir():
+        raise DataError(f"{path.absolute()}: no such directory; {way_out}")
+    return path
+
+
+def _short(value: Any) -> str:
+    text = printable(repr(value))
+    return text if len(text) <= 60 else text[:57] + "..."
