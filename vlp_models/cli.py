@@ -1,6 +1,6 @@
 """`vlp`: the command line. Imports lazily, so that `vlp --help` answers at once.
 
-Every command reads params.yaml of the current directory. Errors a user can act on are printed alone; `--debug`
+Every command reads params.yaml of the current directory. Errors a user can act on are printed alone; VLP_DEBUG=1
 shows the traceback.
 """
 
@@ -56,8 +56,93 @@ def stage(
     module.run(load_params(params), Workspace(), key)
 
 
+@app.command()
+def run(
+    targets: Annotated[list[str] | None, typer.Argument(help="DVC stages to bring up to date; default: all.")] = None,
+) -> None:
+    """Brings the whole pipeline up to date (`dvc repro`), then shows the results."""
+    from vlp_models.commands import run_pipeline
+
+    raise typer.Exit(run_pipeline(targets or []))
+
+
+@app.command()
+def use(
+    preset: Annotated[str, typer.Argument(help="A preset to merge into params.yaml, e.g. presets/nlvr.yaml.")] = "",
+    assign: Annotated[list[str] | None, typer.Option("--set", "-S", help="`key.path=value`, after the preset.")] = None,
+) -> None:
+    """Edits params.yaml: a preset and/or single values, checked before anything is written. Comments stay."""
+    from pathlib import Path
+
+    from vlp_models.overlay import apply_overlay
+
+    for line in apply_overlay(Path("params.yaml"), Path(preset) if preset else None, assign or []):
+        print(line)
+
+
+@app.command()
+def caption(
+    images: Annotated[list[str], typer.Argument(help="Image files.")],
+    model: Annotated[str, typer.Option(help="Registered model; default: the captioning champion.")] = "",
+) -> None:
+    """Captions images with the champion."""
+    from vlp_models.commands import predict
+
+    for path, prediction in zip(images, predict("captioning", images, None, model), strict=True):
+        print(f"{path}\t{prediction['caption']}")
+
+
+@app.command()
+def answer(
+    image: Annotated[str, typer.Argument(help="An image file.")],
+    question: Annotated[str, typer.Argument(help="A question about it, in quotes.")],
+    model: Annotated[str, typer.Option(help="Registered model; default: the vqa champion.")] = "",
+) -> None:
+    """Answers a question about an image with the champion, with the five most likely answers."""
+    from vlp_models.commands import predict
+
+    prediction = predict("vqa", [image], [question], model)[0]
+    print(prediction["answer"])
+    for text, probability in prediction["top"]:
+        print(f"  {probability:6.1%}  {text}")
+
+
+@app.command()
+def judge(
+    image: Annotated[str, typer.Argument(help="An image file.")],
+    statement: Annotated[str, typer.Argument(help="A statement about it, in quotes.")],
+    model: Annotated[str, typer.Option(help="Registered model; default: the nlvr champion.")] = "",
+) -> None:
+    """Says whether a statement about an image is true, with the champion (NLVR)."""
+    from vlp_models.commands import predict
+
+    prediction = predict("nlvr", [image], [statement], model)[0]
+    print(f"{str(prediction['prediction']).lower()}  (p = {prediction['p_true']:.2f})")
+
+
+@app.command()
+def promote(
+    task: Annotated[str, typer.Argument(help="captioning, vqa or nlvr.")],
+    version: Annotated[int, typer.Option(help="The version to promote; default: the challenger.")] = 0,
+) -> None:
+    """Makes the challenger of a task its champion, which `vlp caption` and `vlp answer` then use."""
+    from vlp_models.commands import promote_task
+
+    print(promote_task(task, version or None))
+
+
+@app.command()
+def doctor() -> None:
+    """Tells what this machine lacks, in plain words. Exit code 1 if something must be mended."""
+    from vlp_models.commands import print_findings
+
+    raise typer.Exit(print_findings())
+
+
 def main() -> None:
     """Entry point: a `VLPError` is one line on stderr and its exit code."""
+    for tool in ("DVC_NO_ANALYTICS", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        os.environ.setdefault(tool, "true")
     try:
         app()
     except VLPError as error:

@@ -1,0 +1,128 @@
+"""`vlp doctor`: what this machine lacks, in plain words."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+# Releases that must not run: what is wrong with them, and the way out.
+KNOWN_BAD = {
+    "lightning": {"2.6.2": "a malicious upload", "2.6.3": "a malicious upload"},
+    "pytorch-lightning": {"2.6.2": "a malicious upload", "2.6.3": "a malicious upload"},
+}
+# First release that breaks another package we need.
+BREAKS_FROM = {
+    "fastapi": ("0.151", "every Prefect 3.8 server call with a null field fails"),
+    "sqlalchemy": ("2.1", "Prefect 3.8's scheduler stops making runs, silently"),
+}
+NEEDED_GB = 10
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Literal["ok", "note", "problem"]
+    subject: str
+    text: str
+
+
+def examine(root: Path) -> Iterator[Finding]:
+    """Yields one finding per subject: python, packages, java, git, disk, accelerator, ports."""
+    yield _python()
+    yield from _packages()
+    yield _java()
+    yield _git(root)
+    yield _disk(root)
+    yield _accelerator()
+    yield from _ports()
+
+
+def _python() -> Finding:
+    return Finding("ok", "python", sys.version.split()[0])
+
+
+def _packages() -> Iterator[Finding]:
+    good = True
+    for name, releases in KNOWN_BAD.items():
+        installed = _version(name)
+        if installed in releases:
+            good = False
+            yield Finding("problem", name, f"{installed} is {releases[installed]}: remove it, run `make install`")
+    for name, (first, why) in BREAKS_FROM.items():
+        installed = _version(name)
+        if installed and _key(installed) >= _key(first):
+            good = False
+            yield Finding("problem", name, f"{installed}: from {first} on, {why}; run `make install`")
+    for name in ("torch", "lightning", "prefect", "dvc", "mlflow", "great-expectations"):
+        if _version(name) is None:
+            good = False
+            yield Finding("problem", name, "not installed; run `make install`")
+    if good:
+        yield Finding("ok", "packages", "no release with a known hole or break")
+
+
+def _java() -> Finding:
+    java = shutil.which("java")
+    missing = "METEOR and the PTB tokenizer will say 'not computed'; install a Java runtime (8 or newer)"
+    if java is None:
+        return Finding("note", "java", f"not found: {missing}")
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("note", "java", f"{java} does not run ({error}): {missing}")
+    if done.returncode:
+        return Finding("note", "java", f"{java} does not run: {missing}")
+    return Finding("ok", "java", (done.stderr or done.stdout).splitlines()[0])
+
+
+def _git(root: Path) -> Finding:
+    if shutil.which("git") is None:
+        return Finding("problem", "git", "not found: DVC needs it")
+    if not (root / ".dvc").is_dir():
+        return Finding("problem", "dvc", f"{root}: no .dvc folder; run from the project's root, or `dvc init`")
+    return Finding("ok", "git and dvc", "a DVC project")
+
+
+def _disk(root: Path) -> Finding:
+    free = shutil.disk_usage(root).free / 1e9
+    if free < NEEDED_GB:
+        return Finding("problem", "disk", f"{free:.1f} GB free; packages and the demo take about {NEEDED_GB} GB")
+    return Finding("ok", "disk", f"{free:.0f} GB free")
+
+
+def _accelerator() -> Finding:
+    try:
+        import torch
+    except ImportError:
+        return Finding("problem", "torch", "does not import; run `make install`")
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        return Finding("ok", "accelerator", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return Finding("note", "accelerator", f"none: training runs on the CPU ({torch.get_num_threads()} threads)")
+
+
+def _ports() -> Iterator[Finding]:
+    for port, server in ((5000, "mlflow server"), (4200, "prefect server")):
+        with socket.socket() as probe:
+            probe.settimeout(0.5)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                yield Finding(
+                    "note", f"port {port}", f"in use; if that is not your {server}, start it with `--port {port + 1}`"
+                )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _key(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())

@@ -1,0 +1,94 @@
+"""Images from outside: paths, base64 text, bytes or arrays in; checked RGB images out."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vlp_models.errors import DataError
+
+MAX_PIXELS = 50_000_000
+MAX_BYTES = 64 * 1024 * 1024
+BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+
+
+def open_image(value: Any) -> Image.Image:
+    """Opens one image and converts it to RGB.
+
+    Args:
+        value: a path, base64 text (a `data:` URI or bare), encoded bytes, or a uint8 array [H, W, 3] or [H, W].
+            With VLP_IMAGE_ROOT set, paths must lie below it; a model server should set it.
+
+    Raises:
+        DataError: not readable, not an image, or more pixels than `MAX_PIXELS` (read from the header, before decoding).
+    """
+    if isinstance(value, Image.Image):
+        return value.convert("RGB")
+    if isinstance(value, np.ndarray) or (isinstance(value, list) and value and not isinstance(value[0], str)):
+        return _from_array(np.asarray(value))
+    if isinstance(value, (bytes, bytearray)):
+        return _decode(bytes(value), "image bytes")
+    if isinstance(value, (str, Path)):
+        return _from_text(str(value))
+    raise DataError(f"an image is a path, base64 text, bytes or an array; found {type(value).__name__}")
+
+
+def _from_text(text: str) -> Image.Image:
+    if text.startswith("data:"):
+        return _decode(_unbase64(text.partition(",")[2]), "data URI")
+    if len(text) < 1024 and "\0" not in text and Path(text).is_file():
+        return _from_path(Path(text))
+    if len(text) > 64 and BASE64.fullmatch(text):
+        return _decode(_unbase64(text), "base64 text")
+    raise DataError(f"{text[:200]}: no such file, and no base64 image either")
+
+
+def _from_path(path: Path) -> Image.Image:
+    root = os.environ.get("VLP_IMAGE_ROOT")
+    if root and not path.resolve().is_relative_to(Path(root).resolve()):
+        raise DataError(f"{path}: outside VLP_IMAGE_ROOT, which this server reads images from")
+    if path.stat().st_size > MAX_BYTES:
+        raise DataError(f"{path}: larger than {MAX_BYTES >> 20} MB")
+    return _decode(path.read_bytes(), str(path))
+
+
+def _unbase64(text: str) -> bytes:
+    if len(text) > MAX_BYTES * 4 // 3:
+        raise DataError(f"base64 image larger than {MAX_BYTES >> 20} MB")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise DataError("the image is no valid base64 text") from None
+
+
+def _decode(data: bytes, name: str) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise DataError(f"{name}: {image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
+        return image.convert("RGB")
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError, ValueError) as error:
+        raise DataError(f"{name}: not a readable image ({error})") from None
+
+
+def _from_array(array: np.ndarray) -> Image.Image:
+    if array.dtype != np.uint8:
+        if not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > 255:
+            raise DataError(f"an image array holds integers 0..255; found {array.dtype}")
+        array = array.astype(np.uint8)
+    if array.ndim == 2:
+        array = np.repeat(array[:, :, None], 3, axis=2)
+    if array.ndim != 3 or array.shape[2] != 3 or array.size > MAX_PIXELS * 3:
+        raise DataError(
+            f"an image array is [H, W, 3] or [H, W] with at most {MAX_PIXELS:,} pixels; found {array.shape}"
+        )
+    return Image.fromarray(np.ascontiguousarray(array))

@@ -1,0 +1,67 @@
+"""From an image on disk to a caption, an answer or a verdict: detector, features, model, in one object.
+
+A bundle is a directory with `checkpoint/` (docs/contracts.md) and `detector/`; it is what the registry stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vlp_models.errors import CheckpointError
+from vlp_models.serving.images import open_image
+
+
+class Predictor:
+    """A fine-tuned model with the detector whose features it was trained on.
+
+    Raises `CheckpointError` if the bundle's detector is not the one the model saw in training.
+    """
+
+    def __init__(self, bundle: Path, device: str = "cpu") -> None:
+        from vlp_models.tasks.base import load_task_model
+        from vlp_models.vision.extract import RegionExtractor
+
+        self.task_model = load_task_model(bundle / "checkpoint", device=device)
+        self.task: str = self.task_model.task
+        self.device = device
+        self.extractor = RegionExtractor.load(bundle / "detector", device=device)
+        trained_on = self.task_model.info["detector_id"]
+        if self.extractor.detector_id != trained_on:
+            raise CheckpointError(
+                f"{bundle}: the model was trained on features of detector {trained_on}, "
+                f"this bundle holds detector {self.extractor.detector_id}"
+            )
+
+    def predict(self, images: Sequence[Any], texts: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """One prediction per image (docs/contracts.md, "Predictions").
+
+        Args:
+            images: what `open_image` takes.
+            texts: the question or statement of each image; none for captioning.
+        """
+        from vlp_models.data.sample import Sample
+
+        if self.task != "captioning" and (texts is None or len(texts) != len(images)):
+            raise ValueError(f"the task {self.task} takes one text per image")
+        regions = self.extractor.extract([open_image(value) for value in images])
+        samples = [
+            Sample(
+                sample_id=str(i),
+                image_id=str(i),
+                source="",
+                text="" if texts is None else texts[i],
+                regions=regions[i],
+                pixels=None,
+                captions=(),
+                answers=(),
+                question_type="",
+                answer_type="",
+                label=None,
+                group="",
+            )
+            for i in range(len(images))
+        ]
+        batch = self.task_model.collate(samples).to(self.device)
+        return self.task_model.predict(batch, samples)

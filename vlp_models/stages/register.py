@@ -1,0 +1,79 @@
+"""register: the best run of each task becomes a version in MLflow's registry, alias `challenger`.
+
+Runs of the same task compete by `tracking.metric`; text-only controls do not take part. Running it again on the same
+weights makes no second version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlp_models.errors import DataError
+from vlp_models.params import Params, to_plain
+from vlp_models.stages.workspace import Workspace, hash_path, measured, need, read_json, write_json
+
+
+def run(params: Params, workspace: Workspace, key: str = "") -> None:
+    from rich.console import Console
+
+    from vlp_models.tracking.card import model_card
+    from vlp_models.tracking.client import connect
+    from vlp_models.tracking.lineage import lineage
+    from vlp_models.tracking.registry import model_name, register
+
+    console = Console(stderr=True)
+    with measured(workspace, "register"):
+        client = connect(params.tracking, workspace.root)
+        receipts: dict[str, Any] = {}
+        for task, (name, scores) in sorted(_best_runs(params, workspace).items()):
+            checkpoint = need(workspace.checkpoint(name), f"finetune@{name}")
+            detector = need(workspace.detector, "detector")
+            config = read_json(checkpoint / "config.json")
+            content = hash_path(checkpoint) + hash_path(detector)[:16]
+            facts = lineage(
+                workspace.root,
+                params=to_plain(params),
+                data=workspace.shards / "manifest.json",
+                command=f"dvc repro finetune@{name}",
+            )
+            registered_name = model_name(params.tracking, task)
+            registered = register(
+                client,
+                name=registered_name,
+                task=task,
+                checkpoint=checkpoint,
+                detector=detector,
+                content=content,
+                metrics={_slug(s): float(s["value"]) for s in scores if s["value"] is not None},
+                tags={**facts, "run": name, "task": task},
+                card=model_card(name=registered_name, config=config, scores=scores, lineage=facts),
+            )
+            receipts[task] = {"name": registered.name, "version": registered.version, "run": name, "content": content}
+            state = "registered" if registered.created else "already registered"
+            console.print(f"{registered.name} version {registered.version}: {state} (from {name}), alias challenger")
+        write_json(workspace.reports / "registered.json", receipts)
+
+
+def _best_runs(params: Params, workspace: Workspace) -> dict[str, tuple[str, list[dict[str, Any]]]]:
+    """Task -> (run, its scores): the highest value of the task's metric."""
+    best: dict[str, tuple[float, str, list[dict[str, Any]]]] = {}
+    for name, finetune in params.finetune.items():
+        if finetune.blank_images:
+            continue
+        scores = read_json(workspace.evaluation(name) / "scores.json")
+        metric = params.tracking.metric.get(finetune.task)
+        if metric is None:
+            raise DataError(f"params.yaml: tracking.metric says nothing about the task {finetune.task}")
+        values = [s["value"] for s in scores if s["metric"] == metric and s["value"] is not None]
+        if not values:
+            raise DataError(f"{workspace.evaluation(name) / 'scores.json'}: no value for {metric}; can't rank {name}")
+        candidate = (max(values), name, scores)
+        if finetune.task not in best or candidate[0] > best[finetune.task][0]:
+            best[finetune.task] = candidate
+    return {task: (name, scores) for task, (_, name, scores) in best.items()}
+
+
+def _slug(score: dict[str, Any]) -> str:
+    """A metric name MLflow accepts: letters, digits, and `_-. /`."""
+    text = f"{score['dataset']}.{score['split']}.{score['metric']}"
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in text)

@@ -1,0 +1,52 @@
+"""The way to MLflow: where it is, and how long to wait for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlp_models.params import TrackingParams
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+def tracking_uri(params: TrackingParams, root: Path) -> str:
+    """The tracking URI; MLFLOW_TRACKING_URI wins, a relative SQLite path is taken from the project's root."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or params.uri
+    prefix = "sqlite:///"
+    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
+        return f"{prefix}{(root / uri[len(prefix) :]).absolute()}"
+    return uri
+
+
+def connect(params: TrackingParams, root: Path) -> MlflowClient:
+    """A client, with `mlflow` itself pointed at the same place and the experiment there."""
+    for key, value in DEFAULTS.items():
+        os.environ.setdefault(key, value)
+    import logging
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    import mlflow
+    from mlflow import MlflowClient
+
+    uri = tracking_uri(params, root)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    client = MlflowClient()
+    if client.get_experiment_by_name(params.experiment) is None:
+        location = None if uri.startswith("http") else (root / params.artifacts).absolute().as_uri()
+        client.create_experiment(params.experiment, artifact_location=location)
+    mlflow.set_experiment(params.experiment)
+    return client

@@ -1,0 +1,31 @@
+"""The registered model's code: MLflow runs this file to load it (models from code; nothing is pickled).
+
+Input: a table with a column `image` (a path, base64 text or an array) and, for VQA and NLVR, a column `text`.
+Output: one JSON-like record per row.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.pyfunc import PythonModel, PythonModelContext
+
+
+class VisionLanguageModel(PythonModel):
+    """Detector and fine-tuned model behind one `predict`."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        from vlp_models.serving.predictor import Predictor
+
+        self.predictor = Predictor(Path(context.artifacts["bundle"]))
+
+    # No type hints on `model_input`: MLflow would read them as a schema and refuse arrays.
+    def predict(self, context, model_input, params=None) -> list[dict[str, Any]]:  # type: ignore[no-untyped-def]
+        images = list(model_input["image"])
+        texts = [str(text) for text in model_input["text"]] if "text" in model_input else None
+        return self.predictor.predict(images, texts)
+
+
+mlflow.models.set_model(VisionLanguageModel())
