@@ -1,0 +1,109 @@
+"""VQA answers: the official normalisation, the answer vocabulary, the soft labels.
+
+The normalisation follows the evaluation code of the VQA challenge (Antol et al., 2015) to the letter, slips included:
+scores are comparable only if every one of them is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+# The official average over leave-one-out subsets of ten annotators, by how many of them gave the answer.
+SOFT_SCORES = (0.0, 0.3, 0.6, 0.9, 1.0)
+
+_PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
+# ASCII digits only: the official code runs without re.UNICODE
+_COMMA_IN_NUMBER = re.compile(r"\d,\d", re.ASCII)
+# Meant as "a period between digits stays"; the slip in the lookbehind makes it "a period before a digit stays".
+_PERIOD = re.compile(r"(?!<=\d)(\.)(?!\d)", re.ASCII)
+_PERIOD_COUNT = 32  # re.UNICODE, passed where the number of replacements belongs
+_NUMBERS = {
+    word: str(number)
+    for number, word in enumerate(
+        ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    )
+} | {"none": "0"}
+_ARTICLES = frozenset({"a", "an", "the"})
+_CONTRACTED = """
+ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've he's
+how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've might've mustn't must've needn't not've o'clock
+oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's someone'd
+someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're there's
+they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've when's
+where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't wouldn't've
+y'all y'all'll y'all'd've you'd you'd've you'll you're you've
+""".split()
+
+
+def _contractions() -> dict[str, str]:
+    """Each known misspelling lacks exactly one apostrophe of the right form; one official entry runs the other way."""
+    table = {"somebody'd": "somebodyd"}
+    for word in _CONTRACTED:
+        for i, character in enumerate(word):
+            if character == "'":
+                table[word[:i] + word[i + 1 :]] = word
+    return table
+
+
+_CONTRACTIONS = _contractions()
+
+
+def normalise_answer(text: str) -> str:
+    """Official VQA normalisation: punctuation, then numbers, articles and contractions, in lower case.
+
+    The official accuracy applies it to both sides only where the ten answers differ; that is the metric's business.
+    """
+    return normalise_words(normalise_punctuation(text))
+
+
+def normalise_punctuation(text: str) -> str:
+    """Deletes a mark that stands next to a space anywhere in `text`, or if `text` has a comma between two digits;
+    else puts a space in its place. Then deletes up to 32 periods that no digit follows."""
+    result = text
+    comma_in_number = _COMMA_IN_NUMBER.search(text) is not None
+    for mark in _PUNCTUATION:
+        if f"{mark} " in text or f" {mark}" in text or comma_in_number:
+            result = result.replace(mark, "")
+        else:
+            result = result.replace(mark, " ")
+    return _PERIOD.sub("", result, count=_PERIOD_COUNT)
+
+
+def normalise_words(text: str) -> str:
+    """Lower case, number words as digits, no articles, contractions with their apostrophe."""
+    words = (_NUMBERS.get(word, word) for word in text.lower().split())
+    return " ".join(_CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
+
+
+def most_frequent(answers: Sequence[str]) -> str:
+    """VQA's multiple-choice answer: the most frequent of the annotators' answers, the first given among equals."""
+    return Counter(answers).most_common(1)[0][0]
+
+
+def build_answer_vocabulary(questions: Iterable[Sequence[str]], min_count: int) -> list[str]:
+    """Answers a classifier chooses from, the most frequent first, equals by text.
+
+    Args:
+        questions: the annotators' answers, one sequence a question; empty ones (hidden answers) are passed over.
+        min_count: an answer enters from this many questions on (VQA v2 proper: 9, which gives 3,129 answers).
+
+    The rule of Teney et al. (2018), as ViLT and VLMo use it: the multiple-choice answer, normalised, commas deleted.
+    """
+    counts = Counter(normalise_answer(most_frequent(answers)).replace(",", "") for answers in questions if answers)
+    kept = [answer for answer, n in counts.items() if n >= min_count]
+    return sorted(kept, key=lambda answer: (-counts[answer], answer))
+
+
+def soft_scores(answers: Iterable[str], vocabulary: Mapping[str, int]) -> dict[int, float]:
+    """Soft label of a question: answer index -> score; 0.3, 0.6, 0.9, 1 for 1, 2, 3, 4 or more annotators.
+
+    Counts the annotators' strings as they stand, as the published recipe does; `vocabulary`: answer -> index.
+    """
+    counts = Counter(answers)
+    return {
+        vocabulary[answer]: SOFT_SCORES[min(n, len(SOFT_SCORES) - 1)]
+        for answer, n in counts.items()
+        if answer in vocabulary
+    }

@@ -1,0 +1,214 @@
+"""WordPiece: trained on the corpus, or read from a BERT vocab.txt.
+
+Text is split the way BERT does it (Devlin et al., 2019): cleaned, optionally lower-cased and stripped of accents, cut at
+white space and punctuation, each word then into the longest pieces the vocabulary has. Special tokens never come from
+text: "[SEP]" in a caption is three ordinary pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.trainers import WordPieceTrainer
+
+from vlp_models.data.batch import Text
+from vlp_models.errors import DataError
+
+FORMAT = "vlp-tokenizer/1"
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUATION = "##"
+
+
+class Tokenizer:
+    """Text to ids and back. Make one with `train`, `from_vocab` or `load`."""
+
+    def __init__(self, vocabulary: Sequence[str], *, lowercase: bool) -> None:
+        """`vocabulary`: tokens in the order of their ids, the five special tokens among them."""
+        self._tokens = tuple(vocabulary)
+        self._ids = {token: i for i, token in enumerate(self._tokens)}
+        if len(self._ids) != len(self._tokens):
+            repeated = [token for token, n in Counter(self._tokens).items() if n > 1]
+            raise DataError(f"vocabulary: {len(repeated)} tokens occur twice, such as {repeated[:3]}")
+        missing = [token for token in SPECIAL_TOKENS if token not in self._ids]
+        if missing:
+            raise DataError(f"vocabulary: special tokens {', '.join(missing)} are missing; BERT's vocab.txt has them")
+        self.lowercase = lowercase
+        self._engine = _engine(WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100), lowercase)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], size: int, min_frequency: int, lowercase: bool) -> Tokenizer:
+        """Learns at most `size` pieces from `texts`; the same texts in any order give the same vocabulary.
+
+        A character or a merge enters from `min_frequency` occurrences on.
+        """
+        texts = list(texts)
+        characters = _characters(texts, lowercase, min_frequency)
+        # A word's first letter and its other letters ("##a") are different pieces: at most two a character.
+        characters = characters[: max(0, (size - len(SPECIAL_TOKENS)) // 2)]
+        # The trainer numbers "##a" pieces in the order of a randomly seeded hash map and breaks ties by number.
+        # Naming them all beforehand makes training a function of the texts alone.
+        named = [*SPECIAL_TOKENS, *(CONTINUATION + c for c in characters)]
+        trainer = WordPieceTrainer(
+            vocab_size=size,
+            min_frequency=min_frequency,
+            special_tokens=named,
+            initial_alphabet=characters,
+            limit_alphabet=len(characters),
+            show_progress=False,
+        )
+        engine = _engine(WordPiece(unk_token=UNK), lowercase)
+        engine.train_from_iterator(texts, trainer)
+        vocabulary = engine.get_vocab(with_added_tokens=True)
+        return cls(sorted(vocabulary, key=vocabulary.__getitem__), lowercase=lowercase)
+
+    @classmethod
+    def from_vocab(cls, path: Path | str, lowercase: bool) -> Tokenizer:
+        """Reads a vocab.txt: one token a line, the line's number is its id.
+
+        Raises:
+            DataError: no such file, not UTF-8, or a special token is missing.
+        """
+        path = Path(path)
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file; give the path of a vocab.txt, one token a line") from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8 text: {error}") from None
+        if lines and not lines[-1]:
+            lines.pop()
+        try:
+            return cls([line.removesuffix("\r") for line in lines], lowercase=lowercase)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+
+    @classmethod
+    def load(cls, directory: Path | str) -> Tokenizer:
+        """Reads what `save` wrote."""
+        file = Path(directory) / "tokenizer.json"
+        try:
+            settings = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(f"{file}: no such file; the tokenizer stage writes it") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{file}: not valid JSON: {error}") from None
+        if not isinstance(settings, dict) or settings.get("format") != FORMAT:
+            raise DataError(f"{file}: not tokenizer settings of the form {FORMAT}")
+        return cls.from_vocab(Path(directory) / "vocab.txt", lowercase=bool(settings["lowercase"]))
+
+    def save(self, directory: Path | str) -> None:
+        """Writes vocab.txt and tokenizer.json (the settings); equal tokenizers give equal bytes."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "vocab.txt").write_text("".join(f"{token}\n" for token in self._tokens), encoding="utf-8")
+        settings = {"format": FORMAT, "lowercase": self.lowercase, "vocab_size": self.vocab_size}
+        (directory / "tokenizer.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    def encode(self, text: str, max_len: int) -> list[int]:
+        """[CLS] w1 ... wn [SEP], at most `max_len` ids; what is too long loses its end but keeps [SEP]."""
+        if max_len < 2:
+            raise ValueError(f"max_len must hold [CLS] and [SEP]: {max_len}")
+        pieces = self._engine.encode(text, add_special_tokens=False).ids
+        return [self.cls_id, *pieces[: max_len - 2], self.sep_id]
+
+    def encode_batch(self, texts: Sequence[str], max_len: int) -> Text:
+        """`encode` for each text, padded to the longest."""
+        import torch
+
+        rows = [self.encode(text, max_len) for text in texts]
+        width = max((len(row) for row in rows), default=2)
+        ids = np.full((len(rows), width), self.pad_id, dtype=np.int64)
+        mask = np.zeros((len(rows), width), dtype=bool)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = row
+            mask[i, : len(row)] = True
+        return Text(ids_BT=torch.from_numpy(ids), mask_BT=torch.from_numpy(mask))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text up to the first [SEP]; special tokens are left out, [UNK] included."""
+        words: list[str] = []
+        special = set(self.special_ids)
+        for i in map(int, ids):
+            if i == self.sep_id:
+                break
+            if i in special:
+                continue
+            token = self._tokens[i]
+            if not token.startswith(CONTINUATION) or token == CONTINUATION:
+                words.append(token)
+            elif words:
+                words[-1] += token[len(CONTINUATION) :]
+            else:
+                words.append(token[len(CONTINUATION) :])
+        return _join(words)
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return self._tokens
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def pad_id(self) -> int:
+        return self._ids[PAD]
+
+    @property
+    def unk_id(self) -> int:
+        return self._ids[UNK]
+
+    @property
+    def cls_id(self) -> int:
+        return self._ids[CLS]
+
+    @property
+    def sep_id(self) -> int:
+        return self._ids[SEP]
+
+    @property
+    def mask_id(self) -> int:
+        return self._ids[MASK]
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Ids that masking leaves alone and decoding leaves out."""
+        return tuple(self._ids[token] for token in SPECIAL_TOKENS)
+
+
+def _engine(model: WordPiece, lowercase: bool) -> Engine:
+    engine = Engine(model)
+    # strip_accents=None follows lowercase, as BERT does
+    engine.normalizer = BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
+    )
+    engine.pre_tokenizer = BertPreTokenizer()
+    return engine
+
+
+def _characters(texts: list[str], lowercase: bool, min_frequency: int) -> list[str]:
+    """Characters of `texts` after normalisation, most frequent first, ties by code point."""
+    normalizer = BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    kept = [c for c, n in counts.items() if n >= min_frequency and not c.isspace()]
+    return sorted(kept, key=lambda c: (-counts[c], c))
+
+
+def _join(words: list[str]) -> str:
+    """Puts words and punctuation together again: "a t - shirt , isn ' t it ?" -> "a t-shirt, isn't it?"."""
+    text = " ".join(words)
+    text = re.sub(r" ([.,;:?!%)\]])", r"\1", text)
+    text = re.sub(r"([(\[]) ", r"\1", text)
+    text = re.sub(r"(?<=\w) ' (?=(?:s|t|re|ve|ll|d|m)\b)", "'", text)
+    return re.sub(r"(?<=\w) ([-/]) (?=\w)", r"\1", text)
