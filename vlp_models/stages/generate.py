@@ -1,0 +1,26 @@
+"""Writes a synthetic dataset, in the public formats real data has: data/raw/<key>."""
+
+from __future__ import annotations
+
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params, to_plain
+from vlp_models.stages.workspace import Workspace, measured, output_directory, write_manifest
+
+
+def run(params: Params, workspace: Workspace, key: str = "") -> None:
+    """Generates the dataset that params.yaml describes under `generate.<key>`.
+
+    Raises:
+        ParamsError: there is no such dataset, or a number of it is out of range.
+    """
+    if key not in params.generate:
+        known = ", ".join(params.generate) or "none"
+        raise ParamsError(f"params.yaml: no `generate.{key}`; known: {known}. Run `vlp stage generate NAME`")
+    world = params.generate[key]
+    if world.world == "objects":
+        from vlp_models.data.scenes.objects import write
+    else:
+        from vlp_models.data.scenes.boxes import write
+    with measured(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
+        counts = write(world, directory)
+        write_manifest(directory, stage="generate", params=to_plain(world), counts=counts)
