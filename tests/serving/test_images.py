@@ -1,0 +1,74 @@
+"""Images from outside are checked before they are decoded."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlp_models.errors import DataError
+from vlp_models.serving.images import open_image
+
+
+def png(width: int = 8, height: int = 6) -> bytes:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def bomb() -> bytes:
+    """A PNG whose header promises 100,000 x 100,000 pixels and whose body is a few bytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+
+
+def test_every_form_gives_the_same_image(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    path.write_bytes(png())
+    text = base64.b64encode(png()).decode()
+    array = np.asarray(Image.open(path))
+    forms = [str(path), path, png(), text, f"data:image/png;base64,{text}", array, array.tolist()]
+    for form in forms:
+        image = open_image(form)
+        assert (image.mode, image.size) == ("RGB", (8, 6))
+        assert np.array_equal(np.asarray(image), array)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"not an image at all", "not a readable image"),
+        (png()[:60], "not a readable image"),
+        (bomb(), r"100000x100000|limit|exceeds"),
+        ("nowhere/to/be/found.png", "no such file"),
+        ("data:image/png;base64,%%%", "no valid base64"),
+        (np.zeros((4, 4, 7), np.uint8), "an image array"),
+        (np.full((4, 4, 3), 300), "integers 0..255"),
+        (3.5, "found float"),
+    ],
+)
+def test_bad_input_is_an_error_that_says_what_it_is(value: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        open_image(value)
+
+
+def test_a_server_can_be_kept_to_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside.png"
+    inside.mkdir()
+    (inside / "a.png").write_bytes(png())
+    outside.write_bytes(png())
+    monkeypatch.setenv("VLP_IMAGE_ROOT", str(inside))
+    assert open_image(inside / "a.png").size == (8, 6)
+    with pytest.raises(DataError, match="outside VLP_IMAGE_ROOT"):
+        open_image(inside / ".." / "outside.png")

@@ -1,0 +1,35 @@
+"""`vlp doctor` names what is missing, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vlp_models import doctor
+
+
+def test_no_java_is_a_note_about_what_will_not_be_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    findings = {finding.subject: finding for finding in doctor.examine(tmp_path)}
+    assert findings["java"].level == "note"
+    assert "METEOR" in findings["java"].text
+    assert findings["git"].level == "problem"
+
+
+@pytest.mark.parametrize(
+    ("package", "release", "words"),
+    [("lightning", "2.6.3", "malicious"), ("fastapi", "0.155.1", "Prefect"), ("sqlalchemy", "2.1.9", "scheduler")],
+)
+def test_releases_with_known_holes_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str, release: str, words: str
+) -> None:
+    real = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: release if name == package else real(name))
+    problems = [finding for finding in doctor.examine(tmp_path) if finding.level == "problem"]
+    assert any(finding.subject == package and words in finding.text for finding in problems)
+
+
+def test_a_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "NEEDED_GB", 10**9)
+    assert any(f.subject == "disk" and f.level == "problem" for f in doctor.examine(tmp_path))
