@@ -1,0 +1,182 @@
+"""Which samples a step sees, and going on exactly where a run stopped.
+
+The order of an epoch is a function of (seed, epoch, rank, world size) and of nothing else: not of the number of
+workers, not of the random state of the process. A cursor of three integers is all there is to save.
+Randomness that depends on a sample must come from (seed, epoch, index) likewise; today no sample needs any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from vlp_models.data.batch import Batch
+from vlp_models.data.sample import Sample
+from vlp_models.errors import CheckpointError, DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOrder:
+    """The batches of one rank, epoch by epoch.
+
+    Every rank takes the same number of steps, and every sample is seen exactly once an epoch over all ranks: the ranks
+    share a permutation, and where one rank's share fills a batch less than another's, its last batch is cut in two.
+    Where even that can't be done (batches of one sample, or fewer samples than ranks), the `length % world_size` last
+    samples of the permutation are left out; with `drop_last`, all that don't fill a batch on every rank are.
+    """
+
+    length: int
+    batch_size: int
+    seed: int
+    shuffle: bool = True
+    drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ValueError(f"batch_size {self.batch_size}, rank {self.rank} of {self.world_size}")
+
+    @property
+    def steps(self) -> int:
+        """Batches an epoch, the same on every rank."""
+        shortest = self.length // self.world_size
+        if self.drop_last:
+            return shortest // self.batch_size
+        steps = math.ceil(math.ceil(self.length / self.world_size) / self.batch_size)
+        return steps if shortest >= steps else math.ceil(shortest / self.batch_size)
+
+    def permutation(self, epoch: int) -> NDArray[np.int64]:
+        """int64 [length]: the order all ranks share."""
+        if not self.shuffle:
+            return np.arange(self.length)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.length)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
+        """The indices of each batch of this rank, from batch `start` on."""
+        share = self.permutation(epoch)[self.rank :: self.world_size]
+        steps, size = self.steps, self.batch_size
+        if math.ceil(len(share) / size) > steps:  # the tail that drop_last or too few samples leave out
+            share = share[: steps * size]
+        cuts = [min(i * size, len(share)) for i in range(steps + 1)]
+        if steps > 1 and cuts[-2] == cuts[-1]:
+            cuts[-2] -= size // 2
+        for step in range(start, steps):
+            yield share[cuts[step] : cuts[step + 1]].tolist()
+
+
+class _Cursor:
+    """What torch's DataLoader takes for a batch sampler: the rest of the current epoch."""
+
+    def __init__(self, order: EpochOrder) -> None:
+        self.order = order
+        self.epoch = 0
+        self.start = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.order.batches(self.epoch, self.start)
+
+    def __len__(self) -> int:
+        return self.order.steps
+
+
+class ResumableLoader(DataLoader[Batch]):
+    """A DataLoader that can be saved after any batch and goes on with the next one.
+
+    Each full or broken-off iteration is an epoch; the next `iter` starts the next one. After `load_state_dict` the
+    next `iter` goes on within the saved epoch (or starts the one after it, if that was complete). Asking for an
+    iterator without taking a batch changes nothing.
+
+    Lightning saves and loads the state by itself. Under several processes pass `rank` and `world_size` here and
+    `use_distributed_sampler=False` to the Trainer.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Sample],
+        *,
+        batch_size: int,
+        collate: Callable[[list[Sample]], Batch],
+        seed: int,
+        shuffle: bool,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """
+        Raises:
+            DataError: the dataset is too small for a single batch on every rank.
+        """
+        order = EpochOrder(
+            length=len(dataset),  # type: ignore[arg-type]
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
+        if order.steps == 0:
+            raise DataError(
+                f"{order.length} samples are too few for a batch of {batch_size} on each of {world_size} processes; "
+                "lower batch_size, or check the split and `sources`"
+            )
+        self._cursor = _Cursor(order)
+        self._epoch = 0
+        self._yielded = 0
+        self._continue = True
+        super().__init__(
+            dataset,
+            batch_sampler=self._cursor,  # type: ignore[arg-type]
+            collate_fn=collate,
+            num_workers=num_workers,
+            # its own, so that starting an epoch draws nothing from the global generator
+            generator=torch.Generator(),
+        )
+
+    @property
+    def order(self) -> EpochOrder:
+        return self._cursor.order
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration starts `epoch` from its first batch."""
+        self._epoch, self._yielded, self._continue = epoch, 0, True
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        # A generator: nothing happens before the first batch is asked for.
+        if self._yielded == len(self) or (self._yielded and not self._continue):
+            self._epoch, self._yielded = self._epoch + 1, 0
+        self._continue = False
+        self._cursor.epoch, self._cursor.start = self._epoch, self._yielded
+        self.generator.manual_seed(self.order.seed)
+        for batch in super().__iter__():
+            self._yielded += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """`batches` of `epoch` have been handed out, of `steps` in all."""
+        return {"epoch": self._epoch, "batches": self._yielded, "steps": len(self)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Raises:
+            CheckpointError: the epochs of the saved run had another number of batches.
+        """
+        if state["steps"] != len(self):
+            raise CheckpointError(
+                f"the saved run had {state['steps']} batches an epoch, this one has {len(self)}: the data, batch_size "
+                "or the number of devices changed, so it can't be continued; start it anew"
+            )
+        self._epoch, self._yielded, self._continue = int(state["epoch"]), int(state["batches"]), True
