@@ -30,6 +30,8 @@ class WorldParams:
     test: int
     questions_per_image: int = 12  # objects only
     size: int = 128  # pixels, objects only
+    statements: int = 1  # sentences per example, boxes only; genuine NLVR has one
+    permutations: int = 6  # images per example, one per order of its boxes, boxes only
 
 
 @dataclass(frozen=True, kw_only=True)
