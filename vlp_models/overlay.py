@@ -69,6 +69,8 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
                 changes.append(f"{place}: removed")
         elif isinstance(value, dict) and isinstance(target.get(key), dict):
             _merge(target[key], value, place, changes)
+            if not target[key]:
+                target[key] = type(target[key])()  # emptied in place, ruamel would write `{}` below the comment
         elif key not in target or _plain(target[key]) != _plain(value):
             changes.append(f"{place}: {_short(target[key]) if key in target else '(new)'} -> {_short(value)}")
             target[key] = value
