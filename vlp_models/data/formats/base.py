@@ -8,6 +8,7 @@ format at all; a single record it can't read becomes a quarantine row and the re
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Tables:
     objects: list[Row] = field(default_factory=list)
     quarantine: list[Row] = field(default_factory=list)
     truth: list[Row] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)  # sound records of no use here, by kind: crowd regions
 
     def set_aside(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
         """Counts one bad row. `row_id` may be empty where the record has no readable id."""
@@ -101,6 +103,11 @@ def get_text(record: Any, key: str) -> str:
     if not is_utf8(value):
         raise RecordError(f"`{key}` is not UTF-8: {_short(value)}", rule="text_utf8")
     return value
+
+
+def get_sentence(record: Any, key: str) -> str:
+    """`get_text` with every run of white space, line breaks included, as one space: COCO captions end in newlines."""
+    return " ".join(get_text(record, key).split())
 
 
 def is_utf8(text: str) -> bool:

@@ -1,0 +1,223 @@
+"""MSCOCO captions and instances, with a Karpathy split file and VQA v2 questions where the dataset has them.
+
+The split of an image is the key its file stands under in params (`train`, `val`, `test`), or, where there is a
+Karpathy file, what that file says; files that hold every split stand under `all` and need one. Boxes come as
+x, y, width, height and leave as corners. Crowd regions mark groups, not objects, and are left out.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlp_models.data.formats import karpathy, vqa
+from vlp_models.data.formats.base import (
+    RecordError,
+    Tables,
+    get,
+    get_id,
+    get_sentence,
+    get_text,
+    join_id,
+    read_lines,
+    read_records,
+)
+from vlp_models.data.tables import SPLITS
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+
+def read(name: str, params: SourceParams, base: Path) -> Tables:
+    """Reads a dataset in COCO form; `params.limit` keeps the first images of each split.
+
+    Raises:
+        DataError: a file is missing or not in the format, or files under `all` have no Karpathy file.
+    """
+    _check(name, params)
+    root = base / params.root
+    tables = Tables()
+    images = _Images(name=name, root=root, directory=root / params.images, limit=params.limit, tables=tables)
+    if params.karpathy:
+        images.entries = karpathy.read(root / params.karpathy, tables, sentences=not params.captions)
+        if not params.captions:
+            images.add_entries()
+    for key, files in [*params.captions.items(), *params.instances.items()]:
+        for file in files:
+            images.read(root / file, key)
+    for files in params.captions.values():
+        for file in files:
+            _read_captions(root / file, images, tables)
+    for files in params.instances.values():
+        for file in files:
+            _read_objects(root / file, images, tables)
+    vqa.read(name, params, root, images.cut, tables)
+    if params.truth:
+        _read_truth(root / params.truth, images, tables)
+    return tables
+
+
+def _check(name: str, params: SourceParams) -> None:
+    if not (params.captions or params.instances or params.karpathy):
+        raise DataError(f"params: data.{name} lists no images; give captions, instances or a karpathy file")
+    for section in ("captions", "instances", "questions", "annotations"):
+        for key in getattr(params, section):
+            if key not in (*SPLITS, "all"):
+                raise DataError(f"params: data.{name}.{section}.{key}: expected one of {', '.join(SPLITS)}, all")
+            if key == "all" and section in ("captions", "instances") and not params.karpathy:
+                raise DataError(
+                    f"params: data.{name}.{section}.all: files of every split need data.{name}.karpathy, "
+                    f"the file that tells the splits apart; without one use the keys {', '.join(SPLITS)}"
+                )
+
+
+@dataclass(kw_only=True)
+class _Images:
+    """The images met so far; `cut` holds the ids that `limit` dropped, so that their captions go with them."""
+
+    name: str
+    root: Path
+    directory: Path
+    limit: int
+    tables: Tables
+    entries: dict[str, karpathy.Entry] | None = None
+    known: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> file name, split
+    counts: dict[str, int] = field(default_factory=dict)  # split -> images kept
+    cut: set[str] = field(default_factory=set)
+    listings: dict[Path, frozenset[str]] = field(default_factory=dict)
+
+    def read(self, path: Path, key: str) -> None:
+        """Adds the `images` list of one annotation file; captions and instances files list the same images."""
+        folder = path.stem.rpartition("_")[2]  # the images of captions_train2017.json lie in train2017/
+        here: set[str] = set()
+        for provenance, record in read_records(path, "images", "a COCO annotation file"):
+            with self.tables.record("images", provenance):
+                local = get_id(record, "id")
+                file_name = karpathy.safe_name(get_text(record, "file_name"))
+                entry = self.entries.get(local) if self.entries is not None else None
+                # an image the Karpathy file does not know gets no split, which validation reports
+                split = key if self.entries is None else entry.split if entry else ""
+                repeated = local not in here and self.known.get(local) == (file_name, split)
+                here.add(local)
+                if not repeated:
+                    size = (get(record, "width", int), get(record, "height", int)) if "width" in record else None
+                    self.add(local, file_name, [entry.filepath if entry else "", folder], split, size, provenance)
+
+    def add_entries(self) -> None:
+        """Adds the images and captions of a Karpathy file that stands alone."""
+        for local, entry in (self.entries or {}).items():
+            self.add(local, entry.filename, [entry.filepath], entry.split, None, entry.provenance)
+            if local in self.cut:
+                continue
+            for index, (sentence_id, text) in enumerate(entry.sentences):
+                self.tables.captions.append(
+                    {
+                        "caption_id": join_id(self.name, sentence_id),
+                        "image_id": join_id(self.name, local),
+                        "text": text,
+                        "provenance": f"{entry.provenance}.sentences[{index}]",
+                    }
+                )
+
+    def add(
+        self, local: str, file_name: str, folders: list[str], split: str, size: tuple[int, int] | None, provenance: str
+    ) -> None:
+        """Adds one image; a second one of the same id is kept here and reported by validation."""
+        self.known.setdefault(local, (file_name, split))
+        if self.limit and self.counts.get(split, 0) >= self.limit:
+            self.cut.add(local)
+            return
+        self.counts[split] = self.counts.get(split, 0) + 1
+        self.tables.images.append(
+            {
+                "image_id": join_id(self.name, local),
+                "source": self.name,
+                "split": split,
+                "path": str(self.find(file_name, folders)),
+                "width": size[0] if size else None,
+                "height": size[1] if size else None,
+                "sha256": None,
+                "provenance": provenance,
+            }
+        )
+
+    def find(self, file_name: str, folders: list[str]) -> Path:
+        """Where the file lies: in `images` or the dataset's root, or in one of `folders` below these."""
+        for parent in (self.directory, self.root):
+            for folder in [*folders, ""]:
+                path = Path(os.path.normpath(parent / folder / file_name))
+                if path.parent not in self.listings:  # one listing of a directory, not a look per image
+                    files = path.parent.iterdir() if path.parent.is_dir() else ()
+                    self.listings[path.parent] = frozenset(file.name for file in files)
+                if path.name in self.listings[path.parent]:
+                    return path
+        return Path(os.path.normpath(self.directory / file_name))
+
+
+def _read_captions(path: Path, images: _Images, tables: Tables) -> None:
+    for provenance, record in read_records(path, "annotations", "a COCO captions file"):
+        with tables.record("captions", provenance):
+            local = get_id(record, "id")
+            image = get_id(record, "image_id")
+            if image in images.cut:
+                continue
+            with tables.record("captions", provenance, join_id(images.name, local)):
+                tables.captions.append(
+                    {
+                        "caption_id": join_id(images.name, local),
+                        "image_id": join_id(images.name, image),
+                        "text": get_sentence(record, "caption"),
+                        "provenance": provenance,
+                    }
+                )
+
+
+def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
+    categories: dict[str, str] = {}
+    for provenance, record in read_records(path, "categories", "a COCO instances file"):
+        with tables.record("objects", provenance):
+            categories[get_id(record, "id")] = get_text(record, "name")
+    for provenance, record in read_records(path, "annotations", "a COCO instances file"):
+        with tables.record("objects", provenance):
+            local = get_id(record, "id")
+            image = get_id(record, "image_id")
+            if image in images.cut:
+                continue
+            if record.get("iscrowd"):
+                tables.left_out["crowd regions"] += 1
+                continue
+            with tables.record("objects", provenance, join_id(images.name, local)):
+                category = get_id(record, "category_id")
+                if category not in categories:
+                    raise RecordError(f"category_id {category} is not in the file's categories", rule="category_known")
+                x1, y1, x2, y2 = _corners(record)
+                tables.objects.append(
+                    {
+                        "object_id": join_id(images.name, local),
+                        "image_id": join_id(images.name, image),
+                        "category": categories[category],
+                        "x1": x1,
+                        "y1": y1,
+                        "x2": x2,
+                        "y2": y2,
+                        "provenance": provenance,
+                    }
+                )
+
+
+def _corners(record: Any) -> tuple[float, float, float, float]:
+    box = get(record, "bbox", list)
+    if len(box) != 4 or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in box):
+        raise RecordError(f"`bbox` is {str(box)[:60]}, expected x, y, width, height")
+    x, y, width, height = (float(v) for v in box)
+    return x, y, x + width, y + height
+
+
+def _read_truth(path: Path, images: _Images, tables: Tables) -> None:
+    """Ground truth, one object a line, whose `image_id` is the dataset's own or already carries its name."""
+    for provenance, record in read_lines(path, tables, "truth", "ground truth as JSON lines"):
+        with tables.record("truth", provenance):
+            local = get_id(record, "image_id").removeprefix(f"{images.name}/")
+            if local not in images.cut:
+                tables.truth.append({**record, "image_id": join_id(images.name, local)})

@@ -1,0 +1,98 @@
+"""What an image file is, found out before anything trusts it.
+
+The header alone gives the format and the size; only an image within the pixel limit is decoded, whole, so that a
+truncated file is found here and not in an epoch's middle. Pillow's own limits stay on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+FORMATS = {
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".png": "PNG",
+    ".webp": "WEBP",
+    ".gif": "GIF",
+    ".bmp": "BMP",
+}
+MAX_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageInfo:
+    """Width and height in pixels as stored (an EXIF rotation is not applied: public boxes refer to stored pixels)."""
+
+    width: int
+    height: int
+    sha256: str  # of the file's bytes
+    format: str  # Pillow's name: JPEG, PNG, ...
+
+
+class ImageError(ValueError):
+    """The file is no image we may use. `rule` is the name it is counted under."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(rule, reason)
+        self.rule = rule
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def probe(path: Path, max_pixels: int) -> ImageInfo:
+    """Checks one file.
+
+    Raises:
+        ImageError: under one of the rules image_present, image_not_empty, image_readable (no image, or in a format
+            not in `FORMATS`), image_format (the ending says another format), image_not_a_bomb (more than `max_pixels`
+            by the header), image_decodes (truncated or damaged).
+    """
+    content = _read(path)
+    try:
+        image = Image.open(io.BytesIO(content), formats=sorted(set(FORMATS.values())))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageError("image_not_a_bomb", f"{error} (Pillow's limit)") from None
+    except Exception as error:  # Pillow's plugins raise anything on hostile headers
+        raise ImageError("image_readable", f"not an image: begins with {content[:8]!r} ({_name(error)})") from None
+    with image:
+        found = "JPEG" if image.format == "MPO" else str(image.format)
+        expected = FORMATS.get(path.suffix.lower())
+        if expected and expected != found:
+            raise ImageError("image_format", f"named {path.suffix}, but holds {found}")
+        width, height = image.size
+        if width * height > max_pixels:
+            raise ImageError(
+                "image_not_a_bomb",
+                f"{width}x{height} is {width * height:,} pixels; validate.max_image_pixels is {max_pixels:,}",
+            )
+        try:
+            image.draft("RGB", (1, 1))  # JPEG: reads every byte but reconstructs an eighth of the pixels
+            image.load()
+        except Exception as error:
+            raise ImageError("image_decodes", f"damaged or cut short: {_name(error)}: {error}") from None
+    return ImageInfo(width=width, height=height, sha256=hashlib.sha256(content).hexdigest(), format=found)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise ImageError("image_present", "a directory or a device" if path.exists() else "no such file")
+        if path.stat().st_size > MAX_BYTES:
+            raise ImageError("image_not_a_bomb", f"more than {MAX_BYTES >> 20} MiB on disk")
+        content = path.read_bytes()
+    except OSError as error:
+        raise ImageError("image_present", f"can't be read: {error.strerror}") from None
+    if not content:
+        raise ImageError("image_not_empty", "an empty file")
+    return content
+
+
+def _name(error: Exception) -> str:
+    return type(error).__name__
