@@ -1,0 +1,67 @@
+"""Token embeddings.
+
+Shape suffixes: B batch, T text tokens, R regions, S regions and [IMG], F feature dimension, D hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Regions
+
+
+class TextEmbedding(nn.Module):
+    """Word + learned absolute position + type -> LayerNorm -> dropout, as in BERT."""
+
+    def __init__(
+        self, vocab_size: int, hidden: int, *, max_positions: int, types: int, dropout: float, eps: float
+    ) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, hidden)
+        self.positions = nn.Embedding(max_positions, hidden)
+        self.types = nn.Embedding(types, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids_BT: Tensor, type_B: Tensor, start: int = 0) -> Tensor:
+        """type_B int64: one type for the whole sequence. `start`: the first token's position."""
+        positions = self.positions.weight[start : start + ids_BT.shape[1]]
+        x = self.words(ids_BT) + positions + self.types(type_B)[:, None]
+        return self.dropout(self.norm(x))
+
+
+class RegionEmbedding(nn.Module):
+    """Linear(feature) + Linear(location) -> LayerNorm -> dropout, with [IMG] in front.
+
+    A location is x1, y1, x2, y2 as fractions of the image and the area they enclose; [IMG] is the mean of the
+    regions' features, at the location of the whole image.
+    """
+
+    def __init__(self, feature_dim: int, hidden: int, *, dropout: float, eps: float) -> None:
+        super().__init__()
+        self.features = nn.Linear(feature_dim, hidden)
+        self.locations = nn.Linear(5, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, regions: Regions, hidden_BR: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns [B, S, D] and its mask [B, S], with S = 1 + R.
+
+        hidden_BR bool: regions to hide. Their features become zero and stay out of [IMG]'s mean; their locations
+        remain. An image without regions is [IMG] alone, its feature zero.
+        """
+        visible_BR = regions.mask_BR if hidden_BR is None else regions.mask_BR & ~hidden_BR
+        features_BRF = regions.features_BRF * visible_BR[..., None]
+        mean_BF = features_BRF.sum(1) / visible_BR.sum(1, keepdim=True).clamp(min=1)
+        features_BSF = torch.cat([mean_BF[:, None], features_BRF], dim=1)
+
+        boxes_BR4 = regions.boxes_BR4
+        whole_B14 = boxes_BR4.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(regions), 1, 4)
+        boxes_BS4 = torch.cat([whole_B14, boxes_BR4], dim=1)
+        x1, y1, x2, y2 = boxes_BS4.unbind(-1)
+        locations_BS5 = torch.cat([boxes_BS4, ((x2 - x1) * (y2 - y1))[..., None]], dim=-1)
+
+        x = self.features(features_BSF) + self.locations(locations_BS5)
+        mask_BS = torch.cat([torch.ones_like(regions.mask_BR[:, :1]), regions.mask_BR], dim=1)
+        return self.dropout(self.norm(x)), mask_BS

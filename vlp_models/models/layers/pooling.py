@@ -1,0 +1,27 @@
+"""One vector from many tokens.
+
+Shape suffixes: B batch, T tokens, D hidden, P pooled dimension.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class AttentionPooler(nn.Module):
+    """A two-layer MLP scores the tokens; their weighted mean goes through a linear layer (Yu et al. 2019, section 3.3).
+
+    `batch_norm` normalises the result over the batch, which in training mode needs two samples or more.
+    """
+
+    def __init__(self, hidden: int, outputs: int, *, dropout: float, batch_norm: bool = False) -> None:
+        super().__init__()
+        self.score = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, 1))
+        self.project = nn.Linear(hidden, outputs)
+        self.norm = nn.BatchNorm1d(outputs) if batch_norm else nn.Identity()
+
+    def forward(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        """[B, P]. Every row of the mask needs one True."""
+        scores_BT = self.score(x_BTD).squeeze(-1).float().masked_fill(~mask_BT, float("-inf"))
+        weights_BT = scores_BT.softmax(-1).to(x_BTD.dtype)
+        return self.norm(self.project((weights_BT[:, None] @ x_BTD).squeeze(1)))

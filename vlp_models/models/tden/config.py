@@ -1,0 +1,55 @@
+"""TDEN's sizes and switches. Where the paper decides, its choice is the default; see `model.py` for where it doesn't."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlp_models.errors import ParamsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TDENConfig:
+    """The paper's size is the default: 768 wide, 12 heads, 6 object, 12 sentence, 6 + 6 cross-modal layers."""
+
+    vocab_size: int
+    feature_dim: int  # of one detected region; the paper's detector: 2048
+    num_classes: int  # of the detector, background included; 0: no class probabilities, hence no MOC
+
+    hidden: int = 768
+    heads: int = 12
+    intermediate: int = 3072
+    object_layers: int = 6  # K_I
+    sentence_layers: int = 12  # K_S
+    encoder_layers: int = 6  # K_E
+    decoder_layers: int = 6  # K_D
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    max_positions: int = 512
+    layer_norm_eps: float = 1e-12
+    embedding_norm_eps: float = 1e-5  # 1e-12 would turn a blank region's gradient into 1e6 times itself
+    init_std: float = 0.02
+    mask_id: int = 4  # of [MASK]: 4 in a vocabulary trained here, 103 in BERT's
+
+    tie_lm_head: bool = True  # as BERT; the public checkpoints are untied
+    separate_ffn: bool = False  # the public code's cross-encoder: one feed-forward net per modality
+    decoder_visual_source: Literal["object_encoder", "cross_encoder"] = "object_encoder"
+    ism_pooling: Literal["last", "all_layers"] = "last"  # which object encoder layers ISM pools
+    similarity_dim: int | None = None  # of ISM's vectors; None: hidden. The public code: 1024
+    pooler_batch_norm: bool = False  # after ISM's poolers, as the public code; needs batches of two or more
+    use_decoder_in_fusion: bool = True  # VQA's holistic feature from cross-modal encoder and decoder
+    understanding_decoder_mask: Literal["causal", "bidirectional"] = "causal"
+    fusion: Literal["sum", "product"] = "sum"  # of pooled image and text: MCAN's sum, or the public code's product
+
+    mask_scheme: Literal["mask", "bert"] = "mask"  # always [MASK], or BERT's 80% [MASK], 10% random, 10% kept
+    zero_overlapping_regions: bool = False  # MOC hides regions with IoU > 0.4 to a masked one, too
+    ism_margin: float = 0.2
+    ism_negatives: Literal["all", "hardest"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ParamsError(f"model.config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if min(self.object_layers, self.sentence_layers, self.encoder_layers, self.decoder_layers) < 1:
+            raise ParamsError("model.config: TDEN needs at least one layer in each of its four modules")
+        if not 0 <= self.mask_id < self.vocab_size:
+            raise ParamsError(f"model.config: mask_id {self.mask_id} is outside the vocabulary of {self.vocab_size}")

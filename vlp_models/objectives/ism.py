@@ -1,0 +1,60 @@
+"""Image-sentence matching as a ranking: a pair that belongs together is more similar than one that doesn't.
+
+Triplet loss with the batch's other pairs as negatives ("Multibatch", Tadmor et al. 2016), in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.token_loss import empty
+
+
+def same_image(image_ids: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
+    """bool [B, B]: True where two samples show one image and so are no negatives of each other."""
+    number: dict[str, int] = {}
+    numbers_B = torch.tensor([number.setdefault(i, len(number)) for i in image_ids], device=device)
+    return numbers_B[:, None] == numbers_B[None, :]
+
+
+def image_sentence_matching(
+    similarity_BB: Tensor,
+    same_image_BB: Tensor,
+    *,
+    margin: float = 0.2,
+    negatives: Literal["all", "hardest"] = "all",
+) -> Loss:
+    """similarity_BB: row = sentence, column = image; matching pairs on the diagonal.
+
+    For each sentence against the images, and for each image against the sentences, max(0, margin - positive +
+    negative): `all` takes the mean over the pairs that violate the margin, `hardest` each row's worst negative, mean
+    over rows. The two directions add up. Zero where no pair has a negative, as in a batch of one.
+
+    `ism_accuracy`: the fraction of sentences whose own image is the most similar of the batch.
+    """
+    negative_BB = ~same_image_BB
+    contested_B = negative_BB.any(1)
+    if not bool(contested_B.any()):
+        return empty(similarity_BB, "ism")
+    similarity_BB = similarity_BB.float() if similarity_BB.dtype.itemsize < 4 else similarity_BB
+    positive_B = similarity_BB.diagonal()
+    total = _direction(similarity_BB, positive_B, negative_BB, contested_B, margin, negatives)
+    total = total + _direction(similarity_BB.T, positive_B, negative_BB, contested_B, margin, negatives)
+
+    best_negative_B = similarity_BB.masked_fill(same_image_BB, float("-inf")).amax(1)
+    accuracy = (positive_B > best_negative_B)[contested_B].float().mean()
+    return Loss(total=total, parts={"ism": total.detach(), "ism_accuracy": accuracy})
+
+
+def _direction(
+    similarity_BB: Tensor, positive_B: Tensor, negative_BB: Tensor, contested_B: Tensor, margin: float, negatives: str
+) -> Tensor:
+    cost_BB = (margin + similarity_BB - positive_B[:, None]).clamp(min=0) * negative_BB
+    if negatives == "hardest":
+        return cost_BB.amax(1).sum() / contested_B.sum()
+    return cost_BB.sum() / (cost_BB > 0).sum().clamp(min=1)

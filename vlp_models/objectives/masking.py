@@ -1,0 +1,74 @@
+"""Which tokens and regions to hide: pure functions of their input and an explicit generator.
+
+Numbers are drawn on the generator's own device, then moved: one seed gives one corruption on every device.
+
+Shape suffixes: B batch, T text tokens, R regions.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+OVERLAP = 0.4  # IoU from which the public TDEN code hides a masked region's neighbour
+
+
+def draw_uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+    return torch.rand(shape, generator=generator, device=generator.device).to(device)
+
+
+def word_positions(mask_BT: Tensor) -> Tensor:
+    """True at the words: real tokens but the first ([CLS]) and the last ([SEP])."""
+    words_BT = mask_BT.clone()
+    words_BT[:, 0] = False
+    words_BT[:, :-1] &= mask_BT[:, 1:]
+    words_BT[:, -1] = False
+    return words_BT
+
+
+def select_tokens(mask_BT: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Each word is selected independently with `probability`; a sentence without selected words is possible."""
+    chosen_BT = draw_uniform(tuple(mask_BT.shape), generator, mask_BT.device) < probability
+    return chosen_BT & word_positions(mask_BT)
+
+
+def mask_tokens(
+    ids_BT: Tensor,
+    selected_BT: Tensor,
+    *,
+    scheme: Literal["mask", "bert"],
+    mask_id: int,
+    vocab_size: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """The ids with the selected ones replaced.
+
+    `mask`: always by [MASK] (TDEN). `bert`: 80% by [MASK], 10% by a random word, 10% kept. Random words come from
+    the whole vocabulary behind [MASK], where both BERT's and our own vocabularies keep no special token.
+    """
+    if scheme == "mask":
+        return ids_BT.masked_fill(selected_BT, mask_id)
+    action_BT = draw_uniform(tuple(ids_BT.shape), generator, ids_BT.device)
+    random_BT = torch.randint(
+        mask_id + 1, vocab_size, tuple(ids_BT.shape), generator=generator, device=generator.device
+    ).to(ids_BT.device)
+    ids_BT = torch.where(selected_BT & (action_BT < 0.8), mask_id, ids_BT)
+    return torch.where(selected_BT & (action_BT >= 0.9), random_BT, ids_BT)
+
+
+def select_regions(mask_BR: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Each region is selected independently with `probability`."""
+    return (draw_uniform(tuple(mask_BR.shape), generator, mask_BR.device) < probability) & mask_BR
+
+
+def overlapping(selected_BR: Tensor, boxes_BR4: Tensor, threshold: float = OVERLAP) -> Tensor:
+    """True at the selected regions and at those whose IoU with a selected one is above `threshold`."""
+    top_left = torch.maximum(boxes_BR4[:, :, None, :2], boxes_BR4[:, None, :, :2])
+    bottom_right = torch.minimum(boxes_BR4[:, :, None, 2:], boxes_BR4[:, None, :, 2:])
+    intersection_BRR = (bottom_right - top_left).clamp(min=0).prod(-1)
+    area_BR = (boxes_BR4[..., 2:] - boxes_BR4[..., :2]).clamp(min=0).prod(-1)
+    union_BRR = area_BR[:, :, None] + area_BR[:, None, :] - intersection_BRR
+    near_BRR = intersection_BRR > threshold * union_BRR
+    return selected_BR | (near_BRR & selected_BR[:, None, :]).any(-1)
