@@ -1,0 +1,198 @@
+"""Reading tar files that may come from anywhere: what a shard may hold, and how each member is decoded.
+
+A shard holds plain files named `<key>.<extension>` with an extension of the table below, and nothing else. Nothing is
+ever extracted, unpickled or run; sizes are checked against the header before anything is read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlp_models.data.sample import RegionArrays
+from vlp_models.errors import DataError
+
+BLOCK = tarfile.BLOCKSIZE  # 512: a header, or the unit that contents are padded to
+REGIONS = "regions.safetensors"
+MAX_IMAGE_PIXELS = 50_000_000
+
+_MEGABYTE = 1 << 20
+_MAX_BYTES = {
+    "json": 16 * _MEGABYTE,
+    REGIONS: 256 * _MEGABYTE,
+    "png": 128 * _MEGABYTE,
+    "jpg": 128 * _MEGABYTE,
+    "txt": _MEGABYTE,
+}
+_NAME = re.compile(r"([A-Za-z0-9_%-]+)\.([a-z.]+)", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One file of a shard. `offset`: where its contents begin in the tar, in bytes."""
+
+    name: str
+    key: str
+    extension: str
+    offset: int
+    size: int
+
+
+def check_tar(path: Path) -> list[Member]:
+    """The members of a shard, in order, from their headers alone.
+
+    Raises:
+        DataError: a path instead of a name, a link, a device, a directory, an unknown extension, a name that occurs
+            twice, a member that is too large, a damaged or cut-off archive.
+    """
+    members: list[Member] = []
+    seen: set[str] = set()
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        position = 0
+        while True:
+            header = file.read(BLOCK)
+            try:
+                info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+            except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+                return members
+            except (tarfile.HeaderError, UnicodeDecodeError) as error:
+                raise DataError(f"{path}: no tar header at byte {position}: {error}; build the shards again") from None
+            member = _check_member(path, info, position + BLOCK)
+            if member.name in seen:
+                raise DataError(f"{path}: member {member.name} occurs twice")
+            seen.add(member.name)
+            members.append(member)
+            position = member.offset + -(-member.size // BLOCK) * BLOCK
+            if position > size:
+                raise DataError(f"{path}: cut off within {member.name}; build the shards again")
+            file.seek(position)
+
+
+def _check_member(path: Path, info: tarfile.TarInfo, offset: int) -> Member:
+    def refuse(why: str) -> DataError:
+        return DataError(f"{path}: member {info.name!r} refused: {why}")
+
+    if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+        raise refuse("only plain files are read; no links, devices, directories or header extensions")
+    match = _NAME.fullmatch(info.name)
+    if match is None:
+        raise refuse("a name is letters, digits, _, - and %, then an extension; no path and no command")
+    key, extension = match.groups()
+    if extension not in _MAX_BYTES:
+        raise refuse(f"extension .{extension} is none of {', '.join(_MAX_BYTES)}")
+    if not 0 <= info.size <= _MAX_BYTES[extension]:
+        raise refuse(f"{info.size} bytes; .{extension} may have {_MAX_BYTES[extension]}")
+    return Member(name=info.name, key=key, extension=extension, offset=offset, size=info.size)
+
+
+def read_shard(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Checks the whole archive, then yields (key, {extension: decoded value}) in order."""
+    members = check_tar(path)
+    with path.open("rb") as file:
+        key, values = "", {}
+        for member in members:
+            if member.key != key and values:
+                yield key, values
+                values = {}
+            key = member.key
+            file.seek(member.offset)
+            values[member.extension] = decode(member.extension, file.read(member.size), where=f"{path}: {member.name}")
+        if values:
+            yield key, values
+
+
+def read_member(path: Path, name: str, offset: int, size: int) -> bytes:
+    """The contents of one member that an index points to, after a look at its header.
+
+    Raises:
+        DataError: the shard is missing, or has something else at this place.
+    """
+    if not 0 <= size <= _MAX_BYTES.get(name.partition(".")[2], -1):
+        raise DataError(f"{path}: {name}: no member of this kind has {size} bytes; build the shards again")
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such shard; `dvc repro shards` makes it") from None
+    try:
+        data = os.pread(descriptor, BLOCK + size, offset - BLOCK)
+    finally:
+        os.close(descriptor)
+    # name in the first 100 bytes, size as octal digits in 124..136
+    found = data[:100].rstrip(b"\0"), data[124:135]
+    if len(data) != BLOCK + size or found != (name.encode(), b"%011o" % size):
+        raise DataError(f"{path}: {name} is not where the index says; build the shards again")
+    return data[BLOCK:]
+
+
+def decode(extension: str, data: bytes, *, where: str) -> Any:
+    """A member's value: a dict, `RegionArrays`, the image file's own bytes, or a string. `where` is for the error."""
+    try:
+        return _DECODERS[extension](data)
+    except Exception as error:  # whatever a decoder raises, the contents are at fault
+        raise DataError(f"{where}: not a valid .{extension}: {error}; build the shards again") from None
+
+
+def _decode_json(data: bytes) -> dict[str, Any]:
+    value = json.loads(data.decode("utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"an object was expected, found {type(value).__name__}")
+    return value
+
+
+def encode_regions(regions: RegionArrays) -> bytes:
+    import safetensors.numpy
+
+    return safetensors.numpy.save(
+        {
+            "features": np.ascontiguousarray(regions.features, dtype=np.float16),
+            "boxes": np.ascontiguousarray(regions.boxes, dtype=np.float32),
+            "class_probs": np.ascontiguousarray(regions.class_probs, dtype=np.float16),
+            "scores": np.ascontiguousarray(regions.scores, dtype=np.float32),
+        }
+    )
+
+
+def _decode_regions(data: bytes) -> RegionArrays:
+    import safetensors.numpy
+
+    arrays = safetensors.numpy.load(data)
+    regions = RegionArrays(
+        features=arrays["features"],
+        boxes=arrays["boxes"],
+        class_probs=arrays["class_probs"],
+        scores=arrays["scores"],
+    )
+    n = len(regions)
+    if regions.boxes.shape != (n, 4) or len(regions.class_probs) != n or regions.scores.shape != (n,):
+        raise ValueError(f"arrays of different lengths: {[(k, v.shape) for k, v in sorted(arrays.items())]}")
+    return regions
+
+
+def _check_image(data: bytes) -> bytes:
+    """Reads the header only."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data), formats=["PNG", "JPEG"]) as image:
+        width, height = image.size
+    if width * height > MAX_IMAGE_PIXELS:
+        raise ValueError(f"{width} x {height} pixels; {MAX_IMAGE_PIXELS} are allowed")
+    return data
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "json": _decode_json,
+    REGIONS: _decode_regions,
+    "png": _check_image,
+    "jpg": _check_image,
+    "txt": lambda data: data.decode("utf-8"),
+}

@@ -1,0 +1,152 @@
+"""The shards as a map-style dataset: sample i of a view, read where the index says.
+
+Texts and offsets are columns of one Arrow table; regions are read from the tar on demand. Worker processes share both
+with their parent (the table's memory, the system's file cache), so memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch.utils.data import Dataset
+
+from vlp_models.data.archive import REGIONS, decode, read_member
+from vlp_models.data.sample import Sample
+from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS, VIEW_COLUMNS, index_name, shard_name
+from vlp_models.errors import DataError, ParamsError
+
+View = Literal["captions", "questions", "statements", "images"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardsManifest:
+    """What a model must know about the shards. `classes`: the detector's, background first."""
+
+    feature_dim: int
+    classes: tuple[str, ...]
+    detector_id: str
+    sources: tuple[str, ...]
+    counts: dict[str, dict[str, int]]  # split -> samples of each view, regions, shards
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+
+def read_manifest(directory: Path) -> ShardsManifest:
+    """
+    Raises:
+        DataError: there are no shards in `directory`, or their manifest is damaged.
+    """
+    file = directory / "manifest.json"
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+        return ShardsManifest(
+            feature_dim=value["feature_dim"],
+            classes=tuple(value["classes"]),
+            detector_id=value["detector_id"],
+            sources=tuple(value["sources"]),
+            counts=value["counts"],
+        )
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such file; `dvc repro shards` makes it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise DataError(f"{file}: not the manifest of shards: {error!r}; `dvc repro shards` makes it anew") from None
+
+
+class ShardDataset(Dataset[Sample]):
+    """One view of one split. What each view fills is said at `Sample`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        split: str,
+        view: View,
+        sources: Mapping[str, int] | None = None,
+        *,
+        regions: bool = True,
+        pixels: bool = False,
+    ) -> None:
+        """
+        Args:
+            sources: dataset name -> how often an epoch has its samples; None or empty: every dataset once.
+            regions, pixels: what of the image to read.
+
+        Raises:
+            DataError: no shards here, or no pixels in them though asked for.
+            ParamsError: a source the shards do not hold, or repeats below 1.
+        """
+        self.manifest = read_manifest(directory)
+        self.split = split
+        self.view = view
+        self._directory = directory
+        self._regions = regions
+        self._pixels = pixels
+        self._table = _read_index(directory / index_name(split), view)
+        self._rows = _select(self._table["source"], sources or {}, self.manifest.sources)
+        if pixels and len(self._rows) and not self._table["pixels_size"][int(self._rows[0])].as_py():
+            raise DataError(f"{directory}: the shards hold no pixels; set `shards.pixels: true` and `dvc repro shards`")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """A batch at once: what torch's DataLoader asks for where a dataset has it."""
+        rows = self._table.take(self._rows[list(indices)]).to_pylist()
+        return [self._sample(row) for row in rows]
+
+    def _sample(self, row: dict[str, Any]) -> Sample:
+        return Sample(
+            sample_id=row["sample_id"],
+            image_id=row["image_id"],
+            source=row["source"],
+            text=row.get("text", ""),
+            regions=self._read(row, "regions", REGIONS) if self._regions else None,
+            pixels=self._read(row, "pixels", row["pixels_extension"]) if self._pixels else None,
+            captions=tuple(row.get("captions", ())),
+            answers=tuple(row.get("answers", ())),
+            question_type=row.get("question_type", ""),
+            answer_type=row.get("answer_type", ""),
+            label=row.get("label"),
+            group=row.get("group", ""),
+        )
+
+    def _read(self, row: dict[str, Any], kind: str, extension: str) -> Any:
+        shard = self._directory / shard_name(self.split, row["shard"])
+        name = f"{row['key']}.{extension}"
+        data = read_member(shard, name, row[f"{kind}_offset"], row[f"{kind}_size"])
+        return decode(extension, data, where=f"{shard}: {name}")
+
+
+def _read_index(file: Path, view: View) -> pa.Table:
+    try:
+        columns = [*PLACE_COLUMNS, *VIEW_COLUMNS[view]]
+        table = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view)])
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such file; the shards have no split of this name, or are not built yet") from None
+    except pa.ArrowException as error:
+        raise DataError(f"{file}: not an index of shards: {error}; `dvc repro shards` makes it anew") from None
+    return table.combine_chunks()
+
+
+def _select(column: pa.ChunkedArray, sources: Mapping[str, int], known: tuple[str, ...]) -> np.ndarray:
+    """int64: the rows of an epoch, those of a dataset that is seen k times k times over."""
+    if not sources:
+        return np.arange(len(column))
+    for name, repeats in sources.items():
+        if name not in known:
+            raise ParamsError(f"sources: no dataset `{name}` in the shards; there are: {', '.join(known)}")
+        if repeats < 1:
+            raise ParamsError(f"sources: `{name}: {repeats}`; leave a dataset out to not see it at all")
+    names = np.asarray(column.to_pylist(), dtype=object)
+    return np.concatenate([np.tile(np.flatnonzero(names == name), repeats) for name, repeats in sources.items()])

@@ -1,0 +1,188 @@
+"""WebDataset tars and the index beside them.
+
+`<split>-00000.tar`, ...: for each image, in the order of their ids, `<key>.json` (the image's ids, size and texts),
+`<key>.regions.safetensors` and, where asked for, the image file. `index-<split>.parquet`: one row a sample and view with
+the sample's text and the place of its image's members, so that training reads tars only for regions and pixels.
+The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlp_models.data.archive import REGIONS, encode_regions
+from vlp_models.data.sample import RegionArrays
+from vlp_models.data.tables import ID_COLUMN
+
+# Each view of the data, and the index's columns that it fills.
+VIEW_COLUMNS = {
+    "images": ("captions",),
+    "captions": ("text",),
+    "questions": ("text", "answers", "question_type", "answer_type"),
+    "statements": ("text", "label", "group"),
+}
+_LONGEST_KEY = 72  # with its extension a name fits USTAR's 100 bytes
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("view", pa.string()),
+        ("sample_id", pa.string()),
+        ("image_id", pa.string()),
+        ("source", pa.string()),
+        ("shard", pa.int32()),
+        ("key", pa.string()),  # of the image's members
+        ("regions_offset", pa.int64()),
+        ("regions_size", pa.int64()),
+        ("pixels_offset", pa.int64()),
+        ("pixels_size", pa.int64()),  # 0: the shards hold no pixels
+        ("pixels_extension", pa.string()),
+        ("text", pa.string()),
+        ("captions", pa.list_(pa.string())),
+        ("answers", pa.list_(pa.string())),
+        ("question_type", pa.string()),
+        ("answer_type", pa.string()),
+        ("label", pa.bool_()),
+        ("group", pa.string()),
+    ]
+)
+PLACE_COLUMNS = tuple(INDEX_SCHEMA.names[1 : INDEX_SCHEMA.get_field_index("text")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRecord:
+    """Everything the shards hold about one image. Rows are those of the canonical tables (data/tables.py)."""
+
+    image_id: str
+    source: str
+    width: int
+    height: int
+    regions: RegionArrays
+    captions: list[dict[str, Any]] = field(default_factory=list)
+    questions: list[dict[str, Any]] = field(default_factory=list)
+    statements: list[dict[str, Any]] = field(default_factory=list)
+    pixels: bytes | None = None
+    pixels_extension: str = ""  # png or jpg
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.tar"
+
+
+def index_name(split: str) -> str:
+    return f"index-{split}.parquet"
+
+
+def key_of(image_id: str) -> str:
+    """An image's id as a member name: no dot, no slash, and different ids stay different."""
+    key = quote(image_id, safe="").replace(".", "%2E").replace("~", "%7E")
+    if len(key) <= _LONGEST_KEY:
+        return key
+    return f"{key[:30]}-{hashlib.sha256(image_id.encode()).hexdigest()[:40]}"
+
+
+class ShardWriter:
+    """Writes one split; call `add` for images in the order of their ids, then `close`."""
+
+    def __init__(self, directory: Path, split: str, images_per_shard: int) -> None:
+        self._directory = directory
+        self._split = split
+        self._images_per_shard = images_per_shard
+        self._number = -1
+        self._tar: tarfile.TarFile | None = None
+        self._in_shard = 0
+        self._rows: list[dict[str, Any]] = []
+        self._index = pq.ParquetWriter(directory / index_name(split), INDEX_SCHEMA, compression="zstd")
+        self._counts: Counter[str] = Counter({view: 0 for view in VIEW_COLUMNS} | {"regions": 0, "shards": 0})
+
+    def add(self, record: ImageRecord) -> None:
+        if self._tar is None or self._in_shard == self._images_per_shard:
+            self._next_shard()
+        key = key_of(record.image_id)
+        self._write(f"{key}.json", _json_bytes(record))
+        place: dict[str, Any] = {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": record.pixels_extension}
+        if record.pixels is not None:
+            place["pixels_offset"], place["pixels_size"] = self._write(
+                f"{key}.{record.pixels_extension}", record.pixels
+            )
+        place["regions_offset"], place["regions_size"] = self._write(f"{key}.{REGIONS}", encode_regions(record.regions))
+        place |= {"image_id": record.image_id, "source": record.source, "shard": self._number, "key": key}
+        rows = _index_rows(record)
+        self._rows += [row | place for row in rows]
+        self._counts.update(row["view"] for row in rows)
+        self._counts["regions"] += len(record.regions)
+        self._in_shard += 1
+
+    def close(self) -> dict[str, int]:
+        """Ends the last shard and the index; returns how many samples each view has, regions and shards."""
+        self._end_shard()
+        self._index.close()
+        return dict(self._counts)
+
+    def _next_shard(self) -> None:
+        self._end_shard()
+        self._number += 1
+        self._in_shard = 0
+        self._counts["shards"] += 1
+        path = self._directory / shard_name(self._split, self._number)
+        self._tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
+
+    def _end_shard(self) -> None:
+        if self._tar is not None:
+            self._tar.close()
+            self._tar = None
+        if self._rows:
+            columns = {name: [row.get(name) for row in self._rows] for name in INDEX_SCHEMA.names}
+            self._index.write_table(pa.Table.from_pydict(columns, schema=INDEX_SCHEMA))
+            self._rows = []
+
+    def _write(self, name: str, data: bytes) -> tuple[int, int]:
+        """Returns where the contents begin, and their size."""
+        assert self._tar is not None
+        info = tarfile.TarInfo(name)  # mtime, uid and gid 0, no user names
+        info.size = len(data)
+        info.mode = 0o644
+        offset = self._tar.offset + tarfile.BLOCKSIZE
+        self._tar.addfile(info, io.BytesIO(data))
+        return offset, len(data)
+
+
+def _texts(record: ImageRecord) -> dict[str, list[dict[str, Any]]]:
+    """The samples of each view but `images`: their id and the columns the view fills."""
+    return {
+        view: [{"id": row[ID_COLUMN[view]]} | {name: row[name] for name in VIEW_COLUMNS[view]} for row in rows]
+        for view, rows in (
+            ("captions", record.captions),
+            ("questions", record.questions),
+            ("statements", record.statements),
+        )
+    }
+
+
+def _json_bytes(record: ImageRecord) -> bytes:
+    image = {
+        "image_id": record.image_id,
+        "source": record.source,
+        "width": record.width,
+        "height": record.height,
+    }
+    return json.dumps(image | _texts(record), sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _index_rows(record: ImageRecord) -> list[dict[str, Any]]:
+    """The rows of every view, without the place of the image."""
+    references = [row["text"] for row in record.captions]
+    rows: list[dict[str, Any]] = [{"view": "images", "sample_id": record.image_id, "captions": references}]
+    for view, samples in _texts(record).items():
+        rows += [{"view": view, "sample_id": sample.pop("id")} | sample for sample in samples]
+    return rows
