@@ -1,4 +1,4 @@
-"""TDEN's sizes and switches. Where the paper decides, its choice is the default; see `model.py` for where it doesn't."""
+"""TDEN's sizes and switches. Where the paper decides, its choice is the default; model.py says where it doesn't."""
 
 from __future__ import annotations
 

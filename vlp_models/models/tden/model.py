@@ -46,6 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -157,9 +158,12 @@ class TDEN(nn.Module):
 
     def decode(self, text_BTD: Tensor, text_mask: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """The cross-modal decoder. `text_mask` is an attention mask: `causal_mask`, but for the public code's VQA."""
-        for block in self.cross_decoder:
+        for block in self._decoder_blocks():
             text_BTD = block(text_BTD, text_mask, block.cross.project(memory_BSD), padding_mask(mask_BS))
         return text_BTD
+
+    def _decoder_blocks(self) -> list[DecoderBlock]:
+        return cast("list[DecoderBlock]", self.cross_decoder)
 
     def predict_words(self, x_D: Tensor) -> Tensor:
         """Vocabulary logits; any leading dimensions. Gather the positions that need them first."""
@@ -298,7 +302,7 @@ class TDEN(nn.Module):
         causal = config.use_decoder_in_fusion and config.understanding_decoder_mask == "causal"
         visual = self.encode_image(image)
         encoded = self.encode_text(
-            {s: text.ids_BT for s in ([UNDERSTANDING, GENERATION] if causal else [UNDERSTANDING])}, text.mask_BT
+            dict.fromkeys([UNDERSTANDING, GENERATION] if causal else [UNDERSTANDING], text.ids_BT), text.mask_BT
         )
         text_BTD, image_BSD = self.cross_encode(encoded[UNDERSTANDING], text.mask_BT, visual)
         pooled_text, pooled_image = pool["text"](text_BTD, text.mask_BT), pool["image"](image_BSD, visual.mask_BS)
@@ -327,7 +331,7 @@ class TDEN(nn.Module):
             length=0,
             max_len=max_len,
             past=(),
-            memory=tuple(block.cross.project(visual.last_BSD) for block in self.cross_decoder),
+            memory=tuple(block.cross.project(visual.last_BSD) for block in self._decoder_blocks()),
             memory_mask=padding_mask(visual.mask_BS),
             owner_N=torch.arange(len(image), device=visual.mask_BS.device),
         )
@@ -337,11 +341,11 @@ class TDEN(nn.Module):
         x_N1D = self.text_embedding(token_N[:, None], torch.full_like(token_N, GENERATION), start=state.length)
         past: list[KeyValues] = []
         before = iter(state.past or [None] * (len(self.sentence_encoder) + len(self.cross_decoder)))
-        for block in self.sentence_encoder:
+        for block in cast("list[TransformerBlock]", self.sentence_encoder):
             x_N1D, cache = block.step(x_N1D, next(before))
             past.append(cache)
-        for block, memory in zip(self.cross_decoder, state.memory, strict=True):
-            x_N1D, cache = block.step(x_N1D, next(before), memory, state.memory_mask)
+        for layer, memory in zip(self._decoder_blocks(), state.memory, strict=True):
+            x_N1D, cache = layer.step(x_N1D, next(before), memory, state.memory_mask)
             past.append(cache)
         return self.predict_words(x_N1D[:, 0]), replace(state, length=state.length + 1, past=tuple(past))
 

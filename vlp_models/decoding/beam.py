@@ -1,0 +1,83 @@
+"""Beam search, batched over images.
+
+Shape suffixes: B images, K beams, N = B * K hypotheses, V vocabulary, T tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vlp_models.data.batch import Image
+from vlp_models.decoding.steps import Hypothesis, Steps, collect, device_of, log_probabilities
+
+
+@torch.no_grad()
+def beam_search(
+    model: Steps,
+    image: Image,
+    *,
+    max_len: int,
+    bos_id: int,
+    eos_id: int,
+    beam_size: int,
+    length_penalty: float = 0.0,
+) -> list[Hypothesis]:
+    """The best description found per image, of at most `max_len` tokens, `eos_id` included.
+
+    Hypotheses are ranked by score / length ** length_penalty, the length counting `eos_id`: 0 ranks by the plain
+    sum of log probabilities, as the papers do. A finished hypothesis keeps its place among the beams until enough
+    better ones push it out. The search of the batch stops once no living hypothesis can still win.
+    """
+    device = device_of(image)
+    batch, beams = len(image), beam_size
+    first_B1 = torch.arange(batch, device=device)[:, None] * beams  # each image's first hypothesis
+
+    state = model.start(image, max_len=max_len)
+    state = model.reorder(state, torch.arange(batch, device=device).repeat_interleave(beams))
+    tokens_NT = torch.empty((batch * beams, 0), dtype=torch.int64, device=device)
+    token_N = torch.full((batch * beams,), bos_id, device=device)
+    score_BK = torch.full((batch, beams), float("-inf"), device=device)
+    score_BK[:, 0] = 0.0  # the beams are equal at first: only one may grow
+    length_BK = torch.zeros((batch, beams), device=device)
+    finished_BK = torch.zeros((batch, beams), dtype=torch.bool, device=device)
+
+    for step in range(1, max_len + 1):
+        logits_NV, state = model.step(token_N, state)
+        step_BKV = log_probabilities(logits_NV).unflatten(0, (batch, beams))
+        vocabulary = step_BKV.shape[-1]
+        step_BKV = step_BKV.masked_fill(finished_BK[..., None], float("-inf"))
+        step_BKV[..., eos_id] = step_BKV[..., eos_id].masked_fill(finished_BK, 0.0)  # the finished only stay
+        length_BK = torch.where(finished_BK, length_BK, step)
+
+        total_BKV = score_BK[..., None] + step_BKV
+        ranked_BKV = _rank(total_BKV, length_BK[..., None], length_penalty)
+        best_BK = ranked_BKV.flatten(1).topk(beams).indices
+        parent_BK, token_BK = best_BK // vocabulary, best_BK % vocabulary
+
+        score_BK = total_BKV.flatten(1).gather(1, best_BK)
+        length_BK = length_BK.gather(1, parent_BK)
+        finished_BK = token_BK == eos_id
+        parent_N = (parent_BK + first_B1).flatten()
+        token_N = token_BK.flatten()
+        tokens_NT = torch.cat([tokens_NT[parent_N], token_N[:, None]], dim=1)
+        if step == max_len or _decided(score_BK, length_BK, finished_BK, max_len, length_penalty):
+            break
+        state = model.reorder(state, parent_N)
+
+    winner_B1 = _rank(score_BK, length_BK, length_penalty).argmax(1, keepdim=True)
+    return collect(tokens_NT[(winner_B1 + first_B1)[:, 0]], score_BK.gather(1, winner_B1)[:, 0], eos_id)
+
+
+def _rank(score: Tensor, length: Tensor, length_penalty: float) -> Tensor:
+    return score / length.clamp(min=1) ** length_penalty if length_penalty else score
+
+
+def _decided(score_BK: Tensor, length_BK: Tensor, finished_BK: Tensor, max_len: int, length_penalty: float) -> bool:
+    """Whether every image has a finished hypothesis that no living one can still overtake: a score only falls, so a
+    living hypothesis ranks at best with its present score at the full length (or the present, if length is a
+    disadvantage)."""
+    ranked_BK = _rank(score_BK, length_BK, length_penalty)
+    at_full_length_BK = _rank(score_BK, torch.full_like(length_BK, max_len), length_penalty)
+    hope_BK = torch.maximum(ranked_BK, at_full_length_BK).masked_fill(finished_BK, float("-inf"))
+    return bool((ranked_BK.masked_fill(~finished_BK, float("-inf")).amax(1) >= hope_BK.amax(1)).all())

@@ -1,0 +1,48 @@
+"""Descriptions drawn from the model's own distribution."""
+
+from __future__ import annotations
+
+import torch
+
+from vlp_models.data.batch import Image
+from vlp_models.decoding.steps import Hypothesis, Steps, collect, device_of, log_probabilities
+
+
+@torch.no_grad()
+def sample(
+    model: Steps,
+    image: Image,
+    *,
+    max_len: int,
+    bos_id: int,
+    eos_id: int,
+    num_samples: int,
+    generator: torch.Generator,
+    temperature: float = 1.0,
+) -> list[list[Hypothesis]]:
+    """`num_samples` independent descriptions per image, of at most `max_len` tokens, `eos_id` included.
+
+    Tokens are drawn from softmax(logits / temperature); scores are log probabilities under the model as it is
+    (temperature 1), comparable with greedy's. The generator may live on another device than the model.
+    """
+    device = device_of(image)
+    count = len(image) * num_samples
+    state = model.start(image, max_len=max_len)
+    state = model.reorder(state, torch.arange(len(image), device=device).repeat_interleave(num_samples))
+    token_N = torch.full((count,), bos_id, device=device)
+    score_N = torch.zeros(count, device=device)
+    finished_N = torch.zeros(count, dtype=torch.bool, device=device)
+    tokens = []
+    for _ in range(max_len):
+        logits_NV, state = model.step(token_N, state)
+        probabilities_NV = log_probabilities(logits_NV / temperature).exp()
+        drawn_N = torch.multinomial(probabilities_NV.to(generator.device), 1, generator=generator)[:, 0].to(device)
+        token_N = drawn_N.masked_fill(finished_N, eos_id)
+        drawn_score_N = log_probabilities(logits_NV).gather(1, drawn_N[:, None])[:, 0]
+        score_N = score_N + drawn_score_N.masked_fill(finished_N, 0.0)
+        finished_N = finished_N | (token_N == eos_id)
+        tokens.append(token_N)
+        if finished_N.all():
+            break
+    flat = collect(torch.stack(tokens, 1), score_N, eos_id)
+    return [flat[i : i + num_samples] for i in range(0, count, num_samples)]
