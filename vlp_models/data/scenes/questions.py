@@ -14,7 +14,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vlp_models.data.scenes.claims import Description
-from vlp_models.data.scenes.world import COLOURS, RELATIONS, SHAPES, SIZES, TEXTURES, Scene, SceneObject, related
+from vlp_models.data.scenes.world import (
+    COLOURS,
+    MAX_OBJECTS,
+    MIN_OBJECTS,
+    RELATIONS,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+    Scene,
+    SceneObject,
+    related,
+)
 
 YES_NO = ("yes", "no")
 REGIONS = ("middle", "top left", "top right", "bottom left", "bottom right")
@@ -72,6 +83,12 @@ def verify_size(scene: Scene) -> list[Question]:
     ]
 
 
+def size_of(scene: Scene) -> list[Question]:
+    """What size is the red star?"""
+    kind = "what"
+    return [_other(f"What size is the {o.category}?", o.size, kind, SIZES) for o in _alone(scene, "colour", "shape")]
+
+
 def compare(scene: Scene) -> list[Question]:
     """Are there more stars than circles?"""
     counts = {shape: len(Description(shape=shape).among(scene)) for shape in SHAPES}
@@ -123,10 +140,9 @@ def count_both(scene: Scene) -> list[Question]:
 
 
 def count_all(scene: Scene) -> list[Question]:
-    """How many objects are there? From 2 to 6: more are hard to count at a glance."""
-    total = len(scene.objects)
+    """How many objects are there?"""
     texts = ("How many objects are there?", "How many shapes are in the picture?")
-    return [_number(text, total, range(2, 7)) for text in texts if total <= 6]
+    return [_number(text, len(scene.objects), range(MIN_OBJECTS, MAX_OBJECTS + 1)) for text in texts]
 
 
 def colour_of(scene: Scene) -> list[Question]:
@@ -187,7 +203,8 @@ FAMILIES: dict[Callable[[Scene], list[Question]], float] = {
     exists: 0.14,
     exists_any: 0.10,
     verify_colour: 0.07,
-    verify_size: 0.02,
+    verify_size: 0.01,
+    size_of: 0.01,
     compare: 0.04,
     verify_relation: 0.03,
     count_shape: 0.08,
