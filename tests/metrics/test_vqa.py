@@ -1,0 +1,79 @@
+"""VQA accuracy equals the official program's, case by case."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vlp_models.errors import DataError
+from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, question_accuracy, score_vqa
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "golden_vqa.json").read_text())
+
+
+def question(
+    number: int, answers: list[str], kind: str = "what", answer_type: str = "other", text: str = "what is it?"
+) -> AnsweredQuestion:
+    return AnsweredQuestion(
+        question_id=str(number),
+        image_id=str(number // 2),
+        text=text,
+        question_type=kind,
+        answer_type=answer_type,
+        answers=answers,
+    )
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: repr(case["prediction"]))
+def test_cases(case: dict) -> None:
+    assert 100 * question_accuracy(case["prediction"], case["answers"]) == pytest.approx(case["official_accuracy"])
+
+
+def test_overall_and_per_type() -> None:
+    cases = GOLDEN["cases"]
+    questions = [question(i, c["answers"], c["question_type"], c["answer_type"]) for i, c in enumerate(cases)]
+    scores = score_vqa({str(i): c["prediction"] for i, c in enumerate(cases)}, questions)
+    values = {score.metric: round(score.value or 0, 2) for score in scores}
+    expected = {"accuracy": GOLDEN["overall"]}
+    expected |= {f"accuracy ({kind})": value for kind, value in GOLDEN["perAnswerType"].items()}
+    expected |= {f"accuracy (question type {kind})": value for kind, value in GOLDEN["perQuestionType"].items()}
+    assert values == expected
+
+
+def test_a_constant_answer_has_the_accuracy_that_can_be_counted_by_hand() -> None:
+    questions = [
+        question(0, ["red"] * 10),  # 1
+        question(1, ["red"] * 2 + ["blue"] * 8),  # 0.6
+        question(2, ["blue"] * 10),  # 0
+        question(3, []),  # hidden: not scored
+    ]
+    (overall, *_) = score_vqa({str(i): "red" for i in range(4)}, questions)
+    assert overall.value == pytest.approx(100 * 1.6 / 3)
+    assert overall.n == 3
+    assert overall.evidence is not None and list(overall.evidence.groups) == ["0", "0", "1"]
+
+
+def test_a_question_without_prediction_is_an_error() -> None:
+    with pytest.raises(DataError, match="1 of 1 questions have no prediction, such as 0"):
+        score_vqa({}, [question(0, ["red"] * 10)])
+
+
+def test_priors_come_from_train_alone() -> None:
+    train = [
+        question(0, ["2"] * 10, "how many", text="how many cats?"),
+        question(1, ["3"] * 9 + ["2"], "how many", text="how many dogs?"),
+        question(2, ["yes"] * 10, "is", text="is it red?"),
+        question(3, ["yes"] * 10, "is", text="is it blue?"),
+    ]
+    asked = [
+        question(10, ["no"] * 10, "how many", text="How many dogs?"),
+        question(11, ["no"] * 10, "how many", text="how many birds?"),
+        question(12, ["no"] * 10, "why", text="why?"),
+    ]
+    priors = prior_predictions(train, asked)
+    assert priors["majority answer"] == {"10": "yes", "11": "yes", "12": "yes"}
+    assert priors["per question type"] == {"10": "2", "11": "2", "12": "yes"}
+    assert priors["per question text"] == {"10": "3", "11": "2", "12": "yes"}
+    assert prior_predictions([], asked) == {}

@@ -1,0 +1,49 @@
+"""NLVR (Suhr et al., 2017): accuracy over all permuted images, consistency over sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vlp_models.metrics.score import Score, mean_score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A statement about one image, and what the model says of it.
+
+    group: the sentence; in NLVR v1 all pictures of it and all six permutations of each.
+    """
+
+    group: str
+    label: bool
+    prediction: bool
+
+
+def score_nlvr(judgements: Sequence[Judgement], name: str = "accuracy") -> list[Score]:
+    """accuracy: share of (statement, image) pairs judged right. consistency: share of groups judged right in every
+    pair. Both as `metrics_images.py` of the NLVR repository counts them."""
+    right = [judgement.label == judgement.prediction for judgement in judgements]
+    groups = [judgement.group for judgement in judgements]
+    whole: dict[str, bool] = {}
+    for group, correct in zip(groups, right, strict=True):
+        whole[group] = whole.get(group, True) and correct
+    consistency = name.replace("accuracy", "consistency")
+    return [
+        mean_score(name, [float(correct) for correct in right], groups),
+        mean_score(consistency, [float(correct) for correct in whole.values()], list(whole)),
+    ]
+
+
+def majority(labels: Iterable[bool]) -> float | None:
+    """Accuracy, in percent, of always saying the commoner label of the very split that is scored."""
+    values = list(labels)
+    if not values:
+        return None
+    true = sum(values)
+    return 100 * max(true, len(values) - true) / len(values)
+
+
+def official_csv(rows: Iterable[tuple[str, bool]]) -> str:
+    """Predictions as `metrics_images.py` reads them: `dev-12-0-3.png,true`, one image a line."""
+    return "".join(f"{image},{str(prediction).lower()}\n" for image, prediction in rows)

@@ -1,0 +1,101 @@
+"""The official VQA accuracy (Antol et al., 2015): leave one annotator out, min(1, agreeing others / 3), averaged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vlp_models.data.answers import normalise_answer
+from vlp_models.errors import DataError
+from vlp_models.metrics.score import Score, mean_score
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnsweredQuestion:
+    """A question with its annotators' answers (ten; fewer are averaged alike)."""
+
+    question_id: str
+    image_id: str
+    text: str
+    question_type: str
+    answer_type: str
+    answers: Sequence[str]
+
+
+def question_accuracy(prediction: str, answers: Sequence[str]) -> float:
+    """Accuracy of one prediction, 0 to 1: with ten annotators 0, .3, .6, .9 or 1.
+
+    As in the official code, both sides are normalised only if the annotators differ: where all ten say `yes`,
+    `Yes` scores nothing.
+    """
+    if not answers:
+        raise ValueError("no answers: this question can't be scored")
+    prediction, given = _trim(prediction), [_trim(answer) for answer in answers]
+    if len(set(given)) > 1:
+        prediction, given = normalise_answer(prediction), [normalise_answer(answer) for answer in given]
+    agreeing = sum(answer == prediction for answer in given)
+    others_agreeing = (agreeing - (answer == prediction) for answer in given)
+    return sum(min(1.0, others / 3) for others in others_agreeing) / len(given)
+
+
+def score_vqa(
+    predictions: dict[str, str], questions: Sequence[AnsweredQuestion], name: str = "accuracy"
+) -> list[Score]:
+    """Overall, then per answer type, then per question type; questions with hidden answers are left out.
+
+    Raises:
+        DataError: a question has no prediction.
+    """
+    scored = [question for question in questions if question.answers]
+    missing = [question.question_id for question in scored if question.question_id not in predictions]
+    if missing:
+        raise DataError(f"{len(missing)} of {len(scored)} questions have no prediction, such as {missing[0]}")
+    values = [question_accuracy(predictions[q.question_id], q.answers) for q in scored]
+    images = [question.image_id for question in scored]
+    scores = [mean_score(name, values, images)]
+    for label, key in (("", "answer_type"), ("question type ", "question_type")):
+        kinds = [getattr(question, key) for question in scored]
+        for kind in sorted(set(kinds) - {""}):
+            chosen = [i for i, other in enumerate(kinds) if other == kind]
+            scores.append(
+                mean_score(f"{name} ({label}{kind})", [values[i] for i in chosen], [images[i] for i in chosen])
+            )
+    return scores
+
+
+def prior_predictions(
+    train: Iterable[AnsweredQuestion], questions: Sequence[AnsweredQuestion]
+) -> dict[str, dict[str, str]]:
+    """What can be answered without looking, learnt from train: baseline name -> question id -> answer.
+
+    `majority answer`: the commonest answer; `per question type`; `per question text`. The latter two fall back on
+    the former where train never had the type or text.
+    """
+    overall: Counter[str] = Counter()
+    by_type: dict[str, Counter[str]] = {}
+    by_text: dict[str, Counter[str]] = {}
+    for question in train:
+        overall.update(question.answers)
+        by_type.setdefault(question.question_type, Counter()).update(question.answers)
+        by_text.setdefault(question.text.lower(), Counter()).update(question.answers)
+    if not overall:
+        return {}
+    most = _commonest(overall)
+    types = {key: _commonest(counts) for key, counts in by_type.items() if counts}
+    texts = {key: _commonest(counts) for key, counts in by_text.items() if counts}
+    per_type = {q.question_id: types.get(q.question_type, most) for q in questions}
+    return {
+        "majority answer": {q.question_id: most for q in questions},
+        "per question type": per_type,
+        "per question text": {q.question_id: texts.get(q.text.lower(), per_type[q.question_id]) for q in questions},
+    }
+
+
+def _commonest(counts: Counter[str]) -> str:
+    """Equals by text, so that the order of the rows does not matter."""
+    return min(counts, key=lambda answer: (-counts[answer], answer))
+
+
+def _trim(text: str) -> str:
+    return text.replace("\n", " ").replace("\t", " ").strip()
