@@ -1,0 +1,200 @@
+"""NLVR v1 (Suhr et al. 2017): `<root>/<split>/<split>.json`, JSON lines, and `<split>/images/<directory>/*.png`.
+
+A line holds one sentence, one label and three boxes of items; it has six images `<split>-n-m-k.png`, one for each
+order k of the boxes. Each image becomes a row and a statement of its own: the official accuracy counts all six.
+Sentences that are true of a training image become its captions, the pairs that pretraining sees.
+
+Official train is train here, less the directories in `validation_directories`, which are val (no sentence spans two
+directories); dev, test and hidden are all test, and ids keep the official name: `nlvr/dev-1373-0-0`. The synthetic
+boxes (data/scenes/boxes.py) have the same layout and a val of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+from vlp_models.data.formats.base import (
+    RecordError,
+    Row,
+    Tables,
+    get,
+    get_id,
+    get_sentence,
+    join_id,
+    need_root,
+    read_lines,
+)
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+SPLITS = {"train": "train", "val": "val", "dev": "test", "test": "test", "hidden": "test"}
+ORDERS = tuple(itertools.permutations(range(3)))  # image k shows box ORDERS[k][0] leftmost
+BOX_STRIDE = 150  # pixels from one box's left edge to the next one's
+COLOURS = {"yellow": "yellow", "black": "black", "#0099ff": "blue", "blue": "blue"}
+SHAPES = ("square", "circle", "triangle")
+
+
+def read(name: str, params: SourceParams, base: Path) -> Tables:
+    """Reads NLVR's splits: `params.splits`, or all whose file is there; `params.limit` keeps the first lines of each.
+
+    Raises:
+        DataError: the directory or a split asked for is missing, or a file is no JSON lines.
+    """
+    root = need_root(base, params.root, "clone github.com/lil-lab/nlvr and set data.<name>.root to its folder nlvr/")
+    for split in params.splits:
+        if split not in SPLITS:
+            raise DataError(f"params: data.{name}.splits: NLVR has no split {split!r}; known: {', '.join(SPLITS)}")
+    splits = params.splits or [split for split in SPLITS if (root / split / f"{split}.json").is_file()]
+    if not splits:
+        raise DataError(f"{root}: holds none of {', '.join(f'{s}/{s}.json' for s in SPLITS)}; is it NLVR's folder?")
+    tables = Tables()
+    for split in splits:
+        _read_split(tables, name, split, root / split, params)
+    return tables
+
+
+def _read_split(tables: Tables, name: str, split: str, directory: Path, params: SourceParams) -> None:
+    held_out = {str(d) for d in params.validation_directories}
+    seen: dict[str, str] = {}
+    # by name, not by `directory`: hidden.json has none, and a path taken from a record could lead anywhere
+    files = {path.name: path for path in (directory / "images").rglob("*.png")}
+    lines = read_lines(directory / f"{split}.json", tables, "statements", f"NLVR's {split} split, JSON lines")
+    for number, (provenance, record) in enumerate(lines):
+        if params.limit and number >= params.limit:
+            break
+        provenance = f"{split}/{provenance}"
+        with tables.record("statements", provenance):
+            identifier = get_id(record, "identifier")
+            if identifier in seen:
+                raise RecordError(f"identifier {identifier} stood already in {seen[identifier]}", rule="id_unique")
+            seen[identifier] = provenance
+            ours = SPLITS[split]
+            folder = str(record.get("directory", ""))
+            if split == "train" and folder in held_out:
+                ours = "val"
+            orders = record.get("permutations", len(ORDERS))
+            if not isinstance(orders, int) or not 1 <= orders <= len(ORDERS):
+                raise RecordError(f"`permutations` is {orders!r}, expected 1 to {len(ORDERS)}")
+            found = _images(tables, name, ours, files, f"{split}-{identifier}", orders, provenance)
+            _statements(tables, found, f"{name}/{split}", identifier, record, provenance, captions=ours != "test")
+            _objects(tables, found, record, provenance)
+
+
+def _images(
+    tables: Tables, name: str, split: str, files: dict[str, Path], stem: str, orders: int, provenance: str
+) -> list[tuple[str, int]]:
+    """(image id, k) of the example's images that exist; the others are set aside."""
+    found = []
+    for k in range(orders):
+        image_id = join_id(name, f"{stem}-{k}")
+        path = files.get(f"{stem}-{k}.png")
+        if path is None:
+            tables.set_aside("images", image_id, "image_exists", f"no file {stem}-{k}.png under images/", provenance)
+            continue
+        tables.images.append(
+            {
+                "image_id": image_id,
+                "source": name,
+                "split": split,
+                "path": os.path.normpath(path),
+                "width": None,
+                "height": None,
+                "sha256": None,
+                "provenance": provenance,
+            }
+        )
+        found.append((image_id, k))
+    return found
+
+
+def _statements(
+    tables: Tables,
+    images: list[tuple[str, int]],
+    source: str,
+    identifier: str,
+    record: Row,
+    provenance: str,
+    *,
+    captions: bool,
+) -> None:
+    """The line's sentence, and those under `more` (ours; genuine files have none), for each of its images."""
+    more = record.get("more", [])
+    if not isinstance(more, list):
+        raise RecordError(f"`more` is {more!r}, expected a list")
+    presentation = identifier.partition("-")[0]
+    for index, said in enumerate([record, *more]):
+        suffix = f"-s{index}" if index else ""
+        with tables.record("statements", provenance, f"{source}-{identifier}{suffix}"):
+            text, label = get_sentence(said, "sentence"), _label(said)
+            number = f".{said['number']}" if "number" in said else ""
+            for image_id, _ in images:
+                tables.statements.append(
+                    {
+                        "statement_id": f"{image_id}{suffix}",
+                        "image_id": image_id,
+                        "text": text,
+                        "label": label,
+                        "group": f"{source}-{presentation}{number}",
+                        "provenance": provenance,
+                    }
+                )
+                if captions and label:
+                    tables.captions.append(
+                        {
+                            "caption_id": f"{image_id}{suffix}",
+                            "image_id": image_id,
+                            "text": text,
+                            "provenance": provenance,
+                        }
+                    )
+
+
+def _label(record: Row) -> bool | None:
+    """None where the split hides it."""
+    if "label" not in record:
+        return None
+    label = str(record["label"]).strip().lower()
+    if label not in ("true", "false"):
+        raise RecordError(f'`label` is {record["label"]!r}, expected "true" or "false"', rule="label_known")
+    return label == "true"
+
+
+def _objects(tables: Tables, images: list[tuple[str, int]], record: Row, provenance: str) -> None:
+    if not images:
+        return
+    with tables.record("objects", provenance, images[0][0]):
+        boxes = get(record, "structured_rep", list)
+        if len(boxes) != 3 or not all(isinstance(box, list) for box in boxes):
+            raise RecordError("`structured_rep` does not hold three boxes")
+        items = []
+        for index, box in enumerate(boxes):
+            for item in box:
+                with tables.record("objects", provenance, images[0][0]):
+                    items.append((index, *_item(item)))
+        for image_id, k in images:
+            for number, (index, category, x, y, size) in enumerate(items):
+                left = ORDERS[k].index(index) * BOX_STRIDE + x
+                tables.objects.append(
+                    {
+                        "object_id": f"{image_id}#{number}",
+                        "image_id": image_id,
+                        "category": category,
+                        "x1": left,
+                        "y1": y,
+                        "x2": left + size,
+                        "y2": y + size,
+                        "provenance": provenance,
+                    }
+                )
+
+
+def _item(item: Any) -> tuple[str, int, int, int]:
+    """(category, x, y, size): "blue circle", pixels within its box."""
+    colour, shape = str(get(item, "color", str)).lower(), str(get(item, "type", str)).lower()
+    if colour not in COLOURS or shape not in SHAPES:
+        raise RecordError(f"unknown item {colour!r} {shape!r}", rule="category_known")
+    x, y, size = (get(item, key, (int, float)) for key in ("x_loc", "y_loc", "size"))
+    return f"{COLOURS[colour]} {shape}", x, y, size

@@ -1,0 +1,63 @@
+"""Groups of four scenes and the sentences about them, so that a sentence alone never gives its label.
+
+As in NLVR, a group holds four scenes: two of them differ from the other two by a rearrangement of the same items or,
+closer still, by one small edit. Every sentence stands beside as many scenes it is false of as scenes it is true of.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vlp_models.data.scenes import boxes_scene
+from vlp_models.data.scenes.boxes_scene import Scene
+from vlp_models.data.scenes.boxes_sentences import write_sentence
+
+_TRIES = 60  # sentences tried for each one wanted, before the group is given up
+
+
+@dataclass
+class Example:
+    """A scene and what is said of it: (number of the sentence within its group, text, label)."""
+
+    scene: Scene
+    said: list[tuple[int, str, bool]] = field(default_factory=list)
+
+
+def make_group(rng: random.Random, statements: int) -> list[Example]:
+    """Four scenes with about `statements` labelled sentences each, at least one and never more."""
+    while True:
+        group = _scenes(rng)
+        for number in range(_TRIES * statements):
+            open_ = [example for example in group if len(example.said) < statements]
+            if len(open_) < 2:
+                break
+            _say(rng, number, open_)
+        if all(example.said for example in group):
+            return group
+
+
+def _scenes(rng: random.Random) -> list[Example]:
+    kind: Literal["tower", "scatter"] = "tower" if rng.random() < 0.47 else "scatter"
+    one, two = boxes_scene.sample(rng, kind), boxes_scene.sample(rng, kind)
+    return [Example(scene) for scene in (one, two, _alter(rng, one), _alter(rng, two))]
+
+
+def _alter(rng: random.Random, scene: Scene) -> Scene:
+    return boxes_scene.edit(rng, scene) if rng.random() < 0.6 else boxes_scene.rearrange(rng, scene)
+
+
+def _say(rng: random.Random, number: int, examples: list[Example]) -> None:
+    """Adds one sentence to as many scenes it is true of as it is false of, those with the fewest sentences first."""
+    sentence = write_sentence(rng, rng.choice(examples).scene)
+    if sentence is None:
+        return
+    rng.shuffle(examples)
+    examples.sort(key=lambda example: len(example.said))
+    labels = [(example, sentence.test(example.scene)) for example in examples]
+    true = [example for example, label in labels if label]
+    false = [example for example, label in labels if not label]
+    for with_true, with_false in zip(true, false, strict=False):
+        with_true.said.append((number, sentence.text, True))
+        with_false.said.append((number, sentence.text, False))

@@ -1,0 +1,209 @@
+"""Scenes of three boxes, as NLVR v1 has them: towers of squares, or shapes scattered without overlap.
+
+The geometry follows the training part of NLVR: 100x100-pixel boxes, items of 10, 20 or 30 pixels whose position is
+drawn over the whole box and clamped (so that a tenth, a fifth and over a quarter of them lie on the right wall, and
+as many on the base), towers of 1 to 4 blocks of 20 pixels, one pixel apart.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+COLOURS = ("yellow", "black", "blue")
+SHAPES = ("circle", "square", "triangle")
+SIZES = (10, 20, 30)
+BOX = 100  # pixels a side
+TOWER_X, BLOCK = 40, 20
+TOWER_Y = (80, 59, 38, 17)  # base first
+MAX_ITEMS = 7  # in a scattered box
+
+_NLVR_COLOUR = {"yellow": "Yellow", "black": "Black", "blue": "#0099ff"}
+Edit = Callable[[random.Random, list[list["Item"]]], None]
+
+
+class Item(NamedTuple):
+    """`x`, `y`: the top left pixel of its bounding square within its box; `size`: the square's side."""
+
+    shape: str
+    colour: str
+    size: int
+    x: int
+    y: int
+
+    def gap_to_nearest_wall(self) -> int:
+        return min(self.x, self.y, BOX - self.x - self.size, BOX - self.y - self.size)
+
+
+Box = tuple[Item, ...]  # of a tower: base first
+
+
+class Scene(NamedTuple):
+    kind: Literal["tower", "scatter"]
+    boxes: tuple[Box, Box, Box]
+
+    def items(self) -> list[Item]:
+        return [item for box in self.boxes for item in box]
+
+
+def sample(rng: random.Random, kind: Literal["tower", "scatter"]) -> Scene:
+    if kind == "tower":
+        boxes = [_tower([rng.choice(COLOURS) for _ in range(rng.randint(1, 4))]) for _ in range(3)]
+    else:
+        boxes = [_scatter(rng, [_any_item(rng) for _ in range(rng.randint(1, MAX_ITEMS))]) for _ in range(3)]
+    return Scene(kind, (boxes[0], boxes[1], boxes[2]))
+
+
+def rearrange(rng: random.Random, scene: Scene) -> Scene:
+    """The same items in other boxes and places: how NLVR makes two of the four images of each sentence."""
+    items = scene.items()
+    rng.shuffle(items)
+    if scene.kind == "tower":
+        heights = rng.choice([h for h in _HEIGHTS if sum(h) == len(items)])
+        cut = [items[: heights[0]], items[heights[0] : heights[0] + heights[1]], items[heights[0] + heights[1] :]]
+        boxes = [_tower([item.colour for item in part]) for part in cut]
+    else:
+        parts: list[list[Item]] = [[items.pop()] for _ in range(3)] if len(items) >= 3 else [[], [], []]
+        for item in items:
+            rng.choice([part for part in parts if len(part) < MAX_ITEMS]).append(item)
+        boxes = [_scatter(rng, part) for part in parts]
+    return Scene(scene.kind, (boxes[0], boxes[1], boxes[2]))
+
+
+def edit(rng: random.Random, scene: Scene) -> Scene:
+    """A scene that differs from `scene` in one small thing: a colour, a shape, a place, an item more or less."""
+    boxes = [list(box) for box in scene.boxes]
+    rng.choice(_TOWER_EDITS if scene.kind == "tower" else _SCATTER_EDITS)(rng, boxes)
+    if scene.kind == "tower":
+        done = [_tower([item.colour for item in box]) for box in boxes]
+    else:
+        done = [tuple(box) for box in boxes]
+    return Scene(scene.kind, (done[0], done[1], done[2]))
+
+
+def structured_rep(scene: Scene) -> list[list[dict[str, Any]]]:
+    """The scene as NLVR's JSON has it: items of a box sorted by colour."""
+    return [
+        [
+            {
+                "x_loc": item.x,
+                "y_loc": item.y,
+                "size": item.size,
+                "type": item.shape,
+                "color": _NLVR_COLOUR[item.colour],
+            }
+            for item in sorted(box, key=lambda item: COLOURS.index(item.colour))
+        ]
+        for box in scene.boxes
+    ]
+
+
+_HEIGHTS = [(a, b, c) for a in range(1, 5) for b in range(1, 5) for c in range(1, 5)]
+
+
+def _tower(colours: list[str]) -> Box:
+    return tuple(Item("square", colour, BLOCK, TOWER_X, y) for colour, y in zip(colours, TOWER_Y, strict=False))
+
+
+def _any_item(rng: random.Random) -> Item:
+    return Item(rng.choice(SHAPES), rng.choice(COLOURS), rng.choice(SIZES), 0, 0)
+
+
+def _scatter(rng: random.Random, items: list[Item]) -> Box:
+    placed: list[Item] = []
+    for item in sorted(items, key=lambda item: -item.size):  # the big ones first: they need the room
+        place = _find_place(rng, item, placed)
+        if place is not None:
+            placed.append(place)
+    return tuple(placed)
+
+
+def _find_place(rng: random.Random, item: Item, others: list[Item]) -> Item | None:
+    """`item` moved to where it touches no other, or None after 60 tries."""
+    for _ in range(60):
+        limit = BOX - item.size
+        moved = item._replace(x=min(rng.randrange(BOX), limit), y=min(rng.randrange(BOX), limit))
+        if all(gap(moved, other) >= 1 for other in others):
+            return moved
+    return None
+
+
+def gap(a: Item, b: Item) -> int:
+    """Pixels between two items' squares, along the axis on which they are farther apart; negative if they overlap."""
+    across = max(a.x - b.x - b.size, b.x - a.x - a.size)
+    down = max(a.y - b.y - b.size, b.y - a.y - a.size)
+    return max(across, down)
+
+
+def _some(rng: random.Random, boxes: list[list[Item]]) -> tuple[list[Item], int]:
+    box = rng.choice([box for box in boxes if box])
+    return box, rng.randrange(len(box))
+
+
+def _recolour(rng: random.Random, boxes: list[list[Item]]) -> None:
+    box, at = _some(rng, boxes)
+    box[at] = box[at]._replace(colour=rng.choice([c for c in COLOURS if c != box[at].colour]))
+
+
+def _reshape(rng: random.Random, boxes: list[list[Item]]) -> None:
+    box, at = _some(rng, boxes)
+    box[at] = box[at]._replace(shape=rng.choice([s for s in SHAPES if s != box[at].shape]))
+
+
+def _move(rng: random.Random, boxes: list[list[Item]]) -> None:
+    box, at = _some(rng, boxes)
+    box[at] = _find_place(rng, box[at], box[:at] + box[at + 1 :]) or box[at]
+
+
+def _to_wall_or_off(rng: random.Random, boxes: list[list[Item]]) -> None:
+    """Puts one item on a wall or, if it was on one, a few pixels away from it."""
+    box, at = _some(rng, boxes)
+    item, limit = box[at], BOX - box[at].size
+    if item.gap_to_nearest_wall() == 0:
+        step = rng.randint(4, 9)
+        inner = item._replace(x=min(max(item.x, step), limit - step), y=min(max(item.y, step), limit - step))
+    else:
+        x, y = rng.choice([(0, item.y), (limit, item.y), (item.x, 0), (item.x, limit)])
+        inner = item._replace(x=x, y=y)
+    if all(gap(inner, other) >= 1 for k, other in enumerate(box) if k != at):
+        box[at] = inner
+
+
+def _add(rng: random.Random, boxes: list[list[Item]]) -> None:
+    room = [box for box in boxes if len(box) < MAX_ITEMS]
+    if not room:
+        return
+    box = rng.choice(room)
+    place = _find_place(rng, _any_item(rng), box)
+    if place is not None:
+        box.append(place)
+
+
+def _remove(rng: random.Random, boxes: list[list[Item]]) -> None:
+    many = [box for box in boxes if len(box) > 1]
+    if many:
+        box = rng.choice(many)
+        box.pop(rng.randrange(len(box)))
+
+
+def _swap_colours(rng: random.Random, boxes: list[list[Item]]) -> None:
+    """Two items of different colours change colours: every count over the whole image stays as it was."""
+    places = [(box, at) for box in boxes for at in range(len(box))]
+    (one, i), (two, j) = rng.sample(places, 2) if len(places) > 1 else (places[0], places[0])
+    one[i], two[j] = one[i]._replace(colour=two[j].colour), two[j]._replace(colour=one[i].colour)
+
+
+def _restack(rng: random.Random, boxes: list[list[Item]]) -> None:
+    rng.shuffle(rng.choice(boxes))
+
+
+def _add_block(rng: random.Random, boxes: list[list[Item]]) -> None:
+    low = [box for box in boxes if len(box) < 4]
+    if low:
+        box = rng.choice(low)
+        box.insert(rng.randint(0, len(box)), Item("square", rng.choice(COLOURS), BLOCK, 0, 0))
+
+
+_TOWER_EDITS: list[Edit] = [_recolour, _swap_colours, _restack, _add_block, _remove]
+_SCATTER_EDITS: list[Edit] = [_recolour, _reshape, _move, _to_wall_or_off, _add, _remove, _swap_colours]
