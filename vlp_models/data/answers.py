@@ -34,13 +34,13 @@ someone'd've someone'll someone's something'd something'd've something'll that's
 they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've when's
 where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't wouldn't've
 y'all y'all'll y'all'd've you'd you'd've you'll you're you've
-""".split()
+"""
 
 
 def _contractions() -> dict[str, str]:
     """Each known misspelling lacks exactly one apostrophe of the right form; one official entry runs the other way."""
     table = {"somebody'd": "somebodyd"}
-    for word in _CONTRACTED:
+    for word in _CONTRACTED.split():
         for i, character in enumerate(word):
             if character == "'":
                 table[word[:i] + word[i + 1 :]] = word

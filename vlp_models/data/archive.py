@@ -99,7 +99,8 @@ def read_shard(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Checks the whole archive, then yields (key, {extension: decoded value}) in order."""
     members = check_tar(path)
     with path.open("rb") as file:
-        key, values = "", {}
+        key = ""
+        values: dict[str, Any] = {}
         for member in members:
             if member.key != key and values:
                 yield key, values

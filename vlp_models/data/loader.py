@@ -134,7 +134,7 @@ class ResumableLoader(DataLoader[Batch]):
         self._yielded = 0
         self._continue = True
         super().__init__(
-            dataset,
+            dataset,  # type: ignore[arg-type]
             batch_sampler=self._cursor,  # type: ignore[arg-type]
             collate_fn=collate,
             num_workers=num_workers,

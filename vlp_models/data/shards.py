@@ -1,8 +1,8 @@
 """WebDataset tars and the index beside them.
 
 `<split>-00000.tar`, ...: for each image, in the order of their ids, `<key>.json` (the image's ids, size and texts),
-`<key>.regions.safetensors` and, where asked for, the image file. `index-<split>.parquet`: one row a sample and view with
-the sample's text and the place of its image's members, so that training reads tars only for regions and pixels.
+`<key>.regions.safetensors` and, where asked for, the image file. `index-<split>.parquet`: one row a sample and view,
+with the sample's text and the place of its image's members, so that training reads tars only for regions and pixels.
 The same input gives the same bytes.
 """
 
@@ -103,7 +103,7 @@ class ShardWriter:
         self._in_shard = 0
         self._rows: list[dict[str, Any]] = []
         self._index = pq.ParquetWriter(directory / index_name(split), INDEX_SCHEMA, compression="zstd")
-        self._counts: Counter[str] = Counter({view: 0 for view in VIEW_COLUMNS} | {"regions": 0, "shards": 0})
+        self._counts: Counter[str] = Counter(dict.fromkeys(VIEW_COLUMNS, 0) | {"regions": 0, "shards": 0})
 
     def add(self, record: ImageRecord) -> None:
         if self._tar is None or self._in_shard == self._images_per_shard:

@@ -1,8 +1,8 @@
 """WordPiece: trained on the corpus, or read from a BERT vocab.txt.
 
-Text is split the way BERT does it (Devlin et al., 2019): cleaned, optionally lower-cased and stripped of accents, cut at
-white space and punctuation, each word then into the longest pieces the vocabulary has. Special tokens never come from
-text: "[SEP]" in a caption is three ordinary pieces.
+Text is split the way BERT does it (Devlin et al., 2019): cleaned, optionally lower-cased and stripped of accents, cut
+at white space and punctuation, each word then into the longest pieces the vocabulary has. Special tokens never come
+from text: "[SEP]" in a caption is a bracket, a word and a bracket.
 """
 
 from __future__ import annotations
