@@ -24,9 +24,11 @@ LEXICON: dict[str, dict[str, tuple[str, ...]]] = {
     "X": {"solid": ("solid", "plain"), "striped": ("striped", "stripy"), "dotted": ("dotted", "spotted")},
     "W": {"striped": ("with stripes",), "dotted": ("with dots",)},
     "C": {colour: (colour,) for colour in COLOURS},
-    "N": {"": ("shape", "shapes", "object", "objects")}
-    | {shape: (shape, shape + "s") for shape in SHAPES}
-    | {"circle": ("circle", "circles", "disc", "discs")},
+    "N": {
+        "": ("shape", "shapes", "object", "objects"),
+        "circle": ("circle", "circles", "disc", "discs"),
+        **{shape: (shape, shape + "s") for shape in SHAPES[1:]},
+    },
     "&": {"and": ("and",)},
     "R": {
         "left": ("left of", "to the left of"),

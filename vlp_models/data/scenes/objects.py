@@ -123,7 +123,8 @@ def _make(order: _Order) -> Scene:
 
 def _write_captions(orders: list[_Order], texts: list[list[str]], directory: Path) -> None:
     """COCO captions, and the same captions once more in Karpathy's split file."""
-    annotations, split_file = [], []
+    annotations: list[dict[str, Any]] = []
+    split_file = []
     for number, (order, written) in enumerate(zip(orders, texts, strict=True)):
         sentences = []
         for text in written:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import colorsys
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
 from vlp_models.data.scenes.world import Scene, SceneObject
+
+Floats = NDArray[np.floating[Any]]
 
 SUPERSAMPLING = 3
 _RGB = {  # 0-255; each object's colour varies a little around these
@@ -55,9 +58,7 @@ def _paint(canvas: Image.Image, item: SceneObject, big: int, rng: np.random.Gene
     canvas.paste(patch, (x1, y1), mask)
 
 
-def _tones(
-    item: SceneObject, base: NDArray[np.float32], shape: tuple[int, int], big: int, rng: np.random.Generator
-) -> NDArray[np.float32]:
+def _tones(item: SceneObject, base: Floats, shape: tuple[int, int], big: int, rng: np.random.Generator) -> Floats:
     """float32 [height, width, 3]: the object's own colour, with stripes or dots of a lighter tone."""
     tones = np.broadcast_to(base, (*shape, 3))
     if item.texture == "solid":
@@ -75,7 +76,7 @@ def _tones(
     return np.where(lit[:, :, None], second, tones)
 
 
-def _shadows(scene: Scene) -> NDArray[np.float32]:
+def _shadows(scene: Scene) -> Floats:
     """float32 [side, side]: how much light reaches the ground, 1 outside the objects' soft shadows."""
     side = scene.side
     mask = Image.new("L", (side, side))
@@ -87,12 +88,13 @@ def _shadows(scene: Scene) -> NDArray[np.float32]:
     return 1 - 0.34 * blurred / 255
 
 
-def _background(side: int, rng: np.random.Generator) -> NDArray[np.float32]:
+def _background(side: int, rng: np.random.Generator) -> Floats:
     """float32 [side, side, 3]: two muted colours mixed by one of seven patterns, plus low grain."""
     first, second = _muted(rng), _muted(rng)
     rows, columns = np.mgrid[:side, :side].astype(np.float32) / side
     kind, angle = rng.integers(7), rng.uniform(0, 2 * np.pi)
     ramp = (columns - 0.5) * np.cos(angle) + (rows - 0.5) * np.sin(angle)
+    mix: Floats
     if kind == 0:
         mix = np.zeros((side, side))
     elif kind == 1:
@@ -112,12 +114,12 @@ def _background(side: int, rng: np.random.Generator) -> NDArray[np.float32]:
     return ((1 - mix) * first + mix * second).astype(np.float32)
 
 
-def _clouds(side: int, cells: int, rng: np.random.Generator) -> NDArray[np.float32]:
+def _clouds(side: int, cells: int, rng: np.random.Generator) -> Floats:
     coarse = Image.fromarray((rng.random((cells, cells)) * 255).astype(np.uint8))
     return np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC), dtype=np.float32) / 255
 
 
-def _muted(rng: np.random.Generator) -> NDArray[np.float64]:
+def _muted(rng: np.random.Generator) -> Floats:
     """A colour that no object has: pale and light."""
     hue, saturation, value = rng.random(), rng.uniform(0.03, 0.26), rng.uniform(0.62, 0.97)
     return np.array(colorsys.hsv_to_rgb(hue, saturation, value)) * 255
