@@ -1,0 +1,105 @@
+"""Derived columns: what a rule needs to know of a row beyond its own table, worked out before the check.
+
+Rows are plain dicts. Every function returns new rows with more keys; `row` is the position, which names a row where
+its id can't.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vlp_models.data.tables import ID_COLUMN, SPLITS
+from vlp_models.data.validation import text as language
+from vlp_models.data.validation.rules import TEXT_TABLES
+
+Row = dict[str, Any]
+
+
+def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_images: set[str]) -> list[Row]:
+    """Rows with the columns that the rules of `table` look at.
+
+    `images`: the good images by id; `quarantined_images`: ids of the others. Both are unused for the images table.
+    """
+    rows = [{**row, "row": number} for number, row in enumerate(rows)]
+    first = _first_rows(rows, ID_COLUMN[table])
+    for row in rows:
+        owner = first[row[ID_COLUMN[table]]]
+        row["id_of"] = "this row" if owner is row else owner["provenance"]
+    if table == "images":
+        _add_image_columns(rows)
+    else:
+        for row in rows:
+            image = row["image_id"]
+            row["image_state"] = (
+                "good" if image in images else "quarantined" if image in quarantined_images else "unknown"
+            )
+    if table in TEXT_TABLES:
+        _add_text_columns(rows)
+    if table == "captions":
+        _add_same_as(rows)
+    if table == "questions":
+        for row in rows:
+            row["labelled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
+    if table == "objects":
+        _add_box_columns(rows, images)
+    return rows
+
+
+def _first_rows(rows: list[Row], column: str) -> dict[Any, Row]:
+    first: dict[Any, Row] = {}
+    for row in rows:
+        first.setdefault(row[column], row)
+    return first
+
+
+def _add_image_columns(rows: list[Row]) -> None:
+    # one picture in two splits: the copy that is tested on stays, the copy that is learnt from goes
+    rank = {split: number for number, split in enumerate(SPLITS)}
+    last: dict[str, Row] = {}
+    for row in rows:
+        known = row["sha256"] and row["split"] in rank and row["id_of"] == "this row"
+        if known and (row["sha256"] not in last or rank[row["split"]] > rank[last[row["sha256"]]["split"]]):
+            last[row["sha256"]] = row
+    for row in rows:
+        kept = last.get(row["sha256"])
+        leaks = kept and row["split"] in rank and row["split"] != kept["split"] and row["id_of"] == "this row"
+        row["also_in"] = f"{kept['split']} as {kept['image_id']}" if kept and leaks else ""
+        sized = row["width"] is not None and row["height"] is not None
+        row["side"] = min(row["width"], row["height"]) if sized else None
+        row["pixels"] = row["width"] * row["height"] if sized else None
+
+
+def _add_text_columns(rows: list[Row]) -> None:
+    for row in rows:
+        text = row["text"]
+        row["words"] = None if text is None else len(text.split())
+        row["text_letters"] = None if text is None else language.has_letters(text)
+        row["text_clean"] = None if text is None else language.is_clean(text)
+        row["text_not_url"] = None if text is None else language.is_more_than_url(text)
+
+
+def _add_same_as(rows: list[Row]) -> None:
+    first: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        row["same_as"] = ""
+        if row["text"] is None or row["id_of"] != "this row":
+            continue
+        owner = first.setdefault((row["image_id"], row["text"].casefold().strip()), row)
+        if owner is not row:
+            row["same_as"] = owner["caption_id"]
+
+
+def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:
+    for row in rows:
+        box = [row[name] for name in ("x1", "y1", "x2", "y2")]
+        row["shorter_side"] = row["overhang"] = None
+        if all(value is not None and not math.isnan(value) for value in box):
+            x1, y1, x2, y2 = box
+            if not all(map(math.isfinite, box)):
+                row["shorter_side"] = -math.inf
+                continue
+            row["shorter_side"] = min(x2 - x1, y2 - y1)
+            image = images.get(row["image_id"])
+            if image is not None:
+                row["overhang"] = max(-x1, -y1, x2 - image["width"], y2 - image["height"], 0.0)

@@ -1,0 +1,224 @@
+"""The rules, one record each: a column, what must hold for it, and what to say of a row that breaks it.
+
+A rule looks at one column, of the table itself or derived (columns.py). Nulls break `Present` and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlp_models.data.tables import ID_COLUMN, SPLITS
+from vlp_models.params import ValidateParams
+
+
+@dataclass(frozen=True)
+class Present:
+    """Not null (and, for a float, a number)."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    values: tuple[str | int | bool, ...]
+
+
+@dataclass(frozen=True)
+class Between:
+    """Inclusive, except that `above` excludes its own value. None is no limit."""
+
+    low: float | None = None
+    high: float | None = None
+    above: bool = False
+
+
+@dataclass(frozen=True)
+class Matches:
+    pattern: str
+
+
+Check = Present | OneOf | Between | Matches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """`reason` is a format string over the row's columns."""
+
+    table: str
+    name: str
+    column: str
+    check: Check
+    reason: str
+
+
+TEXT_TABLES = ("captions", "questions", "statements")
+REQUIRED = {
+    "images": ("source", "path", "width", "height"),
+    "captions": ("text",),
+    "questions": ("text",),
+    "statements": ("text", "group"),
+    "objects": ("category", "x1", "y1", "x2", "y2"),
+}
+ANSWERS_PER_QUESTION = 10
+
+
+def rules_for(table: str, params: ValidateParams) -> list[Rule]:
+    """The rules of one table, in the order in which they are checked and reported."""
+    rules = _shared(table)
+    if table == "images":
+        rules += _images(params)
+    else:
+        rules += _depends_on_image(table)
+    if table in TEXT_TABLES:
+        rules += _text(table)
+    if table == "captions":
+        rules += _captions(params)
+    if table == "questions":
+        rules += _questions()
+    if table == "objects":
+        rules += _objects(params)
+    return rules
+
+
+def _shared(table: str) -> list[Rule]:
+    rules = [
+        Rule(table=table, name=f"{column}_present", column=column, check=Present(), reason=f"no {column}")
+        for column in (ID_COLUMN[table], *REQUIRED[table])
+    ]
+    return [
+        *rules,
+        Rule(
+            table=table,
+            name="id_unique",
+            column="id_of",
+            check=OneOf(("this row",)),
+            reason="its id already belongs to the row read from {id_of}",
+        ),
+    ]
+
+
+def _images(params: ValidateParams) -> list[Rule]:
+    return [
+        Rule(
+            table="images",
+            name="split_known",
+            column="split",
+            check=OneOf(SPLITS),
+            reason="split {split!r} is none of " + ", ".join(SPLITS),
+        ),
+        Rule(
+            table="images",
+            name="split_disjoint",
+            column="also_in",
+            check=OneOf(("",)),
+            reason="the same picture, byte for byte, is in {also_in}: this copy must not be learnt from",
+        ),
+        Rule(
+            table="images",
+            name="image_side",
+            column="side",
+            check=Between(low=params.min_image_side),
+            reason=f"{{width}}x{{height}} pixels; the shorter side must have {params.min_image_side}",
+        ),
+        Rule(
+            table="images",
+            name="image_pixels",
+            column="pixels",
+            check=Between(high=params.max_image_pixels),
+            reason=f"{{pixels:,}} pixels; validate.max_image_pixels is {params.max_image_pixels:,}",
+        ),
+        Rule(
+            table="images",
+            name="sha256_form",
+            column="sha256",
+            check=Matches("^[0-9a-f]{64}$"),
+            reason="sha256 is {sha256!r}",
+        ),
+    ]
+
+
+def _depends_on_image(table: str) -> list[Rule]:
+    return [
+        Rule(
+            table=table,
+            name="image_known",
+            column="image_state",
+            check=OneOf(("good", "quarantined")),
+            reason="image {image_id} is not in the dataset",
+        ),
+        Rule(
+            table=table,
+            name="image_good",
+            column="image_state",
+            check=OneOf(("good", "unknown")),
+            reason="image {image_id} is in quarantine itself",
+        ),
+    ]
+
+
+def _text(table: str) -> list[Rule]:
+    say = {
+        "text_letters": "no letter of any script in {text!r}",
+        "text_clean": "a control or replacement character in {text!r}",
+        "text_not_url": "nothing but an address: {text!r}",
+    }
+    return [
+        Rule(table=table, name=name, column=name, check=OneOf((True,)), reason=reason) for name, reason in say.items()
+    ]
+
+
+def _captions(params: ValidateParams) -> list[Rule]:
+    low, high = params.min_caption_words, params.max_caption_words
+    return [
+        Rule(
+            table="captions",
+            name="caption_words",
+            column="words",
+            check=Between(low=low, high=high),
+            reason=f"{{words}} words, expected {low} to {high}",
+        ),
+        Rule(
+            table="captions",
+            name="caption_unique",
+            column="same_as",
+            check=OneOf(("",)),
+            reason="the image already has this caption, as {same_as}",
+        ),
+    ]
+
+
+def _questions() -> list[Rule]:
+    return [
+        Rule(
+            table="questions",
+            name="answer_type_known",
+            column="answer_type",
+            check=OneOf(("yes/no", "number", "other", "")),
+            reason="answer_type {answer_type!r} is none of yes/no, number, other",
+        ),
+        Rule(
+            table="questions",
+            name="ten_answers",
+            column="labelled_answers",
+            check=OneOf((ANSWERS_PER_QUESTION,)),
+            reason=f"{{labelled_answers}} answers, expected {ANSWERS_PER_QUESTION}",
+        ),
+    ]
+
+
+def _objects(params: ValidateParams) -> list[Rule]:
+    most = params.max_box_overhang
+    return [
+        Rule(
+            table="objects",
+            name="box_area",
+            column="shorter_side",
+            check=Between(low=0, above=True),
+            reason="the box {x1:g},{y1:g},{x2:g},{y2:g} has no area",
+        ),
+        Rule(
+            table="objects",
+            name="box_inside",
+            column="overhang",
+            check=Between(high=most),
+            reason=f"the box sticks out of its image by {{overhang:.1f}} pixels, allowed are {most:g}",
+        ),
+    ]
