@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer as Engine
@@ -20,8 +21,10 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
-from vlp_models.data.batch import Text
 from vlp_models.errors import DataError
+
+if TYPE_CHECKING:
+    from vlp_models.data.batch import Text
 
 FORMAT = "vlp-tokenizer/1"
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -123,6 +126,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], max_len: int) -> Text:
         """`encode` for each text, padded to the longest."""
         import torch
+
+        from vlp_models.data.batch import Text
 
         rows = [self.encode(text, max_len) for text in texts]
         width = max((len(row) for row in rows), default=2)

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlp_models.data.archive import check_tar, read_member, read_shard
+from vlp_models.data.shards import ImageRecord, key_of
+from vlp_models.errors import DataError
+
+Build = Callable[..., Path]
+Record = Callable[..., ImageRecord]
+
+
+def write_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes], format: int = tarfile.USTAR_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=format) as tar:
+        for info, data in members:
+            if info.isreg():
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_reads_back_what_was_written(build_shards: Build, record: Record) -> None:
+    records = [record(i, pixels=True) for i in range(7)]
+    directory = build_shards(train=records)
+    assert sorted(p.name for p in directory.glob("*.tar")) == ["train-00000.tar", "train-00001.tar", "train-00002.tar"]
+    found = [item for tar in sorted(directory.glob("*.tar")) for item in read_shard(tar)]
+    assert [value["json"]["image_id"] for _, value in found] == [r.image_id for r in records]
+    for (key, value), wanted in zip(found, records, strict=True):
+        assert key == key_of(wanted.image_id)
+        assert value["png"] == wanted.pixels
+        assert value["json"]["questions"][0]["answers"] == wanted.questions[0]["answers"]
+        assert value["json"]["statements"][0]["label"] is wanted.statements[0]["label"]
+        for name in ("features", "boxes", "class_probs", "scores"):
+            np.testing.assert_array_equal(getattr(value["regions.safetensors"], name), getattr(wanted.regions, name))
+
+
+def test_the_same_input_gives_the_same_bytes(build_shards: Build, record: Record) -> None:
+    one, two = (build_shards(name, train=[record(i) for i in range(7)], val=[record(9)]) for name in ("a", "b"))
+    names = sorted(p.name for p in one.iterdir())
+    assert names == sorted(p.name for p in two.iterdir()) and len(names) == 7
+    for name in names:
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def test_webdataset_reads_them_with_its_security_on(build_shards: Build, record: Record) -> None:
+    directory = build_shards(train=[record(i, pixels=True) for i in range(4)])
+    script = (
+        "import sys, json, webdataset as wds\n"
+        "wds.utils.enforce_security = True\n"
+        "for sample in wds.WebDataset(sys.argv[1:], shardshuffle=False):\n"
+        "    print(sample['__key__'], json.loads(sample['json'])['image_id'], len(sample['regions.safetensors']) > 0,\n"
+        "          sample['png'][1:4].decode(), sep='|')\n"
+    )
+    tars = map(str, sorted(directory.glob("*.tar")))
+    result = subprocess.run([sys.executable, "-c", script, *tars], check=True, capture_output=True, text=True)
+    ids = [record(i).image_id for i in range(4)]
+    assert result.stdout.splitlines() == [f"{key_of(i)}|{i}|True|PNG" for i in ids]
+
+
+def test_the_index_tells_where_members_are(build_shards: Build, record: Record) -> None:
+    directory = build_shards(train=[record(i) for i in range(7)])
+    index = pq.read_table(directory / "index-train.parquet").to_pylist()
+    members = {n: {m.name: m for m in check_tar(directory / f"train-{n:05d}.tar")} for n in range(3)}
+    for row in index:
+        member = members[row["shard"]][f"{row['key']}.regions.safetensors"]
+        assert (row["regions_offset"], row["regions_size"]) == (member.offset, member.size)
+    assert {row["view"] for row in index} == {"images", "captions", "questions", "statements"}
+
+
+@given(st.lists(st.text(min_size=1, max_size=120), min_size=2, max_size=2, unique=True))
+def test_keys_are_safe_and_different(ids: list[str]) -> None:
+    try:
+        ids[0].encode(), ids[1].encode()
+    except UnicodeEncodeError:
+        return
+    keys = [key_of(image_id) for image_id in ids]
+    assert keys[0] != keys[1]
+    assert all(len(f"{key}.regions.safetensors") <= 100 and not set(key) & set("./\\: ~") for key in keys)
+
+
+def info(name: str, type: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = type, link
+    return made
+
+
+@pytest.mark.parametrize(
+    ("member", "reason"),
+    [
+        (info("../escape.json"), "no path"),
+        (info("/etc/escape.json"), "no path"),
+        (info("a/b.json"), "no path"),
+        (info("pipe:touch escape.json"), "no command"),
+        (info("pipe:touch.json"), "no command"),
+        (info(".json"), "a name is"),
+        (info("a.json\n"), "a name is"),
+        (info("a.pickle"), "extension .pickle"),
+        (info("a.pyd"), "extension .pyd"),
+        (info("a.pth"), "extension .pth"),
+        (info("a.json.gz"), "extension .json.gz"),
+        (info("a.json", tarfile.SYMTYPE, "/etc/passwd"), "only plain files"),
+        (info("a.json", tarfile.LNKTYPE, "b.json"), "only plain files"),
+        (info("a.json", tarfile.CHRTYPE), "only plain files"),
+        (info("a.json", tarfile.FIFOTYPE), "only plain files"),
+        (info("a.json", tarfile.DIRTYPE), "only plain files"),
+        (info("a" * 150 + ".json"), "only plain files|no path"),  # a GNU long-name header
+    ],
+)
+def test_what_a_shard_must_not_hold_is_refused(member: tarfile.TarInfo, reason: str, tmp_path: Path) -> None:
+    good = (info("good.json"), b"{}")
+    path = write_tar(tmp_path / "train-00000.tar", good, (member, b"x"), format=tarfile.GNU_FORMAT)
+    with pytest.raises(DataError, match=reason):
+        list(read_shard(path))
+    assert [p.name for p in tmp_path.iterdir()] == ["train-00000.tar"]
+
+
+def test_pax_headers_are_refused(tmp_path: Path) -> None:
+    member = info("good.json")
+    member.pax_headers = {"path": "../escape.json"}
+    path = write_tar(tmp_path / "a.tar", (member, b"{}"), format=tarfile.PAX_FORMAT)
+    with pytest.raises(DataError, match="refused"):
+        check_tar(path)
+
+
+def test_a_huge_member_is_refused_by_its_header(tmp_path: Path) -> None:
+    member = info("a.json")
+    member.size = 1 << 33
+    (tmp_path / "a.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT))
+    with pytest.raises(DataError, match="8589934592 bytes"):
+        check_tar(tmp_path / "a.tar")
+
+
+def test_a_name_twice_is_refused(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", (info("a.json"), b"{}"), (info("a.json"), b"{}"))
+    with pytest.raises(DataError, match="occurs twice"):
+        check_tar(path)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 700, 1024])
+def test_a_cut_off_archive_is_refused(keep: int, build_shards: Build, record: Record) -> None:
+    path = build_shards(train=[record(1)]) / "train-00000.tar"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"train-00000.tar: (no tar header|cut off).*again"):
+        check_tar(path)
+
+
+def safetensors_of(header: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.json", b'{"image_id": '),
+        ("a.json", b"[1]"),
+        ("a.json", b"\xff"),
+        ("a.json", b"[" * 100_000),
+        ("a.regions.safetensors", b"\x80\x04cos\nsystem\n."),
+        ("a.regions.safetensors", safetensors_of(b"{}")),
+        ("a.regions.safetensors", b"\xff" * 16),
+        ("a.png", b"GIF89a"),
+        ("a.txt", b"\xff"),
+    ],
+)
+def test_a_malformed_member_is_named(name: str, data: bytes, tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", (info(name), data))
+    with pytest.raises(DataError, match=f"x.tar: {name}: not a valid"):
+        list(read_shard(path))
+
+
+def test_an_image_bomb_is_refused(tmp_path: Path) -> None:
+    import zlib
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    path = write_tar(tmp_path / "x.tar", (info("a.png"), b"\x89PNG\r\n\x1a\n" + chunk))
+    with pytest.raises(DataError, match="a.png"):
+        list(read_shard(path))
+
+
+def test_a_wrong_index_is_noticed(build_shards: Build, record: Record) -> None:
+    directory = build_shards(train=[record(1), record(2)])
+    path = directory / "train-00000.tar"
+    member = check_tar(path)[1]
+    assert read_member(path, member.name, member.offset, member.size)
+    for name, offset, size in (
+        (member.name, member.offset + 512, member.size),
+        (member.name, member.offset, member.size - 1),
+        ("other.regions.safetensors", member.offset, member.size),
+        (member.name, 10**9, member.size),
+        ("a.pickle", member.offset, member.size),
+        (member.name, member.offset, 1 << 40),
+    ):
+        with pytest.raises(DataError, match="build the shards again"):
+            read_member(path, name, offset, size)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from vlp_models.errors import DataError
+
+CORPUS = [
+    "A man isn't riding a big red horse.",
+    "two zebras, one of them in a t-shirt, stand near the river",
+    "how many zebras are near the river (or in it)?",
+] * 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(CORPUS, 200, 2, True)
+
+
+def test_encode_frames_and_cuts(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("two zebras stand", 32)
+    assert ids[0] == tokenizer.cls_id and ids[-1] == tokenizer.sep_id
+    assert tokenizer.encode("two zebras stand near the river", 4) == [*ids[:3], tokenizer.sep_id]
+    assert tokenizer.encode("", 8) == [tokenizer.cls_id, tokenizer.sep_id]
+    assert tokenizer.unk_id in tokenizer.encode("Ω", 8)
+
+
+def test_special_tokens_never_come_from_text(tokenizer: Tokenizer) -> None:
+    inner = tokenizer.encode("a [SEP] b [MASK] [PAD] [CLS]", 64)[1:-1]
+    specials = set(tokenizer.special_ids) - {tokenizer.unk_id}
+    assert len(inner) > 4 and not specials & set(inner)
+
+
+def test_decode_restores_text_and_stops_at_sep(tokenizer: Tokenizer) -> None:
+    for text in CORPUS[:3]:
+        assert tokenizer.decode(tokenizer.encode(text, 64)) == text.lower()
+    end = [tokenizer.sep_id, *tokenizer.encode("zebras", 8), tokenizer.pad_id]
+    assert tokenizer.decode([*tokenizer.encode("a river", 8)[:-1], tokenizer.mask_id, *end]) == "a river"
+
+
+@given(st.lists(st.sampled_from(["man", "horse", "red", "two", "zebras", "river", "riding"]), max_size=12))
+def test_any_sentence_of_known_words_survives(words: list[str]) -> None:
+    tokenizer = Tokenizer.train(CORPUS, 200, 2, True)
+    assert tokenizer.decode(tokenizer.encode(" ".join(words), 64)) == " ".join(words)
+
+
+def test_batch_is_padded_and_masked(tokenizer: Tokenizer) -> None:
+    text = tokenizer.encode_batch(["a man", "two zebras stand near the river", ""], 6)
+    assert text.ids_BT.shape == (3, 6) and str(text.ids_BT.dtype) == "torch.int64"
+    assert (text.ids_BT == tokenizer.pad_id).equal(~text.mask_BT)
+    assert text.mask_BT.sum(1).tolist() == [4, 6, 2]
+    assert text.ids_BT[1, -1] == tokenizer.sep_id
+
+
+def test_saved_and_loaded_are_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "a")
+    loaded = Tokenizer.load(tmp_path / "a")
+    loaded.save(tmp_path / "b")
+    for file in ("vocab.txt", "tokenizer.json"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert loaded.vocabulary == tokenizer.vocabulary
+    assert loaded.encode(CORPUS[1], 32) == tokenizer.encode(CORPUS[1], 32)
+
+
+def test_training_is_the_same_in_every_process_and_order(tmp_path: Path) -> None:
+    """Random words, so that merges tie all the time."""
+    rng = random.Random(3)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(300)]
+    texts = [" ".join(rng.choices(words, k=8)) for _ in range(300)]
+    script = (
+        "import sys, random; from vlp_models.data.tokenizer import Tokenizer\n"
+        "texts = open(sys.argv[1]).read().splitlines(); random.shuffle(texts)\n"
+        "print('\\n'.join(Tokenizer.train(texts, 400, 2, True).vocabulary))"
+    )
+    file = tmp_path / "texts"
+    file.write_text("\n".join(texts), encoding="utf-8")
+    outputs = [
+        subprocess.run([sys.executable, "-c", script, file], check=True, capture_output=True, text=True).stdout
+        for _ in range(2)
+    ]
+    here = Tokenizer.train(texts, 400, 2, True).vocabulary
+    assert outputs[0].splitlines() == outputs[1].splitlines() == list(here)
+    assert len(here) == 400 and here[:5] == SPECIAL_TOKENS
+
+
+def test_case_and_accents_follow_lowercase() -> None:
+    cased = Tokenizer.train(["Ein Bär"] * 3, 100, 1, False)
+    assert cased.decode(cased.encode("Ein Bär", 16)) == "Ein Bär"
+    lower = Tokenizer.train(["Ein Bär"] * 3, 100, 1, True)
+    assert lower.decode(lower.encode("EIN BÄR", 16)) == "ein bar"
+
+
+def test_reads_a_bert_vocabulary(tmp_path: Path) -> None:
+    file = tmp_path / "vocab.txt"
+    file.write_bytes(b"[PAD]\r\n[unused0]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\n[MASK]\r\nplay\r\n##ing\r\n")
+    tokenizer = Tokenizer.from_vocab(file, lowercase=True)
+    assert tokenizer.encode("Playing", 8) == [3, 6, 7, 4]
+    assert tokenizer.decode([3, 6, 7, 4]) == "playing"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[PAD]\n[UNK]\n[CLS]\nword\n", r"vocab.txt: .*\[SEP\], \[MASK\] are missing"),
+        ("\n".join([*SPECIAL_TOKENS, "x", "x"]).encode(), "occur twice, such as .*x"),
+        (b"[PAD]\n\xff\n", "not UTF-8"),
+    ],
+)
+def test_bad_vocabularies_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        Tokenizer.from_vocab(tmp_path / "vocab.txt", lowercase=True)
+
+
+def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}', encoding="utf-8")
+    with pytest.raises(DataError, match="not tokenizer settings"):
+        Tokenizer.load(tmp_path)
