@@ -1,0 +1,186 @@
+"""Region features on disk: chunks of images, an index and a manifest (docs/contracts.md, "Features").
+
+A chunk names its own images in its header, so the index can be made again from finished chunks after an interruption.
+The same regions give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from vlp_models.data.sample import RegionArrays
+from vlp_models.errors import DataError
+
+CHUNK_IMAGES = 512
+INDEX_SCHEMA = pa.schema(
+    [("image_id", pa.string()), ("chunk", pa.int32()), ("start", pa.int32()), ("count", pa.int32())]
+)
+_IMAGES = "images"  # the one header entry: safetensors does not order several
+_DTYPES: dict[str, type[np.floating[Any]]] = {
+    "features": np.float16,
+    "boxes": np.float32,
+    "class_probs": np.float16,
+    "scores": np.float32,
+}
+
+
+def chunk_name(number: int) -> str:
+    return f"features-{number:05d}.safetensors"
+
+
+def write_chunk(directory: Path, number: int, images: Sequence[tuple[str, RegionArrays]]) -> Path:
+    """Writes one chunk, whole or not at all.
+
+    Raises:
+        DataError: a value is not finite (float16 ends at 65504), boxes leave [0, 1], or the images differ in F or C.
+    """
+    for image_id, regions in images:
+        _check(image_id, regions, images[0][1])
+    arrays = {
+        name: np.ascontiguousarray(np.concatenate([getattr(regions, name) for _, regions in images]), dtype=dtype)
+        for name, dtype in _DTYPES.items()
+    }
+    listing = [[image_id, len(regions)] for image_id, regions in images]
+    path = directory / chunk_name(number)
+    temporary = path.with_suffix(".partial")
+    try:
+        save_file(arrays, temporary, metadata={_IMAGES: json.dumps(listing, ensure_ascii=False)})
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_index(directory: Path) -> dict[str, int]:
+    """Writes index.parquet from the chunks in `directory`; returns how many images, regions and chunks there are."""
+    rows: list[dict[str, Any]] = []
+    paths = sorted(directory.glob("features-*.safetensors"))
+    for number, path in enumerate(paths):
+        if path.name != chunk_name(number):
+            raise DataError(f"{directory}: {chunk_name(number)} is missing; `dvc repro features` makes it")
+        start = 0
+        for image_id, count in read_listing(path):
+            rows.append({"image_id": image_id, "chunk": number, "start": start, "count": count})
+            start += count
+    pq.write_table(pa.Table.from_pylist(rows, schema=INDEX_SCHEMA), directory / "index.parquet", compression="zstd")
+    return {"images": len(rows), "regions": sum(row["count"] for row in rows), "chunks": len(paths)}
+
+
+def read_listing(path: Path) -> list[tuple[str, int]]:
+    """The images of a chunk and how many regions each has, in the order of its rows.
+
+    Raises:
+        DataError: not a chunk, or damaged.
+    """
+    with _open(path) as chunk:
+        try:
+            listing = [(str(image_id), int(count)) for image_id, count in json.loads((chunk.metadata() or {})[_IMAGES])]
+            rows = chunk.get_slice("features").get_shape()[0]
+        except (KeyError, ValueError, TypeError, SafetensorError):
+            raise DataError(f"{path}: not a features chunk; delete it and run `dvc repro features`") from None
+    if sum(count for _, count in listing) != rows:
+        raise DataError(f"{path}: lists other counts than its {rows} rows; delete it and run `dvc repro features`")
+    return listing
+
+
+class FeatureStore:
+    """Reads data/features. Chunks are memory-mapped; `get` copies one image's rows.
+
+    Args:
+        directory: a finished data/features.
+        detector_id: if given, the features must be this detector's: regions of two detectors never mix.
+
+    Raises:
+        DataError: an incomplete directory, or the features of another detector.
+    """
+
+    def __init__(self, directory: Path, detector_id: str | None = None) -> None:
+        self._directory = directory
+        manifest = _read_manifest(directory)
+        self.detector_id: str = manifest["detector_id"]
+        self.feature_dim: int = manifest["feature_dim"]
+        self.classes: list[str] = manifest["classes"]
+        if detector_id is not None and detector_id != self.detector_id:
+            raise DataError(
+                f"{directory}: features of detector {self.detector_id}, but {detector_id} is needed; "
+                "regions of different detectors can't be mixed: `dvc repro features`"
+            )
+        try:
+            index = pq.read_table(directory / "index.parquet", schema=INDEX_SCHEMA)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"{directory / 'index.parquet'}: {error}; `dvc repro features` makes it") from None
+        columns = [index[name].to_pylist() for name in INDEX_SCHEMA.names]
+        self._places = {image_id: place for image_id, *place in zip(*columns, strict=True)}
+        self._chunks: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, image_id: str) -> bool:
+        return image_id in self._places
+
+    def get(self, image_id: str) -> RegionArrays:
+        """The regions of one image, most confident first; there may be none.
+
+        Raises:
+            DataError: the image has no entry, or its chunk is missing or damaged.
+        """
+        if image_id not in self._places:
+            raise DataError(f"{self._directory}: no features for image {image_id}; `dvc repro features` makes them")
+        number, start, count = self._places[image_id]
+        if number not in self._chunks:
+            self._chunks[number] = _open(self._directory / chunk_name(number)).__enter__()
+        chunk = self._chunks[number]
+        try:
+            return RegionArrays(**{name: _rows(chunk, name, start, count) for name in _DTYPES})
+        except SafetensorError as error:
+            raise DataError(f"{self._directory / chunk_name(number)}: {error}; `dvc repro features`") from None
+
+
+def _rows(chunk: Any, name: str, start: int, count: int) -> np.ndarray:
+    rows = chunk.get_slice(name)
+    if count == 0:  # safetensors refuses an empty slice at the end
+        return np.zeros((0, *rows.get_shape()[1:]), dtype=_DTYPES[name])
+    return rows[start : start + count]
+
+
+def _check(image_id: str, regions: RegionArrays, first: RegionArrays) -> None:
+    for name, dtype in _DTYPES.items():
+        array = getattr(regions, name)
+        if len(array) != len(regions) or array.shape[1:] != getattr(first, name).shape[1:]:
+            raise DataError(
+                f"image {image_id}: {name} has shape {list(array.shape)} beside features {list(regions.features.shape)}"
+                f" and {list(getattr(first, name).shape)} for the chunk's first image"
+            )
+        if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(dtype).max:
+            raise DataError(f"image {image_id}: {name} holds a value that {np.dtype(dtype).name} can't; check the file")
+    if regions.boxes.size and (regions.boxes.min() < 0 or regions.boxes.max() > 1):
+        raise DataError(f"image {image_id}: boxes must be fractions of width and height, 0 to 1")
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    path = directory / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        missing = [key for key in ("detector_id", "feature_dim", "classes") if key not in manifest]
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: {error}; `dvc repro features` makes it") from None
+    if missing:
+        raise DataError(f"{path}: lacks {', '.join(missing)}; `dvc repro features` makes it anew")
+    return manifest
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="numpy")
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: missing or damaged ({error}); `dvc repro features` makes it anew") from None
