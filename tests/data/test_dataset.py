@@ -59,7 +59,7 @@ def test_sources_choose_and_repeat(shards: Path) -> None:
     assert len(ids) == 10 + 3 * 4 and ids.count("nlvr/000.a b#0") == 3 and ids.count("scenes/000.a b#0") == 1
     assert {s.source for s in ShardDataset(shards, "train", "captions", {"nlvr": 1})} == {"nlvr"}
     assert len(ShardDataset(shards, "val", "captions", {"nlvr": 1})) == 0
-    with pytest.raises(ParamsError, match="no dataset `coco`.*nlvr, scenes"):
+    with pytest.raises(ParamsError, match=r"no dataset `coco`.*nlvr, scenes"):
         ShardDataset(shards, "train", "captions", {"coco": 1})
     with pytest.raises(ParamsError, match="scenes: 0"):
         ShardDataset(shards, "train", "captions", {"scenes": 0})
@@ -84,7 +84,7 @@ def test_manifest(shards: Path) -> None:
 def test_missing_parts_are_named(shards: Path, build_shards: Build, record: Record) -> None:
     dataset = ShardDataset(shards, "train", "captions")
     (shards / "train-00000.tar").unlink()
-    with pytest.raises(DataError, match="train-00000.tar: no such shard"):
+    with pytest.raises(DataError, match=r"train-00000\.tar: no such shard"):
         dataset[0]
     with pytest.raises(DataError, match="hold no pixels"):
         ShardDataset(build_shards("bare", train=[record(1)]), "train", "images", pixels=True)

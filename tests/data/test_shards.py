@@ -186,7 +186,7 @@ def test_an_image_bomb_is_refused(tmp_path: Path) -> None:
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
     path = write_tar(tmp_path / "x.tar", (info("a.png"), b"\x89PNG\r\n\x1a\n" + chunk))
-    with pytest.raises(DataError, match="a.png"):
+    with pytest.raises(DataError, match=r"a\.png"):
         list(read_shard(path))
 
 

@@ -23,7 +23,6 @@ from vlp_models.stages.workspace import (
     measured,
     need,
     output_directory,
-    read_json,
     write_manifest,
 )
 
@@ -42,10 +41,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}`; at least 1")
     with measured(workspace, "shards"):
         validated = need(workspace.validated, "validate")
-        features = read_json(need(workspace.features, "features") / "manifest.json")
-        store = FeatureStore(workspace.features)
+        store = FeatureStore(need(workspace.features, "features"))
         images = read_table("images", validated)
-        _check_features(images, workspace)
+        _check_features(images, store, workspace)
         tables = {name: read_table(name, validated) for name in TEXT_TABLES}
         counts = {}
         with output_directory(workspace.shards) as directory:
@@ -77,21 +75,17 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 params=to_plain(p),
                 counts=counts,
                 sources=sorted(pc.unique(images["source"]).to_pylist()),
-                feature_dim=features["feature_dim"],
-                classes=features["classes"],
-                num_classes=len(features["classes"]),
-                detector_id=features["detector_id"],
+                feature_dim=store.feature_dim,
+                classes=store.classes,
+                num_classes=len(store.classes),
+                detector_id=store.detector_id,
             )
     for split, n in counts.items():
         print(f"shards {split}: " + ", ".join(f"{count:,} {name}" for name, count in n.items() if count))
 
 
-def _check_features(images: pa.Table, workspace: Workspace) -> None:
-    import pyarrow.parquet as pq
-
-    index = pq.read_table(need(workspace.features / "index.parquet", "features"), columns=["image_id"])
-    known = pc.is_in(images["image_id"], value_set=index["image_id"].combine_chunks())
-    missing = images.filter(pc.invert(known))["image_id"].to_pylist()
+def _check_features(images: pa.Table, store: FeatureStore, workspace: Workspace) -> None:
+    missing = [image_id for image_id in images["image_id"].to_pylist() if image_id not in store]
     if missing:
         raise DataError(
             f"{workspace.features}: no features for {len(missing):,} of {len(images):,} images, such as "
