@@ -146,25 +146,26 @@ def count_all(scene: Scene) -> list[Question]:
 
 
 def colour_of(scene: Scene) -> list[Question]:
-    """What color is the star? What color is the large star?"""
+    """What color is the star?"""
     kind = "what color is the"
-    asked = [_other(f"What color is the {o.shape}?", o.colour, kind, COLOURS) for o in _alone(scene, "shape")]
-    asked += [
-        _other(f"What color is the {o.size} {o.shape}?", o.colour, kind, COLOURS)
-        for o in _alone(scene, "size", "shape")
-    ]
-    return asked
+    return [_other(f"What color is the {o.shape}?", o.colour, kind, COLOURS) for o in _alone(scene, "shape")]
+
+
+def colour_of_sized(scene: Scene) -> list[Question]:
+    """What color is the large star?"""
+    kind, asked = "what color is the", _alone(scene, "size", "shape")
+    return [_other(f"What color is the {o.size} {o.shape}?", o.colour, kind, COLOURS) for o in asked]
 
 
 def shape_of(scene: Scene) -> list[Question]:
-    """What shape is the red object? What shape is the large red object?"""
-    kind = "what is the"
-    asked = [_other(f"What shape is the {o.colour} object?", o.shape, kind, SHAPES) for o in _alone(scene, "colour")]
-    asked += [
-        _other(f"What is the shape of the {o.size} {o.colour} object?", o.shape, kind, SHAPES)
-        for o in _alone(scene, "size", "colour")
-    ]
-    return asked
+    """What shape is the red object?"""
+    return [_other(f"What shape is the {o.colour} object?", o.shape, "what", SHAPES) for o in _alone(scene, "colour")]
+
+
+def shape_of_sized(scene: Scene) -> list[Question]:
+    """What shape is the large red object?"""
+    asked = _alone(scene, "size", "colour")
+    return [_other(f"What shape is the {o.size} {o.colour} object?", o.shape, "what", SHAPES) for o in asked]
 
 
 def texture_of(scene: Scene) -> list[Question]:
@@ -211,10 +212,12 @@ FAMILIES: dict[Callable[[Scene], list[Question]], float] = {
     count_colour: 0.08,
     count_both: 0.04,
     count_all: 0.04,
-    colour_of: 0.14,
-    shape_of: 0.13,
+    colour_of: 0.15,
+    colour_of_sized: 0.03,
+    shape_of: 0.15,
+    shape_of_sized: 0.03,
     texture_of: 0.02,
-    where_is: 0.05,
+    where_is: 0.04,
     shape_beside: 0.02,
 }
 
