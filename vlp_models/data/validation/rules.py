@@ -51,7 +51,7 @@ class Rule:
 
 TEXT_TABLES = ("captions", "questions", "statements")
 REQUIRED = {
-    "images": ("source", "path", "width", "height"),
+    "images": ("source", "split", "path", "width", "height", "sha256"),
     "captions": ("text",),
     "questions": ("text",),
     "statements": ("text", "group"),

@@ -1,0 +1,253 @@
+"""COCO, Karpathy and VQA v2 files, written here in their genuine form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlp_models.data.formats import read_source
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+NAMES = {9: "COCO_train2014_000000000009.jpg", 42: "COCO_val2014_000000000042.jpg", 73: "COCO_val2014_000000000073.jpg"}
+FOLDERS = {9: "train2014", 42: "val2014", 73: "val2014"}
+
+
+def captions_file() -> dict[str, Any]:
+    texts = {9: ["A cup on a table. ", "a cup\n"], 42: ["A cat."], 73: ["Two bikes."]}
+    annotations = [
+        {"image_id": image, "id": 100 * image + n, "caption": text}
+        for image, several in texts.items()
+        for n, text in enumerate(several)
+    ]
+    images = [{"id": i, "file_name": name, "width": 64, "height": 48, "license": 3} for i, name in NAMES.items()]
+    return {"info": {}, "licenses": [], "images": images, "annotations": annotations}
+
+
+def instances_file() -> dict[str, Any]:
+    boxes = [
+        {"id": 1, "image_id": 9, "category_id": 47, "bbox": [10.5, 20, 30, 8], "iscrowd": 0, "area": 240},
+        {"id": 2, "image_id": 42, "category_id": 17, "bbox": [0, 0, 64, 48], "iscrowd": 1, "area": 9},
+        {"id": 3, "image_id": 42, "category_id": 17, "bbox": [1, 2, 3, 4], "iscrowd": 0, "area": 12},
+    ]
+    categories = [{"id": 47, "name": "cup"}, {"id": 17, "name": "cat", "supercategory": "animal"}]
+    return {"images": captions_file()["images"], "annotations": boxes, "categories": categories}
+
+
+def karpathy_file() -> dict[str, Any]:
+    splits = {9: "train", 42: "restval", 73: "test"}
+    images = [
+        {
+            "filepath": FOLDERS[image],
+            "filename": NAMES[image],
+            "imgid": n,
+            "split": split,
+            "cocoid": image,
+            "sentids": [image],
+            "sentences": [{"tokens": ["a"], "raw": f"Photo {image} .", "imgid": n, "sentid": image}],
+        }
+        for n, (image, split) in enumerate(splits.items())
+    ]
+    return {"images": images, "dataset": "coco"}
+
+
+def questions_files() -> tuple[dict[str, Any], dict[str, Any]]:
+    questions = [{"image_id": i, "question": f"What is in {i}?", "question_id": i * 1000} for i in NAMES]
+    annotations = [
+        {
+            "question_id": i * 1000,
+            "image_id": i,
+            "question_type": "what is",
+            "answer_type": "other",
+            "multiple_choice_answer": "cup",
+            "answers": [{"answer_id": n + 1, "answer": "A Cup", "answer_confidence": "yes"} for n in range(10)],
+        }
+        for i in NAMES
+    ]
+    return {"task_type": "Open-Ended", "questions": questions}, {"annotations": annotations}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for image, name in NAMES.items():
+        (tmp_path / "images" / FOLDERS[image]).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / FOLDERS[image] / name).touch()
+    questions, annotations = questions_files()
+    files = {
+        "captions.json": captions_file(),
+        "instances.json": instances_file(),
+        "karpathy.json": karpathy_file(),
+        "questions.json": questions,
+        "answers.json": annotations,
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    return tmp_path
+
+
+def source(**changes: Any) -> SourceParams:
+    files = {
+        "captions": {"all": ["captions.json"]},
+        "instances": {"all": ["instances.json"]},
+        "karpathy": "karpathy.json",
+        "questions": {"all": ["questions.json"]},
+        "annotations": {"all": ["answers.json"]},
+    }
+    return SourceParams(format="coco", root=".", **{**files, **changes})
+
+
+def rewrite(path: Path, change: Any) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def rules(tables: Any) -> list[tuple[str, str, str]]:
+    return [(row["table"], row["rule"], row["provenance"]) for row in tables.quarantine]
+
+
+def test_all_files_together(root: Path) -> None:
+    tables = read_source("d", source(), root)
+    assert not tables.quarantine
+    splits = {row["image_id"]: row["split"] for row in tables.images}
+    assert splits == {"d/9": "train", "d/42": "train", "d/73": "test"}, "restval is train; images are listed once"
+    assert all(Path(row["path"]).exists() for row in tables.images)
+    assert [row["text"] for row in tables.captions] == ["A cup on a table.", "a cup", "A cat.", "Two bikes."]
+    assert tables.captions[1]["provenance"] == "captions.json#annotations[1]"
+    assert [(row["category"], row["x1"], row["y1"], row["x2"], row["y2"]) for row in tables.objects] == [
+        ("cup", 10.5, 20, 40.5, 28),
+        ("cat", 1, 2, 4, 6),
+    ]
+    assert tables.left_out == {"crowd regions": 1}
+    assert tables.questions[0]["answers"] == ["A Cup"] * 10, "answers stay as they were typed"
+    assert tables.questions[0]["question_id"] == "d/9000"
+
+
+def test_split_by_file_and_folder_by_name(root: Path) -> None:
+    """The tiny-COCO layout: captions_train2017.json beside train2017/."""
+    (root / "captions.json").rename(root / "captions_train2017.json")
+    (root / "train2017").mkdir()
+    for name in NAMES.values():
+        (root / "train2017" / name).touch()
+    params = SourceParams(format="coco", root=".", images=".", captions={"train": ["captions_train2017.json"]})
+    tables = read_source("d", params, root)
+    assert {row["split"] for row in tables.images} == {"train"}
+    assert tables.images[0]["path"] == str(root / "train2017" / NAMES[9])
+
+
+def test_karpathy_alone_gives_captions(root: Path) -> None:
+    """Flickr30k: no cocoid, no filepath, and no captions file."""
+
+    def flickr(content: Any) -> None:
+        for image in content["images"]:
+            del image["cocoid"], image["filepath"]
+
+    rewrite(root / "karpathy.json", flickr)
+    tables = read_source("f", SourceParams(format="coco", root=".", karpathy="karpathy.json"), root)
+    assert [row["image_id"] for row in tables.images] == [f"f/{name.removesuffix('.jpg')}" for name in NAMES.values()]
+    assert [row["text"] for row in tables.captions] == ["Photo 9 .", "Photo 42 .", "Photo 73 ."]
+    assert tables.captions[2]["provenance"] == "karpathy.json#images[2].sentences[0]"
+
+
+def test_image_outside_karpathy_has_no_split(root: Path) -> None:
+    rewrite(root / "karpathy.json", lambda content: content["images"].pop(1))
+    tables = read_source("d", source(), root)
+    assert {row["image_id"]: row["split"] for row in tables.images}["d/42"] == "", "validation's rule split_known"
+
+
+def test_same_id_for_two_files_reaches_validation(root: Path) -> None:
+    rewrite(root / "captions.json", lambda content: content["images"].append({"id": 9, "file_name": "other.jpg"}))
+    tables = read_source("d", source(instances={}), root)
+    assert [row["image_id"] for row in tables.images].count("d/9") == 2, "validation's rule id_unique"
+
+
+def test_limit_takes_dependants_along(root: Path) -> None:
+    tables = read_source("d", source(limit=1), root)
+    assert [row["image_id"] for row in tables.images] == ["d/9", "d/73"], "the first of each split"
+    for rows in (tables.captions, tables.objects, tables.questions):
+        assert {row["image_id"] for row in rows} <= {"d/9", "d/73"}
+    assert not tables.quarantine
+
+
+def test_bad_records_are_set_aside_one_by_one(root: Path) -> None:
+    def spoil(content: Any) -> None:
+        content["annotations"][0] = {"image_id": 9, "id": 900}
+        content["annotations"][1]["caption"] = ["a", "list"]
+        content["annotations"][2] = "a string"
+        content["images"][1]["file_name"] = "../../etc/passwd"
+
+    rewrite(root / "captions.json", spoil)
+    (root / "captions.json").write_bytes((root / "captions.json").read_bytes().replace(b"Two bikes", b"Two b\xefkes"))
+
+    def spoil_boxes(content: Any) -> None:
+        content["annotations"][0]["bbox"] = [1, 2, 3]
+        content["annotations"][2]["category_id"] = 99
+
+    rewrite(root / "instances.json", spoil_boxes)
+    tables = read_source("d", source(), root)
+    assert rules(tables) == [
+        ("images", "path_inside", "captions.json#images[1]"),
+        ("captions", "record_readable", "captions.json#annotations[0]"),
+        ("captions", "record_readable", "captions.json#annotations[1]"),
+        ("captions", "record_readable", "captions.json#annotations[2]"),
+        ("captions", "text_utf8", "captions.json#annotations[3]"),
+        ("objects", "record_readable", "instances.json#annotations[0]"),
+        ("objects", "category_known", "instances.json#annotations[2]"),
+    ]
+    assert tables.quarantine[1]["reason"] == "no field `caption`; has image_id, id"
+    assert tables.quarantine[1]["row_id"] == "d/900"
+    assert "\\udcef" in tables.quarantine[4]["reason"], "the bad byte is shown, and can be stored"
+    json.dumps(tables.quarantine).encode()
+
+
+def test_questions_and_annotations_must_match(root: Path) -> None:
+    def spoil(content: Any) -> None:
+        content["annotations"][0]["question_id"] = 5
+        content["annotations"][1]["image_id"] = 9
+        content["annotations"].append(content["annotations"][2])
+
+    rewrite(root / "answers.json", spoil)
+    tables = read_source("d", source(), root)
+    assert [row["question_id"] for row in tables.questions] == ["d/73000"]
+    assert sorted((row["row_id"], row["rule"]) for row in tables.quarantine) == [
+        ("d/42000", "annotation_found"),
+        ("d/5", "annotation_found"),
+        ("d/73000", "id_unique"),
+        ("d/9000", "annotation_found"),
+    ]
+
+
+def test_hidden_answers(root: Path) -> None:
+    tables = read_source("d", source(annotations={}), root)
+    assert [row["answers"] for row in tables.questions] == [[], [], []]
+
+
+def test_truth_carries_the_source_name(root: Path) -> None:
+    (root / "truth.jsonl").write_text('{"image_id": 9, "objects": []}\n{"image_id": "d/42"}\nnot json\n')
+    tables = read_source("d", source(truth="truth.jsonl"), root)
+    assert [row["image_id"] for row in tables.truth] == ["d/9", "d/42"]
+    assert rules(tables) == [("truth", "record_readable", "truth.jsonl:3")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "content", "message"),
+    [
+        ({"captions": {"all": ["absent.json"]}}, None, "absent.json: no such file"),
+        ({}, "{ not json", "captions.json:1: not JSON"),
+        ({}, "[1, 2]", "expected a list under `images`, found list"),
+        ({}, '{"questions": []}', "expected a list under `images`, found the keys questions"),
+        ({"captions": {"training": ["captions.json"]}}, None, "captions.training: expected one of train, val, test"),
+        ({"karpathy": ""}, None, "captions.all: files of every split need data.d.karpathy"),
+        ({"captions": {}, "instances": {}, "karpathy": ""}, None, "data.d lists no images"),
+        ({"questions": {}}, None, "annotations has `all`, but data.d.questions has not"),
+    ],
+)
+def test_wrong_files_are_named(root: Path, changes: dict[str, Any], content: str | None, message: str) -> None:
+    if content is not None:
+        (root / "captions.json").write_text(content)
+    with pytest.raises(DataError) as caught:
+        read_source("d", source(**changes), root)
+    assert message in str(caught.value)

@@ -1,0 +1,154 @@
+"""One's own pairs: what spreadsheets and scripts really write."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlp_models.data.formats import read_source
+from vlp_models.data.formats.base import Tables
+from vlp_models.data.formats.pairs import split_by_hash
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+
+def read(directory: Path, content: str | bytes, name: str = "pairs.csv", limit: int = 0) -> Tables:
+    (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return read_source("p", SourceParams(format="pairs", root=".", pairs=name, limit=limit), directory)
+
+
+def test_csv_with_bom_quotes_and_several_captions(tmp_path: Path) -> None:
+    tables = read(
+        tmp_path,
+        b"\xef\xbb\xbfImage, Caption,split,photographer\r\n"
+        b'a.jpg,"A dog, and a ""cat""",train,me\r\n'
+        b"\r\n"
+        b'a.jpg,"Over two\r\nlines",train,me\r\n'
+        b"sub/b.jpg,Ein Fu\xc3\x9fg\xc3\xa4nger,Test,you\r\n",
+    )
+    assert not tables.quarantine
+    assert [(row["caption_id"], row["image_id"], row["text"], row["provenance"]) for row in tables.captions] == [
+        ("p/2", "p/a.jpg", 'A dog, and a "cat"', "pairs.csv:2"),
+        ("p/4", "p/a.jpg", "Over two lines", "pairs.csv:4"),
+        ("p/6", "p/sub/b.jpg", "Ein Fußgänger", "pairs.csv:6"),
+    ]
+    assert [(row["path"], row["split"]) for row in tables.images] == [
+        (str(tmp_path / "a.jpg"), "train"),
+        (str(tmp_path / "sub/b.jpg"), "test"),
+    ]
+
+
+def test_bad_lines_cost_only_themselves(tmp_path: Path) -> None:
+    tables = read(
+        tmp_path,
+        b"image,caption,split\n"
+        b"a.jpg,one good line,train\n"
+        b"b.jpg,an unquoted, comma,train\n"
+        b'c.jpg,"an open quote,train\n'
+        b'd.jpg,"a good line, quoted",train\n'
+        b"e.jpg,Latin-1 caf\xe9,train\n"
+        b",no image,train\n"
+        b"a.jpg,in another split,test\n"
+        b"f.jpg,last,train\n",
+    )
+    assert [row["text"] for row in tables.captions] == ["one good line", "a good line, quoted", "last"]
+    assert [(row["provenance"], row["rule"]) for row in tables.quarantine] == [
+        ("pairs.csv:3", "record_readable"),
+        ("pairs.csv:4", "record_readable"),
+        ("pairs.csv:6", "text_utf8"),
+        ("pairs.csv:7", "record_readable"),
+        ("pairs.csv:8", "split_disjoint"),
+    ]
+    assert "needs quotes" in tables.quarantine[0]["reason"]
+    assert tables.quarantine[4]["reason"] == "the image is test here and train in pairs.csv:2"
+
+
+def test_huge_field_is_one_bad_line(tmp_path: Path) -> None:
+    tables = read(tmp_path, f"image,caption\na.jpg,{'x' * 200_000}\nb.jpg,fine\n")
+    assert [row["text"] for row in tables.captions] == ["fine"]
+    assert "field larger than field limit" in tables.quarantine[0]["reason"]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"image": "a.jpg", "caption": "a\u2028b", "split": "train"}, ensure_ascii=False),
+        '{"image": "b.jpg"}',
+        '{"image": "b.jpg", "caption": ',
+        '["b.jpg", "x"]',
+        '{"image": "b.jpg", "caption": "half a pair \\ud800", "split": "val"}',
+        '{"image": "b.jpg", "caption": null}',
+        '{"image": "b.jpg", "caption": "fine", "split": "val"}',
+    ]
+    tables = read(tmp_path, "\n".join(lines), "pairs.jsonl")
+    assert [(row["caption_id"], row["text"]) for row in tables.captions] == [("p/1", "a b"), ("p/7", "fine")]
+    assert [(row["provenance"], row["rule"]) for row in tables.quarantine] == [
+        ("pairs.jsonl:2", "record_readable"),
+        ("pairs.jsonl:3", "record_readable"),
+        ("pairs.jsonl:4", "record_readable"),
+        ("pairs.jsonl:5", "text_utf8"),
+        ("pairs.jsonl:6", "record_readable"),
+    ]
+
+
+def test_limit(tmp_path: Path) -> None:
+    assert len(read(tmp_path, "image,caption\n" + "a.jpg,x\n" * 5, limit=3).captions) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("pairs.csv", "file,text\na.jpg,x\n", "pairs.csv:1: the first line must name the columns image and caption"),
+        ("pairs.csv", "image;caption\na.jpg;x\n", "separated by ','; found 'image;caption'"),
+        ("pairs.csv", "", "pairs.csv: empty"),
+        ("pairs.jsonl", "image,caption\na,b\n", "none of its 2 lines is a JSON object"),
+        ("pairs.xlsx", "PK", "pairs are read from .csv, .tsv, .jsonl"),
+    ],
+)
+def test_wrong_file_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, content, name)
+    assert message in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"pairs\.csv: no such file"):
+        read_source("p", SourceParams(format="pairs", root=".", pairs="pairs.csv"), tmp_path)
+    with pytest.raises(DataError, match=r"data\.p\.pairs"):
+        read_source("p", SourceParams(format="pairs", root="."), tmp_path)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@given(st.lists(texts, min_size=1, max_size=8))
+def test_csv_gives_back_what_was_written(captions: list[str]) -> None:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, quoting=csv.QUOTE_ALL)
+    writer.writerows([["image", "caption"], *(["a.jpg", caption] for caption in captions)])
+    with tempfile.TemporaryDirectory() as directory:
+        tables = read(Path(directory), buffer.getvalue())
+    assert not tables.quarantine
+    assert [row["text"] for row in tables.captions] == [" ".join(caption.split()) for caption in captions]
+
+
+@given(st.lists(texts, min_size=3, max_size=60, unique=True))
+def test_split_by_hash_fills_every_split(names: list[str]) -> None:
+    assert set(split_by_hash(names).values()) == {"train", "val", "test"}
+    assert split_by_hash(names) == split_by_hash(names[::-1])
+
+
+def test_split_by_hash_is_80_10_10_and_stays_when_images_come() -> None:
+    names = [f"{n}.jpg" for n in range(5_000)]
+    splits = split_by_hash(names)
+    counts = Counter(splits.values())
+    assert abs(counts["val"] - 500) < 100 and abs(counts["test"] - 500) < 100
+    more = split_by_hash([*names, *(f"new-{n}.jpg" for n in range(500))])
+    assert all(more[name] == split for name, split in splits.items())
