@@ -67,6 +67,10 @@ class Pixels(_Movable):
     def __len__(self) -> int:
         return self.pixels_B3HW.shape[0]
 
+    def blanked(self) -> Pixels:
+        """Nothing to see: the mean colour everywhere."""
+        return Pixels(pixels_B3HW=torch.zeros_like(self.pixels_B3HW))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Text(_Movable):
