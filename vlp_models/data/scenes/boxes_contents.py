@@ -1,7 +1,6 @@
 """What a sentence may say of one box or tower: "two blue items and a circle", "a yellow block at the base".
 
-Each function returns the words that follow "a box with", and their test on a box; None where the writer's scene
-gives nothing to say it about.
+Each function returns the words that follow "a box with", and their test on a box. Its docstring shows what it writes.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from vlp_models.data.scenes.boxes_scene import COLOURS, SHAPES, Box, Item, gap
+from vlp_models.data.scenes.boxes_scene import COLOURS, SHAPES, Box, gap
 from vlp_models.data.scenes.boxes_words import (
     BoxTest,
-    Noun,
     Writer,
     describe,
     exactly,
@@ -26,7 +24,7 @@ from vlp_models.data.scenes.boxes_words import (
 Content = tuple[str, BoxTest]
 
 
-def content(w: Writer) -> Content | None:
+def content(w: Writer) -> Content:
     table = _TOWER if w.scene.kind == "tower" else _SCATTER
     return w.rng.choices([make for _, make in table], [weight for weight, _ in table])[0](w)
 
@@ -310,7 +308,7 @@ def _run_of(b: Box, colour: str) -> int:
     return best
 
 
-_BOTH: list[tuple[float, Callable[[Writer], Content | None]]] = [
+_BOTH: list[tuple[float, Callable[[Writer], Content]]] = [
     (9, _count),
     (4, _total),
     (5, _only_colours),
@@ -318,13 +316,13 @@ _BOTH: list[tuple[float, Callable[[Writer], Content | None]]] = [
     (4, _of_which),
     (2.5, _only_one),
 ]
-_SCATTER: list[tuple[float, Callable[[Writer], Content | None]]] = [
+_SCATTER: list[tuple[float, Callable[[Writer], Content]]] = [
     *_BOTH,
     (14, _list),
     (1.5, _colours_and),
     (0.7, _near),
 ]
-_TOWER: list[tuple[float, Callable[[Writer], Content | None]]] = [
+_TOWER: list[tuple[float, Callable[[Writer], Content]]] = [
     *_BOTH,
     (4, _list),
     (15, _at_level),
@@ -334,5 +332,3 @@ _TOWER: list[tuple[float, Callable[[Writer], Content | None]]] = [
     (4, _run),
     (1.5, _between),
 ]
-
-__all__ = ["Content", "Item", "Noun", "content", "has_stacked", "level_is", "stacked_words", "tower_level"]

@@ -51,8 +51,6 @@ def _alter(rng: random.Random, scene: Scene) -> Scene:
 def _say(rng: random.Random, number: int, examples: list[Example]) -> None:
     """Adds one sentence to as many scenes it is true of as it is false of, those with the fewest sentences first."""
     sentence = write_sentence(rng, rng.choice(examples).scene)
-    if sentence is None:
-        return
     rng.shuffle(examples)
     examples.sort(key=lambda example: len(example.said))
     labels = [(example, sentence.test(example.scene)) for example in examples]

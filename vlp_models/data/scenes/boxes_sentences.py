@@ -36,25 +36,22 @@ class Sentence(NamedTuple):
     test: SceneTest
 
 
-def write_sentence(rng: random.Random, scene: Scene) -> Sentence | None:
-    """A sentence about `scene`: true of it about as often as not. None where the family drawn does not apply."""
+def write_sentence(rng: random.Random, scene: Scene) -> Sentence:
+    """A sentence about `scene`: true of it about as often as not."""
     writer = make_writer(rng, scene)
     table = _TOWER if scene.kind == "tower" else _SCATTER
     family = rng.choices([f for _, f in table], [weight for weight, _ in table])[0]
     made = family(writer)
-    return None if made is None else Sentence(scribble(rng, made.text), made.test)
+    return Sentence(scribble(rng, made.text), made.test)
 
 
 def _there(w: Writer, how_many: Quantity, rest: str) -> str:
     return f"there {how_many.is_are} {rest}"
 
 
-def _boxes_with(w: Writer) -> Sentence | None:
+def _boxes_with(w: Writer) -> Sentence:
     """There is a box with ...; There are exactly two towers that have ..."""
-    made = content(w)
-    if made is None:
-        return None
-    words, test = made
+    words, test = content(w)
     actual = sum(map(test, w.scene.boxes))
     how_many = some(w) if w.chance(0.62) else quantity(w, actual, high=3)
     boxes = Noun(singular=w.box, plural=plural_of(w.box), test=lambda _: True)
@@ -70,12 +67,9 @@ def _boxes_with(w: Writer) -> Sentence | None:
     )
 
 
-def _one_of_the(w: Writer) -> Sentence | None:
+def _one_of_the(w: Writer) -> Sentence:
     """One of the grey box has ...; the tower with three blocks has ...; One box has ..."""
-    made = content(w)
-    if made is None:
-        return None
-    words, test = made
+    words, test = content(w)
     has = w.one_of("has", "has", "contains")
     roll = w.rng.random()
     if w.scene.kind == "tower" and roll < 0.45:
@@ -100,14 +94,14 @@ def _count_all(w: Writer) -> Sentence:
     if w.scene.kind == "scatter" and w.chance(0.6):
         what = placed(w, what)
     actual = what.count(w.scene.items())
-    how_many = exactly(w, _near(w, actual)) if w.chance(0.25) else quantity(w, actual)
+    how_many = exactly(w, _about(w, actual)) if w.chance(0.25) else quantity(w, actual)
     return Sentence(_there(w, how_many, what.after(how_many)), lambda s: how_many.test(what.count(s.items())))
 
 
 def _two_kinds(w: Writer) -> Sentence:
     """There is 1 blue triangle and 1 yellow triangle (anywhere)"""
     nouns = [describe(w, bare=0.0) for _ in range(2)]
-    pairs = [(what, exactly(w, _near(w, what.count(w.scene.items())))) for what in nouns]
+    pairs = [(what, exactly(w, _about(w, what.count(w.scene.items())))) for what in nouns]
     text = " and ".join(what.after(how_many) for what, how_many in pairs)
     return Sentence(
         _there(w, pairs[0][1], text),
@@ -306,11 +300,11 @@ def _times_stacked(b: Box, low: str, high: str) -> int:
     return sum(one.colour == low and two.colour == high for one, two in pairwise(b))
 
 
-def _near(w: Writer, actual: int) -> int:
+def _about(w: Writer, actual: int) -> int:
     return max(1, actual + w.rng.choices((-1, 0, 1), (1, 4, 1))[0])
 
 
-_SCATTER: list[tuple[float, Callable[[Writer], Sentence | None]]] = [
+_SCATTER: list[tuple[float, Callable[[Writer], Sentence]]] = [
     (50, _boxes_with),
     (8, _one_of_the),
     (45, _count_all),
@@ -319,7 +313,7 @@ _SCATTER: list[tuple[float, Callable[[Writer], Sentence | None]]] = [
     (6, _touching),
     (1, _same_number),
 ]
-_TOWER: list[tuple[float, Callable[[Writer], Sentence | None]]] = [
+_TOWER: list[tuple[float, Callable[[Writer], Sentence]]] = [
     (48, _boxes_with),
     (8, _one_of_the),
     (9, _count_all),
