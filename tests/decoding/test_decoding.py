@@ -1,0 +1,138 @@
+"""Decoding, on a toy language model whose every sentence can be scored by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from vlp_models.data.batch import Regions
+from vlp_models.decoding.beam import beam_search
+from vlp_models.decoding.greedy import greedy
+from vlp_models.decoding.sampling import sample
+
+VOCAB, BOS, EOS = 4, 0, 1
+
+
+class TableModel:
+    """The next token depends on the image's number and on the whole prefix, through fixed random tables."""
+
+    def __init__(self, seed: int = 0, eos_bias: float = 0.0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.tokens = torch.randn(8, VOCAB, 12, generator=generator, dtype=torch.float64) * 2
+        self.images = torch.randn(16, 12, generator=generator, dtype=torch.float64)
+        self.out = torch.randn(12, VOCAB, generator=generator, dtype=torch.float64)
+        self.bias = torch.zeros(VOCAB, dtype=torch.float64)
+        self.bias[EOS] = eos_bias
+        self.steps = 0
+
+    def start(self, image, *, max_len):
+        return torch.arange(len(image)), torch.empty(len(image), 0, dtype=torch.int64)
+
+    def step(self, token_N, state):
+        self.steps += 1
+        owner, prefix = state[0], torch.cat([state[1], token_N[:, None]], 1)
+        positions = torch.arange(prefix.shape[1])
+        x = torch.tanh(self.images[owner] + self.tokens[positions, prefix].sum(1))
+        return x @ self.out + self.bias, (owner, prefix)
+
+    def reorder(self, state, index_N):
+        return state[0][index_N], state[1][index_N]
+
+    def log_probability(self, image: int, ids: tuple[int, ...]) -> float:
+        state, token, total = (torch.tensor([image]), torch.empty(1, 0, dtype=torch.int64)), BOS, 0.0
+        for following in ids:
+            logits, state = self.step(torch.tensor([token]), state)
+            total += float(logits.log_softmax(-1)[0, following])
+            token = following
+        return total
+
+
+def images(count: int) -> Regions:
+    return Regions(
+        features_BRF=torch.zeros(count, 1, 1),
+        boxes_BR4=torch.zeros(count, 1, 4),
+        class_probs_BRC=torch.zeros(count, 1, 1),
+        mask_BR=torch.ones(count, 1, dtype=torch.bool),
+    )
+
+
+def all_sentences(max_len: int):
+    """Every sequence that ends with EOS, or runs to `max_len` without it."""
+    words = [t for t in range(VOCAB) if t != EOS]
+    for length in range(max_len):
+        yield from ((*ids, EOS) for ids in itertools.product(words, repeat=length))
+    yield from itertools.product(words, repeat=max_len)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wide_beam_finds_the_best_of_all_sentences(seed, length_penalty):
+    model = TableModel(seed)
+    found = beam_search(
+        model, images(3), max_len=4, bos_id=BOS, eos_id=EOS, beam_size=200, length_penalty=length_penalty
+    )
+    for i, hypothesis in enumerate(found):
+        scores = {ids: model.log_probability(i, ids) for ids in all_sentences(4)}
+        best = max(scores, key=lambda ids: scores[ids] / len(ids) ** length_penalty)
+        assert hypothesis.ids == [t for t in best if t != EOS]
+        assert hypothesis.score == pytest.approx(scores[best], rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_beam_is_greedy_and_more_are_no_worse(seed):
+    model = TableModel(seed)
+    settings = {"max_len": 6, "bos_id": BOS, "eos_id": EOS}
+    one = beam_search(model, images(8), beam_size=1, **settings)
+    expected = greedy(model, images(8), **settings)
+    assert [h.ids for h in one] == [h.ids for h in expected]
+    assert [h.score for h in one] == pytest.approx([h.score for h in expected])
+    five = beam_search(model, images(8), beam_size=5, **settings)
+    assert all(a.score >= b.score - 1e-6 for a, b in zip(five, expected, strict=True))
+
+
+def test_scores_are_the_sentences_log_probabilities():
+    model = TableModel(2)
+    generator = torch.Generator().manual_seed(0)
+    settings = {"max_len": 5, "bos_id": BOS, "eos_id": EOS}
+    groups = sample(model, images(4), num_samples=3, temperature=2.0, generator=generator, **settings)
+    groups += [[h] for h in greedy(model, images(4), **settings)]
+    groups += [[h] for h in beam_search(model, images(4), beam_size=3, length_penalty=0.7, **settings)]
+    for i, group in enumerate(groups):
+        for hypothesis in group:
+            ids = tuple(hypothesis.ids) + ((EOS,) if len(hypothesis.ids) < 5 else ())
+            assert EOS not in hypothesis.ids
+            assert hypothesis.score == pytest.approx(model.log_probability(i % 4, ids), rel=1e-6)
+
+
+def test_an_image_is_described_alike_alone_and_in_a_batch():
+    for decode in (greedy, lambda *a, **k: beam_search(*a, beam_size=3, **k)):
+        together = decode(TableModel(1), images(6), max_len=6, bos_id=BOS, eos_id=EOS)
+        for count in range(1, 6):
+            fewer = decode(TableModel(1), images(count), max_len=6, bos_id=BOS, eos_id=EOS)
+            assert [h.ids for h in fewer] == [h.ids for h in together[:count]]
+
+
+def test_decoding_stops_when_everything_has_ended():
+    for decode in (greedy, lambda *a, **k: beam_search(*a, beam_size=3, **k)):
+        model = TableModel(0, eos_bias=50.0)
+        assert [h.ids for h in decode(model, images(3), max_len=8, bos_id=BOS, eos_id=EOS)] == [[]] * 3
+        assert model.steps == 1
+
+
+def test_samples_follow_the_distribution():
+    model = TableModel(3)
+    generator = torch.Generator().manual_seed(0)
+    drawn = sample(
+        model, images(1), max_len=2, bos_id=BOS, eos_id=EOS, num_samples=20000, generator=generator, temperature=1.0
+    )[0]
+    frequency = Counter(tuple(h.ids) + ((EOS,) if len(h.ids) < 2 else ()) for h in drawn)
+    for ids in all_sentences(2):
+        assert frequency[ids] / 20000 == pytest.approx(math.exp(model.log_probability(0, ids)), abs=0.015)
+    again = sample(
+        model, images(1), max_len=2, bos_id=BOS, eos_id=EOS, num_samples=20000, generator=generator.manual_seed(0)
+    )[0]
+    assert again == drawn

@@ -1,0 +1,212 @@
+"""TDEN's structure: what may depend on what, and that cached decoding is the same model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from vlp_models.data.batch import Batch, Pixels, Regions, Text
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.models import build_model, protocols
+
+VARIANTS = [
+    {},
+    {
+        "separate_ffn": True,
+        "tie_lm_head": False,
+        "ism_pooling": "all_layers",
+        "similarity_dim": 24,
+        "pooler_batch_norm": True,
+        "understanding_decoder_mask": "bidirectional",
+        "fusion": "product",
+    },
+    {"use_decoder_in_fusion": False},
+]
+
+
+def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
+    """All that a task can ask of the model, one row per sample."""
+    with torch.no_grad():
+        fused = model.fuse(batch.image, batch.text)
+        return {
+            "pooled": fused.pooled_BP,
+            "image": model.embed_image(batch.image),
+            "text": model.embed_text(batch.text),
+            "scores": model.score_pairs(batch.image, batch.text),
+            "fused text": fused.text_BTD * batch.text.mask_BT[..., None],
+            "logits": model.generation_logits(batch.image, batch.text) * batch.text.mask_BT[..., None],
+        }
+
+
+def select(batch: Batch, rows: list[int]) -> Batch:
+    image, text = batch.image, batch.text
+    return Batch(
+        sample_ids=tuple(batch.sample_ids[i] for i in rows),
+        image_ids=tuple(batch.image_ids[i] for i in rows),
+        image=Regions(**{f.name: getattr(image, f.name)[rows] for f in dataclasses.fields(image)}),
+        text=Text(**{f.name: getattr(text, f.name)[rows] for f in dataclasses.fields(text)}),
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_sample_does_not_depend_on_its_batch(tiny, batch, variant):
+    """Neither on the other samples and their order, nor on what stands in the padding."""
+    model = tiny(**variant)
+    together = everything(model, batch)
+    noise = dataclasses.replace(
+        batch,
+        image=dataclasses.replace(
+            batch.image,
+            features_BRF=batch.image.features_BRF.masked_fill(~batch.image.mask_BR[..., None], 7.0),
+            boxes_BR4=batch.image.boxes_BR4.masked_fill(~batch.image.mask_BR[..., None], 0.5),
+        ),
+        text=dataclasses.replace(batch.text, ids_BT=batch.text.ids_BT.masked_fill(~batch.text.mask_BT, 9)),
+    )
+    backwards = everything(model, select(noise, [3, 2, 1, 0]))
+    for name, value in together.items():
+        torch.testing.assert_close(backwards[name].flip(0), value, rtol=0, atol=1e-10, msg=name)
+    for i in range(len(batch)):
+        one = select(batch, [i])
+        length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
+        cut = dataclasses.replace(
+            one,
+            image=Regions(**{f.name: getattr(one.image, f.name)[:, :regions] for f in dataclasses.fields(Regions)}),
+            text=Text(ids_BT=one.text.ids_BT[:, :length], mask_BT=one.text.mask_BT[:, :length]),
+        )
+        for name, value in everything(model, cut).items():
+            expected = together[name][i : i + 1]
+            expected = expected[:, :length] if expected.dim() == 3 else expected
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-10, msg=name)
+
+
+def test_generation_never_sees_later_words(tiny, batch):
+    model = tiny()
+    logits = model.generation_logits(batch.image, batch.text)
+    for changed in range(1, 8):
+        ids = batch.text.ids_BT.clone()
+        ids[:, changed] = (ids[:, changed] + 1) % 30
+        other = model.generation_logits(batch.image, dataclasses.replace(batch.text, ids_BT=ids))
+        assert torch.equal(other[:, :changed], logits[:, :changed])
+        assert not torch.allclose(other[0, changed], logits[0, changed])
+
+
+@pytest.mark.parametrize(("source", "leaks"), [("object_encoder", False), ("cross_encoder", True)])
+def test_the_caption_leaks_through_the_image_only_if_told_so(tiny, batch, source, leaks):
+    """In one pretraining pass, another sentence in the encoder must leave the decoder's predictions alone."""
+    model = tiny(decoder_visual_source=source)
+    visual, mask = model.encode_image(batch.image), batch.text.mask_BT
+    ids, other = batch.text.ids_BT, batch.text.ids_BT.clone()
+    other[:, 1] = 29
+    words = torch.zeros_like(mask)
+    words[:, 1] = True
+
+    def predictions(encoder_ids):
+        output = model.run_pass(visual, mask, encoder_ids_BT=encoder_ids, decoder_ids_BT=ids, words_BT=words)
+        return output.mlm_logits_MV, output.msg_logits_NV
+
+    (mlm, msg), (other_mlm, other_msg) = predictions(ids), predictions(other)
+    assert not torch.allclose(mlm, other_mlm)
+    assert torch.equal(msg, other_msg) is not leaks
+
+
+def test_image_and_text_both_reach_every_output(tiny, batch):
+    model = tiny()
+    before, blank = everything(model, batch), everything(model, dataclasses.replace(batch, image=batch.image.blanked()))
+    for name in ("pooled", "image", "scores", "fused text", "logits"):
+        assert not torch.allclose(before[name], blank[name]), name
+    ids = batch.text.ids_BT.clone()
+    ids[:, 1] = 29
+    other = everything(model, dataclasses.replace(batch, text=dataclasses.replace(batch.text, ids_BT=ids)))
+    for name in ("pooled", "text", "scores", "logits"):
+        assert not torch.allclose(before[name], other[name]), name
+
+
+def test_cached_steps_equal_teacher_forcing(tiny, batch):
+    """Also with three hypotheses per image, shuffled within and across images on the way."""
+    model = tiny()
+    size, length = batch.text.ids_BT.shape
+    copies = torch.arange(size).repeat_interleave(3)
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(5, 30, (3 * size, length), generator=generator)
+    state = model.reorder(model.start(batch.image, max_len=length), copies)
+    for t in range(length):
+        if t == 2:  # within images: the projected image stays shared
+            index = copies * 3 + torch.randint(0, 3, (3 * size,), generator=generator)
+            state, ids = model.reorder(state, index), ids[index]
+            assert state.memory_mask.shape[0] == size
+        if t == 5:  # hypotheses leave unevenly, images change places
+            index = torch.tensor([7, 0, 1, 11, 4])
+            state, ids, copies = model.reorder(state, index), ids[index], copies[index]
+        logits, state = model.step(ids[:, t], state)
+        images = Regions(**{f.name: getattr(batch.image, f.name)[copies] for f in dataclasses.fields(Regions)})
+        prefix = Text(ids_BT=ids[:, : t + 1], mask_BT=torch.ones_like(ids[:, : t + 1], dtype=torch.bool))
+        expected = model.generation_logits(images, prefix)[:, -1]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+
+
+def test_says_what_it_can_do(tiny):
+    model = tiny()
+    for protocol in ("Fuses", "Embeds", "ScoresPairs", "Generates", "Pretrains"):
+        assert isinstance(model, getattr(protocols, protocol)), protocol
+
+
+def test_one_seed_one_model(tiny):
+    first, again, other = (tiny(seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["text_embedding.words.weight"], other["text_embedding.words.weight"])
+
+
+def test_sizes_equal_the_public_model():
+    """The public code counts 316.13M for pretraining, 233.77M for captioning, 162.67M for retrieval; it has one more
+    text type (768) and no pooled feature for VQA in these."""
+    public = {
+        "separate_ffn": True,
+        "tie_lm_head": False,
+        "ism_pooling": "all_layers",
+        "similarity_dim": 1024,
+        "pooler_batch_norm": True,
+    }
+    with torch.device("meta"):
+        model = build_model("tden", public, vocab_size=30522, feature_dim=2048, num_classes=1601)
+    count = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    encoders = ["region_embedding", "text_embedding", "object_encoder", "sentence_encoder"]
+    pretraining = sum(count.values()) - count["fusion_poolers"] - count["fusion_norm"]
+    assert round((pretraining + 768) / 1e6, 2) == 316.13
+    assert round((sum(count[c] for c in [*encoders, "cross_decoder", "word_head"]) + 768) / 1e6, 2) == 233.77
+    assert round((sum(count[c] for c in [*encoders, "text_pooler", "image_poolers"]) + 768) / 1e6, 2) == 162.67
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hiden": 64}, "did you mean `hidden`"),
+        ({"hidden": 130, "heads": 4}, "multiple of heads"),
+        ({"decoder_visual_source": "object_encoders"}, "did you mean `object_encoder`"),
+        ({"vocab_size": 31}, "the data at hand has 30"),
+        ({"decoder_layers": 0}, "at least one layer"),
+        ({"mask_id": 30}, "outside the vocabulary"),
+    ],
+)
+def test_wrong_configs_are_explained(config, message):
+    with pytest.raises(ParamsError, match=message):
+        build_model("tden", config, vocab_size=30, feature_dim=4, num_classes=3)
+
+
+def test_wrong_inputs_are_explained(tiny, batch):
+    with pytest.raises(ParamsError, match="known: tden"):
+        build_model("tedn", {}, vocab_size=30, feature_dim=4, num_classes=3)
+    with pytest.raises(DataError, match="region features"):
+        tiny().embed_image(Pixels(pixels_B3HW=torch.zeros(1, 3, 8, 8)))
+    model = tiny(max_positions=8)
+    with pytest.raises(ParamsError, match="max_positions is 8"):
+        model.embed_text(batch.text)
+    with pytest.raises(ParamsError, match="max_positions is 8"):
+        model.start(batch.image, max_len=9)
+
+
+def test_an_image_without_regions_is_finite(tiny, batch):
+    empty = dataclasses.replace(batch, image=dataclasses.replace(batch.image, mask_BR=batch.image.mask_BR & False))
+    for name, value in everything(tiny(), empty).items():
+        assert value.isfinite().all(), name

@@ -1,0 +1,179 @@
+"""A model on disk: `model.safetensors`, `config.json` and the tokenizer, as docs/contracts.md describes them.
+
+The weights' keys begin with `model.`, and with `head.` where a task has added a head. Loading is strict: a checkpoint
+of another architecture is an error that lists what differs, never a half-initialised model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.models import build_model
+
+FORMAT = "vlp-checkpoint/1"
+WEIGHTS, CONFIG, ANSWERS = "model.safetensors", "config.json", "answers.json"
+# What `config.json` must hold besides `format`.
+KEYS = ("model", "model_config", "task", "max_text_len", "max_regions", "detector_id", "feature_dim", "classes")
+
+
+def write_checkpoint(
+    directory: Path, module: nn.Module, config: Mapping[str, Any], tokenizer: Tokenizer, answers: Sequence[str] = ()
+) -> None:
+    """Writes the weights of `module` (whose children are `model` and perhaps `head`) into an existing directory.
+
+    Args:
+        config: config.json without `format`; must hold `KEYS`.
+        answers: what the indices of a VQA head stand for.
+    """
+    missing = [key for key in KEYS if key not in config]
+    if missing:
+        raise ValueError(f"config lacks {missing}")
+    state = module.state_dict()
+    tied = tied_names(state)
+    # safetensors stores each tensor once: of tied ones, the first name
+    weights = {name: t.detach().cpu().contiguous() for name, t in state.items() if name not in tied}
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    text = json.dumps({"format": FORMAT, **config}, indent=2, sort_keys=True, ensure_ascii=False)
+    (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
+    tokenizer.save(directory)
+    if answers:
+        listed = json.dumps(list(answers), indent=0, ensure_ascii=False)
+        (directory / ANSWERS).write_text(listed + "\n", encoding="utf-8")
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """
+    Raises:
+        CheckpointError: config.json is missing, damaged, or of another format.
+    """
+    file = directory / CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{file}: no such file; is {directory} a checkpoint of this project?") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}; copy or make the checkpoint anew") from None
+    found = config.get("format") if isinstance(config, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{file}: format {found!r}; this program reads {FORMAT}")
+    missing = [key for key in KEYS if key not in config]
+    if missing:
+        raise CheckpointError(f"{file}: lacks {', '.join(missing)}; make the checkpoint anew")
+    return config
+
+
+def read_answers(directory: Path) -> list[str]:
+    """The answers of a VQA head.
+
+    Raises:
+        CheckpointError: answers.json is missing or no list of strings.
+    """
+    file = directory / ANSWERS
+    try:
+        answers = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: the answers of the VQA head can't be read: {error}") from None
+    if not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
+        raise CheckpointError(f"{file}: not a list of strings")
+    return answers
+
+
+def read_weights(directory: Path) -> dict[str, Tensor]:
+    """
+    Raises:
+        CheckpointError: model.safetensors is missing or damaged.
+    """
+    file = directory / WEIGHTS
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: no such file") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: damaged or no safetensors file: {error}") from None
+
+
+def build_from_config(config: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> nn.Module:
+    """The freshly initialised model that `config` describes.
+
+    Raises:
+        CheckpointError: the model is unknown here, or its config does not fit it.
+    """
+    try:
+        return build_model(
+            config["model"],
+            config["model_config"],
+            vocab_size=tokenizer.vocab_size,
+            feature_dim=config["feature_dim"],
+            num_classes=len(config["classes"]),
+            mask_id=tokenizer.mask_id,
+        )
+    except ParamsError as error:
+        raise CheckpointError(f"{where / CONFIG}: {error}") from None
+
+
+def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:
+    """Fills every parameter and buffer of `module`.
+
+    Raises:
+        CheckpointError: names are missing or unexpected, or shapes differ; lists them.
+    """
+    state = module.state_dict()
+    tied = tied_names(state)
+    missing = sorted(set(state) - set(weights) - set(tied))
+    unexpected = sorted(set(weights) - set(state))
+    other_shape = [
+        f"{name} {list(weights[name].shape)} instead of {list(tensor.shape)}"
+        for name, tensor in sorted(state.items())
+        if name in weights and weights[name].shape != tensor.shape
+    ]
+    if missing or unexpected or other_shape:
+        parts = (("missing", missing), ("unexpected", unexpected), ("of another shape", other_shape))
+        differences = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in parts if names)
+        raise CheckpointError(f"{where / WEIGHTS}: of another architecture: {differences}")
+    module.load_state_dict({name: t for name, t in weights.items() if name not in tied}, strict=False)
+
+
+def load_model(directory: Path) -> tuple[nn.Module, Tokenizer, dict[str, Any]]:
+    """The model (without a task's head), its tokenizer and its config.json.
+
+    Raises:
+        CheckpointError: damaged, or of another architecture.
+    """
+    config = read_config(directory)
+    tokenizer = Tokenizer.load(directory)
+    model = build_from_config(config, tokenizer, directory)
+    load_strictly(model, part_of(read_weights(directory), "model"), directory)
+    return model, tokenizer, config
+
+
+def part_of(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The weights below `part.` (`model` or `head`), without that prefix."""
+    prefix = f"{part}."
+    return {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
+
+
+def tied_names(state: Mapping[str, Tensor]) -> frozenset[str]:
+    """Names of tensors that are the same memory as a tensor of an earlier name."""
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in state.items():
+        if tensor.numel():
+            first.setdefault(_memory(tensor), name)
+    return frozenset(name for name, t in state.items() if t.numel() and first[_memory(t)] != name)
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def _some(names: Collection[str], shown: int = 8) -> str:
+    rest = len(names) - shown
+    return ", ".join(list(names)[:shown]) + (f" and {rest} more" if rest > 0 else "")
