@@ -16,7 +16,11 @@ os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
 import great_expectations as gx
 import great_expectations.expectations as gxe
 import pandas as pd
-from great_expectations.data_context.types.base import ProgressBarsConfig
+from great_expectations.data_context.types.base import (
+    DataContextConfig,
+    InMemoryStoreBackendDefaults,
+    ProgressBarsConfig,
+)
 
 from vlp_models.data.validation.rules import Between, Check, Matches, OneOf, Present, Rule
 
@@ -29,23 +33,18 @@ class Suites:
     def __init__(self, docs: Path) -> None:
         """`docs`: the directory of the Data Docs."""
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._context = gx.get_context(mode="ephemeral")
-        self._context.variables.progress_bars = ProgressBarsConfig(globally=False)
-        for site in list(self._context.get_site_names()):
-            self._context.delete_data_docs_site(site)
-        self._context.add_data_docs_site(
-            site_name="vlp",
-            site_config={
-                "class_name": "SiteBuilder",
-                "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-                "store_backend": {
-                    "class_name": "TupleFilesystemStoreBackend",
-                    "base_directory": str(docs.absolute()),
-                },
-            },
+        site = {
+            "class_name": "SiteBuilder",
+            "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+            "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())},
+        }
+        config = DataContextConfig(
+            store_backend_defaults=InMemoryStoreBackendDefaults(),
+            data_docs_sites={"vlp": site},
+            progress_bars=ProgressBarsConfig(globally=False),
+            analytics_enabled=False,
         )
+        self._context = gx.get_context(mode="ephemeral", project_config=config)
         self._source = self._context.data_sources.add_pandas("validate")
 
     def check(self, table: str, rows: list[dict[str, Any]], rules: list[Rule]) -> list[list[int]]:
