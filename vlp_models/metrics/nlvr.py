@@ -35,13 +35,10 @@ def score_nlvr(judgements: Sequence[Judgement], name: str = "accuracy") -> list[
     ]
 
 
-def majority(labels: Iterable[bool]) -> float | None:
-    """Accuracy, in percent, of always saying the commoner label of the very split that is scored."""
+def majority_label(labels: Iterable[bool]) -> bool:
+    """The commoner label; true among equals."""
     values = list(labels)
-    if not values:
-        return None
-    true = sum(values)
-    return 100 * max(true, len(values) - true) / len(values)
+    return 2 * sum(values) >= len(values)
 
 
 def official_csv(rows: Iterable[tuple[str, bool]]) -> str:

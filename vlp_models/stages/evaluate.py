@@ -1,0 +1,217 @@
+"""evaluate KEY: one fine-tuned model on its test splits: predictions, scores with 95% intervals, baselines.
+
+Everything but scores.json is a function of checkpoint, data and params; seconds, memory and commit stand there alone.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.data.sample import Sample
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.metrics.bootstrap import interval
+from vlp_models.metrics.score import Score
+from vlp_models.params import EvaluateParams, Params, to_plain
+from vlp_models.stages.scoring import (
+    Scored,
+    score_answers,
+    score_captioning,
+    score_statements,
+    write_official,
+)
+from vlp_models.stages.workspace import (
+    Workspace,
+    hash_file,
+    measured,
+    need,
+    output_directory,
+    write_json,
+    write_manifest,
+    write_text,
+)
+
+if TYPE_CHECKING:
+    from vlp_models.data.dataset import ShardDataset
+    from vlp_models.tasks.base import TaskModel
+
+SCORERS = {"captioning": score_captioning, "vqa": score_answers, "nlvr": score_statements}
+ID_KEYS = {"captioning": "image_id", "vqa": "question_id", "nlvr": "statement_id"}
+
+
+def run(params: Params, workspace: Workspace, key: str = "") -> None:
+    """Writes reports/eval/KEY: `predictions-<split>.jsonl`, official result files, `scores.json`.
+
+    Raises:
+        ParamsError: params.yaml has no fine-tuning run of this name.
+        DataError: shards or checkpoint are not there, or no split has anything to score.
+    """
+    if key not in params.finetune:
+        raise ParamsError(f"evaluate: no run `{key}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
+    with measured(workspace, f"evaluate@{key}"):
+        _evaluate(params, workspace, key)
+
+
+def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
+    from vlp_models.data.dataset import ShardDataset
+    from vlp_models.tasks.base import load_task_model
+    from vlp_models.tasks.captioning import Captioning
+    from vlp_models.tracking.lineage import git_commit
+
+    finetune, settings = params.finetune[key], params.evaluate
+    need(workspace.shards / "manifest.json", "shards")
+    model = load_task_model(need(workspace.checkpoint(key), f"finetune@{key}"), device=_device(params))
+    if isinstance(model, Captioning):
+        model.beam_size, model.max_caption_len = settings.beam_size, settings.max_caption_len
+    facts = {
+        "model": model.info["model"],
+        "run": key,
+        "task": finetune.task,
+        "seed": finetune.seed,
+        "git": git_commit(workspace.root),
+        "data": data_hash(workspace.shards),
+    }
+    sources = dict.fromkeys(finetune.sources, 1)
+    records: list[dict[str, Any]] = []
+    skipped: list[str] = []
+    counts: dict[str, int] = {}
+    with output_directory(workspace.evaluation(key)) as directory:
+        for split in settings.splits:
+            dataset = ShardDataset(workspace.shards, split, model.prediction_view, sources)
+            start = time.perf_counter()
+            predictions, samples = _predict(model, dataset, settings, f"{key} on {split}")
+            seconds = round(time.perf_counter() - start, 2)
+            if not samples:
+                skipped.append(f"{split}: no {model.prediction_view} that {finetune.task} could be scored on")
+                print(f"evaluate {key}: {skipped[-1]}; skipped", file=sys.stderr)
+                continue
+            lines = (json.dumps(row, ensure_ascii=False, sort_keys=True) for row in predictions)
+            write_text(directory / f"predictions-{split}.jsonl", "".join(f"{line}\n" for line in lines))
+            counts[split] = len(predictions)
+            for source in sorted({sample.source for sample in samples}):
+                chosen = [i for i, sample in enumerate(samples) if sample.source == source]
+                own = [predictions[i] for i in chosen]
+                write_official(finetune.task, own, source, split, directory, workspace.validated)
+                with _status(f"scoring {key} on {source} {split}") as progress:
+                    scored = SCORERS[finetune.task](
+                        own, [samples[i] for i in chosen], source, workspace.validated, progress
+                    )
+                place = {"dataset": source, "split": split, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()}
+                records += _records(scored, settings, facts | place)
+        if not records:
+            splits = ", ".join(settings.splits)
+            raise DataError(f"evaluate {key}: nothing to score in {splits}; see `evaluate.splits` in params.yaml")
+        write_json(directory / "scores.json", records)
+        shown = {"evaluate": to_plain(settings), "task": finetune.task, "blank_images": finetune.blank_images}
+        write_manifest(
+            directory, stage=f"evaluate@{key}", params=shown, counts=counts, skipped=skipped, data=facts["data"]
+        )
+    for record in records:
+        if record["value"] is not None and "question type" not in record["metric"]:
+            print(f"{key}: {record['dataset']} {record['split']} {record['metric']} {record['value']:.2f}")
+
+
+def _predict(
+    model: TaskModel, dataset: ShardDataset, settings: EvaluateParams, description: str
+) -> tuple[list[dict[str, Any]], list[Sample]]:
+    """Predictions and samples (without their regions), in the dataset's order; every sample exactly once."""
+    import torch
+
+    blank_too = model.task in settings.blank_control and not model.blank_images
+    predictions: list[dict[str, Any]] = []
+    samples: list[Sample] = []
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        for chunk in _chunks(dataset, settings.batch_size, description):
+            # An image without references can be captioned, but not scored.
+            chunk = [sample for sample in chunk if sample.captions or model.task != "captioning"]
+            if not chunk:
+                continue
+            batch = model.collate(chunk).to(device)
+            rows = model.predict(batch, chunk)
+            if blank_too:
+                blank = model.predict(replace(batch, image=batch.image.blanked()), chunk)
+                rows = [_with_blank(row, other) for row, other in zip(rows, blank, strict=True)]
+            predictions += rows
+            samples += [replace(sample, regions=None, pixels=None) for sample in chunk]
+    key = ID_KEYS[model.task]
+    predicted, expected = [row[key] for row in predictions], [sample.sample_id for sample in samples]
+    if predicted != expected or len(set(predicted)) != len(predicted):
+        raise DataError(
+            f"{description}: {len(set(predicted))} ids predicted, {len(expected)} asked for; they must agree"
+        )
+    return predictions, samples
+
+
+def _with_blank(row: dict[str, Any], blank: dict[str, Any]) -> dict[str, Any]:
+    """The prediction, and beside it what the model says of a blank image."""
+    name = next(name for name in ("caption", "answer", "prediction") if name in row)
+    return {**row, f"{name}_blank": blank[name]}
+
+
+def _records(scored: Scored, settings: EvaluateParams, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            **facts,
+            "metric": score.metric,
+            "value": None if score.value is None else round(score.value, 4),
+            **_interval(score, settings.bootstrap, facts["seed"]),
+            "baselines": scored.baselines.get(score.metric, {}),
+            "n": score.n,
+            "note": score.note,
+        }
+        for score in scored.scores
+    ]
+
+
+def _interval(score: Score, resamples: int, seed: int) -> dict[str, float | None]:
+    found = interval(score.evidence, resamples=resamples, seed=seed)
+    return {"low": round(found[0], 4), "high": round(found[1], 4)} if found else {"low": None, "high": None}
+
+
+def data_hash(shards: Path) -> str:
+    """What was evaluated on: the shards' manifest and indexes (ids, texts, detector), first 16 hex digits."""
+    import hashlib
+
+    files = [shards / "manifest.json", *sorted(shards.glob("index-*.parquet"))]
+    return hashlib.sha256("".join(f"{file.name} {hash_file(file)}\n" for file in files).encode()).hexdigest()[:16]
+
+
+def _chunks(dataset: ShardDataset, size: int, description: str) -> Iterator[list[Sample]]:
+    from rich.console import Console
+    from rich.progress import track
+
+    starts = range(0, len(dataset), max(1, size))
+    console = Console(stderr=True)
+    for start in track(starts, description, console=console, disable=not sys.stderr.isatty(), transient=True):
+        yield [dataset[i] for i in range(start, min(start + max(1, size), len(dataset)))]
+
+
+@contextmanager
+def _status(description: str) -> Iterator[Any]:
+    from rich.console import Console
+
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with Console(stderr=True).status(description) as status:
+        yield lambda text: status.update(f"{description}: {text}")
+
+
+def _device(params: Params) -> str:
+    import torch
+
+    if params.trainer.torch_threads:
+        torch.set_num_threads(params.trainer.torch_threads)
+    return "cuda" if params.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _peak_memory_mb() -> float:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)

@@ -1,0 +1,119 @@
+"""Small charts as inline SVG. Colours are classes of the page's style sheet, so that they follow light and dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup, escape
+
+Point = tuple[float, float]
+
+CURVE_WIDTH, CURVE_HEIGHT = 560, 220
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 28
+MOST_POINTS = 240
+MOST_LINES = 6  # as many as the style sheet has colours
+
+
+def line_chart(lines: Mapping[str, Sequence[Point]], title: str) -> Markup:
+    """Lines over steps. Points that are not finite are left out; the vertical axis is cut at the first 1% of outliers.
+
+    Args:
+        lines: name -> (step, value); the first is drawn on top.
+    """
+    finite = {
+        name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for name, points in lines.items()
+    }
+    kept = {name: _thin(points) for name, points in list(finite.items())[:MOST_LINES] if points}
+    if not kept:
+        return Markup("")
+    xs = [x for points in kept.values() for x, _ in points]
+    ys = sorted(y for points in kept.values() for _, y in points)
+    x_low, x_high = min(xs), max(xs)
+    ticks = nice_ticks(min(0.0, ys[0]), ys[min(len(ys) - 1, int(len(ys) * 0.99))])
+    y_low, y_high = ticks[0], ticks[-1]
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
+        up = min(1.0, (y - y_low) / (y_high - y_low))
+        return LEFT + across * (CURVE_WIDTH - LEFT - RIGHT), TOP + (1 - up) * (CURVE_HEIGHT - TOP - BOTTOM)
+
+    parts = [
+        f'<svg viewBox="0 0 {CURVE_WIDTH} {CURVE_HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>"
+    ]
+    for tick in ticks:
+        _, y = place(x_low, tick)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{CURVE_WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="axis" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    for tick in nice_ticks(x_low, x_high):
+        if x_low <= tick <= x_high:
+            x, _ = place(tick, y_low)
+            parts.append(f'<text class="axis" x="{x:.1f}" y="{CURVE_HEIGHT - 8}" text-anchor="middle">{tick:g}</text>')
+    for index, (name, points) in reversed(list(enumerate(kept.items()))):
+        path = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
+        parts.append(f'<polyline class="line c{index}" points="{path}"><title>{escape(name)}</title></polyline>')
+    parts.append("</svg>")
+    return Markup("".join(parts))
+
+
+def interval_bar(
+    value: float, low: float | None, high: float | None, baselines: Mapping[str, float], *, top: float
+) -> Markup:
+    """A value with its interval as a bar from 0 to `top`, baselines as ticks across it."""
+    width, height = 220, 22
+
+    def at(number: float) -> float:
+        return max(0.0, min(1.0, number / top if top else 0.0)) * width
+
+    label = f"{value:.1f}" + (f", 95% interval {low:.1f} to {high:.1f}" if low is not None and high is not None else "")
+    label += "".join(f"; {name} {number:.1f}" for name, number in baselines.items())
+    parts = [
+        f'<svg class="bar" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+        f"<title>{escape(label)}</title>"
+        f'<rect class="track" x="0" y="7" width="{width}" height="8" rx="4"/>'
+        f'<rect class="fill" x="0" y="7" width="{at(value):.1f}" height="8" rx="4"/>'
+    ]
+    if low is not None and high is not None:
+        parts.append(f'<line class="whisker" x1="{at(low):.1f}" x2="{at(high):.1f}" y1="11" y2="11"/>')
+        parts += [f'<line class="whisker" x1="{at(x):.1f}" x2="{at(x):.1f}" y1="7" y2="15"/>' for x in (low, high)]
+    parts += [
+        f'<line class="baseline" x1="{at(number):.1f}" x2="{at(number):.1f}" y1="2" y2="20"/>'
+        for number in baselines.values()
+    ]
+    parts.append("</svg>")
+    return Markup("".join(parts))
+
+
+def boxes_overlay(width: int, height: int, boxes: Sequence[tuple[Sequence[float], str]]) -> Markup:
+    """Region boxes over an image of `width` x `height`: ((x1, y1, x2, y2) as fractions, label)."""
+    parts = [f'<svg class="boxes" viewBox="0 0 {width} {height}" aria-hidden="true">']
+    for index, ((x1, y1, x2, y2), label) in enumerate(boxes):
+        x, y, w, h = x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height
+        colour = f"c{index % MOST_LINES}"
+        parts.append(
+            f'<rect class="{colour}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
+            f'<text class="{colour}" x="{x + 2:.1f}" y="{max(y - 2, 8):.1f}">{escape(label)}</text>'
+        )
+    parts.append("</svg>")
+    return Markup("".join(parts))
+
+
+def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers that span [low, high], at most about `most` of them."""
+    if not high > low:
+        high = low + 1
+    raw = (high - low) / (most - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 10) for i in range(first, last + 1)]
+
+
+def _thin(points: Sequence[Point]) -> list[Point]:
+    """Means of neighbours, so that at most MOST_POINTS are left."""
+    size = math.ceil(len(points) / MOST_POINTS)
+    if size <= 1:
+        return list(points)
+    chunks = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(sum(x for x, _ in chunk) / len(chunk), sum(y for _, y in chunk) / len(chunk)) for chunk in chunks]
