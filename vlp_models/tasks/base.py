@@ -1,0 +1,129 @@
+"""What every task is: a model, perhaps a head, and how samples become a batch, a loss and predictions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Batch
+from vlp_models.data.collate import collate_regions, collate_text
+from vlp_models.data.dataset import View
+from vlp_models.data.sample import Sample
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import CheckpointError, DataError
+from vlp_models.models.checkpoint import build_from_config, load_strictly, read_answers, read_config, read_weights
+from vlp_models.objectives.loss import Loss
+
+
+class TaskModel(nn.Module, ABC):
+    """A model with a task's head.
+
+    task             the name in params.yaml
+    view             of the shards: what it learns from
+    prediction_view  of the shards: what it predicts for
+    info             its checkpoint's config.json (without `format`)
+    blank_images     every image is replaced by nothing when a batch is made: the text-only control
+    """
+
+    task: ClassVar[str]
+    view: ClassVar[View]
+    prediction_view: ClassVar[View]
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer, info: Mapping[str, Any], *, answers: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.head: nn.Module = nn.Identity()
+        self.tokenizer = tokenizer
+        self.info = dict(info)
+        self.answers = tuple(answers)
+        self.blank_images = bool(info.get("blank_images", False))
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Loss: ...
+
+    @abstractmethod
+    def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """One record a sample, in the form of docs/contracts.md; `batch` is `samples`, collated, on the model's device.
+
+        Puts the model into eval mode.
+        """
+
+    def targets(self, samples: Sequence[Sample]) -> Tensor | None:
+        """What `loss` compares with; None where the text is the target, or where a sample hides its answer."""
+        return None
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        regions = []
+        for sample in samples:
+            if sample.regions is None:
+                raise DataError(f"{sample.sample_id}: no region features were read for image {sample.image_id}")
+            regions.append(sample.regions)
+        image = collate_regions(regions, self.info["max_regions"])
+        return Batch(
+            sample_ids=tuple(s.sample_id for s in samples),
+            image_ids=tuple(s.image_id for s in samples),
+            image=image.blanked() if self.blank_images else image,
+            text=collate_text([s.text for s in samples], self.tokenizer, self.info["max_text_len"]),
+            targets=self.targets(samples),
+        )
+
+
+def need_targets(batch: Batch) -> Tensor:
+    """
+    Raises:
+        DataError: an answer or label of the batch is hidden, so nothing can be learned from it.
+    """
+    if batch.targets is None:
+        raise DataError(
+            f"among {batch.sample_ids[0]} and the {len(batch) - 1} samples beside it are some whose answer is hidden; "
+            "they can be predicted, not learned from: leave their dataset out of `sources`, or give its answers"
+        )
+    return batch.targets
+
+
+def init_head(head: nn.Module, std: float = 0.02) -> None:
+    """N(0, std) for the linear layers of a new head, zero biases."""
+    for layer in head.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=std)
+            nn.init.zeros_(layer.bias)
+
+
+def task_class(task: str) -> type[TaskModel]:
+    """
+    Raises:
+        CheckpointError: no such task.
+    """
+    from vlp_models.tasks.captioning import Captioning
+    from vlp_models.tasks.nlvr import NLVR
+    from vlp_models.tasks.vqa import VQA
+
+    classes: dict[str, type[TaskModel]] = {c.task: c for c in (Captioning, VQA, NLVR)}
+    if task not in classes:
+        raise CheckpointError(f"unknown task {task!r}; known: {', '.join(classes)}")
+    return classes[task]
+
+
+def load_task_model(directory: Path, device: torch.device | str = "cpu") -> TaskModel:
+    """A fine-tuned model, in eval mode.
+
+    Raises:
+        CheckpointError: damaged, of another architecture, or a pretrained model without a task.
+    """
+    directory = Path(directory)
+    config = read_config(directory)
+    if config["task"] is None:
+        raise CheckpointError(f"{directory}: a pretrained model without a task's head; fine-tune it first")
+    tokenizer = Tokenizer.load(directory)
+    answers = read_answers(directory) if config["task"] == "vqa" else []
+    model = build_from_config(config, tokenizer, directory)
+    task_model = task_class(config["task"])(model, tokenizer, config, answers=answers)
+    load_strictly(task_model, read_weights(directory), directory)
+    return task_model.to(device).eval()

@@ -1,0 +1,81 @@
+"""Visual question answering as classification over the frequent answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from vlp_models.data.answers import soft_scores
+from vlp_models.data.batch import Batch
+from vlp_models.data.sample import Sample
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.protocols import Fuses
+from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.vqa import soft_label_answers
+from vlp_models.tasks.base import TaskModel, init_head, need_targets
+
+TOP = 5
+
+
+class VQA(TaskModel):
+    """A linear layer on the fused feature; binary cross-entropy with soft labels (Anderson et al. 2018, section 3.3).
+
+    Targets float32 [B, A]: each answer's soft score, zero for answers that no annotator gave.
+    """
+
+    task = "vqa"
+    view = "questions"
+    prediction_view = "questions"
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer, info: Mapping[str, Any], *, answers: Sequence[str] = ()
+    ) -> None:
+        super().__init__(model, tokenizer, info, answers=answers)
+        if not isinstance(model, Fuses):
+            raise ParamsError(f"the model `{info['model']}` can't fuse image and text, so it can't learn vqa")
+        if not answers:
+            raise DataError(
+                "no answers to choose from (data/tokenizer/answers.json is empty): lower tokenizer.min_answer_count"
+            )
+        self._index = {answer: i for i, answer in enumerate(self.answers)}
+        self.head = nn.Linear(model.fused_dim, len(self.answers))
+        init_head(self.head)
+        # One right answer in A at the start; from 1/2 the first epochs would only learn that most answers are wrong.
+        nn.init.constant_(self.head.bias, -math.log(len(self.answers)))
+
+    def targets(self, samples: Sequence[Sample]) -> Tensor | None:
+        if not all(sample.answers for sample in samples):
+            return None
+        scores_BA = torch.zeros(len(samples), len(self.answers))
+        for i, sample in enumerate(samples):
+            for answer, score in soft_scores(sample.answers, self._index).items():
+                scores_BA[i, answer] = score
+        return scores_BA
+
+    def logits(self, batch: Batch) -> Tensor:
+        """[B, A]"""
+        return self.head(cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP)
+
+    def loss(self, batch: Batch) -> Loss:
+        targets_BA = need_targets(batch)
+        return soft_label_answers(self.logits(batch), targets_BA)
+
+    @torch.no_grad()
+    def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """`top`: the five most probable answers; each probability is its answer's own, they need not sum to one."""
+        self.eval()
+        best = self.logits(batch).float().sigmoid().topk(min(TOP, len(self.answers)))
+        return [
+            {
+                "question_id": sample.sample_id,
+                "image_id": sample.image_id,
+                "answer": self.answers[indices[0]],
+                "top": [[self.answers[i], round(p, 6)] for i, p in zip(indices, probabilities, strict=True)],
+            }
+            for sample, indices, probabilities in zip(samples, best.indices.tolist(), best.values.tolist(), strict=True)
+        ]

@@ -1,0 +1,124 @@
+"""The run's record: one JSON object a line, and the same as CSV for plots."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from vlp_models.data.loader import ResumableLoader
+from vlp_models.training.module import TrainingModule
+
+LOG = "log.jsonl"
+TIMING = ("seconds", "samples_per_s")  # of the machine, not of the result
+
+
+class Recorder(Callback):
+    """A line every `every` updates and at each epoch's end, there with the validation's numbers (`val_...`).
+
+    The loss and its parts are those of the update alone, averaged over its micro-batches. Validation runs here, before
+    the update is saved, so that a checkpoint never lies between an update and its validation.
+    """
+
+    def __init__(self, log: Path, every: int, train: ResumableLoader, val: ResumableLoader | None) -> None:
+        self.log = log
+        self.every = every
+        self.samples = 0  # of this process and rank
+        self._train = train
+        self._val = val
+        self._step = -1
+        self._start = (0.0, 0)
+        self._since = (0.0, 0)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step
+        self._start = self._since = (time.perf_counter(), 0)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        step = trainer.global_step
+        if step == self._step:
+            return
+        self._step = step
+        self.samples += sum(len(m.sample_ids) for m in pl_module.window)
+        state = self._train.state_dict()
+        epoch_ended = state["batches"] == state["steps"]
+        if step % self.every and not epoch_ended:
+            return
+        row: dict[str, Any] = {"step": step, "epoch": state["epoch"] + 1, **_mean(pl_module)}
+        row |= self._timing(trainer.world_size)
+        if epoch_ended and self._val is not None:
+            row |= pl_module.validate(self._val)
+        if trainer.is_global_zero:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        self._since = (time.perf_counter(), self.samples)
+
+    def _timing(self, world_size: int) -> dict[str, float]:
+        now = time.perf_counter()
+        seconds, samples = now - self._since[0], self.samples - self._since[1]
+        rate = world_size * samples / max(seconds, 1e-9)
+        return {"seconds": round(now - self._start[0], 3), "samples_per_s": round(rate, 1)}
+
+
+def _mean(module: TrainingModule) -> dict[str, float]:
+    """The values of the update, averaged over the micro-batches that have them."""
+    values: dict[str, list[float]] = {}
+    for micro_batch in module.window:
+        for name, value in micro_batch.values.items():
+            values.setdefault(name, []).append(float(value))
+    mean = {name: sum(v) / len(v) for name, v in values.items()}
+    mean["lr"] = module.learning_rate
+    if module.gradient_norm is not None:
+        mean["gradient_norm"] = float(module.gradient_norm)
+    return mean
+
+
+def read_log(log: Path) -> list[dict[str, Any]]:
+    """The whole lines of a log; the last one may have been cut off by a kill."""
+    rows = []
+    if log.exists():
+        for line in log.read_text(encoding="utf-8").split("\n")[:-1]:
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return rows
+
+
+def truncate_log(log: Path, step: int) -> list[dict[str, Any]]:
+    """Drops the lines after update `step`, which a resumed run will write again; returns the others."""
+    rows = [row for row in read_log(log) if row["step"] <= step]
+    partial = log.with_name(f".{log.name}.partial")
+    partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    partial.replace(log)
+    return rows
+
+
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    """Step, epoch, loss, then the other columns by name; no timings, so that equal runs give equal bytes."""
+    names = {name for row in rows for name in row} - {*TIMING, "step", "epoch", "loss"}
+    columns = ["step", "epoch", "loss", *sorted(names)]
+    lines = [",".join(columns)]
+    for row in rows:
+        lines.append(",".join(_cell(row.get(column)) for column in columns))
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def final_numbers(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The last update's numbers and the last validation's (`val_...`)."""
+    final: dict[str, float] = {}
+    if rows:
+        final |= {name: value for name, value in rows[-1].items() if name not in (*TIMING, "step", "epoch")}
+    for row in reversed(rows):
+        validation = {name: value for name, value in row.items() if name.startswith("val_")}
+        if validation:
+            return final | validation
+    return final

@@ -1,0 +1,162 @@
+"""What Lightning runs at each step: one module for pretraining and fine-tuning alike."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Batch, Pixels, Regions
+from vlp_models.errors import NonFiniteLossError
+from vlp_models.objectives.loss import Loss
+from vlp_models.params import OptimizerParams
+from vlp_models.training.optim import build_optimizer, build_scheduler
+
+# Streams of random numbers: each is a function of (seed, stream, micro-batch, rank).
+DROPOUT, CORRUPTION, VALIDATION = 0, 1, 2
+
+
+class LossFunction(Protocol):
+    """`update`: the number of the optimiser's update, from 0; None in validation. `generator`: for corruption."""
+
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """One of the micro-batches that an update adds up."""
+
+    sample_ids: tuple[str, ...]
+    values: dict[str, Tensor]  # the loss and its parts, detached
+
+
+class TrainingModule(LightningModule):
+    """Losses, optimiser, and all randomness as a function of the step.
+
+    Dropout and corruption are seeded anew for every micro-batch from (seed, number of the micro-batch, rank). A
+    resumed run therefore draws the same numbers without any generator's state being saved.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        *,
+        seed: int,
+        total_steps: int,
+        optimizer: OptimizerParams,
+        work: Path,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.seed = seed
+        self.total_steps = total_steps
+        self.optimizer = optimizer
+        self.work = work
+        self.micro_batches = 0  # seen since the run began, on this rank
+        self.window: list[MicroBatch] = []  # of the update under way, or just made
+        self.learning_rate = 0.0  # of the last update
+        self.gradient_norm: Tensor | None = None  # before clipping, likewise
+        self._window_update = -1
+        self._batch: Batch | None = None
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        update = self.trainer.global_step
+        if update != self._window_update:
+            self.window, self._window_update = [], update
+        torch.manual_seed(self._draw_seed(DROPOUT, self.micro_batches))
+        loss = self.loss(batch, update=update, generator=self._generator(CORRUPTION, self.micro_batches))
+        self.micro_batches += 1
+        self._batch = batch
+        values = {"loss": loss.total.detach(), **loss.parts}
+        self.window.append(MicroBatch(sample_ids=batch.sample_ids, values=values))
+        if not torch.isfinite(loss.total):
+            raise self._non_finite("loss", float(loss.total.detach()))
+        return loss.total
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        """Clips the norm over all parameters; the last chance to refuse an update that would spoil the weights."""
+        clip = self.optimizer.clip_norm or float("inf")
+        self.gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        if not torch.isfinite(self.gradient_norm):
+            raise self._non_finite("gradient norm", float(self.gradient_norm))
+        self.learning_rate = float(optimizer.param_groups[0]["lr"])
+
+    def configure_optimizers(self) -> dict[str, Any]:  # type: ignore[override]
+        optimizer = build_optimizer(self.model, self.optimizer)
+        scheduler = build_scheduler(optimizer, self.total_steps, self.optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        return batch.to(device, non_blocking=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["micro_batches"] = self.micro_batches
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.micro_batches = checkpoint["micro_batches"]
+
+    @torch.no_grad()
+    def validate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Mean loss and parts over samples, with the same corruption every time. Leaves training as it was."""
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
+        self.model.eval()
+        try:
+            for i, batch in enumerate(batches):
+                with self.trainer.precision_plugin.val_step_context():
+                    moved = batch.to(self.device, non_blocking=True)
+                    loss = self.loss(moved, update=None, generator=self._generator(VALIDATION, i))
+                for name, value in {"loss": loss.total, **loss.parts}.items():
+                    sums[name] += float(value) * len(batch)
+                    counts[name] += len(batch)
+        finally:
+            self.model.train()
+        return {f"val_{name}": total / counts[name] for name, total in sums.items()}
+
+    def _draw_seed(self, stream: int, number: int) -> int:
+        sequence = np.random.SeedSequence([self.seed, stream, number, self.global_rank])
+        return int(sequence.generate_state(1, np.uint64)[0])
+
+    def _generator(self, stream: int, number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self._draw_seed(stream, number))
+
+    def _non_finite(self, what: str, value: float) -> NonFiniteLossError:
+        """Writes down what led there, and says where."""
+        step = self.trainer.global_step
+        samples = [i for micro_batch in self.window for i in micro_batch.sample_ids]
+        broken = _non_finite_inputs(cast(Batch, self._batch))
+        record = {
+            "step": step,
+            what.replace(" ", "_"): str(value),
+            "losses": [{k: str(float(v)) for k, v in m.values.items()} for m in self.window],
+            "sample_ids": samples,
+            "non_finite_inputs": broken,
+        }
+        file = self.work / f"non-finite-step-{step}.json"
+        file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        inputs = f"The input of {', '.join(broken)} is itself not finite. " if broken else ""
+        return NonFiniteLossError(
+            f"step {step}: the {what} is {value}; stopped before the update, the weights are as they were. {inputs}"
+            f"Samples: {', '.join(samples[:8])}{' ...' if len(samples) > 8 else ''}; all of them, with their losses: "
+            f"{file}. Look at these samples, or lower the learning rate, then run again: it resumes at the last "
+            "checkpoint if neither params nor data changed"
+        )
+
+
+def _non_finite_inputs(batch: Batch) -> list[str]:
+    if isinstance(batch.image, Regions):
+        tensors = [batch.image.features_BRF, batch.image.boxes_BR4, batch.image.class_probs_BRC]
+    else:
+        tensors = [cast(Pixels, batch.image).pixels_B3HW]
+    bad_B = ~torch.stack([t.flatten(1).isfinite().all(1) for t in tensors]).all(0)
+    return [sample_id for sample_id, bad in zip(batch.sample_ids, bad_B.tolist(), strict=True) if bad]

@@ -1,0 +1,221 @@
+"""`fit`: one training loop for pretraining and fine-tuning, which goes on exactly where a kill left it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+# Lightning loads for seconds: only stages that train may import this file.
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+
+from vlp_models.data.loader import ResumableLoader
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.params import OptimizerParams, TrainerParams
+from vlp_models.training.curve import LOG, Recorder, read_log, truncate_log
+from vlp_models.training.ema import WeightAverage
+from vlp_models.training.module import LossFunction, TrainingModule
+from vlp_models.training.progress import ProgressDisplay
+from vlp_models.training.resume import ResumePoint, ResumePoints, newest
+from vlp_models.training.stop import CooperativeStop
+
+# (rank, world size) -> the batches to learn from, and those to validate on
+Loaders = Callable[[int, int], tuple[ResumableLoader, ResumableLoader | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to train, in numbers. `max_steps`: updates, 0 for as many as the epochs hold."""
+
+    seed: int
+    max_epochs: int
+    max_steps: int
+    accumulate: int
+    optimizer: OptimizerParams
+
+    def total_steps(self, batches: int) -> int:
+        """Updates of the whole run, given the batches of an epoch.
+
+        Raises:
+            ParamsError: a number that can't be.
+        """
+        for name in ("seed", "max_steps"):
+            if getattr(self, name) < 0:
+                raise ParamsError(f"params.yaml: `{name}: {getattr(self, name)}` must not be negative")
+        for name in ("max_epochs", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ParamsError(f"params.yaml: `{name}: {getattr(self, name)}` must be at least 1")
+        steps = math.ceil(batches / self.accumulate) * self.max_epochs
+        return min(steps, self.max_steps) if self.max_steps else steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What a finished run has to tell.
+
+    rows: the log, one record an entry (training/curve.py).
+    seconds, samples_per_second: of this process alone; it may have done a part of the run, or nothing.
+    """
+
+    steps: int
+    resumed_from: int
+    rows: list[dict[str, Any]]
+    seconds: float
+    samples_per_second: float
+    precision: str
+    is_main: bool  # rank 0: the one that writes results
+
+
+class Tracker(Protocol):
+    """Where a run is shown besides its own log. Must never stop the training."""
+
+    def sync(self, log: Path) -> None:
+        """Sends the lines of the log that were not sent yet."""
+        ...
+
+
+def fit(
+    model: nn.Module,
+    loss: LossFunction,
+    loaders: Loaders,
+    *,
+    plan: Plan,
+    trainer: TrainerParams,
+    work: Path,
+    title: str,
+    tracker: Tracker | None = None,
+) -> FitResult:
+    """Trains `model` in place, from the newest whole checkpoint in `work` if there is one.
+
+    The same params and data give the same weights and the same log, killed and resumed or not: bitwise on a CPU
+    with one number of threads.
+
+    Raises:
+        Preempted: told to stop (SIGINT, SIGTERM); the state is saved.
+        NonFiniteLossError: a loss or gradient is no number; the weights are as before the update.
+        CheckpointError: a checkpoint can't be written, or is of another run.
+        ParamsError: numbers that can't be, a device or precision this machine lacks.
+    """
+    _quiet()
+    torch.set_flush_denormal(True)
+    if trainer.torch_threads:
+        torch.set_num_threads(trainer.torch_threads)
+    precision = choose_precision(trainer)
+    lightning = _make_trainer(trainer, plan, precision)
+    train, val = loaders(lightning.global_rank, lightning.world_size)
+    total = plan.total_steps(len(train))
+    lightning.fit_loop.epoch_loop.max_steps = total
+
+    module = TrainingModule(model, loss, seed=plan.seed, total_steps=total, optimizer=plan.optimizer, work=work)
+    log = work / LOG
+    start = newest(work)
+    if lightning.is_global_zero:
+        truncate_log(log, start.step if start else 0)
+    recorder = Recorder(log, trainer.log_every_steps, train, val)
+    resume_points = ResumePoints(work, trainer.checkpoint_every_steps, total)
+    average = WeightAverage(plan.optimizer.ema_decay) if plan.optimizer.ema_decay else None
+    synced = _Sync(tracker, log, resume_points) if tracker and lightning.is_global_zero else None
+    display = ProgressDisplay(title, total)
+    stop = CooperativeStop(resume_points)
+    wanted: list[Callback | None] = [average, recorder, resume_points, synced, display, stop]  # in this order
+    lightning.callbacks.extend(c for c in wanted if c is not None)  # type: ignore[attr-defined]
+
+    _announce(title, start, total, lightning)
+    began = time.perf_counter()
+    try:
+        lightning.fit(module, train_dataloaders=train, ckpt_path=start.path if start else None, weights_only=True)
+    except (KeyError, RuntimeError) as error:
+        if start is None or resume_points.saved_step >= 0:  # training had begun
+            raise
+        raise CheckpointError(f"{start.path}: can't be resumed: {error}; delete {work} to start anew") from error
+    seconds = time.perf_counter() - began
+    if average is not None:
+        average.copy_to(model)
+    model.to("cpu").eval()
+    rows = read_log(log)
+    return FitResult(
+        steps=total,
+        resumed_from=start.step if start else 0,
+        rows=rows,
+        seconds=round(seconds, 2),
+        samples_per_second=round(recorder.samples * lightning.world_size / seconds, 1),
+        precision=precision,
+        is_main=lightning.is_global_zero,
+    )
+
+
+def choose_precision(params: TrainerParams) -> Literal["32-true", "bf16-mixed"]:
+    """`auto` is bf16-mixed on a GPU that computes in it, else 32-true."""
+    if params.precision != "auto":
+        return params.precision
+    on_gpu = params.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
+
+
+class _Sync(Callback):
+    """Shows the tracker what is safe: after each checkpoint, what no resumed run will write again."""
+
+    def __init__(self, tracker: Tracker, log: Path, resume_points: ResumePoints) -> None:
+        self._tracker = tracker
+        self._log = log
+        self._resume_points = resume_points
+        self._step = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._tracker.sync(self._log)
+        self._step = self._resume_points.saved_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if self._resume_points.saved_step != self._step:
+            self._step = self._resume_points.saved_step
+            self._tracker.sync(self._log)
+
+
+def _make_trainer(params: TrainerParams, plan: Plan, precision: Literal["32-true", "bf16-mixed"]) -> Trainer:
+    for name in ("devices", "checkpoint_every_steps", "log_every_steps"):
+        if getattr(params, name) < 1:
+            raise ParamsError(f"params.yaml: `trainer.{name}: {getattr(params, name)}` must be at least 1")
+    try:
+        return Trainer(
+            accelerator=params.accelerator,
+            devices=params.devices,
+            # A task leaves parts of the model unused (ISM's poolers, say), which plain DDP takes for an error.
+            strategy="ddp_find_unused_parameters_true" if params.devices > 1 else "auto",
+            precision=precision,
+            max_epochs=-1,  # the number of updates decides
+            accumulate_grad_batches=plan.accumulate,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,  # ResumableLoader shares the data out itself
+            num_sanity_val_steps=0,
+        )
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        raise ParamsError(
+            f"params.yaml: `trainer` (accelerator {params.accelerator}, devices {params.devices}, precision "
+            f"{precision}) does not fit this machine: {error}"
+        ) from None
+
+
+def _announce(title: str, start: ResumePoint | None, total: int, lightning: Trainer) -> None:
+    if lightning.is_global_zero and start is not None:
+        print(f"{title}: going on from step {start.step:,} of {total:,} ({start.path})", file=sys.stderr)
+
+
+def _quiet() -> None:
+    """Lightning's hints about loggers, workers and its other products mean nothing to a user of this pipeline."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
+    warnings.filterwarnings("ignore", message=r".*lr_scheduler\.step\(\).*before.*optimizer\.step\(\).*")
