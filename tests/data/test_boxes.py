@@ -33,7 +33,7 @@ def tower(*colours: str) -> tuple[Item, ...]:
 def sentences(scene: Scene, wanted: set[str]) -> dict[str, bool]:
     """Truth of each wanted sentence, as soon as the grammar happens to write it."""
     found: dict[str, bool] = {}
-    for seed in range(30_000):
+    for seed in range(80_000):
         made = write_sentence(random.Random(seed), scene)
         text = made.text.lower().rstrip(".")
         if text in wanted:
