@@ -169,7 +169,7 @@ def _refuse(verdicts: dict[str, _Verdict], params: ValidateParams, workspace: Wo
             continue
         lines.append(f"  {name}: {verdict.bad:,} of {verdict.rows:,} rows are bad ({verdict.bad_fraction:.2%})")
         lines += [f"    {rule}: {count:,}" for rule, count in verdict.failed.most_common() if count]
-        for row in verdict.quarantine[:EXAMPLES]:
+        for row in _examples(verdict.quarantine):
             lines.append(f"    e.g. {row['row_id'] or '(no id)'} ({row['provenance']}): {row['rule']}: {row['reason']}")
     if not len(verdicts["images"].good):
         lines.append("  images: no good one is left")
@@ -182,6 +182,15 @@ def _refuse(verdicts: dict[str, _Verdict], params: ValidateParams, workspace: Wo
             + "\n  Correct the source, or raise validate.max_bad_fraction to go on without these rows;"
             + " data/validated is as it was."
         )
+
+
+def _examples(quarantine: list[Row]) -> list[Row]:
+    """The first row of each rule, then the others."""
+    first: dict[str, Row] = {}
+    for row in quarantine:
+        first.setdefault(row["rule"], row)
+    others = [row for row in quarantine if row is not first[row["rule"]]]
+    return [*first.values(), *others][:EXAMPLES]
 
 
 def _truth(source: Path, good_images: set[str]) -> Iterator[str]:
