@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vlp_models.data.batch import Regions, Text
-from vlp_models.data.sample import RegionArrays
+from vlp_models.data.batch import Batch, Regions, Text
+from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import DataError
 
 
 def collate_regions(images: Sequence[RegionArrays], max_regions: int) -> Regions:
@@ -44,3 +45,22 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int) -> Regions
 def collate_text(texts: Sequence[str], tokenizer: Tokenizer, max_len: int) -> Text:
     """[CLS] ... [SEP], cut to `max_len` and padded to the longest text of the batch."""
     return tokenizer.encode_batch(texts, max_len)
+
+
+def collate_samples(samples: Sequence[Sample], tokenizer: Tokenizer, *, max_text_len: int, max_regions: int) -> Batch:
+    """Images and texts side by side, without targets.
+
+    Raises:
+        DataError: a sample was read without its image's regions.
+    """
+    regions = []
+    for sample in samples:
+        if sample.regions is None:
+            raise DataError(f"{sample.sample_id}: image {sample.image_id} was read without its region features")
+        regions.append(sample.regions)
+    return Batch(
+        sample_ids=tuple(sample.sample_id for sample in samples),
+        image_ids=tuple(sample.image_id for sample in samples),
+        image=collate_regions(regions, max_regions),
+        text=collate_text([sample.text for sample in samples], tokenizer, max_text_len),
+    )

@@ -33,6 +33,9 @@ def write_checkpoint(
     Args:
         config: config.json without `format`; must hold `KEYS`.
         answers: what the indices of a VQA head stand for.
+
+    Raises:
+        CheckpointError: the weights can't be written.
     """
     missing = [key for key in KEYS if key not in config]
     if missing:
@@ -41,7 +44,10 @@ def write_checkpoint(
     tied = tied_names(state)
     # safetensors stores each tensor once: of tied ones, the first name
     weights = {name: t.detach().cpu().contiguous() for name, t in state.items() if name not in tied}
-    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    try:
+        save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{directory / WEIGHTS}: can't be written: {error}; make room on the disk") from error
     text = json.dumps({"format": FORMAT, **config}, indent=2, sort_keys=True, ensure_ascii=False)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
     tokenizer.save(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vlp_models.data.batch import Batch
-from vlp_models.data.collate import collate_regions, collate_text
+from vlp_models.data.batch import Batch, Regions
+from vlp_models.data.collate import collate_samples
 from vlp_models.data.dataset import View
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
@@ -60,19 +61,11 @@ class TaskModel(nn.Module, ABC):
         return None
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        regions = []
-        for sample in samples:
-            if sample.regions is None:
-                raise DataError(f"{sample.sample_id}: no region features were read for image {sample.image_id}")
-            regions.append(sample.regions)
-        image = collate_regions(regions, self.info["max_regions"])
-        return Batch(
-            sample_ids=tuple(s.sample_id for s in samples),
-            image_ids=tuple(s.image_id for s in samples),
-            image=image.blanked() if self.blank_images else image,
-            text=collate_text([s.text for s in samples], self.tokenizer, self.info["max_text_len"]),
-            targets=self.targets(samples),
+        batch = collate_samples(
+            samples, self.tokenizer, max_text_len=self.info["max_text_len"], max_regions=self.info["max_regions"]
         )
+        image = batch.image.blanked() if self.blank_images and isinstance(batch.image, Regions) else batch.image
+        return dataclasses.replace(batch, image=image, targets=self.targets(samples))
 
 
 def need_targets(batch: Batch) -> Tensor:

@@ -24,7 +24,7 @@ class Recorder(Callback):
     """
 
     def __init__(self, log: Path, every: int, train: ResumableLoader, val: ResumableLoader | None) -> None:
-        self.log = log
+        self._file = log
         self.every = every
         self.samples = 0  # of this process and rank
         self._train = train
@@ -53,7 +53,7 @@ class Recorder(Callback):
         if epoch_ended and self._val is not None:
             row |= pl_module.validate(self._val)
         if trainer.is_global_zero:
-            with self.log.open("a", encoding="utf-8") as file:
+            with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         self._since = (time.perf_counter(), self.samples)
 

@@ -167,18 +167,18 @@ class _Sync(Callback):
 
     def __init__(self, tracker: Tracker, log: Path, resume_points: ResumePoints) -> None:
         self._tracker = tracker
-        self._log = log
+        self._file = log
         self._resume_points = resume_points
         self._step = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._tracker.sync(self._log)
+        self._tracker.sync(self._file)
         self._step = self._resume_points.saved_step
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._resume_points.saved_step != self._step:
             self._step = self._resume_points.saved_step
-            self._tracker.sync(self._log)
+            self._tracker.sync(self._file)
 
 
 def _make_trainer(params: TrainerParams, plan: Plan, precision: Literal["32-true", "bf16-mixed"]) -> Trainer:

@@ -1,0 +1,146 @@
+"""finetune RUN: a pretrained model learns a task. Killed or stopped, it goes on where it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.params import FinetuneParams, Params, to_plain
+from vlp_models.stages.workspace import Workspace, measured, need, read_json
+
+if TYPE_CHECKING:
+    from vlp_models.stages.fitting import Inputs
+    from vlp_models.tasks.base import TaskModel
+
+
+def run(params: Params, workspace: Workspace, key: str = "") -> None:
+    """Writes checkpoints/KEY and reports/curves/KEY.csv; the architecture is checkpoints/INIT's, also from scratch.
+
+    Raises:
+        ParamsError: no such run in params.yaml, or a value that can't be.
+        CheckpointError: checkpoints/INIT is damaged, or was made from other features or another vocabulary.
+        Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
+    """
+    from vlp_models.models.checkpoint import CONFIG
+    from vlp_models.stages.fitting import forget, publish, read_inputs, tracking, work_directory
+    from vlp_models.training.data import LoaderFactory
+    from vlp_models.training.run import Plan, fit
+
+    p = _run_params(params, key)
+    stage = f"finetune@{key}"
+    with measured(workspace, stage):
+        inputs = read_inputs(workspace)
+        init = need(workspace.checkpoint(p.init), "pretrain" if p.init == "pretrain" else f"finetune@{p.init}")
+        files = {**inputs.files, "init": init / CONFIG if p.scratch else init}
+        settings = {"finetune": to_plain(p)}
+        work = work_directory(workspace, stage.replace("@", "-"), params.trainer, settings, files)
+        task_model = _task_model(p, init, inputs, workspace)
+        loaders = LoaderFactory(
+            inputs.shards,
+            task_model.view,
+            sources=p.sources,
+            collate=task_model.collate,
+            batch_size=p.batch_size,
+            num_workers=params.trainer.num_workers,
+            seed=p.seed,
+        )
+        tags = {"task": p.task, "run": key}
+        with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:
+            result = fit(
+                task_model,
+                lambda batch, *, update, generator: task_model.loss(batch),
+                loaders,
+                plan=Plan(
+                    seed=p.seed,
+                    max_epochs=p.max_epochs,
+                    max_steps=p.max_steps,
+                    accumulate=p.accumulate,
+                    optimizer=p.optimizer,
+                ),
+                trainer=params.trainer,
+                work=work,
+                title=stage,
+                tracker=tracker,
+            )
+        if not result.is_main:
+            return
+        publish(
+            workspace,
+            key,
+            stage=stage,
+            module=task_model,
+            config=task_model.info,
+            tokenizer=task_model.tokenizer,
+            answers=task_model.answers,
+            settings=settings,
+            files=files,
+            counts={"train_samples": len(loaders.train), "val_samples": len(loaders.val)},
+            result=result,
+        )
+        forget(work)
+
+
+def _run_params(params: Params, key: str) -> FinetuneParams:
+    if key not in params.finetune:
+        raise ParamsError(f"params.yaml: no fine-tuning run `{key}`; there are: {', '.join(params.finetune)}")
+    p = params.finetune[key]
+    if key == "pretrain":
+        raise ParamsError("params.yaml: a fine-tuning run can't be called `pretrain`; checkpoints/pretrain is taken")
+    if p.init == key:
+        raise ParamsError(f"params.yaml: `finetune.{key}.init` is the run itself")
+    if p.options:
+        raise ParamsError(f"params.yaml: `finetune.{key}.options`: the task {p.task} has no option {sorted(p.options)}")
+    return p
+
+
+def _task_model(p: FinetuneParams, init: Path, inputs: Inputs, workspace: Workspace) -> TaskModel:
+    """The task's model with the weights of `init`; its head's too, where the task and its answers are the same."""
+    import torch
+
+    from vlp_models.models.checkpoint import (
+        build_from_config,
+        load_strictly,
+        part_of,
+        read_answers,
+        read_config,
+        read_weights,
+    )
+    from vlp_models.tasks.base import task_class
+
+    before = read_config(init)
+    _check_same_data(before, init, inputs)
+    answers = read_json(workspace.tokenizer / "answers.json") if p.task == "vqa" else []
+    info: dict[str, Any] = {
+        **{name: before[name] for name in ("model", "model_config", "detector_id", "feature_dim", "classes")},
+        "task": p.task,
+        "max_text_len": p.max_text_len,
+        "max_regions": p.max_regions,
+        "blank_images": p.blank_images,
+        "label_smoothing": p.label_smoothing,
+    }
+    torch.manual_seed(p.seed)
+    model = build_from_config(info, inputs.tokenizer, init)
+    task_model = task_class(p.task)(model, inputs.tokenizer, info, answers=answers)
+    if not p.scratch:
+        weights = read_weights(init)
+        load_strictly(model, part_of(weights, "model"), init)
+        if before["task"] == p.task and (p.task != "vqa" or read_answers(init) == answers):
+            load_strictly(task_model.head, part_of(weights, "head"), init)
+    return task_model
+
+
+def _check_same_data(before: dict[str, Any], init: Path, inputs: Inputs) -> None:
+    from vlp_models.data.tokenizer import Tokenizer
+
+    manifest = inputs.manifest
+    for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
+        if before[name] != now:
+            raise CheckpointError(
+                f"{init}: made from features with {name} {before[name]!r}, the shards hold {now!r}; `dvc repro` makes "
+                "it anew from these"
+            )
+    if list(before["classes"]) != list(manifest.classes):
+        raise CheckpointError(f"{init}: made with other detector classes than the shards'; `dvc repro` makes it anew")
+    if Tokenizer.load(init).vocabulary != inputs.tokenizer.vocabulary:
+        raise CheckpointError(f"{init}: made with another vocabulary than data/tokenizer; `dvc repro` makes it anew")

@@ -1,0 +1,73 @@
+"""The batches of a run: shards of the train split to learn from, a part of the val split to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from torch.utils.data import Subset
+
+from vlp_models.data.batch import Batch
+from vlp_models.data.dataset import ShardDataset, View
+from vlp_models.data.loader import ResumableLoader
+from vlp_models.data.sample import Sample
+from vlp_models.errors import DataError
+
+MAX_VALIDATION_SAMPLES = 1000
+
+
+class LoaderFactory:
+    """(rank, world size) -> loaders. `train` and `val`: the samples of an epoch, and those validated on."""
+
+    def __init__(
+        self,
+        shards: Path,
+        view: View,
+        *,
+        sources: Mapping[str, int],
+        collate: Callable[[list[Sample]], Batch],
+        batch_size: int,
+        num_workers: int,
+        seed: int,
+    ) -> None:
+        """
+        Raises:
+            DataError: the shards are damaged, or hold nothing to learn from.
+            ParamsError: `sources` names a dataset the shards do not hold.
+        """
+        self.train = ShardDataset(shards, "train", view, sources)
+        if not len(self.train):
+            raise DataError(f"{shards}: the train split has no {view}; check `data` and `sources` in params.yaml")
+        val = ShardDataset(shards, "val", view, sources)
+        # evenly over the split, so that every dataset in it is seen
+        count = min(len(val), MAX_VALIDATION_SAMPLES)
+        self.val = Subset(val, np.linspace(0, max(0, len(val) - 1), count).astype(int).tolist())
+        self._collate = collate
+        self._batch_size = batch_size
+        self._num_workers = num_workers
+        self._seed = seed
+
+    def __call__(self, rank: int, world_size: int) -> tuple[ResumableLoader, ResumableLoader | None]:
+        train = ResumableLoader(
+            self.train,
+            batch_size=self._batch_size,
+            collate=self._collate,
+            seed=self._seed,
+            shuffle=True,
+            num_workers=self._num_workers,
+            rank=rank,
+            world_size=world_size,
+        )
+        if len(self.val) < world_size:
+            return train, None
+        val = ResumableLoader(
+            self.val,
+            batch_size=self._batch_size,
+            collate=self._collate,
+            seed=self._seed,
+            shuffle=False,
+            rank=rank,
+            world_size=world_size,
+        )
+        return train, val
