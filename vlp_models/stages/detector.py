@@ -1,0 +1,214 @@
+"""detector: what turns pixels into regions, trained here or loaded.
+
+`source: train` learns the boxes of the train split; `weights` takes a file; `none` is for imported features and
+symbols. Average precision is measured on the val split.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.data.tables import read_table
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import DetectorParams, Params, to_plain
+from vlp_models.stages.workspace import (
+    Workspace,
+    hash_file,
+    measured,
+    need,
+    output_directory,
+    write_json,
+    write_manifest,
+)
+
+if TYPE_CHECKING:
+    from torchvision.models.detection import FasterRCNN
+
+    from vlp_models.vision.config import DetectorConfig
+    from vlp_models.vision.train import LabelledImage
+
+Report = dict[str, Any]
+EVALUATION_BATCH = 32
+
+
+def run(params: Params, workspace: Workspace, key: str = "") -> None:
+    """Writes data/detector and reports/detector.json.
+
+    Raises:
+        DataError: `source: train` and no box in the train split.
+        CheckpointError: `source: weights` and no file, or one of another architecture.
+        ParamsError: an unknown dataset in `sources`, a missing path, or a number that can't be.
+        NonFiniteLossError: training diverged.
+    """
+    p = params.detector
+    _check(p, params)
+    with measured(workspace, "detector"):
+        need(workspace.validated, "validate")
+        with output_directory(workspace.detector) as directory:
+            if p.source == "none":
+                from vlp_models.vision.state import save_no_detector
+
+                report: Report = {"detector_id": save_no_detector(directory, {"source": "none"}), "source": "none"}
+            else:
+                report = _make(params, workspace, directory)
+            write_manifest(
+                directory,
+                stage="detector",
+                params=to_plain(p),
+                counts=report.get("counts", {}),
+                detector_id=report["detector_id"],
+            )
+    write_json(workspace.reports / "detector.json", report)
+    _print(report)
+
+
+def _check(p: DetectorParams, params: Params) -> None:
+    unknown = [name for name in p.sources if name not in params.data]
+    if unknown:
+        raise ParamsError(
+            f"params.yaml: `detector.sources` names {', '.join(unknown)}; data has {', '.join(params.data)}"
+        )
+    if p.source == "weights" and not p.weights:
+        raise ParamsError(
+            "params.yaml: `detector.source: weights` needs `detector.weights`, a .safetensors or .pth file"
+        )
+    for name, value in {"steps": p.steps, "batch_size": p.batch_size, "feature_dim": p.feature_dim, "lr": p.lr}.items():
+        if p.source == "train" and value <= 0:
+            raise ParamsError(f"params.yaml: `detector.{name}: {value}`; must be above zero")
+
+
+def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
+    import torch
+
+    from vlp_models.vision.state import save_detector
+
+    if params.trainer.torch_threads:
+        torch.set_num_threads(params.trainer.torch_threads)
+    cuda = torch.cuda.is_available() and params.trainer.accelerator != "cpu"
+    device = torch.device("cuda" if cuda else "cpu")
+    p = params.detector
+    rows = _rows(p, workspace)
+    report: Report = {"source": p.source, "backbone": p.backbone, "counts": {}}
+    if p.source == "train":
+        model, config, classes, training = _train(p, rows, workspace, device, report)
+    else:
+        model, config, classes, training = _load(p, rows, workspace)
+    report["detector_id"] = save_detector(directory, model, config, classes, training)
+    val = _labelled(rows, "val", classes, workspace)
+    report["counts"]["val_images"] = len(val)
+    if val:
+        from vlp_models.vision.average_precision import average_precision
+
+        report["val"] = average_precision(model, val, classes, device, EVALUATION_BATCH)
+    else:
+        report["note"] = "average precision not computed: the val split has no box of these classes"
+    return report
+
+
+def _rows(p: DetectorParams, workspace: Workspace) -> list[dict[str, Any]]:
+    """The rows of the images table with boxes, each with its objects; in the order of their ids."""
+    objects: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in read_table("objects", workspace.validated).to_pylist():
+        objects[row["image_id"]].append(row)
+    return [
+        row | {"objects": objects[row["image_id"]]}
+        for row in read_table("images", workspace.validated).sort_by("image_id").to_pylist()
+        if row["image_id"] in objects and (not p.sources or row["source"] in p.sources)
+    ]
+
+
+def _labelled(
+    rows: list[dict[str, Any]], split: str, classes: tuple[str, ...], workspace: Workspace
+) -> list[LabelledImage]:
+    """The images of a split with their boxes; objects of other classes are left out."""
+    import numpy as np
+
+    from vlp_models.vision.train import LabelledImage
+
+    label = {name: number for number, name in enumerate(classes) if number}
+    images = []
+    for row in rows:
+        if row["split"] != split:
+            continue
+        objects = [item for item in row["objects"] if item["category"] in label]
+        boxes = np.array([[item["x1"], item["y1"], item["x2"], item["y2"]] for item in objects], np.float32)
+        boxes = boxes.reshape(-1, 4).clip(0, np.array([row["width"], row["height"]] * 2, np.float32))
+        inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # validation lets a box stick out a little
+        labels = np.array([label[item["category"]] for item in objects], np.int64)
+        if inside.any():
+            images.append(
+                LabelledImage(
+                    image_id=row["image_id"],
+                    path=workspace.root / row["path"],
+                    width=row["width"],
+                    height=row["height"],
+                    boxes=boxes[inside],
+                    labels=labels[inside],
+                )
+            )
+    return images
+
+
+def _train(
+    p: DetectorParams, rows: list[dict[str, Any]], workspace: Workspace, device: Any, report: Report
+) -> tuple[FasterRCNN, DetectorConfig, tuple[str, ...], dict[str, Any]]:
+    import numpy as np
+    import torch
+
+    from vlp_models.vision.config import BACKGROUND, configure
+    from vlp_models.vision.detector import build_detector
+    from vlp_models.vision.train import TrainingOptions, train_detector
+
+    train_rows = [row for row in rows if row["split"] == "train"]
+    if not train_rows:
+        raise DataError(
+            f"{workspace.validated}: the train split has no object boxes to learn from"
+            + (f" in {', '.join(p.sources)}" if p.sources else "")
+            + "; set detector.source to `weights` with a detector of your own, or to `none` and features.source to "
+            "`tsv` or `npz` (imported features)"
+        )
+    classes = (BACKGROUND, *sorted({item["category"] for row in train_rows for item in row["objects"]}))
+    images = _labelled(train_rows, "train", classes, workspace)
+    if 0 < p.max_images < len(images):
+        chosen = np.random.default_rng(p.seed).permutation(len(images))[: p.max_images]
+        images = [images[number] for number in sorted(chosen.tolist())]
+    config = configure(p.backbone, p.feature_dim, np.concatenate([image.boxes for image in images]))
+    torch.manual_seed(p.seed)
+    model = build_detector(config, len(classes))
+    options = TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=p.seed)
+    result = train_detector(model, images, options, device)
+    sources = sorted({row["source"] for row in train_rows})
+    report["counts"] = {"train_images": len(images), "classes": len(classes) - 1}
+    report["losses"] = result.losses
+    report["seconds"], report["images_per_second"] = result.seconds, result.images_per_second
+    training = {"source": "train", "datasets": sources, "images": len(images), "steps": p.steps, "seed": p.seed}
+    return model, config, classes, training
+
+
+def _load(
+    p: DetectorParams, rows: list[dict[str, Any]], workspace: Workspace
+) -> tuple[FasterRCNN, DetectorConfig, tuple[str, ...], dict[str, Any]]:
+    from vlp_models.vision.published import load_published
+
+    path = workspace.root / p.weights
+    names = sorted({item["category"] for row in rows for item in row["objects"]})
+    detector = load_published(path, p.backbone, names)
+    training = {"source": "weights", "file": path.name, "sha256": hash_file(path)}
+    return detector.model, detector.config, detector.classes, training
+
+
+def _print(report: Report) -> None:
+    print(f"detector {report['detector_id']}: {report['source']}", end="")
+    if "seconds" in report:
+        print(
+            f", {report['counts']['train_images']:,} images, {report['counts']['classes']} classes, "
+            f"{report['seconds']:.0f} s at {report['images_per_second']:.0f} images/s",
+            end="",
+        )
+    print()
+    if "val" in report:
+        print("  val  " + "  ".join(f"{name} {value:.1f}" for name, value in report["val"].items()))
+    elif "note" in report:
+        print(f"  {report['note']}")

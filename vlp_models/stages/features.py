@@ -1,0 +1,179 @@
+"""features: the regions of every validated image, from the detector, from symbols or imported.
+
+Finished chunks wait under .work; after an interruption only the others are made.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.data import features as storage
+from vlp_models.data.tables import read_table, write_table
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import FeaturesParams, Params, to_plain
+from vlp_models.stages.workspace import (
+    Workspace,
+    fingerprint,
+    measured,
+    need,
+    output_directory,
+    write_manifest,
+    write_text,
+)
+
+if TYPE_CHECKING:
+    from vlp_models.vision.source import RegionSource
+
+Row = dict[str, Any]
+MAX_MISSING = 0.01  # of a split's images
+
+
+def run(params: Params, workspace: Workspace, key: str = "") -> None:
+    """Writes data/features (docs/contracts.md, "Features"), with a quarantine.parquet of what was left out.
+
+    Raises:
+        DataError: an image or an imported file can't be read, or a split has more than 1% of images without features.
+        CheckpointError: `source: detector` and there is none.
+        ParamsError: a missing path, or a number that can't be.
+    """
+    p = params.features
+    _check(p)
+    with measured(workspace, "features"):
+        validated = need(workspace.validated, "validate")
+        images = read_table("images", validated).sort_by("image_id").to_pylist()
+        source = _open(params, workspace)
+        print_ = fingerprint(
+            {"features": to_plain(p), "detector_id": source.detector_id, "classes": list(source.classes)},
+            {"images": validated / "images.parquet", "objects": validated / "objects.parquet"},
+        )
+        work = workspace.work("features", print_)
+        start = time.perf_counter()
+        made = _make_chunks(source, images, work)
+        seconds = time.perf_counter() - start
+        notes = [row for path in sorted(work.glob("notes-*.json")) for row in json.loads(path.read_text("utf-8"))]
+        _refuse_missing(notes, images, workspace)
+        with output_directory(workspace.features) as directory:
+            for path in sorted(work.glob("features-*.safetensors")):
+                shutil.move(path, directory / path.name)
+            counts = storage.write_index(directory)
+            write_table(notes, "quarantine", directory)
+            write_manifest(
+                directory,
+                stage="features",
+                params=to_plain(p),
+                counts={**counts, "left_out": dict(sorted(Counter(row["rule"] for row in notes).items()))},
+                feature_dim=source.feature_dim,
+                classes=list(source.classes),
+                detector_id=source.detector_id,
+            )
+        shutil.rmtree(work)
+    print(
+        f"features {source.detector_id}: {counts['regions']:,} regions of {counts['images']:,} images, "
+        f"{source.feature_dim} numbers each" + (f", {made / seconds:.0f} images/s" if made else "")
+    )
+    for rule, count in Counter(row["rule"] for row in notes).items():
+        print(f"  {rule}: {count:,} images, listed in {workspace.features / 'quarantine.parquet'}")
+
+
+def _check(p: FeaturesParams) -> None:
+    if p.source in ("tsv", "npz") and not p.path:
+        raise ParamsError(f"params.yaml: `features.source: {p.source}` needs `features.path`")
+    if p.max_regions < 1 or p.batch_size < 1 or not 0 <= p.min_score < 1:
+        raise ParamsError(
+            "params.yaml: `features.max_regions` and `batch_size` must be at least 1, `min_score` from 0 to below 1; "
+            f"found {p.max_regions}, {p.batch_size}, {p.min_score}"
+        )
+
+
+def _open(params: Params, workspace: Workspace) -> RegionSource:
+    p = params.features
+    if p.source == "boxes":
+        from vlp_models.vision.symbols import SymbolSource
+
+        return SymbolSource(read_table("objects", workspace.validated).to_pylist(), p.max_regions)
+    if p.source == "tsv":
+        from vlp_models.vision.tsv import open_tsv
+
+        return open_tsv(workspace.root / p.path, p.max_regions)
+    if p.source == "npz":
+        from vlp_models.vision.npz import open_npz
+
+        return open_npz(workspace.root / p.path, p.max_regions)
+    import torch
+
+    from vlp_models.vision.extract import DetectorSource, RegionExtractor
+
+    need(workspace.detector, "detector")
+    if params.trainer.torch_threads:
+        torch.set_num_threads(params.trainer.torch_threads)
+    cuda = torch.cuda.is_available() and params.trainer.accelerator != "cpu"
+    extractor = RegionExtractor.load(
+        workspace.detector,
+        "cuda" if cuda else "cpu",
+        min_score=p.min_score,
+        max_regions=p.max_regions,
+        batch_size=p.batch_size,
+    )
+    return DetectorSource(extractor, workspace.root)
+
+
+def _make_chunks(source: RegionSource, images: list[Row], work: Path) -> int:
+    """Makes the chunks that `work` lacks; returns how many images that took."""
+    from vlp_models.vision.progress import progress_bar
+
+    made = 0
+    start = time.perf_counter()
+    with progress_bar("features", len(images), "images") as bar:
+
+        def advance(count: int) -> None:
+            nonlocal made
+            made += count
+            bar.advance(f"{made / (time.perf_counter() - start):.0f} images/s", by=count)
+
+        for number, first in enumerate(range(0, len(images), storage.CHUNK_IMAGES)):
+            rows = images[first : first + storage.CHUNK_IMAGES]
+            if _finished(work / storage.chunk_name(number), rows):
+                bar.advance(by=len(rows))
+                continue
+            regions, notes = source.regions(rows, advance)
+            write_text(work / f"notes-{number:05d}.json", json.dumps(notes))  # before the chunk, which says "done"
+            ids = [row["image_id"] for row in rows]
+            storage.write_chunk(work, number, list(zip(ids, regions, strict=True)))
+    return made
+
+
+def _finished(path: Path, rows: list[Row]) -> bool:
+    if not path.exists():
+        return False
+    try:
+        return [image_id for image_id, _ in storage.read_listing(path)] == [row["image_id"] for row in rows]
+    except DataError:  # damaged: make it anew
+        return False
+
+
+def _refuse_missing(notes: list[Row], images: list[Row], workspace: Workspace) -> None:
+    from vlp_models.vision.imported import MISSING, UNREADABLE
+
+    lost = {row["row_id"]: row for row in notes if row["rule"] in (MISSING, UNREADABLE)}
+    total = Counter(row["split"] for row in images)
+    without = Counter(row["split"] for row in images if row["image_id"] in lost)
+    lines = [
+        f"  {split}: {without[split]:,} of {count:,}"
+        for split, count in sorted(total.items())
+        if without[split] > MAX_MISSING * count
+    ]
+    if lines:
+        write_table(notes, "quarantine", workspace.work("features", "refused"))
+        example = next(iter(lost.values()))
+        raise DataError(
+            f"features: more than {MAX_MISSING:.0%} of the images have no usable features:\n"
+            + "\n".join(lines)
+            + f"\n  e.g. {example['row_id']}: {example['reason']}"
+            + f"\n  All: {workspace.root / '.work' / 'features' / 'refused' / 'quarantine.parquet'}."
+            + "\n  Complete the files at features.path, or leave these images out of the dataset."
+        )

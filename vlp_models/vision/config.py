@@ -1,0 +1,54 @@
+"""What a detector is: enough, with its class names, to build it again."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+BACKGROUND = "__background__"  # always class 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorConfig:
+    """A Faster R-CNN.
+
+    `small` is for drawn scenes on a CPU: three convolution blocks, one map at stride 8. `resnet50_fpn` is
+    torchvision's; it uses only `feature_dim` and the image fields. Its public weights want `min_side` 800.
+    """
+
+    backbone: Literal["small", "resnet50_fpn"] = "small"
+    feature_dim: int = 256  # of one region: the width of the box head
+    channels: tuple[int, int, int] = (24, 48, 96)
+    anchors: tuple[float, ...] = (16.0, 24.0, 36.0)  # sides in pixels; square
+    roi_size: int = 5
+    min_side: int = 0  # pixels the shorter side is resized to; 0: images stay as they are
+    max_side: int = 640  # a longer image is shrunk to this
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.25, 0.25, 0.25)
+
+
+RESNET50_FPN = DetectorConfig(
+    backbone="resnet50_fpn",
+    feature_dim=1024,
+    min_side=800,
+    max_side=1333,
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+)
+
+
+def configure(backbone: Literal["small", "resnet50_fpn"], feature_dim: int, boxes: np.ndarray) -> DetectorConfig:
+    """The config to train with.
+
+    Args:
+        boxes: [N, 4] of the training images, x1 y1 x2 y2 in pixels. The small backbone's anchors are the sizes of a
+            typical small, middling and large one.
+    """
+    if backbone == "resnet50_fpn":
+        return dataclasses.replace(RESNET50_FPN, feature_dim=feature_dim)
+    sides = np.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
+    small, middle, large = (max(8.0, float(round(side))) for side in np.quantile(sides, [1 / 6, 1 / 2, 5 / 6]))
+    return DetectorConfig(feature_dim=feature_dim, anchors=(small, middle, large))

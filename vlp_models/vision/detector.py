@@ -1,0 +1,92 @@
+"""Faster R-CNN (Ren et al., 2015), torchvision's, at two sizes."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.ops import MultiScaleRoIAlign
+
+from vlp_models.vision.config import DetectorConfig
+
+STRIDE = 8  # of the small backbone's map
+
+
+def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
+    """A detector with fresh weights; nothing is downloaded.
+
+    Args:
+        num_classes: background included.
+    """
+    if config.backbone == "resnet50_fpn":
+        model = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=num_classes)
+        if config.feature_dim != model.roi_heads.box_predictor.cls_score.in_features:
+            pooled = model.backbone.out_channels * model.roi_heads.box_roi_pool.output_size[0] ** 2
+            model.roi_heads.box_head = TwoMLPHead(pooled, config.feature_dim)
+            model.roi_heads.box_predictor = FastRCNNPredictor(config.feature_dim, num_classes)
+        model.transform = _Resize(config, size_divisible=32)
+        return model
+    backbone = _SmallBackbone(config.channels)
+    model = FasterRCNN(
+        backbone,
+        rpn_anchor_generator=AnchorGenerator((config.anchors,), ((1.0,),)),
+        rpn_pre_nms_top_n_train=256,
+        rpn_pre_nms_top_n_test=256,
+        rpn_post_nms_top_n_train=96,
+        rpn_post_nms_top_n_test=96,
+        rpn_batch_size_per_image=128,
+        box_roi_pool=MultiScaleRoIAlign(["0"], output_size=config.roi_size, sampling_ratio=2),
+        box_head=TwoMLPHead(backbone.out_channels * config.roi_size**2, config.feature_dim),
+        box_predictor=FastRCNNPredictor(config.feature_dim, num_classes),
+        box_batch_size_per_image=64,
+        box_positive_fraction=0.5,
+    )
+    model.transform = _Resize(config, size_divisible=STRIDE)
+    return model
+
+
+class _SmallBackbone(nn.Module):
+    """Three blocks of two 3x3 convolutions, the first of each at stride 2, batch-normalised."""
+
+    def __init__(self, channels: tuple[int, int, int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        previous = 3
+        for width in channels:
+            layers += [_convolution(previous, width, stride=2), _convolution(width, width, stride=1)]
+            previous = width
+        self.blocks = nn.Sequential(*layers)
+        self.out_channels = previous
+
+    def forward(self, images_B3HW: Tensor) -> Tensor:
+        """[B, 3, H, W] -> [B, channels[-1], H / 8, W / 8]"""
+        return self.blocks(images_B3HW)
+
+
+def _convolution(before: int, after: int, stride: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(after),
+        nn.ReLU(inplace=True),
+    )
+
+
+class _Resize(GeneralizedRCNNTransform):
+    """torchvision's normalisation, with its resizing only where the config asks for it or the image is too large."""
+
+    def __init__(self, config: DetectorConfig, size_divisible: int) -> None:
+        super().__init__(
+            config.min_side or config.max_side,
+            config.max_side,
+            list(config.mean),
+            list(config.std),
+            size_divisible=size_divisible,
+        )
+        self._keep_size = config.min_side == 0
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
+        if self._keep_size and max(image.shape[-2:]) <= self.max_size:
+            return image, target
+        return super().resize(image, target)

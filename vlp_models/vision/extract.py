@@ -1,0 +1,149 @@
+"""From pixels to regions.
+
+The detector proposes boxes; of boxes that overlap much only the surest stays, whatever its class, so that one object
+gives one region. The features of the boxes that stay are pooled again, from these final boxes, and the class
+probabilities and the score are those of that second look. (Bottom-up attention, Anderson et al., 2018, keeps the
+features of the proposals instead.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.ops import nms
+
+from vlp_models.data.sample import RegionArrays
+from vlp_models.vision.images import read_image, to_tensor
+from vlp_models.vision.source import Row
+from vlp_models.vision.state import Detector, load_detector
+
+SAME_OBJECT_IOU = 0.6  # real objects that hide each other seldom overlap more
+
+
+class RegionExtractor:
+    """Turns images into regions.
+
+    Args:
+        min_score: regions below this probability of their class are dropped.
+        max_regions: the surest are kept.
+    """
+
+    def __init__(
+        self, detector: Detector, *, min_score: float = 0.2, max_regions: int = 16, batch_size: int = 32
+    ) -> None:
+        self.detector_id = detector.detector_id
+        self.classes = detector.classes
+        self.feature_dim = detector.config.feature_dim
+        self._model = detector.model.eval()
+        self._model.roi_heads.score_thresh = min_score
+        self._device = next(detector.model.parameters()).device
+        self._min_score = min_score
+        self._max_regions = max_regions
+        self.batch_size = batch_size
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        device: str = "cpu",
+        *,
+        min_score: float = 0.2,
+        max_regions: int = 16,
+        batch_size: int = 32,
+    ) -> RegionExtractor:
+        """An extractor from data/detector or a copy of it.
+
+        Raises:
+            CheckpointError: there is no detector, or a damaged one.
+        """
+        detector = load_detector(directory, device)
+        return cls(detector, min_score=min_score, max_regions=max_regions, batch_size=batch_size)
+
+    def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
+        """The regions of each image, in the order given; an image's regions do not depend on its neighbours.
+
+        Args:
+            images: pictures, or uint8 tensors [3, H, W], of any sizes.
+        """
+        tensors = [to_tensor(image) if isinstance(image, Image.Image) else image for image in images]
+        found: dict[int, RegionArrays] = {}
+        for numbers in batches_by_size([(t.shape[1], t.shape[2]) for t in tensors], self.batch_size):
+            found |= zip(numbers, self._extract([tensors[number] for number in numbers]), strict=True)
+        return [found[number] for number in range(len(tensors))]
+
+    @torch.inference_mode()
+    def _extract(self, images: list[Tensor]) -> list[RegionArrays]:
+        model = self._model
+        pixels, _ = model.transform([image.to(self._device).float() / 255 for image in images])
+        maps = model.backbone(pixels.tensors)
+        if isinstance(maps, Tensor):
+            maps = {"0": maps}
+        proposals, _ = model.rpn(pixels, maps)
+        detections, _ = model.roi_heads(maps, proposals, pixels.image_sizes)
+        boxes = [
+            found["boxes"][nms(found["boxes"], found["scores"], SAME_OBJECT_IOU)[: self._max_regions]]
+            for found in detections
+        ]
+        features = model.roi_heads.box_head(model.roi_heads.box_roi_pool(maps, boxes, pixels.image_sizes))
+        probs = model.roi_heads.box_predictor(features)[0].softmax(-1)
+        counts = [len(rows) for rows in boxes]
+        return [
+            self._sorted(*arrays)
+            for arrays in zip(features.split(counts), probs.split(counts), boxes, pixels.image_sizes, strict=True)
+        ]
+
+    def _sorted(self, features: Tensor, probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> RegionArrays:
+        height, width = size
+        fractions = boxes / boxes.new_tensor([width, height, width, height])
+        scores = probs[:, 1:].max(dim=1).values
+        keep = scores.argsort(descending=True, stable=True)
+        keep = keep[scores[keep] >= self._min_score]
+        return RegionArrays(
+            features=_numpy(features[keep]).astype(np.float16),
+            boxes=_numpy(fractions[keep]).clip(0, 1),
+            class_probs=_numpy(probs[keep]).astype(np.float16),
+            scores=_numpy(scores[keep]),
+        )
+
+
+class DetectorSource:
+    """A `RegionSource` that reads the image files. An unreadable one is a `DataError`: validation has seen it whole."""
+
+    def __init__(self, extractor: RegionExtractor, root: Path) -> None:
+        self.detector_id = extractor.detector_id
+        self.classes = extractor.classes
+        self.feature_dim = extractor.feature_dim
+        self._extractor = extractor
+        self._root = root
+
+    def regions(
+        self, images: Sequence[Row], advance: Callable[[int], None]
+    ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
+        """Reads and extracts a batch at a time, images of one size together."""
+        found: dict[int, RegionArrays] = {}
+        for numbers in batches_by_size([(row["height"], row["width"]) for row in images], self._extractor.batch_size):
+            rows = [images[number] for number in numbers]
+            pixels = [read_image(self._root / row["path"], row["width"], row["height"]) for row in rows]
+            found |= zip(numbers, self._extractor.extract(pixels), strict=True)
+            advance(len(numbers))
+        return [found[number] for number in range(len(images))], []
+
+
+def batches_by_size(sizes: Sequence[tuple[int, int]], batch_size: int) -> Iterator[list[int]]:
+    """Positions in batches of one size each: padding would reach over the borders of the smaller images."""
+    order = sorted(range(len(sizes)), key=lambda number: sizes[number])
+    for _, group in groupby(order, key=lambda number: sizes[number]):
+        numbers = list(group)
+        for start in range(0, len(numbers), batch_size):
+            yield numbers[start : start + batch_size]
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.float().cpu().numpy()
