@@ -182,6 +182,11 @@ def test_vqa_baselines_are_learnt_from_train(workspace: Workspace) -> None:
     names = {"majority answer", "per question type", "per question text", "image blanked"}
     assert set(found["accuracy"]["baselines"]) == names
     assert found["accuracy (image blanked)"]["value"] == found["accuracy"]["baselines"]["image blanked"]
+    gain = found["gain over image blanked"]
+    assert gain["value"] == pytest.approx(
+        found["accuracy"]["value"] - found["accuracy (image blanked)"]["value"], abs=1e-3
+    )
+    assert gain["low"] <= gain["value"] <= gain["high"]
     assert found["accuracy"]["n"] == len(of_split(workspace, "questions", "test"))
     assert all("answer_blank" in row and len(row["top"]) == 5 for row in predictions(workspace, "vqa"))
 

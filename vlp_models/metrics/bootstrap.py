@@ -26,8 +26,8 @@ def interval(evidence: Evidence | None, *, resamples: int, seed: int) -> tuple[f
     return float(low), float(high)
 
 
-def paired_difference(a: Evidence, b: Evidence, *, resamples: int, seed: int) -> tuple[float, float, float]:
-    """a - b on the same items: difference, low, high. Both sides see the same resampled groups.
+def paired(a: Evidence, b: Evidence) -> Evidence:
+    """Evidence of a - b, measured on the same groups: both sides see the same resampled ones.
 
     Raises:
         ValueError: the two were not measured on the same groups.
@@ -37,11 +37,11 @@ def paired_difference(a: Evidence, b: Evidence, *, resamples: int, seed: int) ->
     if names_a != names_b:
         raise ValueError("a paired difference needs the same groups on both sides")
     width = sums_a.shape[1]
-    both = resample(np.hstack([sums_a, sums_b]), resamples, seed)
-    differences = a.statistic(both[:, :width]) - b.statistic(both[:, width:])
-    observed = a.statistic(sums_a.sum(axis=0, keepdims=True)) - b.statistic(sums_b.sum(axis=0, keepdims=True))
-    low, high = np.percentile(differences, LEVELS)
-    return float(observed[0]), float(low), float(high)
+
+    def difference(sums_SK: FloatArray) -> FloatArray:
+        return a.statistic(sums_SK[:, :width]) - b.statistic(sums_SK[:, width:])
+
+    return Evidence(groups=names_a, parts_NK=np.hstack([sums_a, sums_b]), statistic=difference)
 
 
 def sum_by_group(groups: Sequence[str], parts_NK: FloatArray) -> tuple[list[str], FloatArray]:

@@ -114,7 +114,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
             directory, stage=f"evaluate@{key}", params=shown, counts=counts, skipped=skipped, data=facts["data"]
         )
     for record in records:
-        if record["value"] is not None and "question type" not in record["metric"]:
+        if record["value"] is not None and "(" not in record["metric"]:
             print(f"{key}: {record['dataset']} {record['split']} {record['metric']} {record['value']:.2f}")
 
 

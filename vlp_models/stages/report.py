@@ -48,9 +48,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 def evaluation_records(workspace: Workspace) -> list[dict[str, Any]]:
-    """The records of every run in reports/eval, in the order of their names."""
+    """The records of every run in reports/eval, by task and name."""
     files = sorted((workspace.reports / "eval").glob("*/scores.json"))
-    return [record for file in files if not file.parent.name.startswith(".") for record in read_json(file)]
+    records = [record for file in files if not file.parent.name.startswith(".") for record in read_json(file)]
+    return sorted(records, key=lambda record: list(TASKS).index(record["task"]))
 
 
 def pipeline_records(workspace: Workspace) -> list[dict[str, Any]]:
@@ -82,7 +83,7 @@ def nested(records: list[dict[str, Any]]) -> dict[str, Any]:
     """
     result: dict[str, Any] = {}
     for record in records:
-        if record["value"] is not None and "question type" not in record["metric"]:
+        if record["value"] is not None and not record["metric"].startswith("accuracy (question type"):
             place = " ".join(part for part in (record["dataset"], record["split"]) if part) or "all"
             result.setdefault(record["run"], {}).setdefault(place, {})[record["metric"]] = record["value"]
     return result
@@ -166,8 +167,8 @@ def result_tables(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for record in records:
         places.setdefault((record["task"], record["dataset"], record["split"]), []).append(record)
     tables = []
-    for (task, dataset, split), rows in sorted(places.items()):
-        main = [row for row in rows if row["value"] is not None and "question type" not in row["metric"]]
+    for (task, dataset, split), rows in places.items():
+        main = [row for row in rows if row["value"] is not None and not _is_detail(row)]
         order = list(dict.fromkeys(row["metric"] for row in rows))
         main.sort(key=lambda row: (order.index(row["metric"]), row["run"]))
         tables.append(
@@ -175,8 +176,8 @@ def result_tables(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "task": task,
                 "place": f"{dataset}, {split}",
                 "rows": [_with_bar(row) for row in main],
-                "details": [_with_bar(r) for r in rows if "question type" in r["metric"] and r["value"] is not None],
-                "absent": sorted({f"{row['metric']}: {row['note']}" for row in rows if row["value"] is None}),
+                "details": [_with_bar(row) for row in rows if row["value"] is not None and _is_detail(row)],
+                "absent": sorted({_absence(row) for row in rows if row["value"] is None and not _is_detail(row)}),
             }
         )
     return tables
@@ -239,10 +240,22 @@ def number(value: float) -> str:
     )
 
 
+def _is_detail(record: dict[str, Any]) -> bool:
+    """Whether the page folds it away: figures by question type, and of greedy decoding."""
+    return "question type" in record["metric"] or record["metric"].endswith("(greedy)")
+
+
+def _absence(record: dict[str, Any]) -> str:
+    return f"{record['metric']}: {record['note']}"
+
+
 def _with_bar(record: dict[str, Any]) -> dict[str, Any]:
-    numbers = [record["value"], record["high"] or 0, *record["baselines"].values()]
-    bar = interval_bar(record["value"], record["low"], record["high"], record["baselines"], top=max(100.0, *numbers))
-    return {**record, "bar": bar}
+    """The record with its bar; a difference has none, since it can lie below zero."""
+    value, low, high, baselines = (record[name] for name in ("value", "low", "high", "baselines"))
+    if record["metric"].startswith("gain"):
+        return {**record, "bar": ""}
+    top = max(100.0, value, high or 0, *baselines.values())
+    return {**record, "bar": interval_bar(value, low, high, baselines, top=top)}
 
 
 def _points(rows: list[dict[str, str]], name: str) -> list[tuple[float, float]]:

@@ -85,9 +85,9 @@ def interval_bar(
     return Markup("".join(parts))
 
 
-def boxes_overlay(width: int, height: int, boxes: Sequence[tuple[Sequence[float], str]]) -> Markup:
+def boxes_overlay(width: float, height: float, boxes: Sequence[tuple[Sequence[float], str]]) -> Markup:
     """Region boxes over an image of `width` x `height`: ((x1, y1, x2, y2) as fractions, label)."""
-    parts = [f'<svg class="boxes" viewBox="0 0 {width} {height}" aria-hidden="true">']
+    parts = [f'<svg class="boxes" viewBox="0 0 {width:.0f} {height:.0f}" aria-hidden="true">']
     for index, ((x1, y1, x2, y2), label) in enumerate(boxes):
         x, y, w, h = x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height
         colour = f"c{index % MOST_LINES}"

@@ -20,7 +20,7 @@ from vlp_models.data.tables import read_table
 from vlp_models.stages.report_charts import boxes_overlay
 from vlp_models.stages.workspace import Workspace
 
-THUMBNAIL = 240  # pixels, the longer side at most
+NARROW, WIDE = 240, 400  # pixels of a picture's longer side as the page shows it
 BOXES_SHOWN = 6
 
 
@@ -30,8 +30,8 @@ class Picture:
 
     image_id: str
     data: str = ""
-    width: int = THUMBNAIL
-    height: int = THUMBNAIL
+    width: int = 0
+    height: int = 0
     boxes: Markup = field(default_factory=Markup)
     problem: str = ""
 
@@ -55,7 +55,7 @@ class Pictures:
         self._paths = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
         self._store = FeatureStore(workspace.features) if (workspace.features / "index.parquet").exists() else None
 
-    def get(self, image_id: str) -> Picture:
+    def get(self, image_id: str, longest: int = NARROW) -> Picture:
         from PIL import Image
 
         path = self._paths.get(image_id)
@@ -65,9 +65,9 @@ class Pictures:
             with Image.open(self._root / path) as image:
                 if image.width * image.height > self._max_pixels:
                     return Picture(image_id=image_id, problem=f"{image.width} x {image.height} pixels: too large")
-                image.draft("RGB", (THUMBNAIL, THUMBNAIL))
+                image.draft("RGB", (longest, longest))
                 small = _on_grey(image)
-                small.thumbnail((THUMBNAIL, THUMBNAIL))
+                small.thumbnail((longest, longest))
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             return Picture(image_id=image_id, problem=f"can't be read: {error}")
         buffer = io.BytesIO()
@@ -77,10 +77,10 @@ class Pictures:
             data=f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}",
             width=small.width,
             height=small.height,
-            boxes=self._boxes(image_id, small.width, small.height),
+            boxes=self._boxes(image_id, longest, longest * small.height / small.width),
         )
 
-    def _boxes(self, image_id: str, width: int, height: int) -> Markup:
+    def _boxes(self, image_id: str, width: float, height: float) -> Markup:
         """The most confident regions with the detector's name for each."""
         if self._store is None or image_id not in self._store:
             return Markup("")
@@ -165,7 +165,7 @@ def statement_examples(
     }
     rows = [
         {
-            "picture": pictures.get(row["image_id"]),
+            "picture": pictures.get(row["image_id"], WIDE),
             "statement": statements.get(row["statement_id"], ""),
             "prediction": row["prediction"],
             "p_true": float(row["p_true"]),

@@ -10,8 +10,8 @@ from vlp_models.stages.workspace import read_json
 # What one wants to see first; the rest is in summary.json and on the page.
 HEADLINES = {
     "captioning": ("CIDEr", "BLEU-4", "METEOR", "true captions"),
-    "vqa": ("accuracy", "accuracy (image blanked)"),
-    "nlvr": ("accuracy", "consistency", "accuracy (image blanked)"),
+    "vqa": ("accuracy", "gain over image blanked"),
+    "nlvr": ("accuracy", "consistency", "gain over image blanked"),
 }
 
 
@@ -20,34 +20,30 @@ def is_headline(record: dict[str, Any]) -> bool:
 
 
 def print_results(summary: Path) -> None:
-    """Prints the main metrics of every run with interval and baselines."""
+    """Prints the main metrics of every run, in percent, with interval and baselines."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    records = [record for record in read_json(summary) if is_headline(record)]
-    if not records:
-        return
-    table = Table(title="Results (percent; 95% intervals)", title_justify="left", header_style="bold")
-    for name in ("run", "data", "metric"):
-        table.add_column(name)
-    for name in ("value", "interval"):
-        table.add_column(name, justify="right")
-    table.add_column("to compare with")
-    before = ""
-    for record in records:
-        run = record["run"]
-        if before and run != before:
-            table.add_section()
-        compared = ", ".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
-        cells = (
-            "" if run == before else run,
-            f"{record['dataset']} {record['split']}",
-            record["metric"],
-            "-" if record["value"] is None else f"{record['value']:.1f}",
-            "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}",
-            record["note"] if record["value"] is None else compared,
-        )
-        table.add_row(*(Text(cell) for cell in cells))  # Text: a name in brackets is no markup
-        before = run
-    Console().print(table)
+    console = Console()
+    places: dict[str, list[dict[str, Any]]] = {}
+    for record in read_json(summary):
+        if is_headline(record):
+            places.setdefault(f"{record['run']}: {record['dataset']} {record['split']}", []).append(record)
+    for place, records in places.items():
+        table = Table(title=Text(place, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("metric", no_wrap=True, min_width=23)
+        table.add_column("value", justify="right", no_wrap=True, min_width=5)
+        table.add_column("95% interval", no_wrap=True, min_width=14)
+        table.add_column("to compare with", min_width=24)
+        for record in records:
+            compared = ", ".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
+            cells = (
+                record["metric"],
+                "-" if record["value"] is None else f"{record['value']:.1f}",
+                "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}",
+                record["note"] if record["value"] is None else compared,
+            )
+            table.add_row(*(Text(cell) for cell in cells))  # Text: a name in brackets is no markup
+        console.print(table)

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
+from vlp_models.metrics.bootstrap import paired
 from vlp_models.metrics.caption import CaptionSet, constant_caption, human_agreement, score_caption_sets
 from vlp_models.metrics.nlvr import Judgement, majority_label, official_csv, score_nlvr
 from vlp_models.metrics.score import Score
@@ -94,7 +95,7 @@ def score_answers(
     if predictions and "answer_blank" in predictions[0]:
         blank = score_vqa({p["question_id"]: p["answer_blank"] for p in predictions}, questions)
         baselines[BLANKED] = blank
-        scores.append(_renamed(blank[0], f"accuracy ({BLANKED})"))
+        scores += _blank_control(scores[0], blank[0])
     return Scored(scores=scores, baselines=_by_metric(baselines))
 
 
@@ -121,7 +122,7 @@ def score_statements(
     if predictions and "prediction_blank" in predictions[0]:
         blank = score_nlvr(judgements("prediction_blank"))
         baselines[BLANKED] = blank
-        scores.append(_renamed(blank[0], f"accuracy ({BLANKED})"))
+        scores += _blank_control(scores[0], blank[0])
     return Scored(scores=scores, baselines=_by_metric(baselines))
 
 
@@ -148,6 +149,16 @@ def _own_id(identifier: str) -> int | str:
     """The id within its source; a number where it is one, as COCO and VQA have it."""
     own = identifier.partition("/")[2]
     return int(own) if own.isascii() and own.isdigit() and len(own) < 19 else own
+
+
+def _blank_control(score: Score, blank: Score) -> list[Score]:
+    """What text alone can do, and how much the image adds to it."""
+    scores = [_renamed(blank, f"accuracy ({BLANKED})")]
+    if score.value is not None and blank.value is not None and score.evidence and blank.evidence:
+        gain = paired(score.evidence, blank.evidence)
+        value = score.value - blank.value
+        scores.append(Score(metric=f"gain over {BLANKED}", value=value, n=score.n, evidence=gain))
+    return scores
 
 
 def _by_metric(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, float]]:
