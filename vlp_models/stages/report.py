@@ -22,7 +22,7 @@ from vlp_models.stages.results_table import is_headline, print_results
 from vlp_models.stages.workspace import Workspace, measured, read_json, write_json, write_text
 
 TASKS = {"captioning": "Captioning", "vqa": "Visual question answering", "nlvr": "True or false of an image (NLVR)"}
-NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_second", "seconds", "grad_norm")
+NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "seconds", "gradient_norm")
 SMALL_HIDDEN = 512  # below it a warning says that the models are tiny
 
 
@@ -190,7 +190,7 @@ def curves(workspace: Workspace) -> list[Curve]:
         with file.open(encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))
         names = [name for name in (rows[0] if rows else {}) if name and name not in NOT_LOSSES]
-        names.sort(key=lambda name: name != "loss")
+        names.sort(key=lambda name: (name != "loss", name != "val_loss", name.startswith("val_")))
         lines = {name: points for name in names if (points := _points(rows, name))}
         if lines:
             first = next(iter(lines.values()))
