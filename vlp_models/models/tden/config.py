@@ -33,7 +33,7 @@ class TDENConfig:
 
     tie_lm_head: bool = True  # as BERT; the public checkpoints are untied
     separate_ffn: bool = False  # the public code's cross-encoder: one feed-forward net per modality
-    decoder_visual_source: Literal["object_encoder", "cross_encoder"] = "object_encoder"
+    decoder_visual_source: Literal["object_encoder", "cross_encoder"] = "object_encoder"  # captioning: always the first
     ism_pooling: Literal["last", "all_layers"] = "last"  # which object encoder layers ISM pools
     similarity_dim: int | None = None  # of ISM's vectors; None: hidden. The public code: 1024
     pooler_batch_norm: bool = False  # after ISM's poolers, as the public code; needs batches of two or more
@@ -53,3 +53,5 @@ class TDENConfig:
             raise ParamsError("model.config: TDEN needs at least one layer in each of its four modules")
         if not 0 <= self.mask_id < self.vocab_size:
             raise ParamsError(f"model.config: mask_id {self.mask_id} is outside the vocabulary of {self.vocab_size}")
+        if self.mask_scheme == "bert" and self.mask_id + 1 == self.vocab_size:
+            raise ParamsError("model.config: mask_scheme `bert` draws words behind [MASK], but there are none")

@@ -1,0 +1,142 @@
+"""How much do K/V caches save? Beam search with TDEN, cached steps against running the whole prefix every step.
+
+Both decode the same 20 tokens with beam 5 (no hypothesis may end early) and must find the same sentences, or the
+script fails before it times anything. The uncached side, too, encodes each image once; it runs the sentence encoder
+and the decoder over all tokens so far, for every hypothesis, as a model with `generation_logits` alone would.
+
+    python benchmarks/decoding.py                     # params.yaml's size: 128 wide, 2/2/2/2 layers
+    python benchmarks/decoding.py --paper --images 2  # the paper's: 768 wide, 6/12/6/6 layers
+
+Writes benchmarks/results/decoding-<size>-<device>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vlp_models.data.batch import Image, Regions
+from vlp_models.decoding.beam import beam_search
+from vlp_models.decoding.steps import Hypothesis, Steps
+from vlp_models.models import build_model
+from vlp_models.models.layers.masks import causal_mask
+from vlp_models.models.tden.model import GENERATION, TDEN
+from vlp_models.models.tden.state import VisualStates
+
+SMALL = {"hidden": 128, "heads": 4, "intermediate": 512}
+SMALL |= dict.fromkeys(["object_layers", "sentence_layers", "encoder_layers", "decoder_layers"], 2)
+LENGTH, BEAM, REGIONS, FEATURE_DIM = 20, 5, 16, 256
+
+
+class WholePrefix:
+    """TDEN's step interface without caches: a state is the image's states and the tokens so far."""
+
+    def __init__(self, model: TDEN) -> None:
+        self.model = model
+
+    def start(self, image: Image, *, max_len: int) -> tuple[VisualStates, Tensor]:
+        return self.model.encode_image(image), torch.empty(len(image), 0, dtype=torch.int64, device=DEVICE)
+
+    def step(self, token_N: Tensor, state: tuple[VisualStates, Tensor]) -> tuple[Tensor, tuple[VisualStates, Tensor]]:
+        visual, prefix_NT = state
+        ids_NT = torch.cat([prefix_NT, token_N[:, None]], dim=1)
+        mask_NT = torch.ones_like(ids_NT, dtype=torch.bool)
+        text = self.model.encode_text({GENERATION: ids_NT}, mask_NT)[GENERATION]
+        decoded = self.model.decode(text, causal_mask(mask_NT), visual.last_BSD, visual.mask_BS)
+        return self.model.predict_words(decoded[:, -1]), (visual, ids_NT)
+
+    def reorder(self, state: tuple[VisualStates, Tensor], index_N: Tensor) -> tuple[VisualStates, Tensor]:
+        visual, prefix_NT = state
+        visual = VisualStates(layers=(visual.last_BSD[index_N],), mask_BS=visual.mask_BS[index_N])
+        return visual, prefix_NT[index_N]
+
+
+def build(paper: bool) -> TDEN:
+    torch.manual_seed(0)
+    model = build_model(
+        "tden",
+        {**({} if paper else SMALL), "init_std": 0.06 if paper else 0.15},  # spread: near-ties would hide a difference
+        vocab_size=30522 if paper else 1000,
+        feature_dim=FEATURE_DIM,
+        num_classes=0,
+    )
+    assert isinstance(model, TDEN)
+    with torch.no_grad():
+        model.word_head.bias[3] = -1e4  # [SEP] never comes: all sentences have full length
+    return model.eval().to(DEVICE)
+
+
+def random_regions(images: int) -> Regions:
+    generator = torch.Generator().manual_seed(1)
+    return Regions(
+        features_BRF=torch.randn(images, REGIONS, FEATURE_DIM, generator=generator),
+        boxes_BR4=torch.rand(images, REGIONS, 4, generator=generator).sort(-1).values,
+        class_probs_BRC=torch.zeros(images, REGIONS, 1),
+        mask_BR=torch.ones(images, REGIONS, dtype=torch.bool),
+    ).to(DEVICE)
+
+
+def decode(model: Steps, image: Image) -> list[Hypothesis]:
+    return beam_search(model, image, max_len=LENGTH, bos_id=2, eos_id=3, beam_size=BEAM)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def main(arguments: argparse.Namespace) -> None:
+    model, image = build(arguments.paper), random_regions(arguments.images)
+    uncached = WholePrefix(model)
+    with torch.no_grad():
+        cached_result, uncached_result = decode(model, image), decode(uncached, image)
+        assert all(len(h.ids) == LENGTH for h in cached_result)
+        assert [h.ids for h in cached_result] == [h.ids for h in uncached_result], "the two decode differently"
+        pairs = [
+            (seconds(lambda: decode(model, image)), seconds(lambda: decode(uncached, image)))  # in turns: fair to both
+            for _ in range(arguments.repeats)
+        ]
+    cached, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
+    record = {
+        "claim": "beam search with K/V caches against whole prefixes",
+        "command": f"python benchmarks/decoding.py{' --paper' if arguments.paper else ''} --images {arguments.images}",
+        "size": "paper" if arguments.paper else "small",
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "images": arguments.images,
+        "beam": BEAM,
+        "tokens": LENGTH,
+        "regions": REGIONS,
+        "repeats": arguments.repeats,
+        "seconds_cached": round(cached, 4),
+        "seconds_uncached": round(whole, 4),
+        "ratio": round(whole / cached, 2),
+        "ratios": sorted(round(u / c, 2) for c, u in pairs),
+    }
+    path = Path(__file__).parent / "results" / f"decoding-{record['size']}-{DEVICE.type}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(f"{arguments.images} images: cached {cached:.3f} s, uncached {whole:.3f} s, {record['ratio']} times faster")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paper", action="store_true", help="the paper's size")
+    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parsed = parser.parse_args()
+    DEVICE = torch.device(parsed.device)
+    main(parsed)
