@@ -80,7 +80,7 @@ class TDEN(nn.Module):
     def __init__(self, config: TDENConfig) -> None:
         super().__init__()
         self.config = config
-        self.objectives = frozenset({"mlm", "moc", "ism", "msg"} if config.num_classes else {"mlm", "ism", "msg"})
+        self.objectives = ("mlm", "moc", "ism", "msg") if config.num_classes else ("mlm", "ism", "msg")
         self.fused_dim = config.hidden
         hidden, dropout, eps = config.hidden, config.dropout, config.layer_norm_eps
 
@@ -217,10 +217,10 @@ class TDEN(nn.Module):
         Raises:
             ParamsError: an objective is unknown, or MOC is asked for without class probabilities.
         """
-        unknown = set(objectives) - self.objectives
+        unknown = set(objectives) - set(self.objectives)
         if unknown:
             why = "; `moc` needs features with class probabilities" if "moc" in unknown else ""
-            raise ParamsError(f"TDEN can't learn {sorted(unknown)}, only {sorted(self.objectives)}{why}")
+            raise ParamsError(f"TDEN can't learn {sorted(unknown)}, only {list(self.objectives)}{why}")
         config, text, image = self.config, batch.text, batch.image
         words_BT = select_tokens(text.mask_BT, mask_probability, generator)
         ids_BT = text.ids_BT
