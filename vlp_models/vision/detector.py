@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -38,7 +39,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
         rpn_post_nms_top_n_test=96,
         rpn_batch_size_per_image=128,
         box_roi_pool=MultiScaleRoIAlign(["0"], output_size=config.roi_size, sampling_ratio=2),
-        box_head=TwoMLPHead(backbone.out_channels * config.roi_size**2, config.feature_dim),
+        box_head=_BoxHead(backbone.out_channels * config.roi_size**2, config.feature_dim),
         box_predictor=FastRCNNPredictor(config.feature_dim, num_classes),
         box_batch_size_per_image=64,
         box_positive_fraction=0.5,
@@ -71,6 +72,22 @@ def _convolution(before: int, after: int, stride: int) -> nn.Module:
         nn.BatchNorm2d(after),
         nn.ReLU(inplace=True),
     )
+
+
+class _BoxHead(nn.Module):
+    """torchvision's TwoMLPHead with batch norm: a few hundred steps at a high rate kill its units without."""
+
+    def __init__(self, pooled: int, feature_dim: int) -> None:
+        super().__init__()
+        self.fc6 = nn.Linear(pooled, feature_dim, bias=False)
+        self.norm6 = nn.BatchNorm1d(feature_dim)
+        self.fc7 = nn.Linear(feature_dim, feature_dim, bias=False)
+        self.norm7 = nn.BatchNorm1d(feature_dim)
+
+    def forward(self, pooled_NCHW: Tensor) -> Tensor:
+        """[N, C, H, W] -> [N, feature_dim]"""
+        hidden = F.relu(self.norm6(self.fc6(pooled_NCHW.flatten(1))))
+        return F.relu(self.norm7(self.fc7(hidden)))
 
 
 class _Resize(GeneralizedRCNNTransform):

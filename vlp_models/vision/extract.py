@@ -8,6 +8,7 @@ features of the proposals instead.)
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +25,7 @@ from vlp_models.vision.images import read_image, to_tensor
 from vlp_models.vision.source import Row
 from vlp_models.vision.state import Detector, load_detector
 
-SAME_OBJECT_IOU = 0.6  # real objects that hide each other seldom overlap more
+SAME_OBJECT_IOU = 0.5  # real objects that hide each other seldom overlap more
 
 
 class RegionExtractor:
@@ -42,7 +43,8 @@ class RegionExtractor:
         self.classes = detector.classes
         self.feature_dim = detector.config.feature_dim
         self._model = detector.model.eval()
-        self._model.roi_heads.score_thresh = min_score
+        self._roi_heads = copy.copy(detector.model.roi_heads)  # the same weights, another threshold
+        self._roi_heads.score_thresh = min_score
         self._device = next(detector.model.parameters()).device
         self._min_score = min_score
         self._max_regions = max_regions
@@ -80,19 +82,19 @@ class RegionExtractor:
 
     @torch.inference_mode()
     def _extract(self, images: list[Tensor]) -> list[RegionArrays]:
-        model = self._model
+        model, heads = self._model, self._roi_heads
         pixels, _ = model.transform([image.to(self._device).float() / 255 for image in images])
         maps = model.backbone(pixels.tensors)
         if isinstance(maps, Tensor):
             maps = {"0": maps}
         proposals, _ = model.rpn(pixels, maps)
-        detections, _ = model.roi_heads(maps, proposals, pixels.image_sizes)
+        detections, _ = heads(maps, proposals, pixels.image_sizes)
         boxes = [
             found["boxes"][nms(found["boxes"], found["scores"], SAME_OBJECT_IOU)[: self._max_regions]]
             for found in detections
         ]
-        features = model.roi_heads.box_head(model.roi_heads.box_roi_pool(maps, boxes, pixels.image_sizes))
-        probs = model.roi_heads.box_predictor(features)[0].softmax(-1)
+        features = heads.box_head(heads.box_roi_pool(maps, boxes, pixels.image_sizes))
+        probs = heads.box_predictor(features)[0].softmax(-1)
         counts = [len(rows) for rows in boxes]
         return [
             self._sorted(*arrays)

@@ -21,6 +21,7 @@ FORMAT = "vlp-detector/1"
 WEIGHTS = "detector.safetensors"
 CONFIG = "config.json"
 NO_DETECTOR = "none"
+_COUNTER = "num_batches_tracked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +137,8 @@ def load_state(model: FasterRCNN, state: dict[str, Tensor], path: Path) -> None:
     """
     own = model.state_dict()
     # Batch norm's counters play no part in eval mode, and torchvision's published ResNets lack them.
-    counters = {name: tensor for name, tensor in own.items() if name.endswith("num_batches_tracked")}
-    state = counters | {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
+    counters = {name: tensor for name, tensor in own.items() if name.endswith(_COUNTER)}
+    state = counters | {name: tensor for name, tensor in state.items() if name in own or not name.endswith(_COUNTER)}
     problems = {
         "missing": sorted(own.keys() - state.keys()),
         "unexpected": sorted(state.keys() - own.keys()),

@@ -1,0 +1,21 @@
+"""A very small detector and how the tests train it."""
+
+from __future__ import annotations
+
+import torch
+
+from vlp_models.vision.config import DetectorConfig
+from vlp_models.vision.detector import build_detector
+from vlp_models.vision.state import Detector
+from vlp_models.vision.train import LabelledImage, TrainingOptions, TrainingResult, train_detector
+
+CLASSES = ("__background__", "blue square", "red circle")
+CONFIG = DetectorConfig(channels=(8, 16, 24), feature_dim=32, anchors=(16.0, 22.0, 28.0))
+
+
+def train(drawings: list[LabelledImage], **options: object) -> tuple[Detector, TrainingResult]:
+    torch.manual_seed(0)
+    model = build_detector(CONFIG, len(CLASSES))
+    settings = TrainingOptions(**{"steps": 100, "batch_size": 4, "lr": 0.003, "seed": 0, "flip": False} | options)
+    result = train_detector(model, drawings, settings, torch.device("cpu"))
+    return Detector(model=model, config=CONFIG, classes=CLASSES, detector_id="test"), result

@@ -1,0 +1,66 @@
+"""Extraction: sorted, whole, the same every time, whatever the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vlp_models.data.sample import RegionArrays
+from vlp_models.vision.extract import RegionExtractor
+from vlp_models.vision.state import Detector
+from vlp_models.vision.train import LabelledImage, TrainingResult
+
+Trained = tuple[Detector, TrainingResult]
+
+
+def extract(trained: Trained, drawings: list[LabelledImage], batch_size: int, **options: float) -> list[RegionArrays]:
+    extractor = RegionExtractor(trained[0], batch_size=batch_size, **{"min_score": 0.3} | options)
+    return extractor.extract([Image.open(image.path) for image in drawings])
+
+
+def test_one_region_an_object_and_its_class(drawings: list[LabelledImage], trained: Trained) -> None:
+    for image, regions in zip(drawings, extract(trained, drawings, 4), strict=True):
+        size = [image.width, image.height] * 2
+        assert len(regions) == 2
+        for box, label in zip(image.boxes, image.labels, strict=True):
+            nearest = np.abs(regions.boxes * size - box).sum(axis=1).argmin()
+            np.testing.assert_allclose(regions.boxes[nearest] * size, box, atol=6)
+            assert regions.class_probs[nearest].argmax() == label
+
+
+def test_most_confident_first_with_the_whole_distribution(drawings: list[LabelledImage], trained: Trained) -> None:
+    for regions in extract(trained, drawings, 4, min_score=0.05):
+        assert (np.diff(regions.scores) <= 0).all()
+        assert (regions.scores >= 0.05).all()
+        assert regions.class_probs.shape == (len(regions), 3)
+        np.testing.assert_allclose(regions.class_probs.astype(np.float32).sum(axis=1), 1, atol=2e-3)
+        np.testing.assert_allclose(regions.class_probs[:, 1:].max(axis=1), regions.scores, atol=1e-3)
+        assert regions.boxes.min() >= 0
+        assert regions.boxes.max() <= 1
+        assert [a.dtype for a in (regions.features, regions.boxes)] == [np.float16, np.float32]
+
+
+def test_the_batch_makes_no_difference(drawings: list[LabelledImage], trained: Trained) -> None:
+    """Sizes are mixed in the list, so this also shows that nothing is padded beside a larger image."""
+    for alone, together in zip(extract(trained, drawings, 1), extract(trained, drawings, 4), strict=True):
+        np.testing.assert_allclose(alone.boxes, together.boxes, atol=1e-4)
+        np.testing.assert_allclose(alone.features, together.features, atol=2e-2)
+        np.testing.assert_allclose(alone.scores, together.scores, atol=1e-3)
+
+
+def test_twice_is_the_same(drawings: list[LabelledImage], trained: Trained) -> None:
+    for one, two in zip(extract(trained, drawings, 4), extract(trained, drawings, 4), strict=True):
+        assert np.array_equal(one.features, two.features)
+
+
+def test_the_limit_keeps_the_surest(drawings: list[LabelledImage], trained: Trained) -> None:
+    for one, two in zip(extract(trained, drawings, 4, max_regions=1), extract(trained, drawings, 4), strict=True):
+        assert len(one) == 1
+        assert one.scores[0] >= two.scores.min()
+
+
+def test_an_image_without_any_region(trained: Trained) -> None:
+    regions = RegionExtractor(trained[0], min_score=0.9).extract([torch.zeros(3, 32, 32, dtype=torch.uint8)])[0]
+    assert regions.features.shape == (0, 32)
+    assert regions.class_probs.shape == (0, 3)

@@ -1,0 +1,120 @@
+"""The detector learns, stores itself under an id of its own, and refuses weights of another architecture."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_detector import CLASSES, CONFIG, train
+
+from vlp_models.errors import CheckpointError, NonFiniteLossError
+from vlp_models.vision.average_precision import average_precision
+from vlp_models.vision.config import RESNET50_FPN, configure
+from vlp_models.vision.detector import build_detector
+from vlp_models.vision.published import load_published
+from vlp_models.vision.state import Detector, load_detector, save_detector, save_no_detector
+from vlp_models.vision.train import LabelledImage, TrainingResult
+
+
+def test_it_learns_eight_drawings(drawings: list[LabelledImage], trained: tuple[Detector, TrainingResult]) -> None:
+    _, first = train(drawings, steps=2, lr=1e-6)
+    detector, result = trained
+    assert result.losses["loss"] < first.losses["loss"] / 2
+    scores = average_precision(detector.model, drawings, CLASSES, torch.device("cpu"), batch_size=4)
+    assert scores["AP50"] > 80
+
+
+def test_average_precision_sees_a_wrong_class(
+    drawings: list[LabelledImage], trained: tuple[Detector, TrainingResult]
+) -> None:
+    swapped = [dataclasses.replace(image, labels=3 - image.labels) for image in drawings]
+    scores = average_precision(trained[0].model, swapped, CLASSES, torch.device("cpu"), batch_size=4)
+    assert scores["AP50"] < 50
+
+
+def test_the_same_seed_gives_the_same_weights(drawings: list[LabelledImage]) -> None:
+    one, two = (train(drawings, steps=3, flip=True)[0].model.state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_loss_that_is_not_finite_names_the_images(drawings: list[LabelledImage]) -> None:
+    with pytest.raises(NonFiniteLossError, match=r"step \d+, on images drawn/\d"):
+        train(drawings, steps=30, lr=1e30)
+
+
+def test_images_keep_their_size_unless_too_large() -> None:
+    transform = build_detector(dataclasses.replace(CONFIG, max_side=100), 3).transform
+    images, _ = transform([torch.rand(3, 40, 64), torch.rand(3, 120, 200)])
+    assert images.image_sizes == [(40, 64), (60, 100)]
+
+
+def test_anchors_follow_the_boxes() -> None:
+    sides = np.repeat([10, 20, 30], 5)
+    boxes = np.stack([sides * 0, sides * 0, sides, sides], axis=1)
+    assert configure("small", 64, boxes).anchors == (10, 20, 30)
+
+
+def test_saved_and_loaded_it_is_the_same_detector(tmp_path: Path, trained: tuple[Detector, TrainingResult]) -> None:
+    model = trained[0].model
+    detector_id = save_detector(tmp_path, model, CONFIG, CLASSES, {"seed": 0})
+    loaded = load_detector(tmp_path)
+    assert (loaded.detector_id, loaded.config, loaded.classes) == (detector_id, CONFIG, CLASSES)
+    assert all(torch.equal(loaded.model.state_dict()[name], value) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        model_copy = build_detector(CONFIG, len(CLASSES))
+        model_copy.load_state_dict(model.state_dict())
+        model_copy.roi_heads.box_predictor.cls_score.bias[0] += 1e-3
+    (tmp_path / "other").mkdir()
+    assert save_detector(tmp_path / "other", model_copy, CONFIG, CLASSES, {"seed": 0}) != detector_id
+
+
+def test_weights_of_another_architecture_are_refused_with_their_keys(tmp_path: Path) -> None:
+    save_detector(tmp_path, build_detector(CONFIG, 3), CONFIG, CLASSES, {})
+    state = load_file(tmp_path / "detector.safetensors")
+    state["extra.weight"] = state.pop("rpn.head.conv.0.0.bias")
+    state["rpn.head.bbox_pred.bias"] = torch.zeros(5)
+    save_file(state, tmp_path / "detector.safetensors")
+    with pytest.raises(CheckpointError) as error:
+        load_detector(tmp_path)
+    text = str(error.value)
+    assert "1 missing: rpn.head.conv.0.0.bias" in text
+    assert "1 unexpected: extra.weight" in text
+    assert "rpn.head.bbox_pred.bias [5] for [12]" in text
+
+
+def test_damaged_and_absent_detectors_are_refused(tmp_path: Path) -> None:
+    save_detector(tmp_path, build_detector(CONFIG, 3), CONFIG, CLASSES, {})
+    weights = tmp_path / "detector.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_detector(tmp_path)
+    save_no_detector(tmp_path, {})
+    with pytest.raises(CheckpointError, match=r"detector\.source: none"):
+        load_detector(tmp_path)
+
+
+def test_torchvisions_form_of_weights(tmp_path: Path) -> None:
+    """A published .pth of 91 COCO classes, without batch norm's counters, gets COCO's names."""
+    model = build_detector(RESNET50_FPN, 91)
+    state = {name: value for name, value in model.state_dict().items() if "num_batches_tracked" not in name}
+    torch.save(state, tmp_path / "coco.pth")
+    detector = load_published(tmp_path / "coco.pth", "resnet50_fpn", ["cat"])
+    assert (len(detector.classes), detector.classes[1], detector.config.feature_dim) == (91, "person", 1024)
+    with pytest.raises(CheckpointError, match=r"missing: .*backbone\.blocks"):
+        load_published(tmp_path / "coco.pth", "small", ["cat"])
+
+
+class Malicious:
+    def __reduce__(self) -> tuple:
+        return print, ("executed",)
+
+
+def test_a_pickle_that_would_run_code_is_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"weight": Malicious()}, tmp_path / "bad.pth")
+    with pytest.raises(CheckpointError, match="more than tensors"):
+        load_published(tmp_path / "bad.pth", "small", ["cat"])
+    assert "executed" not in capsys.readouterr().out

@@ -1,0 +1,146 @@
+"""Imported features: every column order, npz, and the damaged ones among them."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vlp_models.errors import DataError
+from vlp_models.vision.imported import ImportedSource
+from vlp_models.vision.npz import open_npz
+from vlp_models.vision.tsv import open_tsv
+
+RNG = np.random.default_rng(0)
+FEATURES = RNG.random((3, 6), np.float32)
+BOXES = np.array([[0, 0, 50, 40], [10, 20, 100, 80], [5, 5, 25, 45]], np.float32)  # of 100 x 80 pixels
+PROBS = np.zeros((3, 1601), np.float32)
+PROBS[[0, 1, 2], [7, 1600, 3]] = [0.3, 0.9, 0.6]
+BY_CONFIDENCE = [1, 2, 0]
+FRACTIONS = BOXES / [100, 80, 100, 80]
+
+
+def b64(array: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def bottom_up(name: str) -> list[str]:
+    return [name, "100", "80", "3", b64(BOXES), b64(FEATURES)]
+
+
+def lxmert(name: str) -> list[str]:
+    classes, confidence = PROBS.argmax(axis=1).astype(np.int64) - 1, PROBS.max(axis=1)
+    attributes = [b64(np.zeros(3, np.int64)), b64(np.zeros(3, np.float32))]
+    return [name, "80", "100", b64(classes), b64(confidence), *attributes, "3", b64(BOXES), b64(FEATURES)]
+
+
+def write(path: Path, *rows: list[str]) -> Path:
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="ascii")
+    return path
+
+
+def image(image_id: str, path: str = "x.jpg") -> dict[str, str]:
+    return {"image_id": image_id, "path": path}
+
+
+def read(source: ImportedSource, *images: dict[str, str]) -> tuple[list, list]:
+    return source.regions(images, lambda _: None)
+
+
+def test_bottom_up_rows_keep_their_order_and_have_no_classes(tmp_path: Path) -> None:
+    source = open_tsv(write(tmp_path / "a.tsv", bottom_up("9"), bottom_up("17")), max_regions=2)
+    (regions,), notes = read(source, image("coco/17"))
+    assert (source.feature_dim, source.classes, notes) == (6, (), [])
+    np.testing.assert_array_equal(regions.features, FEATURES[:2].astype(np.float16))
+    np.testing.assert_allclose(regions.boxes, FRACTIONS[:2], atol=1e-6)
+    assert regions.class_probs.shape == (2, 0)
+    np.testing.assert_array_equal(regions.scores, [1, 1])
+
+
+@pytest.mark.parametrize("layout", ["lxmert", "with probabilities"])
+def test_rows_with_classes_are_sorted_by_confidence(tmp_path: Path, layout: str) -> None:
+    name = "COCO_val2014_000000000017"
+    row = lxmert(name) if layout == "lxmert" else [*bottom_up(name), b64(PROBS)]
+    source = open_tsv(write(tmp_path / "a.tsv", row), max_regions=36)
+    (regions,), _ = read(source, image("coco/17", f"val2014/{name}.jpg"))  # found by its file's name
+    assert len(source.classes) == 1601
+    np.testing.assert_array_equal(regions.features, FEATURES[BY_CONFIDENCE].astype(np.float16))
+    np.testing.assert_allclose(regions.boxes, FRACTIONS[BY_CONFIDENCE], atol=1e-6)
+    np.testing.assert_allclose(regions.scores, [0.9, 0.6, 0.3], atol=1e-6)
+    np.testing.assert_allclose(regions.class_probs, PROBS[BY_CONFIDENCE].astype(np.float16))
+
+
+def test_a_directory_of_parts(tmp_path: Path) -> None:
+    write(tmp_path / "karpathy_train.tsv.0", bottom_up("1"))
+    write(tmp_path / "karpathy_train.tsv.1", bottom_up("2"))
+    found, notes = read(open_tsv(tmp_path, 9), image("c/2"), image("c/1"))
+    assert ([len(regions) for regions in found], notes) == ([3, 3], [])
+
+
+def damaged() -> dict[str, list[str]]:
+    broken = {name: bottom_up(name) for name in ("base64", "count", "swapped", "nan", "width")}
+    broken["base64"][5] = "@" + broken["base64"][5][1:]
+    broken["count"][3] = "5"
+    broken["swapped"][1:3] = ["80", "100"]
+    broken["nan"][5] = b64(np.full_like(FEATURES, np.nan))
+    broken["width"][5] = b64(FEATURES[:, :4])
+    broken["columns"] = bottom_up("columns")[:5]
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("base64", "features: broken base64"),
+        ("count", "no 5 rows"),
+        ("swapped", "outside its image of 80 x 100"),
+        ("nan", "not finite"),
+        ("width", "4 features"),
+        ("columns", "5 columns"),
+    ],
+)
+def test_a_damaged_row_is_told_with_its_line(tmp_path: Path, name: str, reason: str) -> None:
+    source = open_tsv(write(tmp_path / "a.tsv", bottom_up("1"), damaged()[name]), 9)
+    (good, bad, absent), notes = read(source, image("c/1"), image(f"c/{name}"), image("c/none"))
+    assert [len(good), len(bad), len(absent)] == [3, 0, 0]
+    assert [(row["row_id"], row["rule"]) for row in notes] == [
+        (f"c/{name}", "features_readable"),
+        ("c/none", "features_present"),
+    ]
+    assert reason in notes[0]["reason"]
+    assert notes[0]["provenance"] == "a.tsv:2"
+
+
+def test_no_good_row_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not one readable record.*broken base64"):
+        open_tsv(write(tmp_path / "a.tsv", damaged()["base64"]), 9)
+    with pytest.raises(DataError, match="no TSV"):
+        open_tsv(tmp_path / "missing.tsv", 9)
+
+
+def save_npz(path: Path, **changes: np.ndarray) -> None:
+    arrays = {"features": FEATURES, "boxes": BOXES, "image_h": np.array([80]), "image_w": np.array([100])}
+    np.savez(path, **arrays | {"cls_prob": PROBS} | changes)
+
+
+def test_npz(tmp_path: Path) -> None:
+    save_npz(tmp_path / "17.npz")
+    save_npz(tmp_path / "18.npz", features=np.array([object()] * 3))  # a pickle
+    (tmp_path / "19.npz").write_bytes(b"PK\x03\x04 cut short")
+    source = open_npz(tmp_path, max_regions=2)
+    (regions, *bad), notes = read(source, image("coco/17"), image("coco/18"), image("coco/19"), image("c/../../17"))
+    np.testing.assert_array_equal(regions.features, FEATURES[BY_CONFIDENCE[:2]].astype(np.float16))
+    np.testing.assert_allclose(regions.boxes, FRACTIONS[BY_CONFIDENCE[:2]], atol=1e-6)
+    assert [len(regions) for regions in bad] == [0, 0, 0]
+    assert [row["rule"] for row in notes] == ["features_readable", "features_readable", "features_present"]
+    assert "allow_pickle=False" in notes[0]["reason"]
+
+
+def test_the_id_follows_the_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", bottom_up("1"))
+    before = open_tsv(path, 9).detector_id
+    assert before == open_tsv(path, 9).detector_id
+    assert before.startswith("import-")
+    assert open_tsv(write(path, bottom_up("1"), bottom_up("2")), 9).detector_id != before
