@@ -89,9 +89,9 @@ class MLflowRun:
             return False
 
     def _send(self, log: Path) -> None:
-        from mlflow.entities import Metric
-
         client = self._connected()
+        from mlflow.entities import Metric  # only now: `connect` sets what MLflow reads when it is imported
+
         rows = [row for row in read_log(log) if row["step"] > self._state["step"]]
         now = int(time.time() * 1000)
         metrics = [

@@ -130,7 +130,11 @@ def fit(
     wanted: list[Callback | None] = [average, recorder, resume_points, synced, display, stop]  # in this order
     lightning.callbacks.extend(c for c in wanted if c is not None)  # type: ignore[attr-defined]
 
-    _announce(title, start, total, lightning)
+    if lightning.is_global_zero:
+        if start is not None:
+            print(f"{title}: going on from step {start.step:,} of {total:,} ({start.path})", file=sys.stderr)
+        if tracker is not None:
+            tracker.sync(log)
     began = time.perf_counter()
     try:
         lightning.fit(module, train_dataloaders=train, ckpt_path=start.path if start else None, weights_only=True)
@@ -172,8 +176,7 @@ class _Sync(Callback):
         self._step = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._tracker.sync(self._file)
-        self._step = self._resume_points.saved_step
+        self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._resume_points.saved_step != self._step:
@@ -206,11 +209,6 @@ def _make_trainer(params: TrainerParams, plan: Plan, precision: Literal["32-true
             f"params.yaml: `trainer` (accelerator {params.accelerator}, devices {params.devices}, precision "
             f"{precision}) does not fit this machine: {error}"
         ) from None
-
-
-def _announce(title: str, start: ResumePoint | None, total: int, lightning: Trainer) -> None:
-    if lightning.is_global_zero and start is not None:
-        print(f"{title}: going on from step {start.step:,} of {total:,} ({start.path})", file=sys.stderr)
 
 
 def _quiet() -> None:

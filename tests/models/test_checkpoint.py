@@ -1,0 +1,129 @@
+"""Checkpoints: what was written is what is read, or an error that says what differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from toy_world import CLASSES, FEATURE_DIM, Toy, make_toy, same_weights
+
+from vlp_models.errors import CheckpointError
+from vlp_models.models.checkpoint import load_model, load_strictly, write_checkpoint
+from vlp_models.params import to_plain
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return make_toy(tmp_path_factory.mktemp("toy"))
+
+
+def write(toy: Toy, directory: Path, **config: Any) -> nn.Module:
+    model = toy.model(**config)
+    described = {
+        "model": "tden",
+        "model_config": to_plain(model.config),
+        "task": None,
+        "max_text_len": 12,
+        "max_regions": 4,
+        "detector_id": "toy",
+        "feature_dim": FEATURE_DIM,
+        "classes": CLASSES,
+    }
+    directory.mkdir(exist_ok=True)
+    write_checkpoint(directory, nn.ModuleDict({"model": model}), described, toy.tokenizer)
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_was_written_is_read(toy: Toy, tmp_path: Path, tied: bool) -> None:
+    model = write(toy, tmp_path, tie_lm_head=tied)
+    torch.manual_seed(77)
+    loaded, tokenizer, config = load_model(tmp_path)
+    assert same_weights(model, loaded)
+    assert tokenizer.vocabulary == toy.tokenizer.vocabulary
+    assert config["format"] == "vlp-checkpoint/1"
+
+
+def test_equal_models_give_equal_bytes(toy: Toy, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(toy, tmp_path / name)
+    for file in ("model.safetensors", "config.json", "vocab.txt"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_tied_tensors_are_stored_once_and_tied_again(tmp_path: Path, toy: Toy) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3, bias=False)
+            self.second = nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+
+    module = Tied()
+    config = dict.fromkeys(
+        ["model", "model_config", "task", "max_text_len", "max_regions", "detector_id", "feature_dim", "classes"]
+    )
+    write_checkpoint(tmp_path, module, config, toy.tokenizer)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert list(weights) == ["first.weight"]
+    other = Tied()
+    load_strictly(other, weights, tmp_path)
+    assert other.second.weight is other.first.weight
+    assert torch.equal(other.second.weight, module.first.weight)
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_another_architecture_is_listed(toy: Toy, tmp_path: Path) -> None:
+    model = write(toy, tmp_path)
+    edit_config(tmp_path, model_config={**to_plain(model.config), "decoder_layers": 2, "tie_lm_head": False})
+    with pytest.raises(CheckpointError, match=r"missing: .*cross_decoder\.1\.") as caught:
+        load_model(tmp_path)
+    assert "word_head.weight" in str(caught.value) or "more" in str(caught.value)
+    edit_config(tmp_path, model_config={**to_plain(model.config), "intermediate": 8})
+    with pytest.raises(CheckpointError, match=r"\[32, 16\] instead of \[8, 16\]"):
+        load_model(tmp_path)
+    edit_config(tmp_path, model_config={**to_plain(model.config), "separate_ffn": True})
+    with pytest.raises(CheckpointError, match="unexpected"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": "other/9"}, "reads vlp-checkpoint/1"),
+        ({"model": "gpt"}, "unknown model `gpt`"),
+        ({"feature_dim": 7}, "feature_dim"),
+        ({"model_config": {"hiden": 3}}, "did you mean `hidden`"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_named(toy: Toy, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    write(toy, tmp_path)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=said) as caught:
+        load_model(tmp_path)
+    assert "config.json" in str(caught.value)
+
+
+def test_damaged_files_are_named(toy: Toy, tmp_path: Path) -> None:
+    write(toy, tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
+        load_model(tmp_path)
+    save_file({"model.spare": torch.zeros(1)}, weights)
+    with pytest.raises(CheckpointError, match="1 unexpected: spare"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not valid JSON"):
+        load_model(tmp_path)
+    with pytest.raises(CheckpointError, match="no such file"):
+        load_model(tmp_path / "nowhere")

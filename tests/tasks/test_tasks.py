@@ -1,0 +1,145 @@
+"""Tasks: each learns a set that is easy to learn, and says what docs/contracts.md promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_world import CLASSES, COLOURS, FEATURE_DIM, Toy
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.models.checkpoint import write_checkpoint
+from vlp_models.params import to_plain
+from vlp_models.tasks.base import TaskModel, load_task_model, task_class
+
+
+def make(toy: Toy, task: str, **info: Any) -> TaskModel:
+    model = toy.model(dropout=0.0, attention_dropout=0.0, hidden=32)
+    config = {
+        "model": "tden",
+        "model_config": to_plain(model.config),
+        "task": task,
+        "max_text_len": 12,
+        "max_regions": 4,
+        "detector_id": "toy",
+        "feature_dim": FEATURE_DIM,
+        "classes": CLASSES,
+        **info,
+    }
+    return task_class(task)(model, toy.tokenizer, config, answers=COLOURS if task == "vqa" else ())
+
+
+def learn(task_model: TaskModel, toy: Toy, steps: int, lr: float = 5e-3) -> float:
+    """Plain AdamW on the whole training split; returns the last loss."""
+    dataset = ShardDataset(toy.shards, "train", task_model.view)
+    batch = task_model.collate([dataset[i] for i in range(len(dataset))])
+    optimizer = torch.optim.AdamW(task_model.parameters(), lr=lr)
+    for _ in range(steps):
+        loss = task_model.loss(batch).total
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def predict(task_model: TaskModel, toy: Toy, split: str) -> list[dict[str, Any]]:
+    dataset = ShardDataset(toy.shards, split, task_model.prediction_view)
+    samples = [dataset[i] for i in range(len(dataset))]
+    return task_model.predict(task_model.collate(samples), samples)
+
+
+def colour_of(toy: Toy, split: str) -> dict[str, str]:
+    dataset = ShardDataset(toy.shards, split, "captions")
+    return {s.image_id: s.text.split()[1] for s in (dataset[i] for i in range(len(dataset)))}
+
+
+def test_vqa_answers_what_it_sees(toy: Toy) -> None:
+    vqa = make(toy, "vqa")
+    assert learn(vqa, toy, 60) < 0.1
+    truth = colour_of(toy, "val")
+    predictions = predict(vqa, toy, "val")
+    assert [p["answer"] for p in predictions] == [truth[p["image_id"]] for p in predictions]
+    first = predictions[0]
+    assert set(first) == {"question_id", "image_id", "answer", "top"}
+    assert first["question_id"] == f"{first['image_id']}/q"
+    assert first["top"][0][0] == first["answer"]
+    probabilities = [p for _, p in first["top"]]
+    assert len(probabilities) == len(COLOURS)
+    assert probabilities == sorted(probabilities, reverse=True)
+
+
+def test_vqa_without_the_image_only_guesses(toy: Toy) -> None:
+    """The control that shows the test above needs the image: same training, images blanked."""
+    blind = make(toy, "vqa", blank_images=True)
+    assert learn(blind, toy, 60) > 1.0
+    batch = blind.collate([ShardDataset(toy.shards, "val", "questions")[0]])
+    assert not batch.image.features_BRF.any()
+    assert not batch.image.boxes_BR4.any()
+
+
+def test_nlvr_judges_statements(toy: Toy) -> None:
+    nlvr = make(toy, "nlvr")
+    assert learn(nlvr, toy, 200, lr=2e-3) < 0.1
+    predictions = predict(nlvr, toy, "train")
+    assert sum(p["prediction"] == p["label"] for p in predictions) >= 0.95 * len(predictions)
+    first = predictions[0]
+    assert set(first) == {"statement_id", "image_id", "group", "label", "prediction", "p_true"}
+    assert first["prediction"] is (first["p_true"] > 0.5)
+
+
+def test_captioning_describes(toy: Toy) -> None:
+    captioning = make(toy, "captioning")
+    assert learn(captioning, toy, 80) < 0.1
+    dataset = ShardDataset(toy.shards, "val", "images")
+    references = {s.image_id: s.captions[0] for s in (dataset[i] for i in range(len(dataset)))}
+    predictions = predict(captioning, toy, "val")
+    assert {p["image_id"]: p["caption"] for p in predictions} == references
+    assert {p["image_id"]: p["greedy"] for p in predictions} == references
+
+
+def test_label_smoothing_reaches_the_loss(toy: Toy) -> None:
+    plain, smooth = (make(toy, "captioning", label_smoothing=s) for s in (0.0, 0.2))
+    smooth.load_state_dict(plain.state_dict())
+    dataset = ShardDataset(toy.shards, "train", "captions")
+    batch = plain.collate([dataset[i] for i in range(8)])
+    with torch.no_grad():
+        assert float(plain.eval().loss(batch).total) != float(smooth.eval().loss(batch).total)
+
+
+@pytest.mark.parametrize("task", ["vqa", "nlvr"])
+def test_hidden_answers_are_predicted_but_not_learned_from(toy: Toy, task: str) -> None:
+    task_model = make(toy, task)
+    sample = replace(ShardDataset(toy.shards, "test", task_model.view)[0], answers=(), label=None)
+    batch = task_model.collate([sample])
+    assert len(task_model.predict(batch, [sample])) == 1
+    with pytest.raises(DataError, match="hidden"):
+        task_model.loss(batch)
+
+
+@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr"])
+def test_a_saved_task_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> None:
+    task_model = make(toy, task, blank_images=task == "nlvr")
+    learn(task_model, toy, 3)
+    write_checkpoint(tmp_path, task_model, task_model.info, task_model.tokenizer, task_model.answers)
+    loaded = load_task_model(tmp_path)
+    assert not loaded.training
+    assert loaded.info["detector_id"] == "toy"
+    assert loaded.blank_images is (task == "nlvr")
+    assert predict(loaded, toy, "val") == predict(task_model, toy, "val")
+
+
+def test_what_is_no_task_is_refused(toy: Toy, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="known: captioning, vqa, nlvr"):
+        make(toy, "painting")
+    with pytest.raises(DataError, match="min_answer_count"):
+        task_class("vqa")(toy.model(), toy.tokenizer, {"model": "tden"})
+    with pytest.raises(ParamsError, match="can't generate"):
+        task_class("captioning")(torch.nn.Linear(1, 1), toy.tokenizer, {"model": "linear"})
+    pretrained = make(toy, "nlvr")
+    write_checkpoint(tmp_path, pretrained, {**pretrained.info, "task": None}, toy.tokenizer)
+    with pytest.raises(CheckpointError, match="fine-tune it first"):
+        load_task_model(tmp_path)

@@ -1,0 +1,231 @@
+"""A tiny world of coloured shapes as shards, a tiny model, and one call that trains it. For tests of several rooms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vlp_models.data.collate import collate_samples
+from vlp_models.data.sample import RegionArrays
+from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.models import build_model
+from vlp_models.params import OptimizerParams, Params, TrainerParams, load_params, to_plain
+
+CLASSES = ["background", "circle", "square", "star"]
+COLOURS = ["red", "green", "blue"]
+FEATURE_DIM = 6
+TINY: dict[str, Any] = {
+    "hidden": 16,
+    "heads": 2,
+    "intermediate": 32,
+    "object_layers": 1,
+    "sentence_layers": 1,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "dropout": 0.1,
+}
+TRAINER = TrainerParams(
+    accelerator="cpu",
+    devices=1,
+    precision="auto",
+    num_workers=0,
+    checkpoint_every_steps=2,
+    log_every_steps=1,
+    torch_threads=1,
+)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """44 training samples; batches of 8 make 6 updates an epoch, the last of 4 samples."""
+
+    shards: Path
+    tokenizer: Tokenizer
+
+    def model(self, seed: int = 1, **config: Any) -> nn.Module:
+        torch.manual_seed(seed)
+        return build_model(
+            "tden",
+            {**TINY, **config},
+            vocab_size=self.tokenizer.vocab_size,
+            feature_dim=FEATURE_DIM,
+            num_classes=len(CLASSES),
+            mask_id=self.tokenizer.mask_id,
+        )
+
+    def fit(
+        self,
+        work: Path,
+        model: nn.Module | None = None,
+        *,
+        objectives: Mapping[str, float] | None = None,
+        mix: str = "sum",
+        mask_probability: float = 0.3,
+        batch_size: int = 8,
+        accumulate: int = 1,
+        max_epochs: int = 2,
+        ema_decay: float = 0.0,
+        optimizer: Mapping[str, Any] | None = None,
+        loss: Any = None,
+        tracker: Any = None,
+        **trainer: Any,
+    ) -> tuple[nn.Module, Any]:
+        """Pretrains (by default a fresh model), resuming whatever lies in `work`."""
+        from vlp_models.training.data import LoaderFactory
+        from vlp_models.training.recipe import PretrainingLoss, make_recipe
+        from vlp_models.training.run import Plan, fit
+
+        work.mkdir(parents=True, exist_ok=True)
+        model = model or self.model()
+        weights = objectives or {"mlm": 1.0, "moc": 1.0, "ism": 1.0, "msg": 1.0}
+        recipe = make_recipe(mix, weights, known=model.objectives, seed=1)  # type: ignore[arg-type]
+        loaders = LoaderFactory(
+            self.shards,
+            "captions",
+            sources={},
+            collate=partial(collate_samples, tokenizer=self.tokenizer, max_text_len=12, max_regions=8),
+            batch_size=batch_size,
+            num_workers=0,
+            seed=3,
+        )
+        plan = Plan(
+            seed=1,
+            max_epochs=max_epochs,
+            max_steps=0,
+            accumulate=accumulate,
+            optimizer=OptimizerParams(**{"lr": 1e-3, "ema_decay": ema_decay, **(optimizer or {})}),
+        )
+        result = fit(
+            model,
+            loss or PretrainingLoss(model=model, recipe=recipe, mask_probability=mask_probability),
+            loaders,
+            plan=plan,
+            trainer=replace(TRAINER, **trainer),
+            work=work,
+            title="toy",
+            tracker=tracker,
+        )
+        return model, result
+
+
+class KilledAt:
+    """A tracker that breaks the run off once update `step` is saved, as a kill would."""
+
+    def __init__(self, work: Path, step: int) -> None:
+        self.checkpoint = work / f"step-{step:08d}.ckpt"
+
+    def sync(self, log: Path) -> None:
+        if self.checkpoint.exists():
+            raise InterruptedError("killed")
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    pairs = zip(a.state_dict().items(), b.state_dict().items(), strict=True)
+    return all(n == m and torch.equal(x, y) for (n, x), (m, y) in pairs)
+
+
+def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_s")} for row in rows]
+
+
+def make_toy(root: Path) -> Toy:
+    return Toy(write_shards(root / "shards"), Tokenizer.load(write_tokenizer(root / "tokenizer")))
+
+
+def write_shards(directory: Path, train: int = 44, val: int = 8) -> Path:
+    """What the shards stage would write."""
+    directory.mkdir(parents=True)
+    rng = np.random.default_rng(5)
+    counts = {}
+    for split, images in (("train", train), ("val", val), ("test", 4)):
+        writer = ShardWriter(directory, split, images_per_shard=16)
+        for i in range(images):
+            writer.add(_image(f"toy/{split}{i:03d}", rng))
+        counts[split] = writer.close()
+    manifest = {
+        "feature_dim": FEATURE_DIM,
+        "classes": CLASSES,
+        "detector_id": "toy",
+        "sources": ["toy"],
+        "counts": counts,
+    }
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    return directory
+
+
+def write_tokenizer(directory: Path) -> Path:
+    """What the tokenizer stage would write."""
+    words = [*COLOURS, *CLASSES[1:], "a", "the", "is", "what", "colour", "?"]
+    Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], lowercase=True).save(directory)
+    (directory / "answers.json").write_text(json.dumps(COLOURS))
+    return directory
+
+
+def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
+    """One coloured shape, with a caption, a question and a statement that need a look at it."""
+    shape, colour, said = int(rng.integers(1, 4)), int(rng.integers(3)), int(rng.integers(3))
+    name = CLASSES[shape]
+    question = {
+        "question_id": f"{image_id}/q",
+        "text": f"what colour is the {name} ?",
+        "answers": [COLOURS[colour]] * 10,
+        "question_type": "what colour is",
+        "answer_type": "other",
+    }
+    statement = {
+        "statement_id": f"{image_id}/s",
+        "text": f"the {name} is {COLOURS[said]}",
+        "label": said == colour,
+        "group": image_id,
+    }
+    return ImageRecord(
+        image_id=image_id,
+        source="toy",
+        width=10,
+        height=10,
+        regions=_regions(rng, shape, colour),
+        captions=[{"caption_id": f"{image_id}/c", "text": f"a {COLOURS[colour]} {name}"}],
+        questions=[question],
+        statements=[statement],
+    )
+
+
+def _regions(rng: np.random.Generator, shape: int, colour: int) -> RegionArrays:
+    """Two regions whose features say shape and colour."""
+    features = rng.normal(0, 0.05, (2, FEATURE_DIM)).astype(np.float16)
+    features[:, shape - 1] += 1
+    features[:, 3 + colour] += 1
+    probabilities = np.full((2, len(CLASSES)), 0.02, dtype=np.float16)
+    probabilities[:, shape] = 0.94
+    boxes = np.sort(rng.uniform(0, 1, (2, 2, 2)), axis=1).reshape(2, 4).astype(np.float32)
+    scores = np.array([0.9, 0.8], dtype=np.float32)
+    return RegionArrays(features=features, boxes=boxes, class_probs=probabilities, scores=scores)
+
+
+def write_workspace(root: Path, **changes: Any) -> Params:
+    """A workspace as it is before `pretrain`, with a params.yaml that fits it. `changes`: section -> its new values."""
+    import yaml
+
+    write_shards(root / "data" / "shards")
+    write_tokenizer(root / "data" / "tokenizer")
+    raw = yaml.safe_load((Path(__file__).parent.parent / "params.yaml").read_text())
+    raw["model"] = {"name": "tden", "config": TINY}
+    raw["trainer"] = to_plain(TRAINER)
+    raw["tracking"]["uri"] = ""
+    raw["pretrain"] |= {"batch_size": 8, "max_epochs": 2, "objectives": {"mlm": 1, "moc": 1, "ism": 1, "msg": 1}}
+    small = {"init": "pretrain", "sources": {}, "seed": 1, "max_epochs": 1, "max_steps": 0, "batch_size": 8}
+    small |= {"accumulate": 1, "max_text_len": 12, "max_regions": 4, "optimizer": {"lr": 1e-3}}
+    raw["finetune"] = {task: {"task": task, **small} for task in ("captioning", "vqa", "nlvr")}
+    for section, values in changes.items():
+        raw[section] |= values
+    (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    return load_params(root / "params.yaml")

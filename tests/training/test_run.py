@@ -1,0 +1,204 @@
+"""The training loop: killed anywhere it goes on bitwise, and nothing it wrote is lost."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toy_world import KilledAt, Toy, same_weights, untimed
+
+from vlp_models.data.batch import Batch
+from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError
+from vlp_models.objectives.loss import Loss
+from vlp_models.training.curve import LOG, read_log
+
+STEPS = 12
+
+
+@pytest.mark.parametrize(("accumulate", "ema", "mix"), [(1, 0.0, "sum"), (4, 0.9, "turns"), (1, 0.0, "draw")])
+def test_killed_after_any_update_it_ends_the_same(
+    toy: Toy, tmp_path: Path, accumulate: int, ema: float, mix: str
+) -> None:
+    """Dropout and masking on; kills in mid-epoch, at an epoch's end, and after the last update."""
+    settings = {"accumulate": accumulate, "ema_decay": ema, "mix": mix, "checkpoint_every_steps": 1}
+    whole, result = toy.fit(tmp_path / "whole", **settings)
+    assert result.steps == (STEPS if accumulate == 1 else 4)
+    for step in (2, 6, 9, STEPS) if accumulate == 1 else (1, 2, 3, 4):
+        work = tmp_path / f"killed-{step}"
+        with pytest.raises(InterruptedError):
+            toy.fit(work, tracker=KilledAt(work, step), **settings)
+        torch.manual_seed(step)  # the state of the process must not matter
+        resumed, after = toy.fit(work, **settings)
+        assert after.resumed_from == step
+        assert same_weights(whole, resumed), f"killed after {step}"
+        assert untimed(after.rows) == untimed(result.rows), f"killed after {step}"
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, _ = toy.fit(tmp_path / "whole")
+    work = tmp_path / "damaged"
+    with pytest.raises(InterruptedError):
+        toy.fit(work, tracker=KilledAt(work, 8))
+    assert sorted(p.name for p in work.glob("*.ckpt")) == ["step-00000006.ckpt", "step-00000008.ckpt"]
+    newest = work / "step-00000008.ckpt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    resumed, result = toy.fit(work)
+    said = capsys.readouterr().err
+    assert "step-00000008.ckpt: damaged" in said
+    assert result.resumed_from == 6
+    assert same_weights(whole, resumed)
+    assert [row["step"] for row in result.rows] == list(range(1, STEPS + 1))
+
+
+def test_a_checkpoint_that_can_not_be_written_leaves_the_others_whole(toy: Toy, tmp_path: Path) -> None:
+    whole, _ = toy.fit(tmp_path / "whole")
+    work = tmp_path / "full"
+    with pytest.raises(InterruptedError):
+        toy.fit(work, tracker=KilledAt(work, 4))
+    before = {p.name: p.read_bytes() for p in work.glob("step-*")}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # no larger file can be written, as on a full disk
+    try:
+        with pytest.raises(CheckpointError, match="make room"):
+            toy.fit(work)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {p.name: p.read_bytes() for p in work.glob("step-*")} == before
+    assert not list(work.glob(".*.partial"))
+    resumed, _ = toy.fit(work)
+    assert same_weights(whole, resumed)
+
+
+class SpoiledLoss:
+    """A loss that is not finite at update 3: by itself, or only in its gradient."""
+
+    def __init__(self, model: torch.nn.Module, kind: str) -> None:
+        self.weight = next(model.parameters())
+        self.kind = kind
+
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+        total = (self.weight**2).sum()
+        if update == 3 and self.kind == "loss":
+            total = total * float("nan")
+        if update == 3 and self.kind == "gradient":
+            total = total + (self.weight * 0).abs().sqrt().sum()  # 0 * inf in the backward pass
+        return Loss(total=total, parts={})
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_a_loss_that_is_no_number_stops_before_the_update(toy: Toy, tmp_path: Path, kind: str) -> None:
+    model = toy.model()
+    with pytest.raises(NonFiniteLossError) as caught:
+        toy.fit(tmp_path / "work", model, loss=SpoiledLoss(model, kind))
+    assert caught.value.exit_code == 3
+
+    untouched = toy.model()  # the same, stopped after update 3 with a loss that stays finite
+    with pytest.raises(InterruptedError):
+        toy.fit(
+            tmp_path / "fine",
+            untouched,
+            loss=SpoiledLoss(untouched, "none"),
+            tracker=KilledAt(tmp_path / "fine", 3),
+            checkpoint_every_steps=1,
+        )
+    assert same_weights(model, untouched)
+
+    (file,) = (tmp_path / "work").glob("non-finite-step-3.json")
+    assert str(file) in str(caught.value)
+    first_of_batch = str(caught.value).partition("Samples: ")[2].partition(",")[0]
+    assert first_of_batch.startswith("toy/train")
+    assert first_of_batch in file.read_text()
+
+
+def test_a_broken_input_is_named(toy: Toy, tmp_path: Path) -> None:
+    model = toy.model()
+
+    def loss(batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+        batch.image.features_BRF[1, 0, 0] = float("inf")  # what a broken feature file would bring
+        total = model.embed_image(batch.image).sum()
+        return Loss(total=total, parts={})
+
+    with pytest.raises(NonFiniteLossError, match=r"The input of toy/train\d+/c is itself not finite"):
+        toy.fit(tmp_path / "work", model, loss=loss)
+
+
+def test_two_batches_of_eight_are_one_of_sixteen(toy: Toy, tmp_path: Path) -> None:
+    """For an objective without in-batch negatives, whose samples all have as many targets."""
+    settings = {
+        "objectives": {"msg": 1.0},
+        "mask_probability": 0.0,
+        "max_epochs": 1,
+        "optimizer": {"clip_norm": 0.0, "schedule": "constant", "warmup_fraction": 0.0, "eps": 1e-4},
+    }
+    models = []
+    for batch_size, accumulate in ((16, 1), (8, 2)):
+        model = toy.model(dropout=0.0, attention_dropout=0.0).double()
+        work = tmp_path / str(accumulate)
+        with pytest.raises(InterruptedError):  # before the last, smaller batch
+            toy.fit(
+                work,
+                model,
+                batch_size=batch_size,
+                accumulate=accumulate,
+                loss=DoubleLoss(model),
+                tracker=KilledAt(work, 2),
+                **settings,
+            )
+        models.append(model)
+    for (name, a), (_, b) in zip(models[0].state_dict().items(), models[1].state_dict().items(), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-10), name
+
+
+class DoubleLoss:
+    """MSG in float64, where the order of a sum is all that may differ."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+        image = replace(batch.image, features_BRF=batch.image.features_BRF.double(), boxes_BR4=batch.image.boxes_BR4)
+        image = replace(image, boxes_BR4=image.boxes_BR4.double())
+        losses = self.model.pretraining_losses(
+            replace(batch, image=image), objectives=["msg"], generator=generator, mask_probability=0.0
+        )
+        return losses["msg"]
+
+
+def test_the_average_is_what_a_run_with_ema_returns(toy: Toy, tmp_path: Path) -> None:
+    last, _ = toy.fit(tmp_path / "last", max_epochs=1)
+    average, _ = toy.fit(tmp_path / "average", max_epochs=1, ema_decay=0.999)
+    start = toy.model()
+    for name, weight in start.state_dict().items():
+        moved = (last.state_dict()[name] - weight).abs().max()
+        moved_on_average = (average.state_dict()[name] - weight).abs().max()
+        assert moved_on_average <= 0.02 * moved + 1e-9, name
+    assert not same_weights(start, average)
+
+
+def test_validation_repeats_itself_each_epoch(toy: Toy, tmp_path: Path) -> None:
+    """Masks are drawn for it, too, but the same ones each time: what differs between epochs is the model."""
+    _, result = toy.fit(tmp_path / "still", max_epochs=3, optimizer={"lr": 0.0})
+    values = [row["val_loss"] for row in result.rows if "val_loss" in row]
+    assert len(values) == 3
+    assert values == [values[0]] * 3
+
+
+def test_a_log_cut_off_in_a_line_is_read_up_to_it(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert read_log(tmp_path / LOG) == [{"step": 1}, {"step": 2}]
+
+
+def test_numbers_that_can_not_be_are_refused(toy: Toy, tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="accumulate: 0"):
+        toy.fit(tmp_path / "a", accumulate=0)
+    with pytest.raises(ParamsError, match=r"trainer\.log_every_steps"):
+        toy.fit(tmp_path / "b", log_every_steps=0)
+    with pytest.raises(ParamsError, match="does not fit this machine"):
+        toy.fit(tmp_path / "c", accelerator="abacus")
