@@ -184,7 +184,7 @@ class EvaluateParams:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingParams:
-    uri: str  # sqlite:///..., or http(s)://...
+    uri: str  # sqlite:///..., or http(s)://...; empty: trainings are not logged there
     artifacts: str
     experiment: str
     model_prefix: str
