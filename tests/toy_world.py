@@ -94,7 +94,7 @@ class Toy:
             sources={},
             collate=partial(collate_samples, tokenizer=self.tokenizer, max_text_len=12, max_regions=8),
             batch_size=batch_size,
-            num_workers=0,
+            num_workers=trainer.get("num_workers", 0),
             seed=3,
         )
         plan = Plan(

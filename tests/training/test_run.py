@@ -18,12 +18,20 @@ from vlp_models.training.curve import LOG, read_log
 STEPS = 12
 
 
-@pytest.mark.parametrize(("accumulate", "ema", "mix"), [(1, 0.0, "sum"), (4, 0.9, "turns"), (1, 0.0, "draw")])
+@pytest.mark.parametrize(
+    ("accumulate", "ema", "mix", "workers"), [(1, 0.0, "sum", 0), (4, 0.9, "turns", 0), (1, 0.0, "draw", 2)]
+)
 def test_killed_after_any_update_it_ends_the_same(
-    toy: Toy, tmp_path: Path, accumulate: int, ema: float, mix: str
+    toy: Toy, tmp_path: Path, accumulate: int, ema: float, mix: str, workers: int
 ) -> None:
     """Dropout and masking on; kills in mid-epoch, at an epoch's end, and after the last update."""
-    settings = {"accumulate": accumulate, "ema_decay": ema, "mix": mix, "checkpoint_every_steps": 1}
+    settings = {
+        "accumulate": accumulate,
+        "ema_decay": ema,
+        "mix": mix,
+        "checkpoint_every_steps": 1,
+        "num_workers": workers,
+    }
     whole, result = toy.fit(tmp_path / "whole", **settings)
     assert result.steps == (STEPS if accumulate == 1 else 4)
     for step in (2, 6, 9, STEPS) if accumulate == 1 else (1, 2, 3, 4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import sys
@@ -142,6 +143,12 @@ def fit(
         if start is None or resume_points.saved_step >= 0:  # training had begun
             raise
         raise CheckpointError(f"{start.path}: can't be resumed: {error}; delete {work} to start anew") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise CheckpointError(
+            f"{work}: {error}. Nothing saved is lost: make room on the disk, then run again to go on from there"
+        ) from error
     seconds = time.perf_counter() - began
     if average is not None:
         average.copy_to(model)

@@ -1,0 +1,120 @@
+"""What the training loop costs beside a bare one: same model, batches, optimiser and clipping. One checkpoint of 12
+steps is part of it.
+
+128 wide, 2/2/2/2 layers, batches of 128, as benchmarks/training_step.py. Compares CPU time, which another busy process
+disturbs less than the clock.
+
+    OMP_NUM_THREADS=1 python benchmarks/training_loop.py
+
+Writes benchmarks/results/training_loop.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from training_step import CLASSES, CONFIG, FEATURE_DIM, VOCAB, random_batch
+
+from vlp_models.data.loader import ResumableLoader
+from vlp_models.models import build_model
+from vlp_models.params import OptimizerParams, TrainerParams
+from vlp_models.training.optim import build_optimizer, build_scheduler
+from vlp_models.training.recipe import PretrainingLoss, make_recipe
+from vlp_models.training.run import Plan, fit
+
+STEPS, ROUNDS = 12, 3
+OPTIMIZER = OptimizerParams(lr=1e-4)
+
+
+class Ready(Dataset[Any]):
+    """As many batches as steps, made beforehand: reading data is no part of this."""
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def loader() -> ResumableLoader:
+    batch = random_batch()
+    return ResumableLoader(Ready(), batch_size=1, collate=lambda _: batch, seed=0, shuffle=False)  # type: ignore[arg-type]
+
+
+def model_and_loss() -> tuple[nn.Module, PretrainingLoss]:
+    torch.manual_seed(0)
+    model = build_model("tden", CONFIG, vocab_size=VOCAB, feature_dim=FEATURE_DIM, num_classes=CLASSES)
+    weights = dict.fromkeys(("mlm", "moc", "ism", "msg"), 1.0)
+    recipe = make_recipe("sum", weights, known=weights, seed=0)
+    return model, PretrainingLoss(model=model, recipe=recipe, mask_probability=0.15)
+
+
+def bare(model: nn.Module, loss: PretrainingLoss) -> None:
+    optimizer = build_optimizer(model, OPTIMIZER)
+    scheduler = build_scheduler(optimizer, STEPS, OPTIMIZER)
+    generator = torch.Generator().manual_seed(1)
+    for update, batch in enumerate(loader()):
+        total = loss(batch, update=update, generator=generator).total
+        optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.clip_norm)
+        optimizer.step()
+        scheduler.step()
+
+
+def ours(model: nn.Module, loss: PretrainingLoss) -> None:
+    with tempfile.TemporaryDirectory() as work:
+        fit(
+            model,
+            loss,
+            lambda rank, world_size: (loader(), None),
+            plan=Plan(seed=0, max_epochs=1, max_steps=0, accumulate=1, optimizer=OPTIMIZER),
+            trainer=TrainerParams(
+                accelerator="cpu",
+                devices=1,
+                precision="32-true",
+                num_workers=0,
+                checkpoint_every_steps=10**9,
+                log_every_steps=1,
+                torch_threads=0,
+            ),
+            work=Path(work),
+            title="benchmark",
+        )
+
+
+def main() -> None:
+    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
+    for _ in range(ROUNDS + 1):
+        for name, run in (("bare", bare), ("ours", ours)):
+            model, loss = model_and_loss()
+            start = time.process_time()
+            run(model, loss)
+            seconds[name].append((time.process_time() - start) / STEPS)
+    median = {name: statistics.median(values[1:]) for name, values in seconds.items()}  # the first round warms up
+    record = {
+        "claim": "CPU seconds a step: the training loop (logging every step) against a bare loop",
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 1),
+        "torch": torch.__version__,
+        "bare": round(median["bare"], 4),
+        "ours": round(median["ours"], 4),
+        "overhead_percent": round(100 * (median["ours"] / median["bare"] - 1), 1),
+    }
+    path = Path(__file__).parent / "results" / "training_loop.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()
