@@ -27,7 +27,7 @@ from vlp_models.training.curve import LOG, Recorder, read_log, truncate_log
 from vlp_models.training.ema import WeightAverage
 from vlp_models.training.module import LossFunction, TrainingModule
 from vlp_models.training.progress import ProgressDisplay
-from vlp_models.training.resume import ResumePoint, ResumePoints, newest
+from vlp_models.training.resume import ResumePoints, newest
 from vlp_models.training.stop import CooperativeStop
 
 # (rank, world size) -> the batches to learn from, and those to validate on
