@@ -6,7 +6,9 @@ Ids are strings and carry their dataset's name (`scenes/17`), so tables of sever
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,6 +61,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("y1", pa.float32()),
             ("x2", pa.float32()),
             ("y2", pa.float32()),
+            ("attributes", pa.list_(pa.string())),  # words that hold of it besides its category's; null where unknown
             ("provenance", pa.string()),
         ]
     ),
@@ -94,3 +97,8 @@ def read_table(name: str, directory: Path) -> pa.Table:
     if not path.exists():
         return SCHEMAS[name].empty_table()
     return pq.read_table(path, schema=SCHEMAS[name])
+
+
+def object_words(row: Mapping[str, Any]) -> list[str]:
+    """The words that hold of a row of `objects`: its category's and its attributes."""
+    return [*row["category"].split(), *(row.get("attributes") or [])]

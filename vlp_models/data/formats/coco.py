@@ -201,9 +201,16 @@ def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
                         "y1": y1,
                         "x2": x2,
                         "y2": y2,
+                        "attributes": _attributes(record),
                         "provenance": provenance,
                     }
                 )
+
+
+def _attributes(record: Any) -> list[str] | None:
+    """A list of words, as some datasets add to COCO's fields; any other use of the name is not ours."""
+    value = record.get("attributes")
+    return value if isinstance(value, list) and all(isinstance(word, str) and word for word in value) else None
 
 
 def _corners(record: Any) -> tuple[float, float, float, float]:

@@ -164,6 +164,7 @@ def _write_instances(orders: list[_Order], scenes: list[Scene], directory: Path)
                     "area": round(area, 1),
                     "segmentation": [outline],
                     "iscrowd": 0,
+                    "attributes": [item.size, item.texture],
                 }
             )
     categories = [
