@@ -30,6 +30,7 @@ def test_what_it_writes(trained: Workspace) -> None:
     config = load(trained.detector / "config.json")
     assert config["classes"] == ["__background__", "blue square", "red square"]
     assert config["architecture"]["feature_dim"] == 16
+    assert config["architecture"]["words"] == ["blue", "red", "square"]
     assert config["training"]["datasets"] == ["drawn"]
     assert load(trained.detector / "manifest.json")["detector_id"] == config["detector_id"]
     report = load(trained.reports / "detector.json")

@@ -37,6 +37,7 @@ def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
                 height=height,
                 boxes=np.array(boxes, np.float32),
                 labels=np.array([2, 1]),
+                words=np.array([[0, 1, 1, 0], [1, 0, 0, 1]], np.float32),
             )
         )
     return images

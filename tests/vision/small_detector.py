@@ -10,7 +10,9 @@ from vlp_models.vision.state import Detector
 from vlp_models.vision.train import LabelledImage, TrainingOptions, TrainingResult, train_detector
 
 CLASSES = ("__background__", "blue square", "red circle")
-CONFIG = DetectorConfig(channels=(8, 16, 24), feature_dim=32, anchors=(16.0, 22.0, 28.0))
+CONFIG = DetectorConfig(
+    channels=(8, 16, 24), feature_dim=32, anchors=(16.0, 22.0, 28.0), words=("blue", "circle", "red", "square")
+)
 
 
 def train(drawings: list[LabelledImage], **options: object) -> tuple[Detector, TrainingResult]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.data.tables import read_table
+from vlp_models.data.tables import object_words, read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DetectorParams, Params, to_plain
 from vlp_models.stages.workspace import (
@@ -96,7 +96,7 @@ def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
     else:
         model, config, classes, training = _load(p, rows, workspace)
     report["detector_id"] = save_detector(directory, model, config, classes, training)
-    val = _labelled(rows, "val", classes, workspace)
+    val = _labelled(rows, "val", classes, (), workspace)
     report["counts"]["val_images"] = len(val)
     if val:
         from vlp_models.vision.average_precision import average_precision
@@ -120,7 +120,7 @@ def _rows(p: DetectorParams, workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def _labelled(
-    rows: list[dict[str, Any]], split: str, classes: tuple[str, ...], workspace: Workspace
+    rows: list[dict[str, Any]], split: str, classes: tuple[str, ...], words: tuple[str, ...], workspace: Workspace
 ) -> list[LabelledImage]:
     """The images of a split with their boxes; objects of other classes are left out."""
     import numpy as np
@@ -137,6 +137,7 @@ def _labelled(
         boxes = boxes.reshape(-1, 4).clip(0, np.array([row["width"], row["height"]] * 2, np.float32))
         inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # validation lets a box stick out a little
         labels = np.array([label[item["category"]] for item in objects], np.int64)
+        holds = np.array([[word in object_words(item) for word in words] for item in objects], np.float32)
         if inside.any():
             images.append(
                 LabelledImage(
@@ -146,6 +147,7 @@ def _labelled(
                     height=row["height"],
                     boxes=boxes[inside],
                     labels=labels[inside],
+                    words=holds[inside],
                 )
             )
     return images
@@ -170,11 +172,12 @@ def _train(
             "`tsv` or `npz` (imported features)"
         )
     classes = (BACKGROUND, *sorted({item["category"] for row in train_rows for item in row["objects"]}))
-    images = _labelled(train_rows, "train", classes, workspace)
+    words = tuple(sorted({word for row in train_rows for item in row["objects"] for word in object_words(item)}))
+    images = _labelled(train_rows, "train", classes, words, workspace)
     if 0 < p.max_images < len(images):
         chosen = np.random.default_rng(p.seed).permutation(len(images))[: p.max_images]
         images = [images[number] for number in sorted(chosen.tolist())]
-    config = configure(p.backbone, p.feature_dim, np.concatenate([image.boxes for image in images]))
+    config = configure(p.backbone, p.feature_dim, np.concatenate([image.boxes for image in images]), words)
     torch.manual_seed(p.seed)
     model = build_detector(config, len(classes))
     options = TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=p.seed)

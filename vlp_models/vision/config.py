@@ -24,6 +24,7 @@ class DetectorConfig:
     channels: tuple[int, int, int] = (24, 48, 96)
     anchors: tuple[float, ...] = (16.0, 24.0, 36.0)  # sides in pixels; square
     roi_size: int = 5
+    words: tuple[str, ...] = ()  # that say what an object is like; `small` learns to tell them besides the class
     min_side: int = 0  # pixels the shorter side is resized to; 0: images stay as they are
     max_side: int = 640  # a longer image is shrunk to this
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -40,10 +41,13 @@ RESNET50_FPN = DetectorConfig(
 )
 
 
-def configure(backbone: Literal["small", "resnet50_fpn"], feature_dim: int, boxes: np.ndarray) -> DetectorConfig:
+def configure(
+    backbone: Literal["small", "resnet50_fpn"], feature_dim: int, boxes: np.ndarray, words: tuple[str, ...] = ()
+) -> DetectorConfig:
     """The config to train with.
 
     Args:
+        words: all words of class names and attributes.
         boxes: [N, 4] of the training images, x1 y1 x2 y2 in pixels. The small backbone's anchors are the sizes of a
             typical small, middling and large one.
     """
@@ -51,4 +55,4 @@ def configure(backbone: Literal["small", "resnet50_fpn"], feature_dim: int, boxe
         return dataclasses.replace(RESNET50_FPN, feature_dim=feature_dim)
     sides = np.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
     small, middle, large = (max(8.0, float(round(side))) for side in np.quantile(sides, [1 / 6, 1 / 2, 5 / 6]))
-    return DetectorConfig(feature_dim=feature_dim, anchors=(small, middle, large))
+    return DetectorConfig(feature_dim=feature_dim, anchors=(small, middle, large), words=words)

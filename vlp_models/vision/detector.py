@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
 
 from vlp_models.vision.config import DetectorConfig
 
 STRIDE = 8  # of the small backbone's map
+WORDS_WEIGHT = 5.0  # the mean over words, few of which hold, is small
 
 
 def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
@@ -45,6 +48,9 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
         box_positive_fraction=0.5,
     )
     model.transform = _Resize(config, size_divisible=STRIDE)
+    if config.words:
+        model.roi_heads.__class__ = _WordHeads
+        model.roi_heads.word_predictor = nn.Linear(config.feature_dim, len(config.words))
     return model
 
 
@@ -88,6 +94,34 @@ class _BoxHead(nn.Module):
         """[N, C, H, W] -> [N, feature_dim]"""
         hidden = F.relu(self.norm6(self.fc6(pooled_NCHW.flatten(1))))
         return F.relu(self.norm7(self.fc7(hidden)))
+
+
+class _WordHeads(RoIHeads):
+    """RoI heads that also learn which words hold of an object, as bottom-up attention's learn its attributes
+    (Anderson et al., 2018, section 3.1): words are shared between classes, and a feature that tells them apart tells
+    more than the class.
+    """
+
+    word_predictor: nn.Linear
+
+    def forward(
+        self,
+        features: dict[str, Tensor],
+        proposals: list[Tensor],
+        image_shapes: list[tuple[int, int]],
+        targets: list[dict[str, Tensor]] | None = None,
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        """As torchvision's; in training `targets` hold `words`, float32 [N, W], beside boxes and labels."""
+        if not self.training or targets is None:
+            return super().forward(features, proposals, image_shapes, targets)
+        proposals, matched, labels, regression = self.select_training_samples(proposals, targets)
+        box_features = self.box_head(self.box_roi_pool(features, proposals, image_shapes))
+        logits, boxes = self.box_predictor(box_features)
+        classifier, box_reg = fastrcnn_loss(logits, boxes, labels, regression)
+        object_rows = torch.cat(labels) > 0
+        words = torch.cat([target["words"][rows] for target, rows in zip(targets, matched, strict=True)])[object_rows]
+        loss = F.binary_cross_entropy_with_logits(self.word_predictor(box_features[object_rows]), words)
+        return [], {"loss_classifier": classifier, "loss_box_reg": box_reg, "loss_words": WORDS_WEIGHT * loss}
 
 
 class _Resize(GeneralizedRCNNTransform):

@@ -25,7 +25,7 @@ from vlp_models.vision.images import read_image, to_tensor
 from vlp_models.vision.source import Row
 from vlp_models.vision.state import Detector, load_detector
 
-SAME_OBJECT_IOU = 0.5  # real objects that hide each other seldom overlap more
+SAME_OBJECT_IOU = 0.3  # on scenes, 0.5 leaves 1.8 stray regions an image and 0.3 leaves 0.2, for 2% of the objects
 
 
 class RegionExtractor:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.data.sample import RegionArrays
+from vlp_models.data.tables import object_words
 from vlp_models.vision.config import BACKGROUND
 from vlp_models.vision.source import Row, left_out
 
@@ -18,8 +19,8 @@ GEOMETRY = ("width", "height", "centre x", "centre y")  # fractions of the image
 class SymbolSource:
     """Each object becomes one region, in reading order of its left edge.
 
-    Its feature says which words its category's name has (`yellow square` -> yellow, square) and, in the last four
-    numbers, its size and place. Its class is certain.
+    Its feature says which words its category's name and its attributes have (`yellow square` -> yellow, square) and,
+    in the last four numbers, its size and place. Its class is certain.
     """
 
     detector_id = "boxes"
@@ -30,7 +31,9 @@ class SymbolSource:
             self._objects[row["image_id"]].append(row)
         categories = sorted({row["category"] for rows in self._objects.values() for row in rows})
         self.classes = (BACKGROUND, *categories)
-        self.words = tuple(sorted({word for name in categories for word in name.split()}))
+        self.words = tuple(
+            sorted({word for rows in self._objects.values() for row in rows for word in object_words(row)})
+        )
         self.feature_dim = len(self.words) + len(GEOMETRY)
         self._max_regions = max_regions
 
@@ -58,7 +61,7 @@ class SymbolSource:
             x1, x2 = row["x1"] / image["width"], row["x2"] / image["width"]
             y1, y2 = row["y1"] / image["height"], row["y2"] / image["height"]
             boxes[number] = np.clip([x1, y1, x2, y2], 0, 1)
-            for word in row["category"].split():
+            for word in object_words(row):
                 features[number, self.words.index(word)] = 1
             features[number, len(self.words) :] = [x2 - x1, y2 - y1, (x1 + x2) / 2, (y1 + y2) / 2]
             class_probs[number, self.classes.index(row["category"])] = 1

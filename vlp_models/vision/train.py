@@ -25,7 +25,9 @@ Targets = list[dict[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImage:
-    """An image and its objects: boxes float32 [N, 4] in pixels, x1 y1 x2 y2; labels int64 [N], 1 is the first class."""
+    """An image and its objects: boxes float32 [N, 4] in pixels, x1 y1 x2 y2; labels int64 [N], 1 is the first class;
+    words float32 [N, W], 1 where the config's word holds of the object.
+    """
 
     image_id: str
     path: Path
@@ -33,6 +35,7 @@ class LabelledImage:
     height: int
     boxes: np.ndarray
     labels: np.ndarray
+    words: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,5 +130,7 @@ def _load(batch: list[tuple[LabelledImage, bool]], device: torch.device) -> tupl
             tensor = tensor.flip(-1)
             boxes = torch.stack([image.width - boxes[:, 2], boxes[:, 1], image.width - boxes[:, 0], boxes[:, 3]], dim=1)
         pixels.append(tensor)
-        targets.append({"boxes": boxes, "labels": torch.as_tensor(image.labels, dtype=torch.int64, device=device)})
+        labels = torch.as_tensor(image.labels, dtype=torch.int64, device=device)
+        words = torch.as_tensor(image.words, dtype=torch.float32, device=device)
+        targets.append({"boxes": boxes, "labels": labels, "words": words})
     return pixels, targets
