@@ -68,7 +68,9 @@ def test_boxes_lie_where_the_order_puts_them(tmp_path: Path) -> None:
         k: [row["x1"] for row in tables.objects if row["image_id"] == f"nlvr/train-7-0-{k}"] for k in range(6)
     }  # of the blue square, box 0, and the yellow circle, box 1
     assert left == {0: [10, 150], 1: [10, 300], 2: [160, 0], 3: [310, 0], 4: [160, 300], 5: [310, 150]}
-    first = tables.objects[0]
+    first, moved = tables.objects[0], tables.objects[4]
+    assert first["attributes"] == ["left", "medium", "wall", "base"]
+    assert moved["attributes"][0] == "middle"
     assert (first["category"], first["y1"], first["x2"], first["y2"]) == ("blue square", 80, 30, 100)
 
 

@@ -35,6 +35,9 @@ ORDERS = tuple(itertools.permutations(range(3)))  # image k shows box ORDERS[k][
 BOX_STRIDE = 150  # pixels from one box's left edge to the next one's
 COLOURS = {"yellow": "yellow", "black": "black", "#0099ff": "blue", "blue": "blue"}
 SHAPES = ("square", "circle", "triangle")
+SIZES = {10: "small", 20: "medium", 30: "big"}
+SLOTS = ("left", "middle", "right")
+BOX = 100  # pixels a side
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
@@ -176,12 +179,14 @@ def _objects(tables: Tables, images: list[tuple[str, int]], record: Row, provena
                     items.append((index, *_item(item)))
         for image_id, k in images:
             for number, (index, category, x, y, size) in enumerate(items):
-                left = ORDERS[k].index(index) * BOX_STRIDE + x
+                slot = ORDERS[k].index(index)
+                left = slot * BOX_STRIDE + x
                 tables.objects.append(
                     {
                         "object_id": f"{image_id}#{number}",
                         "image_id": image_id,
                         "category": category,
+                        "attributes": [SLOTS[slot], *_attributes(x, y, size)],
                         "x1": left,
                         "y1": y,
                         "x2": left + size,
@@ -198,3 +203,11 @@ def _item(item: Any) -> tuple[str, int, int, int]:
         raise RecordError(f"unknown item {colour!r} {shape!r}", rule="category_known")
     x, y, size = (get(item, key, (int, float)) for key in ("x_loc", "y_loc", "size"))
     return f"{COLOURS[colour]} {shape}", x, y, size
+
+
+def _attributes(x: float, y: float, size: float) -> list[str]:
+    """Its size, and which walls of its box it touches: what sentences speak of and a pixel decides."""
+    walls = {"wall-left": x, "wall-right": BOX - x - size, "roof": y, "base": BOX - y - size}
+    touched = [name for name, distance in walls.items() if distance <= 0]
+    sizes = [word for pixels, word in SIZES.items() if pixels == size]
+    return [*sizes, *(["wall", *touched] if touched else [])]
