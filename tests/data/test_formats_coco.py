@@ -126,6 +126,17 @@ def test_all_files_together(root: Path) -> None:
     assert tables.questions[0]["question_id"] == "d/9000"
 
 
+def test_attributes_are_words_or_nothing(root: Path) -> None:
+    def describe(content: dict[str, Any]) -> None:
+        content["annotations"][0]["attributes"] = ["red", "striped"]
+        content["annotations"][2]["attributes"] = {"occluded": False}  # another tool's use of the name
+
+    rewrite(root / "instances.json", describe)
+    tables = read_source("d", source(), root)
+    assert [row["attributes"] for row in tables.objects] == [["red", "striped"], None]
+    assert not tables.quarantine
+
+
 def test_split_by_file_and_folder_by_name(root: Path) -> None:
     """The tiny-COCO layout: captions_train2017.json beside train2017/."""
     (root / "captions.json").rename(root / "captions_train2017.json")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from drawn_workspace import make_workspace, params_with
 
-from vlp_models.data.tables import write_table
+from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.stages.detector import run
 from vlp_models.stages.workspace import Workspace, hash_path
@@ -70,6 +70,16 @@ def test_no_detector(tmp_path: Path) -> None:
     run(params_with(detector={"source": "none"}), workspace)
     assert load(workspace.detector / "config.json")["detector_id"] == "none"
     assert load(workspace.reports / "detector.json")["detector_id"] == "none"
+
+
+def test_attributes_are_learnt_as_words(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path)
+    objects = read_table("objects", workspace.validated).to_pylist()
+    write_table([row | {"attributes": ["dotted"]} for row in objects], "objects", workspace.validated)
+    run(params_with(), workspace)
+    words = load(workspace.detector / "config.json")["architecture"]["words"]
+    assert words == ["blue", "dotted", "red", "square"]
+    assert "loss_words" in load(workspace.reports / "detector.json")["losses"]
 
 
 @pytest.mark.parametrize(
