@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
 from torchvision.models.detection import FasterRCNN
 
-from vlp_models.vision.images import read_image
+from vlp_models.vision.images import batches_by_size, read_image
 from vlp_models.vision.progress import progress_bar
 from vlp_models.vision.train import LabelledImage
 
@@ -25,18 +24,15 @@ def average_precision(
         classes: names, background first; labels of `images` count from it.
     """
     detections: list[dict[str, Any]] = []
-    order = sorted(range(len(images)), key=lambda i: (images[i].width, images[i].height))
+    sizes = [(image.height, image.width) for image in images]
     model.to(device).eval()
     with torch.inference_mode(), progress_bar("average precision", len(images), "images") as bar:
-        for _, same_size in groupby(order, key=lambda i: (images[i].width, images[i].height)):
-            numbers = list(same_size)
-            for start in range(0, len(numbers), batch_size):
-                batch = numbers[start : start + batch_size]
-                rows = [images[i] for i in batch]
-                pixels = [read_image(row.path, row.width, row.height).to(device).float() / 255 for row in rows]
-                for number, found in zip(batch, model(pixels), strict=True):
-                    detections += _as_coco(number, {name: value.cpu() for name, value in found.items()})
-                bar.advance(by=len(batch))
+        for numbers in batches_by_size(sizes, batch_size):
+            rows = [images[number] for number in numbers]
+            pixels = [read_image(row.path, row.width, row.height).to(device).float() / 255 for row in rows]
+            for number, found in zip(numbers, model(pixels), strict=True):
+                detections += _as_coco(number, {name: value.cpu() for name, value in found.items()})
+            bar.advance(by=len(numbers))
     return _score(images, classes, detections)
 
 

@@ -9,8 +9,7 @@ features of the proposals instead.)
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from torchvision.ops import nms
 
 from vlp_models.data.sample import RegionArrays
-from vlp_models.vision.images import read_image, to_tensor
+from vlp_models.vision.images import batches_by_size, read_image, to_tensor
 from vlp_models.vision.source import Row
 from vlp_models.vision.state import Detector, load_detector
 
@@ -136,15 +135,6 @@ class DetectorSource:
             found |= zip(numbers, self._extractor.extract(pixels), strict=True)
             advance(len(numbers))
         return [found[number] for number in range(len(images))], []
-
-
-def batches_by_size(sizes: Sequence[tuple[int, int]], batch_size: int) -> Iterator[list[int]]:
-    """Positions in batches of one size each: padding would reach over the borders of the smaller images."""
-    order = sorted(range(len(sizes)), key=lambda number: sizes[number])
-    for _, group in groupby(order, key=lambda number: sizes[number]):
-        numbers = list(group)
-        for start in range(0, len(numbers), batch_size):
-            yield numbers[start : start + batch_size]
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

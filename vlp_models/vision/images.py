@@ -1,7 +1,9 @@
-"""Image files as tensors."""
+"""Image files as tensors, and which of them share a batch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -41,3 +43,12 @@ def read_image(path: Path, width: int, height: int) -> Tensor:
 def to_tensor(image: Image.Image) -> Tensor:
     """uint8 [3, H, W], RGB."""
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+def batches_by_size(sizes: Sequence[tuple[int, int]], batch_size: int) -> Iterator[list[int]]:
+    """Positions in batches of one size each: padding would reach over the borders of the smaller images."""
+    order = sorted(range(len(sizes)), key=lambda number: sizes[number])
+    for _, group in groupby(order, key=lambda number: sizes[number]):
+        numbers = list(group)
+        for start in range(0, len(numbers), batch_size):
+            yield numbers[start : start + batch_size]
