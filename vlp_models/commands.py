@@ -18,7 +18,7 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.stages.workspace import Workspace
 
     params, workspace = load_params(), Workspace()
-    start = time.perf_counter()
+    start, began = time.perf_counter(), time.time()
     environment = dict(os.environ)
     # A stage's command is `vlp ...`: the one beside this interpreter, also when the venv is not activated.
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
@@ -31,10 +31,12 @@ def run_pipeline(targets: list[str]) -> int:
             file=sys.stderr,
         )
         return code
-    if (workspace.reports / "summary.json").exists():
-        from vlp_models.stages.results_table import print_results
+    summary = workspace.reports / "summary.json"
+    if summary.exists():
+        if summary.stat().st_mtime < began:  # else the report stage has just printed it
+            from vlp_models.stages.results_table import print_results
 
-        print_results(workspace.reports / "summary.json")
+            print_results(summary)
         print(f"\nreport     {workspace.reports / 'index.html'}")
     print(f"MLflow UI  mlflow ui --backend-store-uri {params.tracking.uri} --host 127.0.0.1 --port 5000")
     print(f"took       {time.perf_counter() - start:.0f} s")

@@ -18,6 +18,7 @@ DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
@@ -36,8 +37,11 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     for key, value in DEFAULTS.items():
         os.environ.setdefault(key, value)
     import logging
+    import warnings
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Advice on type hints and input examples: we give a signature, and hints would refuse image arrays.
+    warnings.filterwarnings("ignore", module=r"mlflow\..*")
     import mlflow
     from mlflow import MlflowClient
 

@@ -38,10 +38,16 @@ class RegionEmbedding(nn.Module):
     regions' features, at the location of the whole image.
     """
 
-    def __init__(self, feature_dim: int, hidden: int, *, dropout: float, eps: float) -> None:
+    def __init__(
+        self, feature_dim: int, hidden: int, *, dropout: float, eps: float, separate_norms: bool = False
+    ) -> None:
         super().__init__()
         self.features = nn.Linear(feature_dim, hidden)
         self.locations = nn.Linear(5, hidden)
+        self.separate_norms = separate_norms
+        if separate_norms:
+            self.feature_norm = nn.LayerNorm(hidden, eps=eps)
+            self.location_norm = nn.LayerNorm(hidden, eps=eps)
         self.norm = nn.LayerNorm(hidden, eps=eps)
         self.dropout = nn.Dropout(dropout)
 
@@ -62,6 +68,9 @@ class RegionEmbedding(nn.Module):
         x1, y1, x2, y2 = boxes_BS4.unbind(-1)
         locations_BS5 = torch.cat([boxes_BS4, ((x2 - x1) * (y2 - y1))[..., None]], dim=-1)
 
-        x = self.features(features_BSF) + self.locations(locations_BS5)
+        features, locations = self.features(features_BSF), self.locations(locations_BS5)
+        if self.separate_norms:
+            features, locations = self.feature_norm(features), self.location_norm(locations)
+        x = features + locations
         mask_BS = torch.cat([torch.ones_like(regions.mask_BR[:, :1]), regions.mask_BR], dim=1)
         return self.dropout(self.norm(x)), mask_BS

@@ -31,6 +31,7 @@ class TDENConfig:
     init_std: float = 0.02
     mask_id: int = 4  # of [MASK]: 4 in a vocabulary trained here, 103 in BERT's
 
+    separate_region_norms: bool = False  # normalise feature and location before they are added, as UNITER and LXMERT do
     tie_lm_head: bool = True  # as BERT; the public checkpoints are untied
     separate_ffn: bool = False  # the public code's cross-encoder: one feed-forward net per modality
     decoder_visual_source: Literal["object_encoder", "cross_encoder"] = "object_encoder"  # captioning: always the first

@@ -90,7 +90,11 @@ class TDEN(nn.Module):
             return nn.ModuleList(block(*sizes, **drop, eps=eps) for _ in range(layers))
 
         self.region_embedding = RegionEmbedding(
-            config.feature_dim, hidden, dropout=dropout, eps=config.embedding_norm_eps
+            config.feature_dim,
+            hidden,
+            dropout=dropout,
+            eps=config.embedding_norm_eps,
+            separate_norms=config.separate_region_norms,
         )
         self.text_embedding = TextEmbedding(
             config.vocab_size,

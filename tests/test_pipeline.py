@@ -1,0 +1,173 @@
+"""The product as its users meet it: a clone, `vlp run`, the results, promotion, predictions, a served model.
+
+One run of the whole pipeline at the smallest size, through the real commands; every step below uses its outputs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+
+
+def run(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """A command of the venv in `folder`, as a user with the venv activated would run it."""
+    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
+    env |= {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"), "TMPDIR": str(folder.parent), "OMP_NUM_THREADS": "2"}
+    env.pop("MLFLOW_TRACKING_URI", None)
+    done = subprocess.run([str(BIN / command[0]), *command[1:]], cwd=folder, env=env, capture_output=True, text=True)
+    if check:
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tracked files, as a git and DVC project, after `vlp run` at the tiny size."""
+    folder = tmp_path_factory.mktemp("clone") / "project"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith("tests/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=folder, check=True)
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    subprocess.run(["git", *identity, "commit", "-qm", "clone"], cwd=folder, check=True)
+    run(folder, "vlp", "use", "presets/tiny.yaml")
+    first = run(folder, "vlp", "run")
+    assert "report" in first.stdout and "mlflow ui" in first.stdout
+    return folder
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_the_results_are_there(clone: Path) -> None:
+    summary = json.loads((clone / "reports" / "summary.json").read_text())
+    keys = {"dataset", "split", "model", "task", "metric", "value", "baselines", "seed", "seconds", "peak_memory_mb"}
+    assert all(keys | {"git", "data"} <= record.keys() for record in summary)
+    metrics = {record["metric"] for record in summary}
+    assert {"CIDEr", "accuracy", "true captions"} <= metrics
+    assert "<html" in (clone / "reports" / "index.html").read_text()
+    assert json.loads((clone / "reports" / "validation.json").read_text())["totals"]
+    assert (clone / "reports" / "data_docs" / "index.html").exists()
+    assert "CIDEr" in run(clone, "dvc", "metrics", "show", "--json").stdout
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_a_second_run_does_nothing(clone: Path) -> None:
+    before = (clone / "dvc.lock").read_bytes()
+    done = run(clone, "vlp", "run")
+    assert "Running stage" not in done.stdout
+    assert (clone / "dvc.lock").read_bytes() == before
+    assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_registering_again_makes_no_second_version(clone: Path) -> None:
+    versions = json.loads((clone / "reports" / "registered.json").read_text())
+    assert "already registered" in run(clone, "vlp", "stage", "register").stderr
+    assert json.loads((clone / "reports" / "registered.json").read_text()) == versions
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_promote_then_caption_answer_and_serve(clone: Path) -> None:
+    assert "champion is version 1" in run(clone, "vlp", "promote", "captioning").stdout
+    assert "champion is version 1" in run(clone, "vlp", "promote", "vqa").stdout
+    image = next((clone / "data" / "raw" / "scenes" / "images").glob("*.png"))
+    assert run(clone, "vlp", "caption", str(image)).stdout.startswith(f"{image}\t")
+    answers = run(clone, "vlp", "answer", str(image), "how many circles are there?").stdout.splitlines()
+    assert len(answers) >= 2 and "%" in answers[1]
+    missing = run(clone, "vlp", "caption", "nowhere.png", check=False)
+    assert missing.returncode == 2 and "nowhere.png: no such file" in missing.stderr
+
+    served = serve(clone, "models:/vlp-vqa@champion", image)
+    assert isinstance(served[0]["answer"], str) and len(served[0]["top"]) >= 1
+
+
+def serve(clone: Path, model: str, image: Path) -> list[dict[str, object]]:
+    """`mlflow models serve` on loopback answers a request with pickle forbidden."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    env |= {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{clone / 'mlflow.db'}",
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        "TMPDIR": str(clone.parent),
+    }
+    command = [str(BIN / "mlflow"), "models", "serve", "-m", model, "--env-manager", "local"]
+    with (clone.parent / "serve.log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            cwd=clone,
+            env=env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        body = {"image": base64.b64encode(image.read_bytes()).decode(), "text": "is there a circle?"}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/invocations",
+            json.dumps({"dataframe_records": [body]}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                answer = json.loads(urllib.request.urlopen(request, timeout=60).read())
+                return list(answer["predictions"])
+            except urllib.error.HTTPError as error:
+                raise AssertionError(error.read().decode()[-2000:]) from error
+            except OSError:
+                log_text = (clone.parent / "serve.log").read_text()
+                assert time.monotonic() < deadline and process.poll() is None, log_text[-2000:]
+                time.sleep(1)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_mistakes_in_params_stop_before_anything_runs(clone: Path) -> None:
+    text = (clone / "params.yaml").read_text()
+    try:
+        (clone / "params.yaml").write_text(text.replace("max_bad_fraction", "max_bad_fractoin"))
+        done = run(clone, "vlp", "run", check=False)
+        assert done.returncode == 2
+        assert "did you mean `max_bad_fraction`" in done.stderr
+    finally:
+        (clone / "params.yaml").write_text(text)
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_a_checkpoint_of_another_detector_is_refused(clone: Path, tmp_path: Path) -> None:
+    from vlp_models.errors import CheckpointError
+    from vlp_models.serving.predictor import Predictor
+
+    shutil.copytree(clone / "checkpoints" / "vqa", tmp_path / "checkpoint")
+    shutil.copytree(clone / "data" / "detector", tmp_path / "detector")
+    config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps({**config, "detector_id": "another"}))
+    with pytest.raises(CheckpointError, match="trained on features of detector another"):
+        Predictor(tmp_path)
