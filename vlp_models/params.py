@@ -32,6 +32,7 @@ class WorldParams:
     size: int = 128  # pixels, objects only
     statements: int = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: int = 6  # images per example, one per order of its boxes, boxes only
+    simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,8 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
         root = directory / split
         lines = []
         for n in track(range((wanted + 3) // 4), description=f"boxes {split}", disable=_quiet()):
-            group = make_group(random.Random(f"{params.seed}/{split}/{n}"), params.statements)
+            rng = random.Random(f"{params.seed}/{split}/{n}")
+            group = make_group(rng, params.statements, simple=params.simple)
             for m, example in enumerate(group[: wanted - 4 * n]):
                 lines.append(json.dumps(_record(n, m, example, params.permutations)))
                 _draw(example, root / "images" / str(n % DIRECTORIES), f"{split}-{n}-{m}", params.permutations)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vlp_models.data.scenes import boxes_scene
-from vlp_models.data.scenes.boxes_scene import Scene
+from vlp_models.data.scenes.boxes_scene import MAX_ITEMS, Scene
 from vlp_models.data.scenes.boxes_sentences import write_sentence
 
+SIMPLE_ITEMS = 2
 _TRIES = 60  # sentences tried for each one wanted, before the group is given up
 
 
@@ -25,22 +26,25 @@ class Example:
     said: list[tuple[int, str, bool]] = field(default_factory=list)
 
 
-def make_group(rng: random.Random, statements: int) -> list[Example]:
-    """Four scenes with about `statements` labelled sentences each, at least one and never more."""
+def make_group(rng: random.Random, statements: int, *, simple: bool = False) -> list[Example]:
+    """Four scenes with about `statements` labelled sentences each, at least one and never more.
+
+    `simple`: few items a box, one fact a sentence.
+    """
     while True:
-        group = _scenes(rng)
+        group = _scenes(rng, SIMPLE_ITEMS if simple else MAX_ITEMS)
         for number in range(_TRIES * statements):
             open_ = [example for example in group if len(example.said) < statements]
             if len(open_) < 2:
                 break
-            _say(rng, number, open_)
+            _say(rng, number, open_, simple)
         if all(example.said for example in group):
             return group
 
 
-def _scenes(rng: random.Random) -> list[Example]:
+def _scenes(rng: random.Random, max_items: int) -> list[Example]:
     kind: Literal["tower", "scatter"] = "tower" if rng.random() < 0.47 else "scatter"
-    one, two = boxes_scene.sample(rng, kind), boxes_scene.sample(rng, kind)
+    one, two = (boxes_scene.sample(rng, kind, max_items) for _ in range(2))
     return [Example(scene) for scene in (one, two, _alter(rng, one), _alter(rng, two))]
 
 
@@ -48,9 +52,9 @@ def _alter(rng: random.Random, scene: Scene) -> Scene:
     return boxes_scene.edit(rng, scene) if rng.random() < 0.6 else boxes_scene.rearrange(rng, scene)
 
 
-def _say(rng: random.Random, number: int, examples: list[Example]) -> None:
+def _say(rng: random.Random, number: int, examples: list[Example], simple: bool) -> None:
     """Adds one sentence to as many scenes it is true of as it is false of, those with the fewest sentences first."""
-    sentence = write_sentence(rng, rng.choice(examples).scene)
+    sentence = write_sentence(rng, rng.choice(examples).scene, simple=simple)
     rng.shuffle(examples)
     examples.sort(key=lambda example: len(example.said))
     labels = [(example, sentence.test(example.scene)) for example in examples]

@@ -47,11 +47,12 @@ class Scene(NamedTuple):
         return [item for box in self.boxes for item in box]
 
 
-def sample(rng: random.Random, kind: Literal["tower", "scatter"]) -> Scene:
+def sample(rng: random.Random, kind: Literal["tower", "scatter"], max_items: int = MAX_ITEMS) -> Scene:
+    """Three boxes at random; `max_items` limits a scattered one, towers have up to four blocks."""
     if kind == "tower":
         boxes = [_tower([rng.choice(COLOURS) for _ in range(rng.randint(1, 4))]) for _ in range(3)]
     else:
-        boxes = [_scatter(rng, [_any_item(rng) for _ in range(rng.randint(1, MAX_ITEMS))]) for _ in range(3)]
+        boxes = [_scatter(rng, [_any_item(rng) for _ in range(rng.randint(1, max_items))]) for _ in range(3)]
     return Scene(kind, (boxes[0], boxes[1], boxes[2]))
 
 

@@ -36,10 +36,12 @@ class Sentence(NamedTuple):
     test: SceneTest
 
 
-def write_sentence(rng: random.Random, scene: Scene) -> Sentence:
-    """A sentence about `scene`: true of it about as often as not."""
+def write_sentence(rng: random.Random, scene: Scene, *, simple: bool = False) -> Sentence:
+    """A sentence about `scene`: true of it about as often as not. `simple`: from the families that state one fact."""
     writer = make_writer(rng, scene)
     table = _TOWER if scene.kind == "tower" else _SCATTER
+    if simple:
+        table = [(weight, family) for weight, family in table if family in _SIMPLE]
     family = rng.choices([f for _, f in table], [weight for weight, _ in table])[0]
     made = family(writer)
     return Sentence(scribble(rng, made.text), made.test)
@@ -326,3 +328,4 @@ _TOWER: list[tuple[float, Callable[[Writer], Sentence]]] = [
     (1, _same_number),
     (2, _same_part),
 ]
+_SIMPLE = (_count_all, _level_of_towers, _stacked_anywhere, _of_the_three, _one_colour)
