@@ -83,7 +83,7 @@ class DetectorParams:
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesParams:
-    source: Literal["detector", "boxes", "tsv", "npz"]  # boxes: ground-truth objects as symbols, no pixels
+    source: Literal["detector", "grid", "boxes", "tsv", "npz"]  # boxes: ground-truth objects as symbols, no pixels
     path: str  # for tsv and npz
     max_regions: int
     min_score: float

@@ -1,16 +1,22 @@
 """From an image on disk to a caption, an answer or a verdict: detector, features, model, in one object.
 
-A bundle is a directory with `checkpoint/` (docs/contracts.md) and `detector/`; it is what the registry stores.
+A bundle is a directory with `checkpoint/` (docs/contracts.md), `detector/` and `features.json` (how the regions were
+made); it is what the registry stores.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import CheckpointError
 from vlp_models.serving.images import open_image
+
+if TYPE_CHECKING:
+    from vlp_models.vision.extract import RegionExtractor
+    from vlp_models.vision.grid import GridExtractor
 
 
 class Predictor:
@@ -21,12 +27,11 @@ class Predictor:
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.tasks.base import load_task_model
-        from vlp_models.vision.extract import RegionExtractor
 
         self.task_model = load_task_model(bundle / "checkpoint", device=device)
         self.task: str = self.task_model.task
         self.device = device
-        self.extractor = RegionExtractor.load(bundle / "detector", device=device)
+        self.extractor = _extractor(bundle, device)
         trained_on = self.task_model.info["detector_id"]
         if self.extractor.detector_id != trained_on:
             raise CheckpointError(
@@ -65,3 +70,23 @@ class Predictor:
         ]
         batch = self.task_model.collate(samples).to(self.device)
         return self.task_model.predict(batch, samples)
+
+
+def _extractor(bundle: Path, device: str) -> GridExtractor | RegionExtractor:
+    """What turns pixels into the regions the model learned from."""
+    from vlp_models.vision.extract import RegionExtractor
+    from vlp_models.vision.grid import GridExtractor
+
+    try:
+        made = json.loads((bundle / "features.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{bundle / 'features.json'}: does not say how the regions were made ({error})") from None
+    if made["source"] == "grid":
+        return GridExtractor()
+    if made["source"] != "detector":
+        raise CheckpointError(
+            f"{bundle}: the model was trained on features from `{made['source']}`, which can't be made from an image"
+        )
+    return RegionExtractor.load(
+        bundle / "detector", device, min_score=made["min_score"], max_regions=made["max_regions"]
+    )

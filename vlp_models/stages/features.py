@@ -96,6 +96,10 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
         from vlp_models.vision.symbols import SymbolSource
 
         return SymbolSource(read_table("objects", workspace.validated).to_pylist(), p.max_regions)
+    if p.source == "grid":
+        from vlp_models.vision.grid import GridSource
+
+        return GridSource(workspace.root)
     if p.source == "tsv":
         from vlp_models.vision.tsv import open_tsv
 

@@ -43,6 +43,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 task=task,
                 checkpoint=checkpoint,
                 detector=detector,
+                features=to_plain(params.features),
                 content=content,
                 metrics={_slug(s): float(s["value"]) for s in scores if s["value"] is not None},
                 tags={**facts, "run": name, "task": task},

@@ -5,6 +5,7 @@ Registering is idempotent: a bundle whose content is already registered under th
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ def register(
     task: str,
     checkpoint: Path,
     detector: Path,
+    features: dict[str, Any],
     content: str,
     metrics: dict[str, float],
     tags: dict[str, str],
@@ -48,6 +50,7 @@ def register(
     """Registers checkpoint and detector as a new version of `name`, alias `challenger`.
 
     Args:
+        features: params of the features stage: how the regions were made.
         content: hash of checkpoint and detector; the identity of the version.
         metrics: logged on the run and on the logged model, so that the UI can compare versions.
     """
@@ -63,6 +66,7 @@ def register(
         bundle = Path(temporary) / "bundle"
         shutil.copytree(checkpoint, bundle / "checkpoint")
         shutil.copytree(detector, bundle / "detector")
+        (bundle / "features.json").write_text(json.dumps(features, indent=2) + "\n", encoding="utf-8")
         (bundle / "README.md").write_text(card, encoding="utf-8")
         code = Path(temporary) / "code" / package.name
         shutil.copytree(package, code, ignore=shutil.ignore_patterns("__pycache__", ".*"))
