@@ -40,6 +40,7 @@ class TDENConfig:
     pooler_batch_norm: bool = False  # after ISM's poolers, as the public code; needs batches of two or more
     use_decoder_in_fusion: bool = True  # VQA's holistic feature from cross-modal encoder and decoder
     understanding_decoder_mask: Literal["causal", "bidirectional"] = "causal"
+    fusion_pooling: Literal["last", "all_layers"] = "last"  # cross-encoder layers whose image states VQA pools
     fusion: Literal["sum", "product"] = "sum"  # of pooled image and text: MCAN's sum, or the public code's product
 
     mask_scheme: Literal["mask", "bert"] = "mask"  # always [MASK], or BERT's 80% [MASK], 10% random, 10% kept

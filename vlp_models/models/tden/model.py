@@ -33,8 +33,8 @@ Where the paper is silent, what is done here (and the switch in `TDENConfig`, if
 - MLM and MSG share one head, tied to the word embeddings as in BERT (`tie_lm_head`).
 - The holistic feature for VQA is "based on the outputs of encoder and decoder via attention" after MCAN: pooled image,
   pooled text and pooled decoder output are added and normalised. The decoder stays causal as in pretraining; the
-  public code runs it bidirectionally (`understanding_decoder_mask`), multiplies image and text (`fusion`) and
-  classifies the decoder's part separately.
+  public code runs it bidirectionally (`understanding_decoder_mask`), multiplies image and text (`fusion`), pools the
+  image after every cross-modal layer (`fusion_pooling`) and classifies the decoder's part separately.
 
 Two-pass scheduled sampling calls `run_pass` twice with one `VisualStates`.
 
@@ -121,6 +121,8 @@ class TDEN(nn.Module):
         self.image_poolers = nn.ModuleList(ism_pooler() for _ in range(pooled_layers))
 
         sources = ["image", "text", "decoder"] if config.use_decoder_in_fusion else ["image", "text"]
+        if config.fusion_pooling == "all_layers":
+            sources += [f"image_{layer}" for layer in range(config.encoder_layers - 1)]
         self.fusion_poolers = nn.ModuleDict({s: AttentionPooler(hidden, hidden, dropout=dropout) for s in sources})
         self.fusion_norm = nn.LayerNorm(hidden, eps=eps)
         init_weights(self, config.init_std)
@@ -151,14 +153,19 @@ class TDEN(nn.Module):
             x = block(x, mask)
         return dict(zip(ids, x.chunk(len(ids)), strict=True))
 
-    def cross_encode(self, text_BTD: Tensor, mask_BT: Tensor, visual: VisualStates) -> tuple[Tensor, Tensor]:
-        """The cross-modal encoder over [words; regions]. Returns the words' states and the regions', [IMG] first."""
+    def cross_encode(self, text_BTD: Tensor, mask_BT: Tensor, visual: VisualStates) -> tuple[Tensor, list[Tensor]]:
+        """The cross-modal encoder over [words; regions].
+
+        Returns the words' last states, and the regions' after each layer, [IMG] first: [B, T, D] and [B, S, D]s.
+        """
         length = mask_BT.shape[1]
         x = torch.cat([text_BTD, visual.last_BSD], dim=1)
         mask = padding_mask(torch.cat([mask_BT, visual.mask_BS], dim=1))
+        image_layers = []
         for block in self.cross_encoder:
             x = block(x, mask, length) if self.config.separate_ffn else block(x, mask)
-        return x[:, :length], x[:, length:]
+            image_layers.append(x[:, length:])
+        return x[:, :length], image_layers
 
     def decode(self, text_BTD: Tensor, text_mask: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """The cross-modal decoder. `text_mask` is an attention mask: `causal_mask`, but for the public code's VQA."""
@@ -198,7 +205,7 @@ class TDEN(nn.Module):
 
         needs_encoder = words_BT is not None or regions_BR is not None
         if UNDERSTANDING in text and (needs_encoder or self._decoder_reads_cross_encoder(text)):
-            text_BTD, image_BSD = self.cross_encode(text[UNDERSTANDING], mask_BT, visual)
+            text_BTD, (*_, image_BSD) = self.cross_encode(text[UNDERSTANDING], mask_BT, visual)
             if words_BT is not None:
                 output = replace(output, mlm_logits_MV=self.predict_words(text_BTD[words_BT]))
             if regions_BR is not None and self.object_head is not None:
@@ -308,8 +315,12 @@ class TDEN(nn.Module):
         encoded = self.encode_text(
             dict.fromkeys([UNDERSTANDING, GENERATION] if causal else [UNDERSTANDING], text.ids_BT), text.mask_BT
         )
-        text_BTD, image_BSD = self.cross_encode(encoded[UNDERSTANDING], text.mask_BT, visual)
+        text_BTD, image_layers = self.cross_encode(encoded[UNDERSTANDING], text.mask_BT, visual)
+        image_BSD = image_layers[-1]
         pooled_text, pooled_image = pool["text"](text_BTD, text.mask_BT), pool["image"](image_BSD, visual.mask_BS)
+        if config.fusion_pooling == "all_layers":
+            for layer, x_BSD in enumerate(image_layers[:-1]):
+                pooled_image = pooled_image + pool[f"image_{layer}"](x_BSD, visual.mask_BS)
         pooled_BD = pooled_text * pooled_image if config.fusion == "product" else pooled_text + pooled_image
         if config.use_decoder_in_fusion:
             memory_BSD = image_BSD if config.decoder_visual_source == "cross_encoder" else visual.last_BSD
