@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import State
 
@@ -54,8 +54,9 @@ def publish(root: str) -> None:
     reports = Path(root) / "reports"
     validation = reports / "validation.json"
     if validation.exists():
-        text = json.dumps(json.loads(validation.read_text())["totals"], indent=2)
-        create_markdown_artifact(f"## Validation\n```json\n{text}\n```", key="validation")
+        tables = json.loads(validation.read_text())["tables"]
+        rows = [{"table": name, **counts} for name, counts in tables.items()]
+        create_table_artifact(rows, key="validation", description="Rows that passed validation, and that did not")
     summary = reports / "summary.json"
     if summary.exists():
         columns = ("task", "run", "dataset", "split", "metric", "value", "low", "high", "n")

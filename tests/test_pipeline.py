@@ -63,7 +63,7 @@ def test_the_results_are_there(clone: Path) -> None:
     metrics = {record["metric"] for record in summary}
     assert {"CIDEr", "accuracy", "true captions"} <= metrics
     assert "<html" in (clone / "reports" / "index.html").read_text()
-    assert json.loads((clone / "reports" / "validation.json").read_text())["totals"]
+    assert json.loads((clone / "reports" / "validation.json").read_text())["tables"]["captions"]["good"]
     assert (clone / "reports" / "data_docs" / "index.html").exists()
     assert "CIDEr" in run(clone, "dvc", "metrics", "show", "--json").stdout
 

@@ -58,9 +58,9 @@ class Server:
             time.sleep(0.5)
 
     def start(self, arguments: list[str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*PREFECT, *arguments], env=self.env, cwd=cwd, stdout=self.log, stderr=subprocess.STDOUT
-        )
+        # A shell that puts jobs in the background has them ignore SIGINT, and a worker stops on nothing else.
+        command = ["env", "--default-signal=INT", *PREFECT, *arguments]
+        return subprocess.Popen(command, env=self.env, cwd=cwd, stdout=self.log, stderr=subprocess.STDOUT)
 
     def run(self, arguments: list[str], cwd: Path) -> str:
         done = subprocess.run(

@@ -17,7 +17,10 @@ def test_linear_schedule_by_hand() -> None:
     assert factors == pytest.approx([0.5, 1.0, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0.0])
 
 
-@given(st.sampled_from(["linear", "cosine", "constant"]), st.floats(0, 1), st.integers(1, 500), st.floats(0, 1))
+FRACTION = st.floats(0, 1, allow_subnormal=False)  # training flushes denormals to zero, for the whole process
+
+
+@given(st.sampled_from(["linear", "cosine", "constant"]), FRACTION, st.integers(1, 500), FRACTION)
 def test_every_update_moves_and_none_too_far(schedule: str, warmup: float, total: int, place: float) -> None:
     params = OptimizerParams(lr=1.0, warmup_fraction=warmup, schedule=schedule)  # type: ignore[arg-type]
     step = min(int(place * total), total - 1)

@@ -68,9 +68,12 @@ class RegionEmbedding(nn.Module):
         x1, y1, x2, y2 = boxes_BS4.unbind(-1)
         locations_BS5 = torch.cat([boxes_BS4, ((x2 - x1) * (y2 - y1))[..., None]], dim=-1)
 
-        features, locations = self.features(features_BSF), self.locations(locations_BS5)
         if self.separate_norms:
-            features, locations = self.feature_norm(features), self.location_norm(locations)
-        x = features + locations
+            # From -1 to 1: with fractions, near and far places differ in length more than in direction, and a norm
+            # takes the length away.
+            locations = self.location_norm(self.locations(2 * locations_BS5 - 1))
+            x = self.feature_norm(self.features(features_BSF)) + locations
+        else:
+            x = self.features(features_BSF) + self.locations(locations_BS5)
         mask_BS = torch.cat([torch.ones_like(regions.mask_BR[:, :1]), regions.mask_BR], dim=1)
         return self.dropout(self.norm(x)), mask_BS
