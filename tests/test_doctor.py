@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,13 @@ def test_releases_with_known_holes_are_named(
 def test_a_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "NEEDED_GB", 10**9)
     assert any(f.subject == "disk" and f.level == "problem" for f in doctor.examine(tmp_path))
+
+
+def test_a_busy_port_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setattr(doctor, "PORTS", {port: "mlflow server"})
+        findings = {finding.subject: finding for finding in doctor.examine(tmp_path)}
+    assert f"--port {port + 1}" in findings[f"port {port}"].text

@@ -23,6 +23,7 @@ BREAKS_FROM = {
     "sqlalchemy": ("2.1", "Prefect 3.8's scheduler stops making runs, silently"),
 }
 NEEDED_GB = 10
+PORTS = {5000: "mlflow server", 4200: "prefect server"}
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _accelerator() -> Finding:
 
 
 def _ports() -> Iterator[Finding]:
-    for port, server in ((5000, "mlflow server"), (4200, "prefect server")):
+    for port, server in PORTS.items():
         with socket.socket() as probe:
             probe.settimeout(0.5)
             if probe.connect_ex(("127.0.0.1", port)) == 0:
