@@ -19,7 +19,7 @@ from vlp_models.tasks.base import TaskModel, init_head, need_targets
 
 
 class NLVR(TaskModel):
-    """A two-layer head on the fused feature; targets int64 [B], 1 for true."""
+    """A linear layer on the fused feature; targets int64 [B], 1 for true."""
 
     task = "nlvr"
     view = "statements"
@@ -31,9 +31,8 @@ class NLVR(TaskModel):
         super().__init__(model, tokenizer, info)
         if not isinstance(model, Fuses):
             raise ParamsError(f"the model `{info['model']}` can't fuse image and text, so it can't learn nlvr")
-        width = model.fused_dim
-        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, 2))
-        init_head(self.head)
+        self.head = nn.Linear(model.fused_dim, 2)
+        init_head(self.head, info)
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
         labels = [sample.label for sample in samples]

@@ -44,7 +44,7 @@ class VQA(TaskModel):
             )
         self._index = {answer: i for i, answer in enumerate(self.answers)}
         self.head = nn.Linear(model.fused_dim, len(self.answers))
-        init_head(self.head)
+        init_head(self.head, info)
         # One right answer in A at the start; from 1/2 the first epochs would only learn that most answers are wrong.
         nn.init.constant_(self.head.bias, -math.log(len(self.answers)))
 
