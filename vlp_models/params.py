@@ -33,6 +33,7 @@ class WorldParams:
     statements: int = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: int = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
+    descriptions: int = 0  # captions per image that list what it shows, boxes only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,7 @@ class DetectorParams:
 @dataclass(frozen=True, kw_only=True)
 class FeaturesParams:
     source: Literal["detector", "grid", "boxes", "tsv", "npz"]  # boxes: ground-truth objects as symbols, no pixels
+    content: Literal["roi", "probabilities"]  # of a detector's region: the RoI head's output, or what it makes of it
     path: str  # for tsv and npz
     max_regions: int
     min_score: float
@@ -128,6 +130,7 @@ class TrainerParams:
 @dataclass(frozen=True, kw_only=True)
 class OptimizerParams:
     lr: float
+    muon_lr: float = 0.0  # of the blocks' matrices, by Muon; 0: AdamW for them, too
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-8

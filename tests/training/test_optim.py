@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
+from vlp_models.models.layers.blocks import TransformerBlock
 from vlp_models.params import OptimizerParams
-from vlp_models.training.optim import learning_rate_factor, parameter_groups
+from vlp_models.training.optim import build_optimizer, build_scheduler, learning_rate_factor, parameter_groups
 
 
 def test_linear_schedule_by_hand() -> None:
@@ -29,9 +34,59 @@ def test_every_update_moves_and_none_too_far(schedule: str, warmup: float, total
 
 def test_only_matrices_decay() -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Embedding(4, 2))
-    decayed, plain = parameter_groups(module, 0.01)
+    decayed, plain = parameter_groups(module.parameters(), 0.01)
     assert decayed["weight_decay"] == 0.01
     assert [tuple(p.shape) for p in decayed["params"]] == [(3, 2), (4, 2)]
     assert plain["weight_decay"] == 0.0
     assert all(p.ndim == 1 for p in plain["params"])
     assert len(decayed["params"]) + len(plain["params"]) == len(list(module.parameters()))
+
+
+def blocks_and_head() -> nn.ModuleDict:
+    torch.manual_seed(3)
+    block = TransformerBlock(8, 2, 16, dropout=0.0, attention_dropout=0.0, eps=1e-5)
+    return nn.ModuleDict({"words": nn.Embedding(5, 8), "block": block, "head": nn.Linear(8, 5)})
+
+
+MUON = OptimizerParams(lr=1e-3, muon_lr=3e-3, warmup_fraction=0.5)
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_else() -> None:
+    module = blocks_and_head()
+    names = {id(p): name for name, p in module.named_parameters()}
+    optimizer = build_optimizer(module, MUON)
+    rates = {names[id(p)]: g["lr"] for g in optimizer.param_groups for p in g["params"]}
+    assert set(rates) == set(names.values())
+    by_muon = {name for name, lr in rates.items() if lr == 3e-3}
+    assert by_muon == {n for n, p in module.named_parameters() if n.startswith("block.") and p.ndim == 2}
+
+
+def test_muon_goes_on_from_its_saved_state_on_schedule() -> None:
+    def steps(module: nn.ModuleDict, optimizer: torch.optim.Optimizer, schedule: LRScheduler, n: int) -> None:
+        for k in range(n):
+            optimizer.zero_grad()
+            x = module["words"](torch.tensor([[k % 5, 1, 2]]))
+            module["head"](module["block"](x)).square().sum().backward()
+            optimizer.step()
+            schedule.step()
+
+    whole = blocks_and_head()
+    optimizer = build_optimizer(whole, MUON)
+    schedule = build_scheduler(optimizer, 8, MUON)
+    steps(whole, optimizer, schedule, 3)
+    weights = copy.deepcopy(whole.state_dict())
+    states = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == pytest.approx([1e-3, 1e-3, 3e-3])  # warm-up has ended, for each at its own rate
+    steps(whole, optimizer, schedule, 3)
+
+    resumed = blocks_and_head()
+    resumed.load_state_dict(weights)
+    optimizer = build_optimizer(resumed, MUON)
+    schedule = build_scheduler(optimizer, 8, MUON)
+    optimizer.load_state_dict(states[0])
+    schedule.load_state_dict(states[1])
+    assert [group["lr"] for group in optimizer.param_groups] == rates
+    steps(resumed, optimizer, schedule, 3)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name

@@ -19,15 +19,17 @@ STEPS = 12
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "ema", "mix", "workers"), [(1, 0.0, "sum", 0), (4, 0.9, "turns", 0), (1, 0.0, "draw", 2)]
+    ("accumulate", "ema", "mix", "workers", "muon"),
+    [(1, 0.0, "sum", 0, 0.0), (4, 0.9, "turns", 0, 0.0), (1, 0.0, "draw", 2, 3e-3)],
 )
 def test_killed_after_any_update_it_ends_the_same(
-    toy: Toy, tmp_path: Path, accumulate: int, ema: float, mix: str, workers: int
+    toy: Toy, tmp_path: Path, accumulate: int, ema: float, mix: str, workers: int, muon: float
 ) -> None:
     """Dropout and masking on; kills in mid-epoch, at an epoch's end, and after the last update."""
     settings = {
         "accumulate": accumulate,
         "ema_decay": ema,
+        "optimizer": {"muon_lr": muon},
         "mix": mix,
         "checkpoint_every_steps": 1,
         "num_workers": workers,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from PIL import Image
@@ -14,7 +16,7 @@ from vlp_models.vision.train import LabelledImage, TrainingResult
 Trained = tuple[Detector, TrainingResult]
 
 
-def extract(trained: Trained, drawings: list[LabelledImage], batch_size: int, **options: float) -> list[RegionArrays]:
+def extract(trained: Trained, drawings: list[LabelledImage], batch_size: int, **options: Any) -> list[RegionArrays]:
     extractor = RegionExtractor(trained[0], batch_size=batch_size, **{"min_score": 0.3} | options)
     return extractor.extract([Image.open(image.path) for image in drawings])
 
@@ -52,6 +54,20 @@ def test_the_batch_makes_no_difference(drawings: list[LabelledImage], trained: T
 def test_twice_is_the_same(drawings: list[LabelledImage], trained: Trained) -> None:
     for one, two in zip(extract(trained, drawings, 4), extract(trained, drawings, 4), strict=True):
         assert np.array_equal(one.features, two.features)
+
+
+def test_probabilities_are_what_the_detector_makes_of_the_roi_features(
+    drawings: list[LabelledImage], trained: Trained
+) -> None:
+    heads = trained[0].model.roi_heads
+    raw, made = (extract(trained, drawings, 4, content=content) for content in ("roi", "probabilities"))
+    for one, two in zip(raw, made, strict=True):
+        features = torch.from_numpy(one.features).float()
+        expected = [heads.box_predictor.cls_score(features).softmax(-1)]
+        if trained[0].config.words:
+            expected.append(heads.word_predictor(features).sigmoid())
+        np.testing.assert_allclose(two.features, torch.cat(expected, -1).detach().numpy(), atol=5e-3)
+        np.testing.assert_array_equal(one.boxes, two.boxes)
 
 
 def test_the_limit_keeps_the_surest(drawings: list[LabelledImage], trained: Trained) -> None:

@@ -88,5 +88,9 @@ def _extractor(bundle: Path, device: str) -> GridExtractor | RegionExtractor:
             f"{bundle}: the model was trained on features from `{made['source']}`, which can't be made from an image"
         )
     return RegionExtractor.load(
-        bundle / "detector", device, min_score=made["min_score"], max_regions=made["max_regions"]
+        bundle / "detector",
+        device,
+        min_score=made["min_score"],
+        max_regions=made["max_regions"],
+        content=made["content"],
     )

@@ -122,6 +122,7 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
         min_score=p.min_score,
         max_regions=p.max_regions,
         batch_size=p.batch_size,
+        content=p.content,
     )
     return DetectorSource(extractor, workspace.root)
 

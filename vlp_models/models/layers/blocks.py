@@ -106,3 +106,6 @@ class DecoderBlock(nn.Module):
         x_BKD = x_N1D.reshape(memory.keys.shape[0], -1, x_N1D.shape[-1])
         x_N1D = self.cross_end(x_N1D, self.cross.cross(x_BKD, memory, memory_mask).reshape(x_N1D.shape))
         return self.ffn_end(x_N1D, self.ffn(x_N1D)), past
+
+
+BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock)
