@@ -14,6 +14,7 @@ from PIL import Image
 
 from vlp_models.data.formats import nlvr
 from vlp_models.data.scenes import boxes, boxes_contents, boxes_scene
+from vlp_models.data.scenes.boxes_descriptions import write_descriptions
 from vlp_models.data.scenes.boxes_groups import make_group
 from vlp_models.data.scenes.boxes_render import draw
 from vlp_models.data.scenes.boxes_scene import Item, Scene
@@ -188,3 +189,34 @@ def test_runs_and_middles_of_towers() -> None:
     assert not boxes_contents.has_stacked(black, "yellow", "blue")
     assert boxes_contents.level_is(black, -1, "black") and not boxes_contents.level_is(black, 9, "blue")
     assert boxes_contents.level_is(tower("black", "blue", "yellow"), 9, "blue")
+
+
+def test_descriptions_list_what_the_image_shows_in_its_order_of_boxes() -> None:
+    scene = Scene("tower", (tower("black", "yellow"), tower("blue", "yellow", "yellow"), tower("black")))
+    said = set(write_descriptions(random.Random(1), scene, (2, 0, 1), 2000))
+    assert {
+        "the left tower has one block black",
+        "the middle tower has two blocks black at the base and yellow at the top",
+        "the right tower has three blocks blue at the base yellow and yellow at the top",
+        "the bases of the towers are black black and blue",
+        "the towers have one two and three blocks",
+        "there are three yellow blocks two black blocks and one blue block",
+        "in the middle tower there is a yellow block on a black block",
+        "two towers have a yellow block",
+    } <= said
+    assert not {t for t in said if t.startswith("the left tower") and "black" not in t}
+    item = (Item("circle", "yellow", 20, 80, 40), Item("square", "black", 10, 50, 90))
+    said = set(write_descriptions(random.Random(2), Scene("scatter", (item, item[:1], item[1:])), (0, 1, 2), 4000))
+    assert {
+        "the left box has one yellow circle and one black square",
+        "the boxes have one no and one black squares",
+        "in the left box one black square is touching the base",
+        "in the middle box nothing is touching the base",
+        "there are two circles and two squares",
+    } <= said
+
+
+def test_the_simple_world_keeps_to_two_items_a_box() -> None:
+    for seed in range(150):
+        for example in make_group(random.Random(seed), 4, simple=True):
+            assert example.scene.kind == "tower" or max(map(len, example.scene.boxes)) <= 2

@@ -83,6 +83,8 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
                 raise RecordError(f"`permutations` is {orders!r}, expected 1 to {len(ORDERS)}")
             found = _images(tables, name, ours, files, f"{split}-{identifier}", orders, provenance)
             _statements(tables, found, f"{name}/{split}", identifier, record, provenance, captions=ours != "test")
+            if ours != "test":
+                _descriptions(tables, found, record, provenance)
             _objects(tables, found, record, provenance)
 
 
@@ -153,6 +155,26 @@ def _statements(
                             "provenance": provenance,
                         }
                     )
+
+
+def _descriptions(tables: Tables, images: list[tuple[str, int]], record: Row, provenance: str) -> None:
+    """Captions that list what image k shows, `descriptions[k]` (ours; genuine files have none)."""
+    described = record.get("descriptions", [])
+    if not isinstance(described, list) or not all(isinstance(texts, list) for texts in described):
+        raise RecordError("`descriptions` is no list of lists")
+    for image_id, k in images:
+        for index, text in enumerate(described[k] if k < len(described) else []):
+            with tables.record("captions", provenance, f"{image_id}-d{index}"):
+                if not isinstance(text, str):
+                    raise RecordError(f"a description is {text!r}, expected a text")
+                tables.captions.append(
+                    {
+                        "caption_id": f"{image_id}-d{index}",
+                        "image_id": image_id,
+                        "text": text,
+                        "provenance": provenance,
+                    }
+                )
 
 
 def _label(record: Row) -> bool | None:

@@ -2,9 +2,9 @@
 
 Under the directory: `<split>/<split>.json` (JSON lines) and `<split>/images/<n % 80>/<split>-n-m-k.png`, n the group
 of four scenes, m the scene within its group, k the order of its boxes. Splits are named `train`, `val` and `test`;
-the reader of genuine NLVR reads them too. Three keys are ours: `permutations`, how many of the six orders were drawn;
-`number`, the sentence's number within its group; `more`, further sentences about the same images. Genuine files have
-one sentence an image and all six orders.
+the reader of genuine NLVR reads them too. Four keys are ours: `permutations`, how many of the six orders were drawn;
+`number`, the sentence's number within its group; `more`, further sentences about the same images; `descriptions`, for
+each order drawn, sentences that list what this image shows. Genuine files have one sentence an image, all six orders.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.progress import track
 
+from vlp_models.data.scenes.boxes_descriptions import write_descriptions
 from vlp_models.data.scenes.boxes_groups import Example, make_group
 from vlp_models.data.scenes.boxes_render import draw
 from vlp_models.data.scenes.boxes_scene import structured_rep
@@ -32,12 +33,14 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     The same params give the same bytes, and a longer split begins with the shorter one's groups.
 
     Raises:
-        DataError: `permutations` is not between 1 and 6, or `statements` is below 1.
+        DataError: `permutations` is not between 1 and 6, `statements` is below 1 or `descriptions` below 0.
     """
     if not 1 <= params.permutations <= len(ORDERS):
         raise DataError(f"params.yaml: `permutations` must be 1 to 6, found {params.permutations}")
     if params.statements < 1:
         raise DataError(f"params.yaml: `statements` must be 1 or more, found {params.statements}")
+    if params.descriptions < 0:
+        raise DataError(f"params.yaml: `descriptions` must be 0 or more, found {params.descriptions}")
     counts = {"examples": 0, "images": 0, "statements": 0}
     for split in ("train", "val", "test"):
         wanted: int = getattr(params, split)
@@ -49,7 +52,11 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
             rng = random.Random(f"{params.seed}/{split}/{n}")
             group = make_group(rng, params.statements, simple=params.simple)
             for m, example in enumerate(group[: wanted - 4 * n]):
-                lines.append(json.dumps(_record(n, m, example, params.permutations)))
+                described = [
+                    write_descriptions(rng, example.scene, order, params.descriptions)
+                    for order in ORDERS[: params.permutations]
+                ]
+                lines.append(json.dumps(_record(n, m, example, described)))
                 _draw(example, root / "images" / str(n % DIRECTORIES), f"{split}-{n}-{m}", params.permutations)
                 counts["examples"] += 1
                 counts["images"] += params.permutations
@@ -58,7 +65,7 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     return counts
 
 
-def _record(n: int, m: int, example: Example, permutations: int) -> dict[str, Any]:
+def _record(n: int, m: int, example: Example, described: list[list[str]]) -> dict[str, Any]:
     said = [
         {"number": number, "sentence": text, "label": "true" if label else "false"}
         for number, text, label in example.said
@@ -69,8 +76,9 @@ def _record(n: int, m: int, example: Example, permutations: int) -> dict[str, An
         "directory": str(n % DIRECTORIES),
         "evals": {},
         "structured_rep": structured_rep(example.scene),
-        "permutations": permutations,
+        "permutations": len(described),
         "more": said[1:],
+        "descriptions": described,
     }
 
 

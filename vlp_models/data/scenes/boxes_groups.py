@@ -45,11 +45,12 @@ def make_group(rng: random.Random, statements: int, *, simple: bool = False) -> 
 def _scenes(rng: random.Random, max_items: int) -> list[Example]:
     kind: Literal["tower", "scatter"] = "tower" if rng.random() < 0.47 else "scatter"
     one, two = (boxes_scene.sample(rng, kind, max_items) for _ in range(2))
-    return [Example(scene) for scene in (one, two, _alter(rng, one), _alter(rng, two))]
+    return [Example(scene) for scene in (one, two, _alter(rng, one, max_items), _alter(rng, two, max_items))]
 
 
-def _alter(rng: random.Random, scene: Scene) -> Scene:
-    return boxes_scene.edit(rng, scene) if rng.random() < 0.6 else boxes_scene.rearrange(rng, scene)
+def _alter(rng: random.Random, scene: Scene, max_items: int) -> Scene:
+    change = boxes_scene.edit if rng.random() < 0.6 else boxes_scene.rearrange
+    return change(rng, scene, max_items)
 
 
 def _say(rng: random.Random, number: int, examples: list[Example], simple: bool) -> None:

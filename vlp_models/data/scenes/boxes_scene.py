@@ -56,7 +56,7 @@ def sample(rng: random.Random, kind: Literal["tower", "scatter"], max_items: int
     return Scene(kind, (boxes[0], boxes[1], boxes[2]))
 
 
-def rearrange(rng: random.Random, scene: Scene) -> Scene:
+def rearrange(rng: random.Random, scene: Scene, max_items: int = MAX_ITEMS) -> Scene:
     """The same items in other boxes and places: how NLVR makes two of the four images of each sentence."""
     items = scene.items()
     rng.shuffle(items)
@@ -67,15 +67,19 @@ def rearrange(rng: random.Random, scene: Scene) -> Scene:
     else:
         parts: list[list[Item]] = [[items.pop()] for _ in range(3)] if len(items) >= 3 else [[], [], []]
         for item in items:
-            rng.choice([part for part in parts if len(part) < MAX_ITEMS]).append(item)
+            rng.choice([part for part in parts if len(part) < max_items]).append(item)
         boxes = [_scatter(rng, part) for part in parts]
     return Scene(scene.kind, (boxes[0], boxes[1], boxes[2]))
 
 
-def edit(rng: random.Random, scene: Scene) -> Scene:
+def edit(rng: random.Random, scene: Scene, max_items: int = MAX_ITEMS) -> Scene:
     """A scene that differs from `scene` in one small thing: a colour, a shape, a place, an item more or less."""
     boxes = [list(box) for box in scene.boxes]
-    rng.choice(_TOWER_EDITS if scene.kind == "tower" else _SCATTER_EDITS)(rng, boxes)
+    full = scene.kind == "scatter" and all(len(box) >= max_items for box in boxes)
+    edits = _TOWER_EDITS if scene.kind == "tower" else [e for e in _SCATTER_EDITS if not (full and e is _add)]
+    rng.choice(edits)(rng, boxes)
+    if scene.kind == "scatter" and any(len(box) > max_items for box in boxes):
+        return edit(rng, scene, max_items)
     if scene.kind == "tower":
         done = [_tower([item.colour for item in box]) for box in boxes]
     else:
