@@ -22,11 +22,12 @@ from vlp_models.data.scenes.world import (
 CARELESS_CAPTIONS = 0.2  # share of the careless annotator's captions that hold misspellings
 CARELESS_WORDS = 0.08  # share of the words of such a caption; at least one
 _MOST_COLOURS = 4  # that "shapes in ..." lists
+_MOST_PLACED = 4  # objects whose places one caption tells
 
 
 def captions(scene: Scene, rng: np.random.Generator) -> list[str]:
-    """One caption from each annotator, in a fixed order: who counts, relates, points, sums up, is careless."""
-    habits = (count, relate, point, sum_up)
+    """One caption from each annotator, in a fixed order: who counts, relates, points, places, is careless."""
+    habits = (count, relate, point, place)
     texts = [habit(scene, rng) for habit in habits]
     careless = habits[rng.integers(len(habits))](scene, rng)
     if rng.random() < CARELESS_CAPTIONS:
@@ -75,12 +76,12 @@ def relate(scene: Scene, rng: np.random.Generator) -> str:
 
 def point(scene: Scene, rng: np.random.Generator) -> str:
     """`a large red circle in the middle`: the salient object, which is the largest and most central one."""
-    item = max(scene.objects, key=lambda o: (o.size == "large", -abs(o.x - 0.5) - abs(o.y - 0.5)))
+    item = _by_salience(scene)[0]
     phrase = _noun_phrase(item, scene, rng, detail=0.6)
     if rng.random() < 0.35:
         return _framed(f"{phrase} {_pick('O', '', rng, plain=0.4)}", "one", rng, closing=0.0)
-    place = "middle" if located(item, "middle") else max(PLACES[1:], key=lambda p: _towards(item, p))
-    if not located(item, place):
+    place = _place_of(item)
+    if place is None:
         return _framed(phrase, "one", rng)
     where = _pick("L", place, rng, plain=0.6)
     draw = rng.random()
@@ -88,6 +89,18 @@ def point(scene: Scene, rng: np.random.Generator) -> str:
         return f"{phrase} is {where}"
     ending = " of the picture" if draw < 0.5 else ""
     return _framed(f"{phrase} {where}{ending}", "one", rng, closing=0.0)
+
+
+def place(scene: Scene, rng: np.random.Generator) -> str:
+    """`a red circle at the top, a blue star in the middle and a black square on the left`; now and then the colours."""
+    if rng.random() < 0.2:
+        return sum_up(scene, rng)
+    phrases = []
+    for item in _by_salience(scene)[:_MOST_PLACED]:
+        at = _place_of(item)
+        where = _pick("L", at, rng, plain=0.8) if at else ""
+        phrases.append(f"{_noun_phrase(item, scene, rng, detail=0.15)} {where}".rstrip())
+    return _framed(_listed(phrases), "one", rng, closing=0.0)
 
 
 def sum_up(scene: Scene, rng: np.random.Generator) -> str:
@@ -164,6 +177,17 @@ def _mainly(a: SceneObject, relation: str, b: SceneObject) -> bool:
     across, down = abs(a.x - b.x), abs(a.y - b.y)
     main, other = (across, down) if relation in ("left", "right") else (down, across)
     return main > 0.15 and main > 1.3 * other
+
+
+def _by_salience(scene: Scene) -> list[SceneObject]:
+    """The large objects first, then the central ones."""
+    return sorted(scene.objects, key=lambda o: (o.size != "large", abs(o.x - 0.5) + abs(o.y - 0.5)))
+
+
+def _place_of(item: SceneObject) -> str | None:
+    """The place a person would name; None where none is plain."""
+    place = "middle" if located(item, "middle") else max(PLACES[1:], key=lambda p: _towards(item, p))
+    return place if located(item, place) else None
 
 
 def _towards(item: SceneObject, place: str) -> float:

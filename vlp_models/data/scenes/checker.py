@@ -25,7 +25,7 @@ from vlp_models.data.scenes.language import NUMBERS, parts_of
 from vlp_models.data.scenes.world import Scene
 
 _ENTITY = r"[DT#]?[SXC]*NW?"
-_ENTITIES = re.compile(rf"I?{_ENTITY}(?:&?{_ENTITY})*O?E?")
+_ENTITIES = re.compile(rf"I?{_ENTITY}L?(?:&?{_ENTITY}L?)*O?E?")
 _RELATION = re.compile(rf"I?({_ENTITY})B?R({_ENTITY})E?")
 _PLACE = re.compile(rf"I?({_ENTITY})B?LE?O?")
 _COLOURS = re.compile(r"I?(?:(?P<total>[T#]?)N(?P<verb>B?)M?)?(?P<list>C+(?:&C)?)(?:N)?E?")
@@ -75,15 +75,21 @@ def parse(caption: str) -> list[Claim] | None:
 def _entities(parts: Parts, spans: list[tuple[int, int]]) -> list[Claim] | None:
     claims: list[Claim] = []
     singles: Counter[Description] = Counter()
+    located: set[Description] = set()
     for start, end in spans:
-        what = _description(parts[start:end])
+        has_place = parts[end : end + 1] and parts[end][0] == "L"
+        what = _single(parts, (start, end)) if has_place else _description(parts[start:end])
         if what is None:
             return None
-        if parts[start][0] == "#":
+        if has_place:
+            claims.append(Located(what, parts[end][1]))
+            located.add(what)
+            singles[what] += 1
+        elif parts[start][0] == "#":
             claims.append(Exactly(what, NUMBERS.index(parts[start][1])))
         else:
             singles[what] += 1
-    return claims + [AtLeast(what, count) for what, count in singles.items()]
+    return claims + [AtLeast(what, n) for what, n in singles.items() if n > 1 or what not in located]
 
 
 def _single(parts: Parts, span: tuple[int, int]) -> Description | None:
