@@ -172,7 +172,7 @@ class FinetuneParams:
     scratch: bool = False  # ignore init's weights: TDEN- of the paper
     blank_images: bool = False  # text-only control: every region feature zero, boxes too
     label_smoothing: float = 0.0
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # the task's own: `TaskModel.options_class`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from vlp_models.data.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.params import to_plain
-from vlp_models.tasks.base import TaskModel, load_task_model, task_class
+from vlp_models.tasks.base import TaskModel, TaskOptions, load_task_model, read_options, task_class
+from vlp_models.tasks.nlvr import NLVR
 
 
 def make(toy: Toy, task: str, **info: Any) -> TaskModel:
@@ -143,3 +144,22 @@ def test_what_is_no_task_is_refused(toy: Toy, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, pretrained, {**pretrained.info, "task": None}, toy.tokenizer)
     with pytest.raises(CheckpointError, match="fine-tune it first"):
         load_task_model(tmp_path)
+
+
+def test_options_are_typed_and_an_unknown_one_is_named_beside_the_known() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Options(TaskOptions):
+        rate: float = 0.5
+        kind: Literal["all", "some"] = "all"
+
+    class WithOptions(NLVR):
+        options_class = Options
+
+    assert read_options(WithOptions, {}) == Options()
+    assert read_options(WithOptions, {"rate": 1}) == Options(rate=1.0)
+    with pytest.raises(ParamsError, match=r"`finetune\.x\.options\.rat`: the task nlvr .* its options: rate, kind"):
+        read_options(WithOptions, {"rat": 1}, where="finetune.x.options")
+    with pytest.raises(ParamsError, match=r"`finetune\.x\.options\.kind` must be one of all, some"):
+        read_options(WithOptions, {"kind": "most"}, where="finetune.x.options")
+    with pytest.raises(ParamsError, match="it has no options"):
+        read_options(NLVR, {"rate": 1})

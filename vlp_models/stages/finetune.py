@@ -82,6 +82,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 def _run_params(params: Params, key: str) -> FinetuneParams:
+    from vlp_models.tasks.base import read_options, task_class
+
     if key not in params.finetune:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`; there are: {', '.join(params.finetune)}")
     p = params.finetune[key]
@@ -89,8 +91,7 @@ def _run_params(params: Params, key: str) -> FinetuneParams:
         raise ParamsError("params.yaml: a fine-tuning run can't be called `pretrain`; checkpoints/pretrain is taken")
     if p.init == key:
         raise ParamsError(f"params.yaml: `finetune.{key}.init` is the run itself")
-    if p.options:
-        raise ParamsError(f"params.yaml: `finetune.{key}.options`: the task {p.task} has no option {sorted(p.options)}")
+    read_options(task_class(p.task), p.options, where=f"finetune.{key}.options")
     return p
 
 
@@ -106,7 +107,7 @@ def _task_model(p: FinetuneParams, init: Path, inputs: Inputs, workspace: Worksp
         read_config,
         read_weights,
     )
-    from vlp_models.tasks.base import task_class
+    from vlp_models.tasks.base import read_options, task_class
 
     before = read_config(init)
     _check_same_data(before, init, inputs)
@@ -118,6 +119,7 @@ def _task_model(p: FinetuneParams, init: Path, inputs: Inputs, workspace: Worksp
         "max_regions": p.max_regions,
         "blank_images": p.blank_images,
         "label_smoothing": p.label_smoothing,
+        "options": to_plain(read_options(task_class(p.task), p.options)),
     }
     torch.manual_seed(p.seed)
     model = build_from_config(info, inputs.tokenizer, init)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,9 +17,15 @@ from vlp_models.data.collate import collate_samples
 from vlp_models.data.dataset import View
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import CheckpointError, DataError
+from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.checkpoint import build_from_config, load_strictly, read_answers, read_config, read_weights
 from vlp_models.objectives.loss import Loss
+from vlp_models.params import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """`finetune.<run>.options` of a task: a task with options extends this, every option with its default."""
 
 
 class TaskModel(nn.Module, ABC):
@@ -27,6 +34,8 @@ class TaskModel(nn.Module, ABC):
     task             the name in params.yaml
     view             of the shards: what it learns from
     prediction_view  of the shards: what it predicts for
+    options_class    what `finetune.<run>.options` may hold
+    options          these, from info["options"]; a checkpoint without them has the defaults
     info             its checkpoint's config.json (without `format`)
     blank_images     every image is replaced by nothing when a batch is made: the text-only control
     """
@@ -34,6 +43,7 @@ class TaskModel(nn.Module, ABC):
     task: ClassVar[str]
     view: ClassVar[View]
     prediction_view: ClassVar[View]
+    options_class: ClassVar[type[TaskOptions]] = TaskOptions
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: Mapping[str, Any], *, answers: Sequence[str] = ()
@@ -43,6 +53,7 @@ class TaskModel(nn.Module, ABC):
         self.head: nn.Module = nn.Identity()
         self.tokenizer = tokenizer
         self.info = dict(info)
+        self.options: Any = read_options(type(self), info.get("options", {}))
         self.answers = tuple(answers)
         self.blank_images = bool(info.get("blank_images", False))
 
@@ -66,6 +77,20 @@ class TaskModel(nn.Module, ABC):
         )
         image = batch.image.blanked() if self.blank_images and isinstance(batch.image, Regions) else batch.image
         return dataclasses.replace(batch, image=image, targets=self.targets(samples))
+
+
+def read_options(task: type[TaskModel], raw: Mapping[str, Any], where: str = "options") -> TaskOptions:
+    """The task's options, defaults where `raw` says nothing; `where` is their place in params.yaml.
+
+    Raises:
+        ParamsError: an option the task does not have (names those it has), or a value it can't take.
+    """
+    known = [field.name for field in dataclasses.fields(task.options_class)]
+    for name in raw:
+        if name not in known:
+            has = f"its options: {', '.join(known)}" if known else "it has no options"
+            raise ParamsError(f"params.yaml: `{where}.{name}`: the task {task.task} has no such option; {has}")
+    return build(task.options_class, dict(raw), where=where)
 
 
 def need_targets(batch: Batch) -> Tensor:
