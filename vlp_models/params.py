@@ -158,7 +158,7 @@ class PretrainParams:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneParams:
-    task: Literal["captioning", "vqa", "nlvr"]
+    task: Literal["captioning", "vqa", "nlvr", "retrieval"]
     init: str  # `pretrain` or the name of another fine-tuning run
     sources: dict[str, int]
     seed: int

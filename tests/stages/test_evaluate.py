@@ -42,7 +42,8 @@ SIZES = {
 def params() -> Params:
     loaded = load_params(Path(__file__).parents[2] / "params.yaml")
     world = WorldParams(world="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, size=64)
-    runs = {task: dataclasses.replace(loaded.finetune["vqa"], task=task) for task in ("captioning", "vqa", "nlvr")}
+    tasks = ("captioning", "vqa", "nlvr", "retrieval")
+    runs = {task: dataclasses.replace(loaded.finetune["vqa"], task=task) for task in tasks}
     return dataclasses.replace(
         loaded,
         generate={"scenes": world},
@@ -150,6 +151,7 @@ def test_every_image_question_and_statement_is_predicted_once(workspace: Workspa
         ("captioning", "images", "image_id"),
         ("vqa", "questions", "question_id"),
         ("nlvr", "statements", "statement_id"),
+        ("retrieval", "images", "image_id"),
     ):
         expected = sorted(row[key] for row in of_split(workspace, table, "test"))
         assert sorted(row[key] for row in predictions(workspace, run)) == expected
@@ -199,6 +201,34 @@ def test_nlvr_scores_known_labels_and_predicts_all(workspace: Workspace) -> None
     assert found["accuracy"]["value"] == pytest.approx(100 * right / 5)
     assert found["consistency"]["n"] == 2
     assert found["accuracy"]["baselines"]["majority label"] == 100  # every known label is true
+
+
+def test_retrieval_ranks_every_caption_and_image_beside_chance(workspace: Workspace) -> None:
+    found, rows = scores(workspace, "retrieval"), predictions(workspace, "retrieval")
+    ranks = [caption["rank"] for row in rows for caption in row["captions"]]
+    assert len(ranks) == len(of_split(workspace, "captions", "test")) == found["R@1"]["n"] == 30
+    assert found["R@5"]["value"] == pytest.approx(100 * np.mean(np.array(ranks) <= 5))
+    assert found["R@1"]["baselines"]["chance"] == pytest.approx(100 / 6, abs=1e-3)
+    assert found["median rank"]["value"] == np.floor(np.median(ranks))
+    assert found["median rank (image to text)"]["n"] == 6
+    for row in rows:
+        caption = row["captions"][0]  # untrained embeddings lie close together, but hardly tie
+        assert caption["rank"] > 5 or caption["top"][caption["rank"] - 1][0] == row["image_id"]
+        assert all(1 <= caption["rank"] <= 6 for caption in row["captions"]) and 1 <= row["rank"] <= 26
+
+
+def test_retrieval_does_not_depend_on_the_batch_size(workspace: Workspace, params: Params) -> None:
+    before = predictions(workspace, "retrieval")
+    one = dataclasses.replace(params, evaluate=dataclasses.replace(params.evaluate, batch_size=1))
+    evaluate.run(one, workspace, "retrieval")
+
+    def places(rows: list[dict[str, Any]]) -> list[Any]:
+        return [(row["image_id"], row["rank"], [caption["rank"] for caption in row["captions"]]) for row in rows]
+
+    assert places(predictions(workspace, "retrieval")) == places(before)
+    blank = dataclasses.replace(params, evaluate=dataclasses.replace(params.evaluate, blank_control=["retrieval"]))
+    with pytest.raises(ParamsError, match="compare with chance"):
+        evaluate.run(blank, workspace, "retrieval")
 
 
 def test_official_files(workspace: Workspace) -> None:

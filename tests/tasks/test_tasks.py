@@ -4,53 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
-from toy_world import CLASSES, COLOURS, FEATURE_DIM, Toy
+from toy_tasks import learn, make, predict
+from toy_world import COLOURS, Toy
 
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.checkpoint import write_checkpoint
-from vlp_models.params import to_plain
-from vlp_models.tasks.base import TaskModel, TaskOptions, load_task_model, read_options, task_class
+from vlp_models.tasks.base import TaskOptions, load_task_model, read_options, task_class
 from vlp_models.tasks.nlvr import NLVR
-
-
-def make(toy: Toy, task: str, **info: Any) -> TaskModel:
-    model = toy.model(dropout=0.0, attention_dropout=0.0, hidden=32)
-    config = {
-        "model": "tden",
-        "model_config": to_plain(model.config),
-        "task": task,
-        "max_text_len": 12,
-        "max_regions": 4,
-        "detector_id": "toy",
-        "feature_dim": FEATURE_DIM,
-        "classes": CLASSES,
-        **info,
-    }
-    return task_class(task)(model, toy.tokenizer, config, answers=COLOURS if task == "vqa" else ())
-
-
-def learn(task_model: TaskModel, toy: Toy, steps: int, lr: float = 5e-3) -> float:
-    """Plain AdamW on the whole training split; returns the last loss."""
-    dataset = ShardDataset(toy.shards, "train", task_model.view)
-    batch = task_model.collate([dataset[i] for i in range(len(dataset))])
-    optimizer = torch.optim.AdamW(task_model.parameters(), lr=lr)
-    for _ in range(steps):
-        loss = task_model.loss(batch).total
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return float(loss.detach())
-
-
-def predict(task_model: TaskModel, toy: Toy, split: str) -> list[dict[str, Any]]:
-    dataset = ShardDataset(toy.shards, split, task_model.prediction_view)
-    samples = [dataset[i] for i in range(len(dataset))]
-    return task_model.predict(task_model.collate(samples), samples)
 
 
 def colour_of(toy: Toy, split: str) -> dict[str, str]:
@@ -134,7 +99,7 @@ def test_a_saved_task_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> 
 
 
 def test_what_is_no_task_is_refused(toy: Toy, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="known: captioning, vqa, nlvr"):
+    with pytest.raises(CheckpointError, match="known: captioning, vqa, nlvr, retrieval"):
         make(toy, "painting")
     with pytest.raises(DataError, match="min_answer_count"):
         task_class("vqa")(toy.model(), toy.tokenizer, {"model": "tden"})

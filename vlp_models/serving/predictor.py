@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import CheckpointError
 from vlp_models.serving.images import open_image
 
+SERVED = ("captioning", "vqa", "nlvr")  # one image and perhaps one text at a time
+
 if TYPE_CHECKING:
     from vlp_models.vision.extract import RegionExtractor
     from vlp_models.vision.grid import GridExtractor
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 class Predictor:
     """A fine-tuned model with the detector whose features it was trained on.
 
-    Raises `CheckpointError` if the bundle's detector is not the one the model saw in training.
+    Raises `CheckpointError` if the bundle's detector is not the one the model saw in training, and for a task that
+    isn't served: retrieval compares whole collections, which `evaluate` does.
     """
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
@@ -30,6 +33,11 @@ class Predictor:
 
         self.task_model = load_task_model(bundle / "checkpoint", device=device)
         self.task: str = self.task_model.task
+        if self.task not in SERVED:
+            raise CheckpointError(
+                f"{bundle}: the task {self.task} is not served, only {', '.join(SERVED)} are; "
+                "`dvc repro evaluate` scores it, and reports/eval holds its predictions"
+            )
         self.device = device
         self.extractor = _extractor(bundle, device)
         trained_on = self.task_model.info["detector_id"]

@@ -24,6 +24,7 @@ from vlp_models.stages.scoring import (
     Scored,
     score_answers,
     score_captioning,
+    score_retrieval,
     score_statements,
     write_official,
 )
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
     from vlp_models.data.dataset import ShardDataset
     from vlp_models.tasks.base import TaskModel
 
-SCORERS = {"captioning": score_captioning, "vqa": score_answers, "nlvr": score_statements}
-ID_KEYS = {"captioning": "image_id", "vqa": "question_id", "nlvr": "statement_id"}
+SCORERS = {"captioning": score_captioning, "vqa": score_answers, "nlvr": score_statements, "retrieval": score_retrieval}
+ID_KEYS = {"captioning": "image_id", "vqa": "question_id", "nlvr": "statement_id", "retrieval": "image_id"}
+BLANKABLE = ("captioning", "vqa", "nlvr")  # without images, retrieval ranks nothing: chance is its baseline
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -125,13 +127,18 @@ def _predict(
     import torch
 
     blank_too = model.task in settings.blank_control and not model.blank_images
+    if blank_too and model.task not in BLANKABLE:
+        raise ParamsError(
+            f"params.yaml: `evaluate.blank_control`: {model.task} has none: all blank images rank alike; compare with "
+            f"chance instead. Known: {', '.join(BLANKABLE)}"
+        )
     predictions: list[dict[str, Any]] = []
     samples: list[Sample] = []
     device = next(model.parameters()).device
     with torch.inference_mode():
         for chunk in _chunks(dataset, settings.batch_size, description):
             # An image without references can be captioned, but not scored.
-            chunk = [sample for sample in chunk if sample.captions or model.task != "captioning"]
+            chunk = [sample for sample in chunk if sample.captions or model.prediction_view != "images"]
             if not chunk:
                 continue
             batch = model.collate(chunk).to(device)
@@ -141,6 +148,7 @@ def _predict(
                 rows = [_with_blank(row, other) for row, other in zip(rows, blank, strict=True)]
             predictions += rows
             samples += [replace(sample, regions=None, pixels=None) for sample in chunk]
+    predictions = model.finish(predictions, samples) if samples else predictions
     key = ID_KEYS[model.task]
     predicted, expected = [row[key] for row in predictions], [sample.sample_id for sample in samples]
     if predicted != expected or len(set(predicted)) != len(predicted):

@@ -18,10 +18,16 @@ from markupsafe import Markup
 from vlp_models.params import Params
 from vlp_models.stages.report_charts import interval_bar, line_chart
 from vlp_models.stages.report_examples import Pictures, caption_examples, question_examples, statement_examples
+from vlp_models.stages.report_more_examples import retrieval_examples
 from vlp_models.stages.results_table import is_headline, print_results
 from vlp_models.stages.workspace import Workspace, measured, read_json, write_json, write_text
 
-TASKS = {"captioning": "Captioning", "vqa": "Visual question answering", "nlvr": "True or false of an image (NLVR)"}
+TASKS = {
+    "captioning": "Captioning",
+    "vqa": "Visual question answering",
+    "nlvr": "True or false of an image (NLVR)",
+    "retrieval": "Image retrieval by caption",
+}
 NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "seconds", "gradient_norm")
 SMALL_HIDDEN = 512  # below it a warning says that the models are tiny
 
@@ -217,8 +223,13 @@ def examples(params: Params, workspace: Workspace, missing: list[str]) -> dict[s
     """The galleries; of a task with several runs, the first that is neither a control nor without pretraining."""
     settings = params.evaluate
     pictures = Pictures(workspace, params.validate.max_image_pixels)
-    makers = {"captioning": caption_examples, "vqa": question_examples, "nlvr": statement_examples}
-    found: dict[str, Any] = dict.fromkeys(("captioning", "vqa", "nlvr"))
+    makers = {
+        "captioning": caption_examples,
+        "vqa": question_examples,
+        "nlvr": statement_examples,
+        "retrieval": retrieval_examples,
+    }
+    found: dict[str, Any] = dict.fromkeys(makers)
     for task, make in makers.items():
         runs = sorted(
             (name for name, run in params.finetune.items() if run.task == task),

@@ -96,12 +96,12 @@ def caption_examples(
     workspace: Workspace, pictures: Pictures, run: str, splits: Sequence[str], count: int
 ) -> Examples | None:
     """Captions with their references and, where the scene is known, whether they are true of it."""
-    found = _predictions(workspace, run, splits, count)
+    found = predictions_of(workspace, run, splits, count)
     if found is None:
         return None
     split, chosen = found
     ids = {row["image_id"] for row in chosen}
-    references = _grouped("captions", workspace.validated, ids)
+    references = grouped("captions", workspace.validated, ids)
     truth = _verdicts(workspace.validated / "truth.jsonl", {row["image_id"]: row["caption"] for row in chosen})
     rows = [
         {
@@ -123,13 +123,13 @@ def question_examples(
     from vlp_models.data.answers import most_frequent
     from vlp_models.metrics.vqa import question_accuracy
 
-    found = _predictions(workspace, run, splits, count)
+    found = predictions_of(workspace, run, splits, count)
     if found is None:
         return None
     split, chosen = found
     questions = {
         row["question_id"]: row
-        for rows in _grouped("questions", workspace.validated, {row["image_id"] for row in chosen}).values()
+        for rows in grouped("questions", workspace.validated, {row["image_id"] for row in chosen}).values()
         for row in rows
     }
     rows = []
@@ -154,13 +154,13 @@ def statement_examples(
     workspace: Workspace, pictures: Pictures, run: str, splits: Sequence[str], count: int
 ) -> Examples | None:
     """Statements with the model's verdict and the label."""
-    found = _predictions(workspace, run, splits, count)
+    found = predictions_of(workspace, run, splits, count)
     if found is None:
         return None
     split, chosen = found
     statements = {
         row["statement_id"]: row["text"]
-        for rows in _grouped("statements", workspace.validated, {row["image_id"] for row in chosen}).values()
+        for rows in grouped("statements", workspace.validated, {row["image_id"] for row in chosen}).values()
         for row in rows
     }
     rows = [
@@ -176,7 +176,7 @@ def statement_examples(
     return Examples(run=run, split=split, rows=rows)
 
 
-def _predictions(
+def predictions_of(
     workspace: Workspace, run: str, splits: Sequence[str], count: int
 ) -> tuple[str, list[dict[str, Any]]] | None:
     """The first split with predictions, and `count` of its rows at even distances."""
@@ -195,17 +195,17 @@ def _evenly(rows: list[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
     yield from (rows[i * len(rows) // count] for i in range(count))
 
 
-def _grouped(table: str, validated: Path, image_ids: set[str]) -> dict[str, list[dict[str, Any]]]:
+def grouped(table: str, validated: Path, image_ids: set[str]) -> dict[str, list[dict[str, Any]]]:
     """Rows of these images, by image id."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     rows = read_table(table, validated)
     kept = rows.filter(pc.is_in(rows["image_id"], value_set=pa.array(sorted(image_ids), pa.string())))
-    grouped: dict[str, list[dict[str, Any]]] = {}
+    result: dict[str, list[dict[str, Any]]] = {}
     for row in kept.to_pylist():
-        grouped.setdefault(row["image_id"], []).append(row)
-    return grouped
+        result.setdefault(row["image_id"], []).append(row)
+    return result
 
 
 def _verdicts(path: Path, captions: dict[str, str]) -> dict[str, bool]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,6 +17,7 @@ from vlp_models.data.tables import read_table
 from vlp_models.metrics.bootstrap import paired
 from vlp_models.metrics.caption import CaptionSet, constant_caption, human_agreement, score_caption_sets
 from vlp_models.metrics.nlvr import Judgement, majority_label, official_csv, score_nlvr
+from vlp_models.metrics.retrieval import IMAGE_TO_TEXT, TEXT_TO_IMAGE, chance, score_ranks
 from vlp_models.metrics.score import Score
 from vlp_models.metrics.truth import score_truth
 from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, score_vqa
@@ -126,10 +128,30 @@ def score_statements(
     return Scored(scores=scores, baselines=_by_metric(baselines))
 
 
+def score_retrieval(
+    predictions: Sequence[Prediction], samples: Sequence[Sample], source: str, validated: Path, progress: Report
+) -> Scored:
+    """Text to image, as the paper has it, and image to text. Baseline: chance, with this many images and captions."""
+    progress("recall and median rank")
+    owners = [p["image_id"] for p in predictions for _ in p["captions"]]
+    text_ranks = np.array([caption["rank"] for p in predictions for caption in p["captions"]], dtype=np.int64)
+    image_ranks = np.array([p["rank"] for p in predictions], dtype=np.int64)
+    own_counts = [len(p["captions"]) for p in predictions]
+    scores = score_ranks(text_ranks, owners, len(predictions), TEXT_TO_IMAGE)
+    scores += score_ranks(image_ranks, [p["image_id"] for p in predictions], len(owners), IMAGE_TO_TEXT)
+    guessed = chance([1], len(predictions), TEXT_TO_IMAGE) | chance(own_counts, len(owners), IMAGE_TO_TEXT)
+    return Scored(scores=scores, baselines={metric: {"chance": round(value, 4)} for metric, value in guessed.items()})
+
+
 def write_official(
     task: str, predictions: Sequence[Prediction], source: str, split: str, directory: Path, validated: Path
-) -> Path:
-    """The file the dataset's own evaluation takes: COCO and VQA result JSON, NLVR's CSV of images and verdicts."""
+) -> Path | None:
+    """The file the dataset's own evaluation takes: COCO and VQA result JSON, NLVR's CSV of images and verdicts.
+
+    None for retrieval, which has no official file.
+    """
+    if task == "retrieval":
+        return None
     if task == "captioning":
         path = directory / f"captions_{source}_{split}_results.json"
         write_json(path, [{"image_id": _own_id(p["image_id"]), "caption": p["caption"]} for p in predictions])

@@ -67,6 +67,10 @@ class TaskModel(nn.Module, ABC):
         Puts the model into eval mode.
         """
 
+    def finish(self, predictions: list[dict[str, Any]], samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """What can only be said with every sample of a split at hand; called once, with all of `predict`'s records."""
+        return predictions
+
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
         """What `loss` compares with; None where the text is the target, or where a sample hides its answer."""
         return None
@@ -126,9 +130,10 @@ def task_class(task: str) -> type[TaskModel]:
     """
     from vlp_models.tasks.captioning import Captioning
     from vlp_models.tasks.nlvr import NLVR
+    from vlp_models.tasks.retrieval import Retrieval
     from vlp_models.tasks.vqa import VQA
 
-    classes: dict[str, type[TaskModel]] = {c.task: c for c in (Captioning, VQA, NLVR)}
+    classes: dict[str, type[TaskModel]] = {c.task: c for c in (Captioning, VQA, NLVR, Retrieval)}
     if task not in classes:
         raise CheckpointError(f"unknown task {task!r}; known: {', '.join(classes)}")
     return classes[task]

@@ -1,0 +1,107 @@
+"""Retrieval: ranks from one matrix product against a slow reference, ties, chance by enumeration, medians."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlp_models.errors import DataError
+from vlp_models.metrics.bootstrap import interval
+from vlp_models.metrics.retrieval import IMAGE_TO_TEXT, best_places, chance, rank, score_ranks
+
+
+def slow_ranks(images: np.ndarray, owners: list[int], texts: np.ndarray) -> tuple[list[int], list[int]]:
+    """One dot product at a time; ties count against the right one."""
+    text_ranks = []
+    for owner, text in zip(owners, texts, strict=True):
+        own = float(np.dot(text, images[owner]))
+        text_ranks.append(1 + sum(float(np.dot(text, x)) >= own for i, x in enumerate(images) if i != owner))
+    image_ranks = []
+    for i, image in enumerate(images):
+        best = max(float(np.dot(t, image)) for t, o in zip(texts, owners, strict=True) if o == i)
+        foreign = [float(np.dot(t, image)) for t, o in zip(texts, owners, strict=True) if o != i]
+        image_ranks.append(1 + sum(score >= best for score in foreign))
+    return text_ranks, image_ranks
+
+
+@given(seed=st.integers(0, 999), count=st.integers(1, 7), coarse=st.booleans())
+def test_one_product_agrees_with_the_slow_reference(seed: int, count: int, coarse: bool) -> None:
+    rng = np.random.default_rng(seed)
+    owners = [*range(count), *rng.integers(0, count, size=8).tolist()]
+    shape = (count + len(owners), 5)
+    # whole numbers: many ties, and sums that no order of adding changes
+    vectors = rng.integers(-1, 2, shape) if coarse else rng.integers(-1000, 1000, shape)
+    images, texts = vectors[:count].astype(np.float32), vectors[count:].astype(np.float32)
+    names = [f"i{i}" for i in range(count)]
+    found = rank(names, images, [names[o] for o in owners], texts)
+    text_ranks, image_ranks = slow_ranks(images, owners, texts)
+    assert found.text_ranks_T.tolist() == text_ranks
+    assert found.image_ranks_I.tolist() == image_ranks
+
+    # the same gallery, with every image once more under its own id
+    again = rank([*names, *names], np.concatenate([images, images]), [names[o] for o in owners], texts)
+    assert again.image_ids == tuple(names)
+    assert again.text_ranks_T.tolist() == text_ranks and again.image_ranks_I.tolist() == image_ranks
+
+
+def test_a_constant_scorer_comes_last() -> None:
+    found = rank(["a", "b", "c"], np.ones((3, 2), np.float32), ["a", "b", "c"], np.ones((3, 2), np.float32))
+    assert found.text_ranks_T.tolist() == found.image_ranks_I.tolist() == [3, 3, 3]
+
+
+def test_best_places_are_in_order_and_the_earlier_among_equals() -> None:
+    similarity = np.array([[1, 3, 2, 3, 0]], np.float32)
+    assert best_places(similarity, 4).tolist() == [[1, 3, 2, 0]]
+    assert best_places(similarity, 9).tolist() == [[1, 3, 2, 0, 4]]
+
+
+def test_an_image_without_captions_is_a_distractor_and_a_caption_without_image_an_error() -> None:
+    images = np.eye(3, dtype=np.float32)
+    found = rank(["a", "b", "c"], images, ["a", "c"], images[[1, 2]])
+    assert found.text_ranks_T.tolist() == [3, 1] and found.image_ranks_I.tolist() == [2, 0, 1]
+    with pytest.raises(DataError, match="1 captions describe images that are not in the gallery, such as d"):
+        rank(["a"], images[:1], ["d"], images[:1])
+    with pytest.raises(DataError, match="needs images and captions"):
+        rank([], images[:0], [], images[:0])
+    with pytest.raises(DataError, match="no number"):
+        rank(["a"], images[:1] * np.nan, ["a"], images[:1])
+
+
+@pytest.mark.parametrize(("own", "candidates"), [([1], 6), ([2, 2, 1], 7), ([3], 12)])
+def test_chance_is_the_mean_over_all_orders(own: list[int], candidates: int) -> None:
+    def first_places(right: int) -> list[int]:
+        return [min(places) + 1 for places in itertools.combinations(range(candidates), right)]
+
+    found = chance(own, candidates)
+    for place in (1, 5, 10):
+        expected = np.mean([np.mean([p <= place for p in first_places(right)]) for right in own])
+        assert found[f"R@{place}"] == pytest.approx(100 * expected)
+    reached = next(
+        p for p in range(1, candidates + 1) if np.mean([np.mean([f <= p for f in first_places(r)]) for r in own]) >= 0.5
+    )
+    assert found["median rank"] == reached
+
+
+def test_scores_and_their_intervals() -> None:
+    ranks = np.array([1, 2, 4, 11, 700], dtype=np.int64)
+    scores = {s.metric: s for s in score_ranks(ranks, ["a", "a", "b", "c", "d"], 1000, IMAGE_TO_TEXT)}
+    values = {name: score.value for name, score in scores.items()}
+    suffix = " (image to text)"
+    assert values == {
+        f"R@1{suffix}": pytest.approx(20),
+        f"R@5{suffix}": pytest.approx(60),
+        f"R@10{suffix}": pytest.approx(60),
+        f"median rank{suffix}": 4,
+    }
+    median = scores[f"median rank{suffix}"]
+    assert median.evidence is not None
+    assert median.evidence.statistic(median.evidence.parts_NK.sum(0, keepdims=True)).tolist() == [4]
+    found = interval(median.evidence, resamples=300, seed=1)
+    assert found is not None and 1 <= found[0] <= 4 <= found[1] <= 700
+    even = score_ranks(np.array([1, 4, 5, 9]), list("abcd"), 10)[-1]
+    assert even.value == 4  # floor of 4.5
+    assert score_ranks(np.array([], dtype=np.int64), [], 10)[-1].value is None

@@ -1,0 +1,115 @@
+"""Retrieval: it learns to find, its loss is the objective's, and its edges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_tasks import learn, make
+from toy_world import Toy
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.sample import Sample
+from vlp_models.errors import ParamsError
+from vlp_models.tasks.base import TaskModel
+
+
+def samples_of(toy: Toy, split: str, view: Any, count: int = 1000) -> list[Sample]:
+    dataset = ShardDataset(toy.shards, split, view)
+    return [dataset[i] for i in range(min(count, len(dataset)))]
+
+
+def ranked(task_model: TaskModel, samples: list[Sample]) -> list[dict[str, Any]]:
+    return task_model.finish(task_model.predict(task_model.collate(samples), samples), samples)
+
+
+def slow_loss(embed: np.ndarray, images: np.ndarray, ids: list[str], margin: float, hardest: bool) -> float:
+    total = 0.0
+    for a, b in ((embed, images), (images, embed)):
+        costs = [
+            [max(0.0, margin + float(a[i] @ b[j]) - float(a[i] @ b[i])) for j in range(len(ids)) if ids[j] != ids[i]]
+            for i in range(len(ids))
+        ]
+        violations = [cost for row in costs for cost in row if cost > 0]
+        total += sum(map(max, costs)) / len(ids) if hardest else sum(violations) / max(1, len(violations))
+    return total
+
+
+@pytest.mark.parametrize("options", [{}, {"negatives": "hardest", "margin": 0.5}])
+def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[str, Any]) -> None:
+    task_model = make(toy, "retrieval", options=options).double().eval()
+    samples = samples_of(toy, "train", "captions", 6)
+    samples[3] = replace(
+        samples[3], image_id=samples[0].image_id, regions=samples[0].regions
+    )  # one image, two captions
+    batch = task_model.collate(samples)
+    double = replace(
+        batch.image, features_BRF=batch.image.features_BRF.double(), boxes_BR4=batch.image.boxes_BR4.double()
+    )
+    batch = replace(batch, image=double)
+    with torch.no_grad():
+        texts = task_model.model.embed_text(batch.text).numpy()
+        images = task_model.model.embed_image(batch.image).numpy()
+    expected = slow_loss(texts, images, list(batch.image_ids), options.get("margin", 0.2), bool(options))
+    assert task_model.loss(batch).total.item() == pytest.approx(expected, rel=1e-9)
+
+    weight = task_model.model.text_pooler.project.weight
+    loss = task_model.loss(batch).total
+    (gradient,) = torch.autograd.grad(loss, weight)
+    step = 1e-6
+    for i, j in ((0, 0), (3, 5), (7, 1)):
+        with torch.no_grad():
+            weight[i, j] += step
+            above = task_model.loss(batch).total.item()
+            weight[i, j] -= 2 * step
+            below = task_model.loss(batch).total.item()
+            weight[i, j] += step
+        assert gradient[i, j].item() == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-8)
+
+
+def test_it_finds_what_it_has_learnt(toy: Toy) -> None:
+    task_model = make(toy, "retrieval")
+    before = ranked(task_model, samples_of(toy, "val", "images"))
+    learn(task_model, toy, 80)
+    rows = ranked(task_model, samples_of(toy, "val", "images"))
+    captions = {row["image_id"]: row["captions"][0]["caption"] for row in rows}
+    # the first one found may be another one of the same shape and colour
+    found_images = [captions[row["captions"][0]["top"][0][0]] == captions[row["image_id"]] for row in rows]
+    found_texts = [row["top"][0][1] == captions[row["image_id"]] for row in rows]
+    assert np.mean(found_images) >= 0.75 and np.mean(found_texts) >= 0.75
+    assert np.mean([r["rank"] for r in rows]) < np.mean([r["rank"] for r in before])
+    assert set(rows[0]) == {"image_id", "rank", "top", "captions"}
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_batch_of_one_learns_nothing_and_breaks_nothing(toy: Toy, batch_norm: bool) -> None:
+    task_model = make(toy, "retrieval").train()
+    if batch_norm:
+        task_model.model = toy.model(pooler_batch_norm=True).train()
+    samples = samples_of(toy, "train", "captions", 1)
+    for batch in (task_model.collate(samples), task_model.collate(samples * 2)):
+        loss = task_model.loss(batch)
+        loss.total.backward()
+        assert loss.total.item() == 0
+    assert all(p.grad is None or not p.grad.any() for p in task_model.parameters())
+    (row,) = ranked(task_model, samples_of(toy, "val", "images", 1))
+    assert row["rank"] == row["captions"][0]["rank"] == 1
+
+
+def test_datasets_are_searched_apart(toy: Toy) -> None:
+    task_model = make(toy, "retrieval")
+    samples = samples_of(toy, "val", "images", 4)
+    mixed = [replace(sample, source=name) for sample, name in zip(samples, "abab", strict=True)]
+    rows = ranked(task_model, mixed)
+    assert [row["image_id"] for row in rows] == [sample.image_id for sample in samples]
+    assert {image for image, _ in rows[0]["captions"][0]["top"]} == {samples[0].image_id, samples[2].image_id}
+
+
+def test_options_are_checked(toy: Toy) -> None:
+    with pytest.raises(ParamsError, match=r"margin: 0\.0"):
+        make(toy, "retrieval", options={"margin": 0})
+    with pytest.raises(ParamsError, match="can't embed"):
+        type(make(toy, "retrieval"))(torch.nn.Linear(1, 1), toy.tokenizer, {"model": "linear"})

@@ -1,0 +1,47 @@
+"""Tasks on the toy world: make one, let it learn, look at what it predicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from toy_world import CLASSES, COLOURS, FEATURE_DIM, Toy
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.params import to_plain
+from vlp_models.tasks.base import TaskModel, task_class
+
+
+def make(toy: Toy, task: str, **info: Any) -> TaskModel:
+    model = toy.model(dropout=0.0, attention_dropout=0.0, hidden=32)
+    config = {
+        "model": "tden",
+        "model_config": to_plain(model.config),
+        "task": task,
+        "max_text_len": 12,
+        "max_regions": 4,
+        "detector_id": "toy",
+        "feature_dim": FEATURE_DIM,
+        "classes": CLASSES,
+        **info,
+    }
+    return task_class(task)(model, toy.tokenizer, config, answers=COLOURS if task == "vqa" else ())
+
+
+def learn(task_model: TaskModel, toy: Toy, steps: int, lr: float = 5e-3) -> float:
+    """Plain AdamW on the whole training split; returns the last loss."""
+    dataset = ShardDataset(toy.shards, "train", task_model.view)
+    batch = task_model.collate([dataset[i] for i in range(len(dataset))])
+    optimizer = torch.optim.AdamW(task_model.parameters(), lr=lr)
+    for _ in range(steps):
+        loss = task_model.loss(batch).total
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def predict(task_model: TaskModel, toy: Toy, split: str) -> list[dict[str, Any]]:
+    dataset = ShardDataset(toy.shards, split, task_model.prediction_view)
+    samples = [dataset[i] for i in range(len(dataset))]
+    return task_model.predict(task_model.collate(samples), samples)

@@ -1,0 +1,155 @@
+"""Image-caption retrieval: recall at K and the median rank, from the similarities of one matrix product.
+
+A rank is 1 for the first place. Ties count against the model: whatever is as similar as the right one stands before it,
+so a model that gives every pair the same score comes last. Of an image's several captions, the best-placed one counts
+(image to text), as in Karpathy and Fei-Fei (2015) and in SCAN's evaluation.
+
+Shape suffixes: I images, T captions, D embedding, K places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, lgamma
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlp_models.errors import DataError
+from vlp_models.metrics.score import Evidence, FloatArray, Score, mean_score, not_computed
+
+Ints = NDArray[np.int64]
+PLACES = (1, 5, 10)
+TEXT_TO_IMAGE, IMAGE_TO_TEXT = "", " (image to text)"  # what their metrics' names end in; the first is the papers'
+_EXACT_RANKS = 256  # up to here a resampled median is exact, beyond to about 6%
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranking:
+    """A gallery of images and the captions they are searched with.
+
+    image_ids      [I], each id once
+    similarity_TI  float32
+    text_ranks_T   of each caption's image among the images
+    image_ranks_I  of each image's best-placed caption among all captions but its others; 0: it has none
+    """
+
+    image_ids: tuple[str, ...]
+    similarity_TI: NDArray[np.float32]
+    text_ranks_T: Ints
+    image_ranks_I: Ints
+
+
+def rank(
+    image_ids: Sequence[str],
+    image_embeddings_ID: NDArray[np.float32],
+    owners: Sequence[str],
+    text_embeddings_TD: NDArray[np.float32],
+) -> Ranking:
+    """
+    Args:
+        image_ids: the gallery; an id that comes again counts once, with its first embedding.
+        owners: the image that each caption describes.
+
+    Raises:
+        DataError: no image or no caption, a caption of an image that is not in the gallery, a similarity that is no
+            number.
+    """
+    first: dict[str, int] = {}
+    for position, image_id in enumerate(image_ids):
+        first.setdefault(image_id, position)
+    if not first or not len(owners):
+        raise DataError(f"retrieval needs images and captions; found {len(first)} and {len(owners)}")
+    column = {image_id: number for number, image_id in enumerate(first)}
+    lost = [owner for owner in owners if owner not in column]
+    if lost:
+        raise DataError(f"{len(lost)} captions describe images that are not in the gallery, such as {lost[0]}")
+    own_T = np.array([column[owner] for owner in owners])
+    gallery_ID = image_embeddings_ID if len(first) == len(image_ids) else image_embeddings_ID[list(first.values())]
+
+    similarity_TI = text_embeddings_TD @ gallery_ID.T
+    if not np.isfinite(similarity_TI).all():
+        raise DataError("a similarity of caption and image is no number; was the model's training sound?")
+    own_score_T = similarity_TI[np.arange(len(own_T)), own_T]
+    best_I = np.full(len(first), -np.inf, dtype=similarity_TI.dtype)
+    np.maximum.at(best_I, own_T, own_score_T)
+    # of the captions as similar as the image's best one, its own do not stand in the way
+    before_I = np.count_nonzero(similarity_TI >= best_I, axis=0)
+    own_before_I = np.bincount(own_T[own_score_T >= best_I[own_T]], minlength=len(first))
+    return Ranking(
+        image_ids=tuple(first),
+        similarity_TI=similarity_TI,
+        text_ranks_T=np.count_nonzero(similarity_TI >= own_score_T[:, None], axis=1),
+        image_ranks_I=np.where(np.isfinite(best_I), 1 + before_I - own_before_I, 0),
+    )
+
+
+def best_places(similarity_QN: NDArray[np.float32], count: int) -> Ints:
+    """[Q, min(count, N)]: the most similar columns of each row, best first, the earlier among equals."""
+    count = min(count, similarity_QN.shape[1])
+    some = np.argpartition(-similarity_QN, count - 1, axis=1)[:, :count]
+    some.sort(axis=1)
+    order = np.argsort(-np.take_along_axis(similarity_QN, some, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(some, order, axis=1)
+
+
+def score_ranks(ranks: Ints, groups: Sequence[str], candidates: int, direction: str = TEXT_TO_IMAGE) -> list[Score]:
+    """R@1, R@5, R@10 (in percent) and the median rank of one direction.
+
+    Args:
+        ranks: of each query, from 1.
+        groups: each query's image, the unit of resampling. Resampling draws queries; the gallery stays as it is.
+        candidates: how many there are to find among.
+    """
+    scores = [mean_score(f"R@{k}{direction}", (ranks <= k).astype(np.float64), groups) for k in PLACES]
+    return [*scores, _median_rank(ranks, groups, candidates, f"median rank{direction}")]
+
+
+def chance(own_counts: Sequence[int], candidates: int, direction: str = TEXT_TO_IMAGE) -> dict[str, float]:
+    """What guessing gives: each metric in the mean over queries, each with so many right ones among the candidates."""
+    values, numbers = np.unique(np.asarray(own_counts), return_counts=True)
+
+    def found(place: int) -> float:
+        return sum(
+            float(n) * _chance_of_place(place, int(v), candidates) for v, n in zip(values, numbers, strict=True)
+        ) / sum(numbers.tolist())
+
+    low, high = 1, candidates  # the smallest place by which half of the queries have found theirs
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle) >= 0.5 else (middle + 1, high)
+    return {**{f"R@{k}{direction}": 100 * found(k) for k in PLACES}, f"median rank{direction}": float(low)}
+
+
+def _chance_of_place(place: int, right: int, candidates: int) -> float:
+    """That one of the `right` candidates is among the first `place`: 1 - C(N - right, place) / C(N, place)."""
+    wrong = candidates - right
+    if place > wrong:
+        return 1.0
+    none = lgamma(wrong + 1) - lgamma(wrong - place + 1) - lgamma(candidates + 1) + lgamma(candidates - place + 1)
+    return 1 - exp(none)
+
+
+def _median_rank(ranks: Ints, groups: Sequence[str], candidates: int, metric: str) -> Score:
+    """The median, rounded down between two places, as the public evaluations have it.
+
+    Evidence: a histogram of ranks for each group, from which any resample's median can be read.
+    """
+    if not len(ranks):
+        return not_computed(metric, 0, "nothing to score")
+    wide = np.geomspace(_EXACT_RANKS, max(candidates, _EXACT_RANKS) + 1, 64).astype(np.int64)
+    edges = np.unique(np.concatenate([np.arange(1, _EXACT_RANKS + 1), wide]))
+    names, group_Q = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
+    histogram = np.zeros((len(names), len(edges)))
+    np.add.at(histogram, (group_Q, np.searchsorted(edges, ranks, side="right") - 1), 1.0)
+
+    def medians(sums_SK: FloatArray) -> FloatArray:
+        twice_SK, count_S1 = 2 * np.cumsum(sums_SK, axis=1), sums_SK.sum(axis=1, keepdims=True)
+        lower_S = edges[(twice_SK >= count_S1).argmax(axis=1)]
+        upper_S = edges[(twice_SK > count_S1).argmax(axis=1)]
+        return ((lower_S + upper_S) // 2).astype(np.float64)
+
+    value = float(np.floor(np.median(ranks)))
+    evidence = Evidence(groups=names.tolist(), parts_NK=histogram, statistic=medians)
+    return Score(metric=metric, value=value, n=len(ranks), evidence=evidence)
