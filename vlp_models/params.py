@@ -30,6 +30,7 @@ class WorldParams:
     test: int
     questions_per_image: int = 12  # objects only
     size: int = 128  # pixels, objects only
+    vcr_per_image: int = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
     statements: int = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: int = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
@@ -43,7 +44,7 @@ class SourceParams:
     The key `all` stands for files that hold every split; the Karpathy file (or `split_by`) then divides them.
     """
 
-    format: Literal["coco", "nlvr", "pairs"]
+    format: Literal["coco", "nlvr", "pairs", "vcr"]
     root: str
     images: str = "images"
     captions: dict[str, list[str]] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class SourceParams:
     truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
     pairs: str = ""  # CSV or JSONL of image,caption[,split]
     validation_directories: list[str] = field(default_factory=list)  # nlvr: train directories held out whole
-    splits: list[str] = field(default_factory=list)  # nlvr: which splits to read; empty: all present
+    splits: list[str] = field(default_factory=list)  # nlvr, vcr: which splits to read; empty: all present
     limit: int = 0  # first records only; 0: all
 
 
@@ -158,7 +159,7 @@ class PretrainParams:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneParams:
-    task: Literal["captioning", "vqa", "nlvr", "retrieval"]
+    task: Literal["captioning", "vqa", "nlvr", "retrieval", "vcr"]
     init: str  # `pretrain` or the name of another fine-tuning run
     sources: dict[str, int]
     seed: int

@@ -125,6 +125,7 @@ def test_shards_hold_every_row_beside_its_image(workspace: Workspace, params: Pa
         "captions": 6,
         "questions": 3,
         "statements": 0,
+        "choices": 0,
         "regions": 3,
         "shards": 2,
     }

@@ -32,6 +32,15 @@ GOOD: dict[str, dict[str, Any]] = {
         "answers": ["cup"] * 10,
     },
     "statements": {"image_id": "d/good", "text": "There is a box.", "label": None, "group": "d/1"},
+    "choices": {
+        "image_id": "d/good",
+        "text": "What color is Alex ?",
+        "answers": ["red .", "blue .", "7 .", "green ."],
+        "answer_label": None,
+        "rationales": ["a", "b", "c", "d"],
+        "rationale_label": 3,
+        "boxes": [[0.0, 0.0, 64.5, 48.0]],
+    },
     "objects": {"image_id": "d/good", "category": "cup", "x1": 0.0, "y1": 0.0, "x2": 64.5, "y2": 48.0},
 }
 # One row for each rule: the good row, changed so that this rule alone is broken.
@@ -84,6 +93,19 @@ BROKEN: dict[str, dict[str, dict[str, Any]]] = {
         **IMAGE,
         **TEXTS,
         "group_present": {"group": None},
+    },
+    "choices": {
+        "choice_id_present": {"choice_id": None},
+        "id_unique": {"choice_id": "d/choices-good"},
+        **IMAGE,
+        **TEXTS,
+        "four_answers": {"answers": ["red .", "blue ."]},
+        "four_rationales": {"rationales": None},
+        "answer_label_known": {"answer_label": 4},
+        "rationale_label_known": {"rationale_label": -1},
+        "choices_clean": {"answers": ["red .", " ", "7 .", "green ."]},
+        "object_box_area": {"boxes": [[0.0, 0.0, 64.5, 48.0], [5.0, 5.0, 5.0, 9.0]]},
+        "object_box_inside": {"boxes": [[0.0, 0.0, 66.0, 48.0]]},
     },
     "objects": {
         "object_id_present": {"object_id": None},

@@ -46,6 +46,15 @@ class Regions(_Movable):
     def __len__(self) -> int:
         return self.features_BRF.shape[0]
 
+    def repeated(self, times: int) -> Regions:
+        """Each image `times` times in a row: for several texts about one image."""
+        return Regions(
+            features_BRF=self.features_BRF.repeat_interleave(times, dim=0),
+            boxes_BR4=self.boxes_BR4.repeat_interleave(times, dim=0),
+            class_probs_BRC=self.class_probs_BRC.repeat_interleave(times, dim=0),
+            mask_BR=self.mask_BR.repeat_interleave(times, dim=0),
+        )
+
     def blanked(self) -> Regions:
         """Nothing to see: one all-zero region an image. The control that shows what text alone can do."""
         first = torch.zeros_like(self.mask_BR)
@@ -66,6 +75,9 @@ class Pixels(_Movable):
 
     def __len__(self) -> int:
         return self.pixels_B3HW.shape[0]
+
+    def repeated(self, times: int) -> Pixels:
+        return Pixels(pixels_B3HW=self.pixels_B3HW.repeat_interleave(times, dim=0))
 
     def blanked(self) -> Pixels:
         """Nothing to see: the mean colour everywhere."""
@@ -95,6 +107,7 @@ class Batch(_Movable):
     """One step's input. `targets` depends on the task: see the file of the task.
 
     captioning, pretraining: None (the text is the target); vqa: float32 [B, A] soft scores; nlvr: int64 [B].
+    vcr: int64 [B, 2]; its `text` has several rows a sample, the rows of one sample together.
     """
 
     sample_ids: tuple[str, ...]

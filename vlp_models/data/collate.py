@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.sample import RegionArrays, Sample
@@ -40,6 +41,42 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int) -> Regions
         class_probs_BRC=torch.from_numpy(class_probs),
         mask_BR=torch.from_numpy(mask),
     )
+
+
+def objects_first(regions: RegionArrays, boxes: Sequence[Sequence[float]], min_overlap: float = 0.5) -> RegionArrays:
+    """The regions with known objects in front, which `collate_regions` then keeps first.
+
+    An object has its own box, and feature and class probabilities of the detected region that overlaps it most; zeros
+    where none does by `min_overlap` (intersection over union). Its score is 1.
+
+    Args:
+        boxes: the objects', x1, y1, x2, y2 as fractions.
+    """
+    if not boxes:
+        return regions
+    objects_K4 = np.asarray(boxes, dtype=np.float32)
+    features = np.zeros((len(boxes), regions.features.shape[1]), dtype=np.float16)
+    class_probs = np.zeros((len(boxes), regions.class_probs.shape[1]), dtype=np.float16)
+    if len(regions):
+        overlap_KN = _overlap(objects_K4, regions.boxes)
+        best_K = overlap_KN.argmax(1)
+        seen_K = overlap_KN[np.arange(len(boxes)), best_K] >= min_overlap
+        features[seen_K], class_probs[seen_K] = regions.features[best_K[seen_K]], regions.class_probs[best_K[seen_K]]
+    return RegionArrays(
+        features=np.concatenate([features, regions.features]),
+        boxes=np.concatenate([objects_K4, regions.boxes]),
+        class_probs=np.concatenate([class_probs, regions.class_probs]),
+        scores=np.concatenate([np.ones(len(boxes), dtype=np.float32), regions.scores]),
+    )
+
+
+def _overlap(a_K4: NDArray[np.float32], b_N4: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[K, N]: intersection over union."""
+    sides_KN2 = np.minimum(a_K4[:, None, 2:], b_N4[:, 2:]) - np.maximum(a_K4[:, None, :2], b_N4[:, :2])
+    common_KN = sides_KN2.clip(min=0).prod(-1)
+    area_K, area_N = (a_K4[:, 2:] - a_K4[:, :2]).prod(-1), (b_N4[:, 2:] - b_N4[:, :2]).prod(-1)
+    union_KN = area_K[:, None] + area_N - common_KN
+    return (common_KN / np.maximum(union_KN, np.finfo(np.float32).tiny)).astype(np.float32)
 
 
 def collate_text(texts: Sequence[str], tokenizer: Tokenizer, max_len: int) -> Text:

@@ -22,7 +22,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS, VIEW_COLUMNS, index_name, shard_name
 from vlp_models.errors import DataError, ParamsError
 
-View = Literal["captions", "questions", "statements", "images"]
+View = Literal["captions", "questions", "statements", "choices", "images"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +119,10 @@ class ShardDataset(Dataset[Sample]):
             answer_type=row.get("answer_type", ""),
             label=row.get("label"),
             group=row.get("group", ""),
+            rationales=tuple(row.get("rationales", ())),
+            answer_label=row.get("answer_label"),
+            rationale_label=row.get("rationale_label"),
+            boxes=tuple(map(tuple, row.get("boxes", ()))),
         )
 
     def _read(self, row: dict[str, Any], kind: str, extension: str) -> Any:

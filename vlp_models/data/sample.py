@@ -36,6 +36,8 @@ class Sample:
     | captions   | caption   |                                                        |
     | questions  | question  | answers (ten; () if hidden), question_type, answer_type |
     | statements | statement | label (None if hidden), group                          |
+    | choices    | question  | answers, rationales (four each), answer_label, rationale_label |
+    |            |           | (None if hidden), boxes                                |
     | images     | ""        | captions: every reference of the image                 |
     """
 
@@ -51,3 +53,7 @@ class Sample:
     answer_type: str = ""
     label: bool | None = None
     group: str = ""
+    rationales: tuple[str, ...] = ()
+    answer_label: int | None = None
+    rationale_label: int | None = None
+    boxes: tuple[tuple[float, ...], ...] = ()  # of the image's objects: x1, y1, x2, y2 as fractions

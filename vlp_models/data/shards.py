@@ -31,6 +31,7 @@ VIEW_COLUMNS = {
     "captions": ("text",),
     "questions": ("text", "answers", "question_type", "answer_type"),
     "statements": ("text", "label", "group"),
+    "choices": ("text", "answers", "answer_label", "rationales", "rationale_label", "boxes"),
 }
 _LONGEST_KEY = 72  # with its extension a name fits USTAR's 100 bytes
 
@@ -54,6 +55,10 @@ INDEX_SCHEMA = pa.schema(
         ("answer_type", pa.string()),
         ("label", pa.bool_()),
         ("group", pa.string()),
+        ("rationales", pa.list_(pa.string())),
+        ("answer_label", pa.int32()),
+        ("rationale_label", pa.int32()),
+        ("boxes", pa.list_(pa.list_(pa.float32()))),  # fractions of width and height
     ]
 )
 PLACE_COLUMNS = tuple(INDEX_SCHEMA.names[1 : INDEX_SCHEMA.get_field_index("text")])
@@ -71,6 +76,7 @@ class ImageRecord:
     captions: list[dict[str, Any]] = field(default_factory=list)
     questions: list[dict[str, Any]] = field(default_factory=list)
     statements: list[dict[str, Any]] = field(default_factory=list)
+    choices: list[dict[str, Any]] = field(default_factory=list)
     pixels: bytes | None = None
     pixels_extension: str = ""  # png or jpg
 
@@ -165,8 +171,15 @@ def _texts(record: ImageRecord) -> dict[str, list[dict[str, Any]]]:
             ("captions", record.captions),
             ("questions", record.questions),
             ("statements", record.statements),
+            ("choices", [row | {"boxes": _fractions(row["boxes"], record)} for row in record.choices]),
         )
     }
+
+
+def _fractions(boxes: list[list[float]], record: ImageRecord) -> list[list[float]]:
+    """Pixels to fractions of width and height, cut off at the image's edges."""
+    size = (record.width, record.height) * 2
+    return [[round(min(max(v / s, 0.0), 1.0), 6) for v, s in zip(box, size, strict=True)] for box in boxes]
 
 
 def _json_bytes(record: ImageRecord) -> bytes:

@@ -52,6 +52,19 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("provenance", pa.string()),
         ]
     ),
+    "choices": pa.schema(
+        [
+            ("choice_id", pa.string()),
+            ("image_id", pa.string()),
+            ("text", pa.string()),  # the question, objects written out as names
+            ("answers", pa.list_(pa.string())),  # four
+            ("answer_label", pa.int32()),  # the right one's place, from 0; null where hidden
+            ("rationales", pa.list_(pa.string())),  # four, for the right answer
+            ("rationale_label", pa.int32()),
+            ("boxes", pa.list_(pa.list_(pa.float32()))),  # the image's objects; those of question and answers first
+            ("provenance", pa.string()),
+        ]
+    ),
     "objects": pa.schema(
         [
             ("object_id", pa.string()),
@@ -80,6 +93,7 @@ ID_COLUMN = {
     "captions": "caption_id",
     "questions": "question_id",
     "statements": "statement_id",
+    "choices": "choice_id",
     "objects": "object_id",
 }
 

@@ -125,11 +125,13 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], max_len: int) -> Text:
         """`encode` for each text, padded to the longest."""
+        return self._pad([self.encode(text, max_len) for text in texts])
+
+    def _pad(self, rows: Sequence[Sequence[int]]) -> Text:
         import torch
 
         from vlp_models.data.batch import Text
 
-        rows = [self.encode(text, max_len) for text in texts]
         width = max((len(row) for row in rows), default=2)
         ids = np.full((len(rows), width), self.pad_id, dtype=np.int64)
         mask = np.zeros((len(rows), width), dtype=bool)
@@ -137,6 +139,24 @@ class Tokenizer:
             ids[i, : len(row)] = row
             mask[i, : len(row)] = True
         return Text(ids_BT=torch.from_numpy(ids), mask_BT=torch.from_numpy(mask))
+
+    def encode_segments(self, texts: Sequence[Sequence[str]], max_len: int) -> Text:
+        """[CLS] first [SEP] second [SEP] ... of each text; one that is too long loses the ends of its longest segments.
+
+        Raises:
+            ValueError: `max_len` does not hold [CLS] and each segment's [SEP].
+        """
+        rows = []
+        for segments in texts:
+            room = max_len - 1 - len(segments)
+            if room < 0:
+                raise ValueError(f"max_len must hold [CLS] and {len(segments)} [SEP]: {max_len}")
+            pieces = [self._engine.encode(segment, add_special_tokens=False).ids for segment in segments]
+            while sum(map(len, pieces)) > room:
+                longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
+                pieces[longest] = pieces[longest][:-1]
+            rows.append([self.cls_id, *(i for piece in pieces for i in (*piece, self.sep_id))])
+        return self._pad(rows)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text up to the first [SEP]; special tokens are left out, [UNK] included."""

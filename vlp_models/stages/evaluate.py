@@ -24,6 +24,7 @@ from vlp_models.stages.scoring import (
     Scored,
     score_answers,
     score_captioning,
+    score_choices,
     score_retrieval,
     score_statements,
     write_official,
@@ -43,9 +44,21 @@ if TYPE_CHECKING:
     from vlp_models.data.dataset import ShardDataset
     from vlp_models.tasks.base import TaskModel
 
-SCORERS = {"captioning": score_captioning, "vqa": score_answers, "nlvr": score_statements, "retrieval": score_retrieval}
-ID_KEYS = {"captioning": "image_id", "vqa": "question_id", "nlvr": "statement_id", "retrieval": "image_id"}
-BLANKABLE = ("captioning", "vqa", "nlvr")  # without images, retrieval ranks nothing: chance is its baseline
+SCORERS = {
+    "captioning": score_captioning,
+    "vqa": score_answers,
+    "nlvr": score_statements,
+    "retrieval": score_retrieval,
+    "vcr": score_choices,
+}
+ID_KEYS = {
+    "captioning": "image_id",
+    "vqa": "question_id",
+    "nlvr": "statement_id",
+    "retrieval": "image_id",
+    "vcr": "choice_id",
+}
+BLANKABLE = ("captioning", "vqa", "nlvr", "vcr")  # without images, retrieval ranks nothing: chance is its baseline
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -160,8 +173,8 @@ def _predict(
 
 def _with_blank(row: dict[str, Any], blank: dict[str, Any]) -> dict[str, Any]:
     """The prediction, and beside it what the model says of a blank image."""
-    name = next(name for name in ("caption", "answer", "prediction") if name in row)
-    return {**row, f"{name}_blank": blank[name]}
+    names = [name for name in ("caption", "answer", "rationale", "prediction") if name in row]
+    return row | {f"{name}_blank": blank[name] for name in names}
 
 
 def _records(scored: Scored, settings: EvaluateParams, facts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from vlp_models.params import Params
 from vlp_models.stages.report_charts import interval_bar, line_chart
 from vlp_models.stages.report_examples import Pictures, caption_examples, question_examples, statement_examples
-from vlp_models.stages.report_more_examples import retrieval_examples
+from vlp_models.stages.report_more_examples import choice_examples, retrieval_examples
 from vlp_models.stages.results_table import is_headline, print_results
 from vlp_models.stages.workspace import Workspace, measured, read_json, write_json, write_text
 
@@ -26,6 +26,7 @@ TASKS = {
     "captioning": "Captioning",
     "vqa": "Visual question answering",
     "nlvr": "True or false of an image (NLVR)",
+    "vcr": "Visual commonsense reasoning",
     "retrieval": "Image retrieval by caption",
 }
 NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "seconds", "gradient_norm")
@@ -228,6 +229,7 @@ def examples(params: Params, workspace: Workspace, missing: list[str]) -> dict[s
         "vqa": question_examples,
         "nlvr": statement_examples,
         "retrieval": retrieval_examples,
+        "vcr": choice_examples,
     }
     found: dict[str, Any] = dict.fromkeys(makers)
     for task, make in makers.items():

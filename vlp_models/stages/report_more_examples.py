@@ -1,10 +1,10 @@
-"""Test examples of the tasks that choose among several: images found by caption."""
+"""Test examples of the tasks that choose among several: images found by caption, VCR's answers and rationales."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vlp_models.stages.report_examples import Examples, Pictures, predictions_of
+from vlp_models.stages.report_examples import Examples, Pictures, grouped, predictions_of
 from vlp_models.stages.workspace import Workspace
 
 
@@ -26,4 +26,33 @@ def retrieval_examples(
         for row in chosen
         if row["captions"]
     ]
+    return Examples(run=run, split=split, rows=rows)
+
+
+def choice_examples(
+    workspace: Workspace, pictures: Pictures, run: str, splits: Sequence[str], count: int
+) -> Examples | None:
+    """Questions with their answers and rationales, what was chosen and what is right."""
+    found = predictions_of(workspace, run, splits, count)
+    if found is None:
+        return None
+    split, chosen = found
+    asked = {
+        row["choice_id"]: row
+        for rows in grouped("choices", workspace.validated, {row["image_id"] for row in chosen}).values()
+        for row in rows
+    }
+    rows = []
+    for row in chosen:
+        question = asked.get(row["choice_id"], {"text": "", "answers": [], "rationales": []})
+        rows.append(
+            {
+                "picture": pictures.get(row["image_id"]),
+                "question": question["text"],
+                "parts": [
+                    {"texts": question["answers"], "chosen": row["answer"], "label": row["answer_label"]},
+                    {"texts": question["rationales"], "chosen": row["rationale"], "label": row["rationale_label"]},
+                ],
+            }
+        )
     return Examples(run=run, split=split, rows=rows)

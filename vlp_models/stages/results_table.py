@@ -11,6 +11,7 @@ from vlp_models.stages.workspace import read_json
 HEADLINES = {
     "captioning": ("CIDEr", "BLEU-4", "METEOR", "true captions"),
     "vqa": ("accuracy", "gain over image blanked"),
+    "vcr": ("Q->A", "QA->R", "Q->AR", "gain over image blanked"),
     "retrieval": ("R@1", "R@5", "R@10", "median rank", "R@1 (image to text)"),
     "nlvr": ("accuracy", "consistency", "gain over image blanked"),
 }

@@ -20,6 +20,8 @@ from vlp_models.metrics.nlvr import Judgement, majority_label, official_csv, sco
 from vlp_models.metrics.retrieval import IMAGE_TO_TEXT, TEXT_TO_IMAGE, chance, score_ranks
 from vlp_models.metrics.score import Score
 from vlp_models.metrics.truth import score_truth
+from vlp_models.metrics.vcr import CHANCE, Judged, score_vcr
+from vlp_models.metrics.vcr import official_csv as vcr_csv
 from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, score_vqa
 from vlp_models.stages.workspace import write_json, write_text
 
@@ -143,15 +145,55 @@ def score_retrieval(
     return Scored(scores=scores, baselines={metric: {"chance": round(value, 4)} for metric, value in guessed.items()})
 
 
+def score_choices(
+    predictions: Sequence[Prediction], samples: Sequence[Sample], source: str, validated: Path, progress: Report
+) -> Scored:
+    """VCR's three accuracies. Baselines: chance, and the same model with the images blanked."""
+    progress("VCR accuracies")
+
+    def right(chosen: int | None, label: int | None) -> bool | None:
+        return None if chosen is None or label is None else chosen == label
+
+    def judged(suffix: str) -> list[Judged]:
+        return [
+            Judged(
+                group=p["image_id"],
+                answer_right=right(p[f"answer{suffix}"], p["answer_label"]),
+                rationale_right=right(p[f"rationale{suffix}"], p["rationale_label"]),
+            )
+            for p in predictions
+        ]
+
+    scores = score_vcr(judged(""))
+    baselines = {metric: {"chance": value} for metric, value in CHANCE.items()}
+    if predictions and "answer_blank" in predictions[0]:
+        blank = score_vcr(judged("_blank"))
+        for metric, values in _by_metric({BLANKED: blank}).items():
+            baselines[metric] |= values
+        known = [(score, other) for score, other in zip(scores, blank, strict=True) if score.value is not None]
+        if known:
+            scores = scores + _blank_control(*known[-1])  # Q->AR, or what the run did learn
+    return Scored(scores=scores, baselines=baselines)
+
+
 def write_official(
     task: str, predictions: Sequence[Prediction], source: str, split: str, directory: Path, validated: Path
 ) -> Path | None:
-    """The file the dataset's own evaluation takes: COCO and VQA result JSON, NLVR's CSV of images and verdicts.
+    """The file the dataset's own evaluation takes: COCO and VQA result JSON, NLVR's CSV of images and verdicts, VCR's
+    CSV of probabilities.
 
-    None for retrieval, which has no official file.
+    None for retrieval, which has no official file, and for VCR where labels are known: the leaderboard's file gives
+    the rationales of all four answers, which are worked out only where the right one is hidden.
     """
     if task == "retrieval":
         return None
+    if task == "vcr":
+        rows = [(p["choice_id"], p["answer_probabilities"], p["rationale_probabilities"]) for p in predictions]
+        if not all(answers and len(rationales) == len(answers) for _, answers, rationales in rows):
+            return None
+        path = directory / f"vcr_{source}_{split}_predictions.csv"
+        write_text(path, vcr_csv([(str(_own_id(name)), answers, rationales) for name, answers, rationales in rows]))
+        return path
     if task == "captioning":
         path = directory / f"captions_{source}_{split}_results.json"
         write_json(path, [{"image_id": _own_id(p["image_id"]), "caption": p["caption"]} for p in predictions])
@@ -175,7 +217,7 @@ def _own_id(identifier: str) -> int | str:
 
 def _blank_control(score: Score, blank: Score) -> list[Score]:
     """What text alone can do, and how much the image adds to it."""
-    scores = [_renamed(blank, f"accuracy ({BLANKED})")]
+    scores = [_renamed(blank, f"{score.metric} ({BLANKED})")]
     if score.value is not None and blank.value is not None and score.evidence and blank.evidence:
         gain = paired(score.evidence, blank.evidence)
         value = score.value - blank.value

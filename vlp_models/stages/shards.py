@@ -26,7 +26,7 @@ from vlp_models.stages.workspace import (
     write_manifest,
 )
 
-TEXT_TABLES = ("captions", "questions", "statements")
+TEXT_TABLES = ("captions", "questions", "statements", "choices")
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -62,6 +62,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                             captions=record["captions"],
                             questions=record["questions"],
                             statements=record["statements"],
+                            choices=record["choices"],
                             pixels=pixels[0],
                             pixels_extension=pixels[1],
                         )
@@ -94,7 +95,7 @@ def _check_features(images: pa.Table, store: FeatureStore, workspace: Workspace)
 
 
 def _records(images: pa.Table, tables: dict[str, pa.Table], block: int) -> Iterator[dict[str, Any]]:
-    """Each row of `images` with its captions, questions and statements; `block` images are held at a time."""
+    """Each row of `images` with its captions, questions, statements and choices; `block` images are held at a time."""
     grouped = {name: _group(table, images["image_id"], ID_COLUMN[name]) for name, table in tables.items()}
     for start in range(0, len(images), block):
         rows = images.slice(start, block).to_pylist()

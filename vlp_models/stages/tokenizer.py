@@ -34,8 +34,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with measured(workspace, "tokenizer"):
         validated = need(workspace.validated, "validate")
         images = read_table("images", validated)
-        tables = {name: read_table(name, validated) for name in ("captions", "questions", "statements")}
+        tables = {name: read_table(name, validated) for name in ("captions", "questions", "statements", "choices")}
         texts = [text for table in tables.values() for text in _of_splits(table, images, ["train"])["text"].to_pylist()]
+        choices = _of_splits(tables["choices"], images, ["train"])
+        texts += [text for kind in ("answers", "rationales") for four in choices[kind].to_pylist() for text in four]
         tokenizer = _make(p, texts, workspace)
         questions = _of_splits(tables["questions"], images, ["train", "val"])["answers"].to_pylist()
         answers = build_answer_vocabulary(questions, p.min_answer_count)

@@ -131,9 +131,10 @@ def task_class(task: str) -> type[TaskModel]:
     from vlp_models.tasks.captioning import Captioning
     from vlp_models.tasks.nlvr import NLVR
     from vlp_models.tasks.retrieval import Retrieval
+    from vlp_models.tasks.vcr import VCR
     from vlp_models.tasks.vqa import VQA
 
-    classes: dict[str, type[TaskModel]] = {c.task: c for c in (Captioning, VQA, NLVR, Retrieval)}
+    classes: dict[str, type[TaskModel]] = {c.task: c for c in (Captioning, VQA, NLVR, Retrieval, VCR)}
     if task not in classes:
         raise CheckpointError(f"unknown task {task!r}; known: {', '.join(classes)}")
     return classes[task]

@@ -14,7 +14,7 @@ def read_source(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: its directory or one of its files is missing or not in the format.
     """
-    from vlp_models.data.formats import coco, nlvr, pairs
+    from vlp_models.data.formats import coco, nlvr, pairs, vcr
 
-    readers = {"coco": coco.read, "nlvr": nlvr.read, "pairs": pairs.read}
+    readers = {"coco": coco.read, "nlvr": nlvr.read, "pairs": pairs.read, "vcr": vcr.read}
     return readers[params.format](name, params, base)

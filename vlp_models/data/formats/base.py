@@ -32,6 +32,7 @@ class Tables:
     captions: list[Row] = field(default_factory=list)
     questions: list[Row] = field(default_factory=list)
     statements: list[Row] = field(default_factory=list)
+    choices: list[Row] = field(default_factory=list)
     objects: list[Row] = field(default_factory=list)
     quarantine: list[Row] = field(default_factory=list)
     truth: list[Row] = field(default_factory=list)

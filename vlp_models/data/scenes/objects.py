@@ -1,5 +1,7 @@
 """Writes the world of objects: COCO captions and instances, Karpathy's split file, VQA v2, and the scene graphs.
 
+With `vcr_per_image`, questions of VCR's form as well, in files of their own: all others stay the same, byte for byte.
+
 Everything about an image follows from (seed, split, its number in the split), so images can be made in any order
 and a longer split begins with a shorter one's images. Only the balance of the questions looks at a whole split.
 """
@@ -24,6 +26,7 @@ from vlp_models.data.scenes.captions import captions
 from vlp_models.data.scenes.language import words_of
 from vlp_models.data.scenes.questions import Balance, choose
 from vlp_models.data.scenes.render import render
+from vlp_models.data.scenes.vcr import write_vcr
 from vlp_models.data.scenes.world import CATEGORIES, Scene, sample_scene
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import ParamsError
@@ -32,7 +35,7 @@ from vlp_models.params import WorldParams
 PROCESSES = 2
 MIN_SIDE, MAX_SIDE = 64, 1024
 _WORTH_A_POOL = 100  # images; below, starting processes takes longer than drawing
-_STREAMS = {"scene": 0, "pixels": 1, "captions": 2, "questions": 3}
+_STREAMS = {"scene": 0, "pixels": 1, "captions": 2, "questions": 3, "vcr": 4}
 _LICENCE = {"id": 1, "name": "CC0 1.0", "url": "https://creativecommons.org/publicdomain/zero/1.0/"}
 _INFO = {"description": "Synthetic scenes of objects", "version": "1.0", "year": 2026, "contributor": "vlp-flows"}
 
@@ -81,6 +84,10 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     _write_captions(orders, texts, directory)
     boxes = _write_instances(orders, scenes, directory)
     asked = _write_questions(orders, scenes, params.questions_per_image, directory)
+    choices = 0
+    if params.vcr_per_image:
+        pictures = [(scene, order.rng("vcr"), order.path) for order, scene in zip(orders, scenes, strict=True)]
+        choices = write_vcr(pictures, params.vcr_per_image, SPLITS, directory)
     lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
     (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
     return {
@@ -89,6 +96,7 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
         "captions": sum(map(len, texts)),
         "objects": boxes,
         "questions": asked,
+        **({"choices": choices} if params.vcr_per_image else {}),
     }
 
 
@@ -99,7 +107,7 @@ def _check(params: WorldParams) -> None:
         raise ParamsError(
             f"params.yaml: a world's `questions_per_image` must be 0 to 100; found {params.questions_per_image}"
         )
-    for key in ("seed", *SPLITS):
+    for key in ("seed", "vcr_per_image", *SPLITS):
         if getattr(params, key) < 0:
             raise ParamsError(f"params.yaml: a world's `{key}` must not be negative; found {getattr(params, key)}")
 

@@ -69,7 +69,7 @@ def verify_colour(scene: Scene) -> list[Question]:
     """Is the star red? Only of a shape that occurs once."""
     return [
         _yes_no(f"Is the {item.shape} {colour}?", item.colour == colour, "is the")
-        for item in _alone(scene, "shape")
+        for item in alone(scene, "shape")
         for colour in COLOURS
     ]
 
@@ -78,7 +78,7 @@ def verify_size(scene: Scene) -> list[Question]:
     """Is the red star large?"""
     return [
         _yes_no(f"Is the {item.category} {size}?", item.size == size, "is the")
-        for item in _alone(scene, "colour", "shape")
+        for item in alone(scene, "colour", "shape")
         for size in SIZES
     ]
 
@@ -86,7 +86,7 @@ def verify_size(scene: Scene) -> list[Question]:
 def size_of(scene: Scene) -> list[Question]:
     """What size is the red star?"""
     kind = "what"
-    return [_other(f"What size is the {o.category}?", o.size, kind, SIZES) for o in _alone(scene, "colour", "shape")]
+    return [_other(f"What size is the {o.category}?", o.size, kind, SIZES) for o in alone(scene, "colour", "shape")]
 
 
 def compare(scene: Scene) -> list[Question]:
@@ -104,8 +104,8 @@ def verify_relation(scene: Scene) -> list[Question]:
     """Is the star left of the circle? Only where the two differ clearly along that axis."""
     return [
         _yes_no(f"Is the {a.shape} {WHERE[relation]} the {b.shape}?", related(a, relation, b), "is the")
-        for a in _alone(scene, "shape")
-        for b in _alone(scene, "shape")
+        for a in alone(scene, "shape")
+        for b in alone(scene, "shape")
         for relation in RELATIONS
         if a is not b and _apart(a, b, relation)
     ]
@@ -148,23 +148,23 @@ def count_all(scene: Scene) -> list[Question]:
 def colour_of(scene: Scene) -> list[Question]:
     """What color is the star?"""
     kind = "what color is the"
-    return [_other(f"What color is the {o.shape}?", o.colour, kind, COLOURS) for o in _alone(scene, "shape")]
+    return [_other(f"What color is the {o.shape}?", o.colour, kind, COLOURS) for o in alone(scene, "shape")]
 
 
 def colour_of_sized(scene: Scene) -> list[Question]:
     """What color is the large star?"""
-    kind, asked = "what color is the", _alone(scene, "size", "shape")
+    kind, asked = "what color is the", alone(scene, "size", "shape")
     return [_other(f"What color is the {o.size} {o.shape}?", o.colour, kind, COLOURS) for o in asked]
 
 
 def shape_of(scene: Scene) -> list[Question]:
     """What shape is the red object?"""
-    return [_other(f"What shape is the {o.colour} object?", o.shape, "what", SHAPES) for o in _alone(scene, "colour")]
+    return [_other(f"What shape is the {o.colour} object?", o.shape, "what", SHAPES) for o in alone(scene, "colour")]
 
 
 def shape_of_sized(scene: Scene) -> list[Question]:
     """What shape is the large red object?"""
-    asked = _alone(scene, "size", "colour")
+    asked = alone(scene, "size", "colour")
     return [_other(f"What shape is the {o.size} {o.colour} object?", o.shape, "what", SHAPES) for o in asked]
 
 
@@ -172,16 +172,16 @@ def texture_of(scene: Scene) -> list[Question]:
     """Is the red star solid, striped or dotted?"""
     return [
         _other(f"Is the {o.category} solid, striped or dotted?", o.texture, "is the", TEXTURES)
-        for o in _alone(scene, "colour", "shape")
+        for o in alone(scene, "colour", "shape")
     ]
 
 
 def where_is(scene: Scene) -> list[Question]:
     """Where is the star? Only where the region is plain to see."""
     asked = []
-    for noun, items in (("shape", _alone(scene, "shape")), ("category", _alone(scene, "colour", "shape"))):
+    for noun, items in (("shape", alone(scene, "shape")), ("category", alone(scene, "colour", "shape"))):
         for item in items:
-            if region := _region(item):
+            if region := region_of(item):
                 asked.append(_other(f"Where is the {getattr(item, noun)}?", region, "where is the", REGIONS))
     return asked
 
@@ -189,7 +189,7 @@ def where_is(scene: Scene) -> list[Question]:
 def shape_beside(scene: Scene) -> list[Question]:
     """What shape is left of the star? Only where exactly one object is, and clearly."""
     asked = []
-    for item in _alone(scene, "shape"):
+    for item in alone(scene, "shape"):
         for relation in RELATIONS:
             others = [o for o in scene.objects if o is not item]
             there = [o for o in others if related(o, relation, item)]
@@ -276,7 +276,7 @@ def _other(text: str, answer: str, kind: str, options: tuple[str, ...]) -> Quest
     return Question(text=text, answer=answer, kind=kind, options=options)
 
 
-def _alone(scene: Scene, *attributes: str) -> list[SceneObject]:
+def alone(scene: Scene, *attributes: str) -> list[SceneObject]:
     """The objects that share these attributes with no other one, so that `the` names them."""
     tally = Counter(tuple(getattr(o, a) for a in attributes) for o in scene.objects)
     return [o for o in scene.objects if tally[tuple(getattr(o, a) for a in attributes)] == 1]
@@ -286,7 +286,7 @@ def _apart(a: SceneObject, b: SceneObject, relation: str) -> bool:
     return (abs(a.x - b.x) if relation in ("left", "right") else abs(a.y - b.y)) > _CLEAR
 
 
-def _region(item: SceneObject) -> str | None:
+def region_of(item: SceneObject) -> str | None:
     across, down = item.x - 0.5, item.y - 0.5
     if max(abs(across), abs(down)) < _CLEAR:
         return "middle"

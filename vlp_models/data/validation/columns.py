@@ -41,6 +41,8 @@ def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_imag
     if table == "questions":
         for row in rows:
             row["labelled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
+    if table == "choices":
+        _add_choice_columns(rows, images)
     if table == "objects":
         _add_box_columns(rows, images)
     return rows
@@ -88,6 +90,24 @@ def _add_same_as(rows: list[Row]) -> None:
         owner = first.setdefault((row["image_id"], row["text"].casefold().strip()), row)
         if owner is not row:
             row["same_as"] = owner["caption_id"]
+
+
+def _add_choice_columns(rows: list[Row], images: dict[str, Row]) -> None:
+    for row in rows:
+        answers, rationales = row["answers"] or [], row["rationales"] or []
+        row["answer_count"], row["rationale_count"] = len(answers), len(rationales)
+        bad = [text for text in (*answers, *rationales) if not text or not text.strip() or not language.is_clean(text)]
+        row["unclean_choice"] = repr(bad[0]) if bad else ""
+        objects = [
+            {**dict(zip(("x1", "y1", "x2", "y2"), box, strict=True)), "image_id": row["image_id"]}
+            for box in row["boxes"] or []
+        ]
+        for item in objects:
+            item |= {name: math.inf for name in ("x1", "y1", "x2", "y2") if math.isnan(item[name])}
+        _add_box_columns(objects, images)
+        for name, worst in (("shorter_side", min), ("overhang", max)):
+            known = [item[name] for item in objects if item[name] is not None]
+            row[f"boxes_{name}"] = worst(known) if known else None
 
 
 def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:

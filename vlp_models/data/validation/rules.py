@@ -49,15 +49,17 @@ class Rule:
     reason: str
 
 
-TEXT_TABLES = ("captions", "questions", "statements")
+TEXT_TABLES = ("captions", "questions", "statements", "choices")
 REQUIRED = {
     "images": ("source", "split", "path", "width", "height", "sha256"),
     "captions": ("text",),
     "questions": ("text",),
     "statements": ("text", "group"),
+    "choices": ("text",),
     "objects": ("category", "x1", "y1", "x2", "y2"),
 }
 ANSWERS_PER_QUESTION = 10
+CHOICES = 4  # answers, and rationales, of a VCR question
 
 
 def rules_for(table: str, params: ValidateParams) -> list[Rule]:
@@ -73,6 +75,8 @@ def rules_for(table: str, params: ValidateParams) -> list[Rule]:
         rules += _captions(params)
     if table == "questions":
         rules += _questions()
+    if table == "choices":
+        rules += _choices(params)
     if table == "objects":
         rules += _objects(params)
     return rules
@@ -200,6 +204,54 @@ def _questions() -> list[Rule]:
             column="labelled_answers",
             check=OneOf((ANSWERS_PER_QUESTION,)),
             reason=f"{{labelled_answers}} answers, expected {ANSWERS_PER_QUESTION}",
+        ),
+    ]
+
+
+def _choices(params: ValidateParams) -> list[Rule]:
+    most = params.max_box_overhang
+    rules = [
+        Rule(
+            table="choices",
+            name=f"four_{kind}s",
+            column=f"{kind}_count",
+            check=OneOf((CHOICES,)),
+            reason=f"{{{kind}_count}} {kind}s, expected {CHOICES}",
+        )
+        for kind in ("answer", "rationale")
+    ]
+    rules += [
+        Rule(
+            table="choices",
+            name=f"{kind}_label_known",
+            column=f"{kind}_label",
+            check=Between(low=0, high=CHOICES - 1),
+            reason=f"{kind}_label is {{{kind}_label}}, expected 0 to {CHOICES - 1}",
+        )
+        for kind in ("answer", "rationale")
+    ]
+    return [
+        *rules,
+        Rule(
+            table="choices",
+            name="choices_clean",
+            column="unclean_choice",
+            check=OneOf(("",)),
+            reason="an answer or rationale is empty or holds a control or replacement character: {unclean_choice}",
+        ),
+        Rule(
+            table="choices",
+            name="object_box_area",
+            column="boxes_shorter_side",
+            check=Between(low=0, above=True),
+            reason="the box of one of its objects has no area",
+        ),
+        Rule(
+            table="choices",
+            name="object_box_inside",
+            column="boxes_overhang",
+            check=Between(high=most),
+            reason=f"the box of one of its objects sticks out by {{boxes_overhang:.1f}} pixels, allowed are {most:g}",
         ),
     ]
 

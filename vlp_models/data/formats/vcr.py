@@ -1,0 +1,254 @@
+"""VCR (Zellers et al. 2019): `<root>/<split>.jsonl`, one question a line, and images with a metadata JSON each.
+
+A line names its image, the objects in it, a question, four answers and four rationales. Texts are lists of tokens; a
+token that is a list of numbers, a tag, points at objects: `["Why", "is", [0], "near", [1, 2], "?"]`. Tags are written
+out here as names: a person by a name that tells no gender, anything else by its category, several joined by "and".
+The n-th person of an image has the n-th name, so that one person is called the same in all of an image's texts (r2c
+counts all objects for this; the public TDEN code runs one counter over the whole file). Test lines hide their labels.
+
+The metadata (`names`, `boxes` as x1 y1 x2 y2 and a confidence, `width`, `height`) gives the objects' boxes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlp_models.data.formats.base import (
+    RecordError,
+    Row,
+    Tables,
+    get,
+    get_id,
+    get_text,
+    is_utf8,
+    join_id,
+    need_root,
+    read_json,
+    read_lines,
+)
+from vlp_models.data.formats.karpathy import safe_name
+from vlp_models.data.tables import SPLITS
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+CHOICES = 4
+PERSON = "person"
+NAMES = (
+    "Alex",
+    "Blake",
+    "Casey",
+    "Drew",
+    "Emery",
+    "Finley",
+    "Jamie",
+    "Kerry",
+    "Logan",
+    "Morgan",
+    "Quinn",
+    "Riley",
+    "Taylor",
+)
+
+
+def read(name: str, params: SourceParams, base: Path) -> Tables:
+    """Reads VCR's splits: `params.splits`, or all whose file is there; `params.limit` keeps the first lines of each.
+
+    Raises:
+        DataError: the directory or a split asked for is missing, or a file is no JSON lines.
+    """
+    root = need_root(
+        base, params.root, "get VCR from visualcommonsense.com and set data.<name>.root to the folder of train.jsonl"
+    )
+    for split in params.splits:
+        if split not in SPLITS:
+            raise DataError(f"params: data.{name}.splits: VCR has no split {split!r}; known: {', '.join(SPLITS)}")
+    splits = params.splits or [split for split in SPLITS if (root / f"{split}.jsonl").is_file()]
+    if not splits:
+        raise DataError(f"{root}: holds none of {', '.join(f'{s}.jsonl' for s in SPLITS)}; is it VCR's folder?")
+    tables = Tables()
+    images = _Images(name=name, directory=root / params.images, tables=tables)
+    seen: dict[str, str] = {}
+    for split in splits:
+        lines = read_lines(root / f"{split}.jsonl", tables, "choices", f"VCR's {split} split, JSON lines")
+        for number, (provenance, record) in enumerate(lines):
+            if params.limit and number >= params.limit:
+                break
+            with tables.record("choices", provenance):
+                local = get_id(record, "annot_id")
+                with tables.record("choices", provenance, join_id(name, local)):
+                    if local in seen:
+                        raise RecordError(f"annot_id {local} stood already in {seen[local]}", rule="id_unique")
+                    seen[local] = provenance
+                    image = images.of(record, split, provenance)
+                    tables.choices.append(_row(join_id(name, local), image, record, provenance))
+    return tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Image:
+    image_id: str
+    objects: list[str]
+    boxes: list[list[float]]  # pixels: x1, y1, x2, y2
+
+
+@dataclass(kw_only=True)
+class _Images:
+    """The images met so far; an image's metadata is read once, and what is wrong with it said of each of its lines."""
+
+    name: str
+    directory: Path
+    tables: Tables
+    known: dict[str, tuple[str, _Image | RecordError]] = field(default_factory=dict)  # img_id -> file, image
+
+    def of(self, record: Row, split: str, provenance: str) -> _Image:
+        """The line's image; at its first line, its rows are added to the tables."""
+        local = get_id(record, "img_id")
+        file_name = safe_name(get_text(record, "img_fn"))
+        if local not in self.known:
+            found: _Image | RecordError
+            try:
+                found = self._add(record, local, file_name, split, provenance)
+            except RecordError as error:
+                found = error
+            self.known[local] = (file_name, found)
+        known_file, image = self.known[local]
+        if known_file != file_name:
+            raise RecordError(f"img_id {local} is {file_name} here and {known_file} before", rule="image_id_unique")
+        if isinstance(image, RecordError):
+            raise RecordError(str(image), rule=image.rule)
+        if _objects(record) != image.objects:
+            raise RecordError(f"other objects than in the first line of image {local}", rule="objects_match")
+        return image
+
+    def _add(self, record: Row, local: str, file_name: str, split: str, provenance: str) -> _Image:
+        metadata_file = safe_name(get_text(record, "metadata_fn"))
+        try:
+            metadata = read_json(self.directory / metadata_file, "the metadata of a VCR image")
+        except DataError as error:
+            raise RecordError(str(error), rule="metadata_readable") from None
+        objects, names, boxes = _objects(record), get(metadata, "names", list), get(metadata, "boxes", list)
+        if names != objects or len(boxes) != len(objects):
+            raise RecordError(
+                f"{metadata_file} has {len(names)} names and {len(boxes)} boxes for the line's {len(objects)} objects, "
+                "or other names",
+                rule="objects_match",
+            )
+        image_id = join_id(self.name, local)
+        image = _Image(image_id=image_id, objects=objects, boxes=[_corners(box, metadata_file) for box in boxes])
+        size = {"width": get(metadata, "width", int), "height": get(metadata, "height", int)}
+        self.tables.images.append(
+            {
+                "image_id": image_id,
+                "source": self.name,
+                "split": split,
+                "path": os.path.normpath(self.directory / file_name),
+                **size,
+                "sha256": None,
+                "provenance": provenance,
+            }
+        )
+        for number, (category, box) in enumerate(zip(objects, image.boxes, strict=True)):
+            self.tables.objects.append(
+                {
+                    "object_id": f"{image_id}#{number}",
+                    "image_id": image_id,
+                    "category": category,
+                    **dict(zip(("x1", "y1", "x2", "y2"), box, strict=True)),
+                    "attributes": None,
+                    "provenance": f"{provenance}, {metadata_file}#boxes[{number}]",
+                }
+            )
+        return image
+
+
+def _objects(record: Row) -> list[str]:
+    objects = get(record, "objects", list)
+    if not all(isinstance(name, str) and name and is_utf8(name) for name in objects):
+        raise RecordError("`objects` is not a list of names")
+    return objects
+
+
+def _corners(box: Any, where: str) -> list[float]:
+    numbers = isinstance(box, list) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in box)
+    if not numbers or len(box) not in (4, 5):
+        raise RecordError(
+            f"{where}: a box is {str(box)[:60]}, expected x1, y1, x2, y2, confidence", rule="box_readable"
+        )
+    return [float(v) for v in box[:4]]
+
+
+def _row(choice_id: str, image: _Image, record: Row, provenance: str) -> Row:
+    names = names_of(image.objects)
+    question = get(record, "question", list)
+    answers, rationales = _choices(record, "answer_choices"), _choices(record, "rationale_choices")
+    # What question and answers speak of first, then the other objects as they stand: what only a rationale speaks of
+    # must not be told to who has to choose an answer.
+    first = {tag for text in (question, *answers) for tag in _tags(text, len(names))}
+    for text in rationales:
+        _tags(text, len(names))
+    order = [*sorted(first), *(number for number in range(len(names)) if number not in first)]
+    return {
+        "choice_id": choice_id,
+        "image_id": image.image_id,
+        "text": written(question, names),
+        "answers": [written(text, names) for text in answers],
+        "answer_label": _label(record, "answer_label"),
+        "rationales": [written(text, names) for text in rationales],
+        "rationale_label": _label(record, "rationale_label"),
+        "boxes": [image.boxes[number] for number in order],
+        "provenance": provenance,
+    }
+
+
+def names_of(objects: list[str]) -> list[str]:
+    """What each object is called in a text."""
+    names, persons = [], 0
+    for category in objects:
+        if category == PERSON:
+            names.append(NAMES[persons % len(NAMES)])
+            persons += 1
+        else:
+            names.append(category)
+    return names
+
+
+def written(tokens: list[Any], names: list[str]) -> str:
+    """The tokens as text, tags written out; `_tags` must have passed them."""
+    return " ".join(t if isinstance(t, str) else " and ".join(names[number] for number in t) for t in tokens)
+
+
+def _choices(record: Row, key: str) -> list[list[Any]]:
+    choices = get(record, key, list)
+    if len(choices) != CHOICES or not all(isinstance(choice, list) for choice in choices):
+        raise RecordError(f"`{key}` does not hold {CHOICES} lists of tokens", rule="four_choices")
+    return choices
+
+
+def _tags(tokens: list[Any], objects: int) -> set[int]:
+    """The objects a text points at; refuses what is neither a word nor a tag, and a tag without an object."""
+    found: set[int] = set()
+    for token in tokens:
+        if isinstance(token, str):
+            if not is_utf8(token):
+                raise RecordError(f"a token is not UTF-8: {token!r}", rule="text_utf8")
+            continue
+        if not isinstance(token, list) or not token or not all(type(number) is int for number in token):
+            raise RecordError(f"a token is {str(token)[:60]}, expected a word or a list of object numbers")
+        for number in token:
+            if not 0 <= number < objects:
+                raise RecordError(f"the tag {number} has no object: the line has {objects}", rule="tag_known")
+        found.update(token)
+    return found
+
+
+def _label(record: Row, key: str) -> int | None:
+    """None where the split hides it."""
+    if record.get(key) is None:
+        return None
+    label: int = get(record, key, int)
+    if not 0 <= label < CHOICES:
+        raise RecordError(f"`{key}` is {label}, expected 0 to {CHOICES - 1}", rule="label_known")
+    return label

@@ -1,0 +1,54 @@
+"""VCR (Zellers et al. 2019, section 3): the answer, the rationale given the right answer, and both right at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vlp_models.metrics.score import Score, mean_score, not_computed
+
+CHANCE = {"Q->A": 25.0, "QA->R": 25.0, "Q->AR": 6.25}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One question. group: its image. None: the label is hidden, or the model did not choose."""
+
+    group: str
+    answer_right: bool | None
+    rationale_right: bool | None  # chosen given the right answer
+
+
+def score_vcr(judged: Sequence[Judged]) -> list[Score]:
+    """Q->A, QA->R and Q->AR over the questions where they are known, in percent."""
+    columns: dict[str, list[tuple[str, bool | None]]] = {
+        "Q->A": [(j.group, j.answer_right) for j in judged],
+        "QA->R": [(j.group, j.rationale_right) for j in judged],
+        "Q->AR": [
+            (j.group, None if None in (j.answer_right, j.rationale_right) else j.answer_right and j.rationale_right)
+            for j in judged
+        ],
+    }
+    scores = []
+    for metric, column in columns.items():
+        known = [(group, float(right)) for group, right in column if right is not None]
+        if known:
+            scores.append(mean_score(metric, [right for _, right in known], [group for group, _ in known]))
+        else:
+            scores.append(not_computed(metric, 0, "labels are hidden, or the run did not learn it"))
+    return scores
+
+
+def official_csv(rows: Sequence[tuple[str, Sequence[float], Sequence[Sequence[float]]]]) -> str:
+    """The leaderboard's file: annot_id, four answer probabilities, and four rationale probabilities for each answer.
+
+    Args:
+        rows: annot_id, [4], [4][4] (given answer, rationale).
+    """
+    header = ["annot_id", *(f"answer_{i}" for i in range(4))]
+    header += [f"rationale_conditioned_on_a{given}_{i}" for given in range(4) for i in range(4)]
+    lines = [",".join(header)]
+    for annot_id, answer, rationales in rows:
+        probabilities = [*answer, *(p for block in rationales for p in block)]
+        lines.append(",".join([annot_id, *(f"{p:.6f}" for p in probabilities)]))
+    return "\n".join(lines) + "\n"
