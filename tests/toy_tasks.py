@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from toy_world import CLASSES, COLOURS, FEATURE_DIM, Toy
 
+from vlp_models.data.batch import Batch, Regions
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.params import to_plain
 from vlp_models.tasks.base import TaskModel, task_class
@@ -45,3 +47,12 @@ def predict(task_model: TaskModel, toy: Toy, split: str) -> list[dict[str, Any]]
     dataset = ShardDataset(toy.shards, split, task_model.prediction_view)
     samples = [dataset[i] for i in range(len(dataset))]
     return task_model.predict(task_model.collate(samples), samples)
+
+
+def double(batch: Batch) -> Batch:
+    """The batch's regions in float64."""
+    image = batch.image
+    assert isinstance(image, Regions)
+    return replace(
+        batch, image=replace(image, features_BRF=image.features_BRF.double(), boxes_BR4=image.boxes_BR4.double())
+    )

@@ -187,6 +187,18 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
         "label": said == colour,
         "group": image_id,
     }
+    colours = [COLOURS[i] if i < 3 else "a" for i in (colour, *(i for i in range(4) if i != colour))]
+    shapes = [CLASSES[i] if i else "a" for i in (shape, *(i for i in range(4) if i != shape))]
+    order = [int(i) for i in np.random.default_rng(len(image_id) + 7 * shape + colour).permutation(4)]
+    choice = {
+        "choice_id": f"{image_id}/v",
+        "text": "what colour ?",
+        "answers": [f"the {colours[i]}" for i in order],
+        "answer_label": order.index(0),
+        "rationales": [f"is {shapes[i]}" for i in order],
+        "rationale_label": order.index(0),
+        "boxes": [[1.0, 1.0, 5.0, 5.0]],
+    }
     return ImageRecord(
         image_id=image_id,
         source="toy",
@@ -196,6 +208,7 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
         captions=[{"caption_id": f"{image_id}/c", "text": f"a {COLOURS[colour]} {name}"}],
         questions=[question],
         statements=[statement],
+        choices=[choice],
     )
 
 
@@ -224,7 +237,7 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     raw["pretrain"] |= {"batch_size": 8, "max_epochs": 2, "objectives": {"mlm": 1, "moc": 1, "ism": 1, "msg": 1}}
     small = {"init": "pretrain", "sources": {}, "seed": 1, "max_epochs": 1, "max_steps": 0, "batch_size": 8}
     small |= {"accumulate": 1, "max_text_len": 12, "max_regions": 4, "optimizer": {"lr": 1e-3}}
-    raw["finetune"] = {task: {"task": task, **small} for task in ("captioning", "vqa", "nlvr", "retrieval")}
+    raw["finetune"] = {task: {"task": task, **small} for task in ("captioning", "vqa", "nlvr", "retrieval", "vcr")}
     for section, values in changes.items():
         raw[section] |= values
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))

@@ -13,7 +13,7 @@ from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.serving.predictor import Predictor
 
 
-@pytest.mark.parametrize("task", ["retrieval"])
+@pytest.mark.parametrize("task", ["retrieval", "vcr"])
 def test_a_task_that_is_not_served_is_refused_with_the_way_out(tmp_path: Path, task: str) -> None:
     task_model = make(make_toy(tmp_path), task)
     (tmp_path / "checkpoint").mkdir()

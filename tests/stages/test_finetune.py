@@ -45,7 +45,7 @@ def weights(workspace: Workspace, name: str) -> dict[str, torch.Tensor]:
     return load_file(workspace.checkpoint(name) / "model.safetensors")
 
 
-@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "retrieval"])
+@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "retrieval", "vcr"])
 def test_each_task_starts_from_the_pretrained_weights(workspace: Workspace, task: str) -> None:
     still = params_of(
         workspace, **{task: {"optimizer": replace(params_of(workspace).finetune[task].optimizer, lr=0.0)}}
@@ -92,8 +92,8 @@ def test_a_checkpoint_of_other_features_or_words_is_refused(workspace: Workspace
 
 
 def test_what_is_missing_or_unknown_is_named(workspace: Workspace) -> None:
-    with pytest.raises(ParamsError, match="there are: captioning, vqa, nlvr, retrieval"):
-        finetune.run(params_of(workspace), workspace, "vcr")
+    with pytest.raises(ParamsError, match="there are: captioning, vqa, nlvr, retrieval, vcr"):
+        finetune.run(params_of(workspace), workspace, "vcrr")
     with pytest.raises(ParamsError, match="no dataset `coco`"):
         finetune.run(params_of(workspace, vqa={"sources": {"coco": 1}}), workspace, "vqa")
     with pytest.raises(ParamsError, match=r"`finetune\.vqa\.options\.beams`: the task vqa has no such option"):

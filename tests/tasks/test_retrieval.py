@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_tasks import learn, make
+from toy_tasks import double, learn, make
 from toy_world import Toy
 
 from vlp_models.data.dataset import ShardDataset
@@ -45,11 +45,7 @@ def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[
     samples[3] = replace(
         samples[3], image_id=samples[0].image_id, regions=samples[0].regions
     )  # one image, two captions
-    batch = task_model.collate(samples)
-    double = replace(
-        batch.image, features_BRF=batch.image.features_BRF.double(), boxes_BR4=batch.image.boxes_BR4.double()
-    )
-    batch = replace(batch, image=double)
+    batch = double(task_model.collate(samples))
     with torch.no_grad():
         texts = task_model.model.embed_text(batch.text).numpy()
         images = task_model.model.embed_image(batch.image).numpy()

@@ -86,7 +86,7 @@ def test_hidden_answers_are_predicted_but_not_learned_from(toy: Toy, task: str) 
         task_model.loss(batch)
 
 
-@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr"])
+@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "vcr"])
 def test_a_saved_task_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> None:
     task_model = make(toy, task, blank_images=task == "nlvr")
     learn(task_model, toy, 3)
@@ -99,7 +99,7 @@ def test_a_saved_task_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> 
 
 
 def test_what_is_no_task_is_refused(toy: Toy, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="known: captioning, vqa, nlvr, retrieval"):
+    with pytest.raises(CheckpointError, match="known: captioning, vqa, nlvr, retrieval, vcr"):
         make(toy, "painting")
     with pytest.raises(DataError, match="min_answer_count"):
         task_class("vqa")(toy.model(), toy.tokenizer, {"model": "tden"})
