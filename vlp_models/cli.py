@@ -122,7 +122,7 @@ def judge(
 
 @app.command()
 def promote(
-    task: Annotated[str, typer.Argument(help="captioning, vqa or nlvr.")],
+    task: Annotated[str, typer.Argument(help="captioning, vqa, nlvr, retrieval or vcr.")],
     version: Annotated[int, typer.Option(help="The version to promote; default: the challenger.")] = 0,
 ) -> None:
     """Makes the challenger of a task its champion, which `vlp caption` and `vlp answer` then use."""

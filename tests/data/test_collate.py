@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from vlp_models.data.collate import collate_regions, collate_text
+from vlp_models.data.collate import collate_regions, collate_text, objects_first
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tokenizer import Tokenizer
 
@@ -33,6 +34,25 @@ def test_the_most_confident_regions_are_kept(regions: Callable[[int, int], Regio
 def test_a_batch_of_empty_images_has_one_row(regions: Callable[[int, int], RegionArrays]) -> None:
     batch = collate_regions([regions(1, 0), regions(2, 0)], max_regions=16)
     assert batch.mask_BR.tolist() == [[True], [True]] and not batch.features_BRF.any()
+
+
+def test_objects_come_first_with_the_features_of_the_region_that_overlaps_them(
+    regions: Callable[[int, int], RegionArrays],
+) -> None:
+    image = regions(1, 2)
+    image.boxes[:] = [[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0]]
+    objects = [(0.5, 0.5, 1.0, 0.9), (0.0, 0.0, 0.5, 0.2), (0.2, 0.2, 0.8, 0.8)]  # overlaps: 0.8, 0.4, 0.17
+    seen = objects_first(image, objects)
+    np.testing.assert_array_equal(seen.features[0], image.features[1])
+    np.testing.assert_array_equal(seen.class_probs[0], image.class_probs[1])
+    assert not seen.features[1:3].any() and not seen.class_probs[1:3].any()
+    np.testing.assert_allclose(seen.boxes[:3], objects)
+    np.testing.assert_array_equal(seen.features[3:], image.features)
+    assert len(collate_regions([seen], max_regions=3).boxes_BR4[0]) == 3
+
+    assert objects_first(image, ()) is image
+    nothing = objects_first(regions(1, 0), [(0.1, 0.1, 0.1, 0.1)])
+    assert len(nothing) == 1 and not nothing.features.any()
 
 
 def test_text() -> None:

@@ -59,6 +59,20 @@ def test_batch_is_padded_and_masked(tokenizer: Tokenizer) -> None:
     assert text.ids_BT[1, -1] == tokenizer.sep_id
 
 
+def test_segments_end_in_sep_and_the_longest_is_cut(tokenizer: Tokenizer) -> None:
+    a, b = (tokenizer.encode(text, 64)[1:-1] for text in ("two zebras stand near the river", "a man"))
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    texts = [("two zebras stand near the river", "a man"), ("a man", "", "a man")]
+    whole = tokenizer.encode_segments(texts, 64)
+    assert whole.ids_BT[0].tolist() == [cls, *a, sep, *b, sep]
+    assert whole.ids_BT[1, : int(whole.mask_BT[1].sum())].tolist() == [cls, *b, sep, sep, *b, sep]
+    cut = tokenizer.encode_segments(texts[:1], 8)
+    assert cut.ids_BT[0].tolist() == [cls, *a[: 5 - len(b)], sep, *b, sep]
+    assert tokenizer.encode_segments([("a man",)], 8).ids_BT[0].tolist() == tokenizer.encode("a man", 8)
+    with pytest.raises(ValueError, match="2"):
+        tokenizer.encode_segments([("a", "b")], 2)
+
+
 def test_saved_and_loaded_are_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "a")
     loaded = Tokenizer.load(tmp_path / "a")

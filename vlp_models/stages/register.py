@@ -1,6 +1,7 @@
 """register: the best run of each task becomes a version in MLflow's registry, alias `challenger`.
 
-Runs of the same task compete by `tracking.metric`; text-only controls do not take part. Running it again on the same
+Runs of the same task compete by `tracking.metric`; text-only controls do not take part, nor runs that it could not be
+computed for. Running it again on the same
 weights makes no second version.
 """
 
@@ -66,6 +67,8 @@ def _best_runs(params: Params, workspace: Workspace) -> dict[str, tuple[str, lis
         if metric is None:
             raise DataError(f"params.yaml: tracking.metric says nothing about the task {finetune.task}")
         values = [s["value"] for s in scores if s["metric"] == metric and s["value"] is not None]
+        if not values and any(s["metric"] == metric for s in scores):
+            continue  # a run that does not learn all that the metric needs, as VCR's subtasks alone
         if not values:
             raise DataError(f"{workspace.evaluation(name) / 'scores.json'}: no value for {metric}; can't rank {name}")
         candidate = (max(values), name, scores)
