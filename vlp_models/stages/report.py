@@ -17,8 +17,8 @@ from markupsafe import Markup
 
 from vlp_models.params import Params
 from vlp_models.stages.report_charts import interval_bar, line_chart
-from vlp_models.stages.report_examples import Pictures, caption_examples, question_examples, statement_examples
-from vlp_models.stages.report_more_examples import choice_examples, retrieval_examples
+from vlp_models.stages.report_examples import Pictures
+from vlp_models.stages.report_more_examples import GALLERIES
 from vlp_models.stages.results_table import is_headline, print_results
 from vlp_models.stages.workspace import Workspace, measured, read_json, write_json, write_text
 
@@ -224,15 +224,8 @@ def examples(params: Params, workspace: Workspace, missing: list[str]) -> dict[s
     """The galleries; of a task with several runs, the first that is neither a control nor without pretraining."""
     settings = params.evaluate
     pictures = Pictures(workspace, params.validate.max_image_pixels)
-    makers = {
-        "captioning": caption_examples,
-        "vqa": question_examples,
-        "nlvr": statement_examples,
-        "retrieval": retrieval_examples,
-        "vcr": choice_examples,
-    }
-    found: dict[str, Any] = dict.fromkeys(makers)
-    for task, make in makers.items():
+    found: dict[str, Any] = dict.fromkeys(GALLERIES)
+    for task, make in GALLERIES.items():
         runs = sorted(
             (name for name, run in params.finetune.items() if run.task == task),
             key=lambda name: (params.finetune[name].blank_images, params.finetune[name].scratch),

@@ -1,10 +1,18 @@
-"""Test examples of the tasks that choose among several: images found by caption, VCR's answers and rationales."""
+"""Test examples of the tasks that choose among several, and the galleries of all tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vlp_models.stages.report_examples import Examples, Pictures, grouped, predictions_of
+from vlp_models.stages.report_examples import (
+    Examples,
+    Pictures,
+    caption_examples,
+    grouped,
+    predictions_of,
+    question_examples,
+    statement_examples,
+)
 from vlp_models.stages.workspace import Workspace
 
 
@@ -56,3 +64,12 @@ def choice_examples(
             }
         )
     return Examples(run=run, split=split, rows=rows)
+
+
+GALLERIES = {
+    "captioning": caption_examples,
+    "vqa": question_examples,
+    "nlvr": statement_examples,
+    "retrieval": retrieval_examples,
+    "vcr": choice_examples,
+}
