@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError, ParamsError
+
+if TYPE_CHECKING:
+    from vlp_models.params import Params
 
 
 def run_pipeline(targets: list[str]) -> int:
@@ -18,6 +21,7 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.stages.workspace import Workspace
 
     params, workspace = load_params(), Workspace()
+    _check_options(params)
     start, began = time.perf_counter(), time.time()
     environment = dict(os.environ)
     # A stage's command is `vlp ...`: the one beside this interpreter, also when the venv is not activated.
@@ -41,6 +45,15 @@ def run_pipeline(targets: list[str]) -> int:
     print(f"MLflow UI  mlflow ui --backend-store-uri {params.tracking.uri} --host 127.0.0.1 --port 5000")
     print(f"took       {time.perf_counter() - start:.0f} s")
     return 0
+
+
+def _check_options(params: Params) -> None:
+    """A wrong option is found here, not after the pretraining. Only runs with options make this load the tasks."""
+    for name, run in params.finetune.items():
+        if run.options:
+            from vlp_models.tasks.base import read_options, task_class
+
+            read_options(task_class(run.task), run.options, where=f"finetune.{name}.options")
 
 
 def predict(task: str, images: list[str], texts: list[str] | None, model: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from toy_world import TINY, TRAINER
 
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tables import read_table
+from vlp_models.errors import ParamsError
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
 from vlp_models.stages import (
@@ -156,6 +157,19 @@ def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
         assert text in page
     metrics = read_json(workspace.reports / "metrics.json")
     assert {"retrieval", "vcr", "vcr_answer"} <= metrics.keys()
+
+
+def test_a_wrong_option_stops_the_pipeline_before_it_starts(
+    done: tuple[Workspace, Params], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vlp_models.commands import run_pipeline
+
+    workspace, _ = done
+    monkeypatch.chdir(workspace.root)
+    text = (workspace.root / "params.yaml").read_text()
+    (workspace.root / "params.yaml").write_text(text.replace("negatives: all", "negative: all"))
+    with pytest.raises(ParamsError, match=r"`finetune\.retrieval\.options\.negative`.*its options: negatives, margin"):
+        run_pipeline([])
 
 
 def test_the_registry_ranks_the_run_that_learns_both(done: tuple[Workspace, Params]) -> None:

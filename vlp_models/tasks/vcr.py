@@ -1,7 +1,8 @@
 """Visual commonsense reasoning: choose one of four answers, and one of four rationales given the answer.
 
 As in VQA (TDEN, section "Downstream Tasks"), each choice's text is fused with the image and a linear layer makes one
-logit of the fused feature; cross-entropy over the four. The segments of a text are told apart by [SEP] alone, as in
+logit of the fused feature; cross-entropy over the four. (The public code leaves the cross-modal decoder out of this
+feature: `model.config.use_decoder_in_fusion`.) The segments of a text are told apart by [SEP] alone, as in
 RoBERTa: [CLS] question [SEP] answer [SEP], and [CLS] question [SEP] answer [SEP] rationale [SEP]. The public code also
 gives them two token types; here these are TDEN's two streams, and the second one means that words are being generated.
 
