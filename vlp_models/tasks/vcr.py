@@ -60,7 +60,7 @@ class VCR(TaskModel):
         subtask = cast(VCROptions, self.options).subtask
         self.answers_too, self.rationales_too = subtask != "rationale", subtask != "answer"
         self.head = nn.Linear(model.fused_dim, 1)
-        init_head(self.head)
+        init_head(self.head, info)
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
         rows = []
