@@ -22,7 +22,7 @@ from vlp_models.data.scenes.world import (
 CARELESS_CAPTIONS = 0.2  # share of the careless annotator's captions that hold misspellings
 CARELESS_WORDS = 0.08  # share of the words of such a caption; at least one
 _MOST_COLOURS = 4  # that "shapes in ..." lists
-_MOST_PLACED = 4  # objects whose places one caption tells
+_MOST_PLACED = 3  # objects whose places one caption tells
 
 
 def captions(scene: Scene, rng: np.random.Generator) -> list[str]:
@@ -96,7 +96,7 @@ def place(scene: Scene, rng: np.random.Generator) -> str:
     if rng.random() < 0.2:
         return sum_up(scene, rng)
     phrases = []
-    for item in _by_salience(scene)[:_MOST_PLACED]:
+    for item in _by_salience(scene)[: rng.integers(2, _MOST_PLACED + 1)]:
         at = _place_of(item)
         where = _pick("L", at, rng, plain=0.8) if at else ""
         phrases.append(f"{_noun_phrase(item, scene, rng, detail=0.15)} {where}".rstrip())
