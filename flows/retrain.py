@@ -78,6 +78,7 @@ def retrain(root: str = ".") -> dict[str, bool]:
         ("validate", ["validate"]),
         ("features", ["shards", "tokenizer"]),
         ("pretrain", ["pretrain"]),
+        ("scheduled sampling", ["scheduled_sampling"]),
         *[(f"finetune {run}", [f"finetune@{run}"]) for run in runs],
         ("evaluate", [f"evaluate@{run}" for run in runs]),
         ("register", ["register"]),

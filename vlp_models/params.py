@@ -142,7 +142,9 @@ class OptimizerParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainParams:
+class PairsParams:
+    """What every pretraining on image-text pairs needs to know."""
+
     seed: int
     sources: dict[str, int]  # dataset -> how often its pairs are seen per epoch; empty: every dataset once
     max_epochs: int
@@ -151,16 +153,37 @@ class PretrainParams:
     accumulate: int
     max_text_len: int
     max_regions: int
-    mix: Literal["sum", "draw", "turns"]
     objectives: dict[str, float]  # name -> weight (sum), probability (draw) or share of turns
     mask_probability: float
     optimizer: OptimizerParams
 
 
 @dataclass(frozen=True, kw_only=True)
+class PretrainParams(PairsParams):
+    mix: Literal["sum", "draw", "turns"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RampParams:
+    """The share of masked words that scheduled sampling replaces: from `start` to `end` in `steps` updates."""
+
+    start: float = 1.0
+    end: float = 1.0
+    steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledSamplingParams(PairsParams):
+    scheme: Literal["none", "a", "b", "c"]  # none: hand checkpoints/pretrain on as it is
+    init: Literal["pretrain", "scratch"]  # scratch: two passes from the start, as in the paper
+    sample: Literal["multinomial", "argmax"]
+    ramp: RampParams = field(default_factory=RampParams)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinetuneParams:
     task: Literal["captioning", "vqa", "nlvr", "retrieval", "vcr"]
-    init: str  # `pretrain` or the name of another fine-tuning run
+    init: str  # `pretrain`, `scheduled_sampling` or the name of another fine-tuning run
     sources: dict[str, int]
     seed: int
     max_epochs: int
@@ -208,6 +231,7 @@ class Params:
     model: ModelParams
     trainer: TrainerParams
     pretrain: PretrainParams
+    scheduled_sampling: ScheduledSamplingParams
     finetune: dict[str, FinetuneParams]
     evaluate: EvaluateParams
     tracking: TrackingParams

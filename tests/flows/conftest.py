@@ -22,7 +22,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     shutil.copy(ROOT / "params.yaml", folder)
     runs = list(yaml.safe_load((ROOT / "params.yaml").read_text())["finetune"])
-    names = ["validate", "tokenizer", "shards", "pretrain"]
+    names = ["validate", "tokenizer", "shards", "pretrain", "scheduled_sampling"]
     stages: dict[str, object] = {}
     for before, name in zip([None, *names], names, strict=False):
         stages[name] = stage(name, [before] if before else ["params.yaml"])

@@ -133,7 +133,16 @@ def test_deploy_schedule_and_run_through_a_worker(server: Server, project: Path)
         worker.wait(60)
     assert (project / "report").exists()
     names = {run["name"] for run in server.post("/task_runs/filter", {"limit": 50})}
-    assert {"validate", "features", "pretrain", "evaluate", "register", "report", "finetune vqa"} <= names
+    assert {
+        "validate",
+        "features",
+        "pretrain",
+        "scheduled sampling",
+        "evaluate",
+        "register",
+        "report",
+        "finetune vqa",
+    } <= names
 
     server.run(["deployment", "schedule", "resume", "retrain/weekly", deployment["schedules"][0]["id"]], project)
     assert server.wait_for_run("SCHEDULED", 90)["deployment_id"] == deployment["id"]

@@ -1,19 +1,20 @@
 """What a model can do, said in types. A task asks for one of these and for nothing else.
 
-| protocol    | serves                                     |
-|-------------|--------------------------------------------|
-| Fuses       | VQA, VCR, NLVR, entailment                 |
-| Embeds      | retrieval by one matrix product            |
-| ScoresPairs | retrieval where there is no dual encoder   |
-| Generates   | captioning                                 |
-| Pretrains   | the pretraining stage                      |
+| protocol            | serves                             |
+|---------------------|------------------------------------|
+| Fuses               | VQA, VCR, NLVR, entailment         |
+| Embeds              | retrieval by one matrix product    |
+| ScoresPairs         | retrieval without a dual encoder   |
+| Generates           | captioning                         |
+| Pretrains           | the pretraining stage              |
+| PredictsMaskedWords | two-pass scheduled sampling        |
 
 Shape suffixes: B batch, R regions or patches, T text tokens, D hidden, E embedding, V vocabulary, N hypotheses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from vlp_models.data.batch import Batch, Image, Text
 from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.masking import Corruption
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,4 +75,44 @@ class Pretrains(Protocol):
         self, batch: Batch, *, objectives: Collection[str], generator: torch.Generator, mask_probability: float
     ) -> dict[str, Loss]:
         """One unweighted loss per asked objective; the recipe (sum, draw, turns) weighs and mixes them."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedPass:
+    """One pass over a corrupted batch.
+
+    losses       one unweighted loss per objective
+    word_logits  path -> [M, V], detached: its predictions of the M masked words, in row-major order of the batch
+    """
+
+    losses: dict[str, Loss]
+    word_logits: Mapping[str, Tensor]
+
+
+@runtime_checkable
+class PredictsMaskedWords(Pretrains, Protocol):
+    """Pretraining by the pass, so that a second one can read what the first predicted.
+
+    word_paths: path -> the objectives that it learns. From the first of them come the path's predictions of masked
+    words, so it is needed wherever the path is. An objective of no path is learnt in the first pass alone.
+    """
+
+    word_paths: Mapping[str, tuple[str, ...]]
+
+    def corrupt(
+        self, batch: Batch, *, objectives: Collection[str], generator: torch.Generator, mask_probability: float
+    ) -> Corruption: ...
+
+    def encode_corrupted(self, batch: Batch, corruption: Corruption) -> Any: ...  # what all passes share
+
+    def masked_pass(
+        self,
+        batch: Batch,
+        corruption: Corruption,
+        image: Any,
+        objectives: Collection[str],
+        ids: Mapping[str, Tensor] | None = None,
+    ) -> MaskedPass:
+        """A pass for these objectives. ids: path -> the sentences it reads; else `corruption.ids_BT`."""
         ...

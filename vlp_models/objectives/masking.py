@@ -7,12 +7,29 @@ Shape suffixes: B batch, T text tokens, R regions.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 OVERLAP = 0.4  # IoU from which the public TDEN code hides a masked region's neighbour
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corruption:
+    """What pretraining hides of a batch.
+
+    ids_BT      int64: the sentences with their selected words masked
+    words_BT    bool: the selected words
+    regions_BR  bool: the selected regions; None if no objective predicts regions
+    hidden_BR   bool: the regions that are out of sight, the selected ones and perhaps more; None likewise
+    """
+
+    ids_BT: Tensor
+    words_BT: Tensor
+    regions_BR: Tensor | None = None
+    hidden_BR: Tensor | None = None
 
 
 def draw_uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, to_plain
 from vlp_models.stages.workspace import Workspace, measured, need, read_json
 
 if TYPE_CHECKING:
     from vlp_models.stages.fitting import Inputs
     from vlp_models.tasks.base import TaskModel
+
+PRETRAININGS = ("pretrain", "scheduled_sampling")  # stages whose checkpoints no fine-tuning run may overwrite
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -31,7 +33,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     stage = f"finetune@{key}"
     with measured(workspace, stage):
         inputs = read_inputs(workspace)
-        init = need(workspace.checkpoint(p.init), "pretrain" if p.init == "pretrain" else f"finetune@{p.init}")
+        init = need(workspace.checkpoint(p.init), p.init if p.init in PRETRAININGS else f"finetune@{p.init}")
         files = {**inputs.files, "init": init / CONFIG if p.scratch else init}
         settings = {"finetune": to_plain(p)}
         work = work_directory(workspace, stage.replace("@", "-"), params.trainer, settings, files)
@@ -87,8 +89,8 @@ def _run_params(params: Params, key: str) -> FinetuneParams:
     if key not in params.finetune:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`; there are: {', '.join(params.finetune)}")
     p = params.finetune[key]
-    if key == "pretrain":
-        raise ParamsError("params.yaml: a fine-tuning run can't be called `pretrain`; checkpoints/pretrain is taken")
+    if key in PRETRAININGS:
+        raise ParamsError(f"params.yaml: a fine-tuning run can't be called `{key}`; checkpoints/{key} is taken")
     if p.init == key:
         raise ParamsError(f"params.yaml: `finetune.{key}.init` is the run itself")
     read_options(task_class(p.task), p.options, where=f"finetune.{key}.options")
@@ -107,10 +109,11 @@ def _task_model(p: FinetuneParams, init: Path, inputs: Inputs, workspace: Worksp
         read_config,
         read_weights,
     )
+    from vlp_models.stages.fitting import check_same_data
     from vlp_models.tasks.base import read_options, task_class
 
     before = read_config(init)
-    _check_same_data(before, init, inputs)
+    check_same_data(before, init, inputs)
     answers = read_json(workspace.tokenizer / "answers.json") if p.task == "vqa" else []
     info: dict[str, Any] = {
         **{name: before[name] for name in ("model", "model_config", "detector_id", "feature_dim", "classes")},
@@ -130,19 +133,3 @@ def _task_model(p: FinetuneParams, init: Path, inputs: Inputs, workspace: Worksp
         if before["task"] == p.task and (p.task != "vqa" or read_answers(init) == answers):
             load_strictly(task_model.head, part_of(weights, "head"), init)
     return task_model
-
-
-def _check_same_data(before: dict[str, Any], init: Path, inputs: Inputs) -> None:
-    from vlp_models.data.tokenizer import Tokenizer
-
-    manifest = inputs.manifest
-    for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
-        if before[name] != now:
-            raise CheckpointError(
-                f"{init}: made from features with {name} {before[name]!r}, the shards hold {now!r}; `dvc repro` makes "
-                "it anew from these"
-            )
-    if list(before["classes"]) != list(manifest.classes):
-        raise CheckpointError(f"{init}: made with other detector classes than the shards'; `dvc repro` makes it anew")
-    if Tokenizer.load(init).vocabulary != inputs.tokenizer.vocabulary:
-        raise CheckpointError(f"{init}: made with another vocabulary than data/tokenizer; `dvc repro` makes it anew")

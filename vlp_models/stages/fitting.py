@@ -12,6 +12,7 @@ from torch import nn
 
 from vlp_models.data.dataset import ShardsManifest, read_manifest
 from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.params import Params, TrainerParams, to_plain
 from vlp_models.stages.workspace import (
@@ -49,6 +50,25 @@ def read_inputs(workspace: Workspace) -> Inputs:
     indices = {path.name: path for path in sorted(shards.glob("index-*.parquet"))}
     files = {"manifest": shards / "manifest.json", **indices, "tokenizer": tokenizer}
     return Inputs(shards=shards, manifest=read_manifest(shards), tokenizer=Tokenizer.load(tokenizer), files=files)
+
+
+def check_same_data(before: dict[str, Any], init: Path, inputs: Inputs) -> None:
+    """That a checkpoint, `before` its config.json, was made from these features and this vocabulary.
+
+    Raises:
+        CheckpointError: it was not.
+    """
+    manifest = inputs.manifest
+    for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
+        if before[name] != now:
+            raise CheckpointError(
+                f"{init}: made from features with {name} {before[name]!r}, the shards hold {now!r}; `dvc repro` makes "
+                "it anew from these"
+            )
+    if list(before["classes"]) != list(manifest.classes):
+        raise CheckpointError(f"{init}: made with other detector classes than the shards'; `dvc repro` makes it anew")
+    if Tokenizer.load(init).vocabulary != inputs.tokenizer.vocabulary:
+        raise CheckpointError(f"{init}: made with another vocabulary than data/tokenizer; `dvc repro` makes it anew")
 
 
 def work_directory(

@@ -52,7 +52,7 @@ class Workspace:
         return self.root / "data" / "shards"
 
     def checkpoint(self, name: str) -> Path:
-        """`pretrain`, or the name of a fine-tuning run."""
+        """`pretrain`, `scheduled_sampling`, or the name of a fine-tuning run."""
         return self.root / "checkpoints" / name
 
     @property

@@ -51,17 +51,20 @@ class Recipe:
         return Loss(total=torch.stack(terms).sum(), parts=parts)
 
 
-def make_recipe(mix: str, weights: Mapping[str, float], *, known: Collection[str], seed: int) -> Recipe:
+def make_recipe(
+    mix: str, weights: Mapping[str, float], *, known: Collection[str], seed: int, section: str = "pretrain"
+) -> Recipe:
     """
     Args:
         known: what the model can learn (`Pretrains.objectives`).
+        section: of params.yaml, where the weights stand.
 
     Raises:
         ParamsError: an objective the model does not have, a negative weight, nothing to learn, or turns that are no
             whole numbers.
     """
     for name, weight in weights.items():
-        where = f"params.yaml: `pretrain.objectives.{name}"
+        where = f"params.yaml: `{section}.objectives.{name}"
         if name not in known:
             raise ParamsError(f"{where}`: the model can't learn that here; it can learn: {', '.join(sorted(known))}")
         if not 0 <= weight < float("inf"):
@@ -69,7 +72,7 @@ def make_recipe(mix: str, weights: Mapping[str, float], *, known: Collection[str
         if mix == "turns" and weight != int(weight):
             raise ParamsError(f"{where}: {weight}` must be a whole number of updates, for `mix: turns`")
     if not any(weights.values()):
-        raise ParamsError("params.yaml: `pretrain.objectives` names nothing to learn")
+        raise ParamsError(f"params.yaml: `{section}.objectives` names nothing to learn")
     return Recipe(mix=cast(Literal["sum", "draw", "turns"], mix), weights=dict(weights), seed=seed)
 
 

@@ -44,258 +44,27 @@ V vocabulary, N hypotheses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vlp_models.data.batch import Batch, Image, Regions, Text
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.data.batch import Image, Text
+from vlp_models.errors import ParamsError
 from vlp_models.models.layers.attention import KeyValues
-from vlp_models.models.layers.blocks import DecoderBlock, ModalityBlock, TransformerBlock
-from vlp_models.models.layers.embeddings import RegionEmbedding, TextEmbedding
-from vlp_models.models.layers.heads import TokenHead
-from vlp_models.models.layers.init import init_weights
+from vlp_models.models.layers.blocks import TransformerBlock
 from vlp_models.models.layers.masks import causal_mask, padding_mask
-from vlp_models.models.layers.pooling import AttentionPooler
 from vlp_models.models.protocols import Fused
-from vlp_models.models.tden.config import TDENConfig
-from vlp_models.models.tden.state import DecodingState, PassOutput, VisualStates
-from vlp_models.objectives.ism import image_sentence_matching, same_image
-from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.masking import mask_tokens, overlapping, select_regions, select_tokens
-from vlp_models.objectives.mlm import masked_language_modelling
-from vlp_models.objectives.moc import masked_object_classification
-from vlp_models.objectives.msg import sentence_generation
-
-UNDERSTANDING, GENERATION = 0, 1  # the sentence encoder's streams, and their token types
+from vlp_models.models.tden.modules import GENERATION, UNDERSTANDING
+from vlp_models.models.tden.pretraining import TDENPretraining
+from vlp_models.models.tden.state import DecodingState
 
 
-class TDEN(nn.Module):
-    """Fuses, Embeds, ScoresPairs, Generates and Pretrains (models/protocols.py), on region features."""
-
-    def __init__(self, config: TDENConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.objectives = ("mlm", "moc", "ism", "msg") if config.num_classes else ("mlm", "ism", "msg")
-        self.fused_dim = config.hidden
-        hidden, dropout, eps = config.hidden, config.dropout, config.layer_norm_eps
-
-        def stack(block: type[nn.Module], layers: int) -> nn.ModuleList:
-            sizes = (hidden, config.heads, config.intermediate)
-            drop = {"dropout": dropout, "attention_dropout": config.attention_dropout}
-            return nn.ModuleList(block(*sizes, **drop, eps=eps) for _ in range(layers))
-
-        self.region_embedding = RegionEmbedding(
-            config.feature_dim,
-            hidden,
-            dropout=dropout,
-            eps=config.embedding_norm_eps,
-            separate_norms=config.separate_region_norms,
-        )
-        self.text_embedding = TextEmbedding(
-            config.vocab_size,
-            hidden,
-            max_positions=config.max_positions,
-            types=2,
-            dropout=dropout,
-            eps=config.embedding_norm_eps,
-        )
-        self.object_encoder = stack(TransformerBlock, config.object_layers)
-        self.sentence_encoder = stack(TransformerBlock, config.sentence_layers)
-        self.cross_encoder = stack(ModalityBlock if config.separate_ffn else TransformerBlock, config.encoder_layers)
-        self.cross_decoder = stack(DecoderBlock, config.decoder_layers)
-
-        self.word_head = TokenHead(hidden, config.vocab_size, eps=eps, tied=config.tie_lm_head)
-        self.object_head = TokenHead(hidden, config.num_classes, eps=eps) if config.num_classes else None
-
-        def ism_pooler() -> AttentionPooler:
-            size = config.similarity_dim or hidden
-            return AttentionPooler(hidden, size, dropout=dropout, batch_norm=config.pooler_batch_norm)
-
-        self.text_pooler = ism_pooler()
-        pooled_layers = config.object_layers if config.ism_pooling == "all_layers" else 1
-        self.image_poolers = nn.ModuleList(ism_pooler() for _ in range(pooled_layers))
-
-        sources = ["image", "text", "decoder"] if config.use_decoder_in_fusion else ["image", "text"]
-        if config.fusion_pooling == "all_layers":
-            sources += [f"image_{layer}" for layer in range(config.encoder_layers - 1)]
-        self.fusion_poolers = nn.ModuleDict({s: AttentionPooler(hidden, hidden, dropout=dropout) for s in sources})
-        self.fusion_norm = nn.LayerNorm(hidden, eps=eps)
-        init_weights(self, config.init_std)
-
-    # ---- The four modules ------------------------------------------------------------------------------------
-
-    def encode_image(self, image: Image, hidden_BR: Tensor | None = None) -> VisualStates:
-        """The object encoder. hidden_BR bool: regions that MOC hides."""
-        if not isinstance(image, Regions):
-            raise DataError("TDEN reads region features: run the features stage, or choose a model that reads pixels")
-        x_BSD, mask_BS = self.region_embedding(image, hidden_BR)
-        layers = []
-        for block in self.object_encoder:
-            x_BSD = block(x_BSD, padding_mask(mask_BS))
-            layers.append(x_BSD)
-        return VisualStates(layers=tuple(layers), mask_BS=mask_BS)
-
-    def encode_text(self, ids: Mapping[int, Tensor], mask_BT: Tensor) -> dict[int, Tensor]:
-        """The sentence encoder, once over all streams: {UNDERSTANDING or GENERATION: ids_BT} -> {...: [B, T, D]}."""
-        batch, length = mask_BT.shape
-        if length > self.config.max_positions:
-            raise ParamsError(f"{length} tokens of text, but model.config.max_positions is {self.config.max_positions}")
-        type_B = torch.tensor(list(ids), device=mask_BT.device).repeat_interleave(batch)
-        masks = [causal_mask(mask_BT) if s == GENERATION else padding_mask(mask_BT) for s in ids]
-        mask = masks[0] if len(masks) == 1 else torch.cat([m.expand(-1, -1, length, -1) for m in masks])
-        x = self.text_embedding(torch.cat(list(ids.values())), type_B)
-        for block in self.sentence_encoder:
-            x = block(x, mask)
-        return dict(zip(ids, x.chunk(len(ids)), strict=True))
-
-    def cross_encode(self, text_BTD: Tensor, mask_BT: Tensor, visual: VisualStates) -> tuple[Tensor, list[Tensor]]:
-        """The cross-modal encoder over [words; regions].
-
-        Returns the words' last states, and the regions' after each layer, [IMG] first: [B, T, D] and [B, S, D]s.
-        """
-        length = mask_BT.shape[1]
-        x = torch.cat([text_BTD, visual.last_BSD], dim=1)
-        mask = padding_mask(torch.cat([mask_BT, visual.mask_BS], dim=1))
-        image_layers = []
-        for block in self.cross_encoder:
-            x = block(x, mask, length) if self.config.separate_ffn else block(x, mask)
-            image_layers.append(x[:, length:])
-        return x[:, :length], image_layers
-
-    def decode(self, text_BTD: Tensor, text_mask: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """The cross-modal decoder. `text_mask` is an attention mask: `causal_mask`, but for the public code's VQA."""
-        for block in self._decoder_blocks():
-            text_BTD = block(text_BTD, text_mask, block.cross.project(memory_BSD), padding_mask(mask_BS))
-        return text_BTD
-
-    def _decoder_blocks(self) -> list[DecoderBlock]:
-        return cast("list[DecoderBlock]", self.cross_decoder)
-
-    def predict_words(self, x_D: Tensor) -> Tensor:
-        """Vocabulary logits; any leading dimensions. Gather the positions that need them first."""
-        return self.word_head(x_D, self.text_embedding.words.weight if self.config.tie_lm_head else None)
-
-    # ---- Pretraining -----------------------------------------------------------------------------------------
-
-    def run_pass(
-        self,
-        visual: VisualStates,
-        mask_BT: Tensor,
-        *,
-        encoder_ids_BT: Tensor | None = None,
-        decoder_ids_BT: Tensor | None = None,
-        words_BT: Tensor | None = None,
-        regions_BR: Tensor | None = None,
-    ) -> PassOutput:
-        """One pass, given encoded images and corrupted sentences.
-
-        encoder_ids_BT: what the cross-modal encoder reads (S_E in the paper), None to leave MLM, MOC and ISM out.
-        decoder_ids_BT: what the cross-modal decoder reads (S_D), None to leave MSG out.
-        words_BT, regions_BR bool: the masked positions that MLM and MOC predict, None to leave the objective out.
-        """
-        ids = {UNDERSTANDING: encoder_ids_BT, GENERATION: decoder_ids_BT}
-        text = self.encode_text({stream: i for stream, i in ids.items() if i is not None}, mask_BT)
-        output = PassOutput(text_BTD=text.get(UNDERSTANDING))
-        memory_BSD = visual.last_BSD
-
-        needs_encoder = words_BT is not None or regions_BR is not None
-        if UNDERSTANDING in text and (needs_encoder or self._decoder_reads_cross_encoder(text)):
-            text_BTD, (*_, image_BSD) = self.cross_encode(text[UNDERSTANDING], mask_BT, visual)
-            if words_BT is not None:
-                output = replace(output, mlm_logits_MV=self.predict_words(text_BTD[words_BT]))
-            if regions_BR is not None and self.object_head is not None:
-                output = replace(output, moc_logits_KC=self.object_head(image_BSD[:, 1:][regions_BR]))
-            if self._decoder_reads_cross_encoder(text):
-                memory_BSD = image_BSD
-        if GENERATION in text:
-            decoded_BTD = self.decode(text[GENERATION], causal_mask(mask_BT), memory_BSD, visual.mask_BS)
-            output = replace(output, msg_logits_NV=self.predict_words(decoded_BTD[:, :-1][mask_BT[:, 1:]]))
-        return output
-
-    def _decoder_reads_cross_encoder(self, text: Mapping[int, Tensor]) -> bool:
-        return self.config.decoder_visual_source == "cross_encoder" and len(text) == 2
-
-    def pretraining_losses(
-        self, batch: Batch, *, objectives: Collection[str], generator: torch.Generator, mask_probability: float
-    ) -> dict[str, Loss]:
-        """One unweighted loss per objective; one corruption of the batch and one pass serve them all.
-
-        Raises:
-            ParamsError: an objective is unknown, or MOC is asked for without class probabilities.
-        """
-        unknown = set(objectives) - set(self.objectives)
-        if unknown:
-            why = "; `moc` needs features with class probabilities" if "moc" in unknown else ""
-            raise ParamsError(f"TDEN can't learn {sorted(unknown)}, only {list(self.objectives)}{why}")
-        config, text, image = self.config, batch.text, batch.image
-        words_BT = select_tokens(text.mask_BT, mask_probability, generator)
-        ids_BT = text.ids_BT
-        if {"mlm", "msg"} & set(objectives):
-            ids_BT = mask_tokens(
-                ids_BT,
-                words_BT,
-                scheme=config.mask_scheme,
-                mask_id=config.mask_id,
-                vocab_size=config.vocab_size,
-                generator=generator,
-            )
-        regions_BR = hidden_BR = None
-        if "moc" in objectives and isinstance(image, Regions):
-            regions_BR = hidden_BR = select_regions(image.mask_BR, mask_probability, generator)
-            if config.zero_overlapping_regions:
-                hidden_BR = overlapping(regions_BR, image.boxes_BR4) & image.mask_BR
-
-        visual = self.encode_image(image, hidden_BR)
-        output = self.run_pass(
-            visual,
-            text.mask_BT,
-            encoder_ids_BT=ids_BT if {"mlm", "moc", "ism"} & set(objectives) else None,
-            decoder_ids_BT=ids_BT if "msg" in objectives else None,
-            words_BT=words_BT if "mlm" in objectives else None,
-            regions_BR=regions_BR,
-        )
-        losses = self.pass_losses(output, batch, words_BT=words_BT, regions_BR=regions_BR)
-        if "ism" in objectives and output.text_BTD is not None:
-            similarity_BB = self.pool_text(output.text_BTD, text.mask_BT) @ self.pool_image(visual).T
-            losses["ism"] = image_sentence_matching(
-                similarity_BB,
-                same_image(batch.image_ids, similarity_BB.device),
-                margin=config.ism_margin,
-                negatives=config.ism_negatives,
-            )
-        return losses
-
-    def pass_losses(
-        self, output: PassOutput, batch: Batch, *, words_BT: Tensor, regions_BR: Tensor | None
-    ) -> dict[str, Loss]:
-        """MLM, MOC and MSG of what a pass predicted; the targets are the batch's own words and regions."""
-        losses = {}
-        ids_BT, mask_BT = batch.text.ids_BT, batch.text.mask_BT
-        if output.mlm_logits_MV is not None:
-            losses["mlm"] = masked_language_modelling(output.mlm_logits_MV, ids_BT[words_BT])
-        if output.moc_logits_KC is not None and isinstance(batch.image, Regions):
-            targets_KC = batch.image.class_probs_BRC[regions_BR]
-            losses["moc"] = masked_object_classification(output.moc_logits_KC, targets_KC)
-        if output.msg_logits_NV is not None:
-            losses["msg"] = sentence_generation(output.msg_logits_NV, ids_BT[:, 1:][mask_BT[:, 1:]])
-        return losses
+class TDEN(TDENPretraining):
+    """Fuses, Embeds, ScoresPairs, Generates, Pretrains and PredictsMaskedWords (models/protocols.py), on regions."""
 
     # ---- Understanding ---------------------------------------------------------------------------------------
-
-    def pool_image(self, visual: VisualStates) -> Tensor:
-        """[B, P], unit length."""
-        layers = visual.layers[-len(self.image_poolers) :]
-        pooled = [pool(x, visual.mask_BS) for pool, x in zip(self.image_poolers, layers, strict=True)]
-        return F.normalize(torch.stack(pooled).sum(0), dim=-1)
-
-    def pool_text(self, text_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """[B, P], unit length."""
-        return F.normalize(self.text_pooler(text_BTD, mask_BT), dim=-1)
 
     def embed_image(self, image: Image) -> Tensor:
         return self.pool_image(self.encode_image(image))

@@ -1,0 +1,172 @@
+"""TDEN's pretraining: one corruption of a batch, a pass over it, and the four objectives on what it predicts.
+
+Shape suffixes: B batch, R regions, T text tokens, M masked words, K masked regions, V vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vlp_models.data.batch import Batch, Regions
+from vlp_models.errors import ParamsError
+from vlp_models.models.layers.masks import causal_mask
+from vlp_models.models.protocols import MaskedPass
+from vlp_models.models.tden.modules import GENERATION, UNDERSTANDING, TDENModules
+from vlp_models.models.tden.state import PassOutput, VisualStates
+from vlp_models.objectives.ism import image_sentence_matching, same_image
+from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, select_regions, select_tokens
+from vlp_models.objectives.mlm import masked_language_modelling
+from vlp_models.objectives.moc import masked_object_classification
+from vlp_models.objectives.msg import sentence_generation
+
+
+class TDENPretraining(TDENModules):
+    """Pretrains and PredictsMaskedWords (models/protocols.py)."""
+
+    word_paths = {"encoder": ("mlm", "moc"), "decoder": ("msg",)}  # noqa: RUF012
+
+    def pretraining_losses(
+        self, batch: Batch, *, objectives: Collection[str], generator: torch.Generator, mask_probability: float
+    ) -> dict[str, Loss]:
+        """One unweighted loss per objective; one corruption of the batch and one pass serve them all.
+
+        Raises:
+            ParamsError: an objective is unknown, or MOC is asked for without class probabilities.
+        """
+        corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
+        return self.masked_pass(batch, corruption, self.encode_corrupted(batch, corruption), objectives).losses
+
+    def corrupt(
+        self, batch: Batch, *, objectives: Collection[str], generator: torch.Generator, mask_probability: float
+    ) -> Corruption:
+        """What the objectives hide of the batch: words for MLM and MSG, regions for MOC.
+
+        Raises:
+            ParamsError: an objective is unknown, or MOC is asked for without class probabilities.
+        """
+        unknown = set(objectives) - set(self.objectives)
+        if unknown:
+            why = "; `moc` needs features with class probabilities" if "moc" in unknown else ""
+            raise ParamsError(f"TDEN can't learn {sorted(unknown)}, only {list(self.objectives)}{why}")
+        config, text, image = self.config, batch.text, batch.image
+        words_BT = select_tokens(text.mask_BT, mask_probability, generator)
+        ids_BT = text.ids_BT
+        if {"mlm", "msg"} & set(objectives):
+            ids_BT = mask_tokens(
+                ids_BT,
+                words_BT,
+                scheme=config.mask_scheme,
+                mask_id=config.mask_id,
+                vocab_size=config.vocab_size,
+                generator=generator,
+            )
+        regions_BR = hidden_BR = None
+        if "moc" in objectives and isinstance(image, Regions):
+            regions_BR = hidden_BR = select_regions(image.mask_BR, mask_probability, generator)
+            if config.zero_overlapping_regions:
+                hidden_BR = overlapping(regions_BR, image.boxes_BR4) & image.mask_BR
+        return Corruption(ids_BT=ids_BT, words_BT=words_BT, regions_BR=regions_BR, hidden_BR=hidden_BR)
+
+    def encode_corrupted(self, batch: Batch, corruption: Corruption) -> VisualStates:
+        """The image without its hidden regions, once for all passes."""
+        return self.encode_image(batch.image, corruption.hidden_BR)
+
+    def masked_pass(
+        self,
+        batch: Batch,
+        corruption: Corruption,
+        image: VisualStates,
+        objectives: Collection[str],
+        ids: Mapping[str, Tensor] | None = None,
+    ) -> MaskedPass:
+        """One pass for these objectives; only the paths that they need run.
+
+        ids: what the `encoder` and the `decoder` path read; the masked sentences where it says nothing.
+        """
+        ids, wanted, mask_BT = ids or {}, set(objectives), batch.text.mask_BT
+        words_BT, regions_BR = corruption.words_BT, corruption.regions_BR if "moc" in wanted else None
+        output = self.run_pass(
+            image,
+            mask_BT,
+            encoder_ids_BT=ids.get("encoder", corruption.ids_BT) if wanted & {"mlm", "moc", "ism"} else None,
+            decoder_ids_BT=ids.get("decoder", corruption.ids_BT) if "msg" in wanted else None,
+            words_BT=words_BT if "mlm" in wanted else None,
+            regions_BR=regions_BR,
+        )
+        losses = self.pass_losses(output, batch, words_BT=words_BT, regions_BR=regions_BR)
+        if "ism" in wanted and output.text_BTD is not None:
+            losses["ism"] = self.matching_loss(output.text_BTD, batch, image)
+        word_logits = {}
+        if output.mlm_logits_MV is not None:
+            word_logits["encoder"] = output.mlm_logits_MV.detach()
+        if output.msg_logits_NV is not None:
+            word_logits["decoder"] = output.msg_logits_at(words_BT, mask_BT).detach()
+        return MaskedPass(losses=losses, word_logits=word_logits)
+
+    def run_pass(
+        self,
+        visual: VisualStates,
+        mask_BT: Tensor,
+        *,
+        encoder_ids_BT: Tensor | None = None,
+        decoder_ids_BT: Tensor | None = None,
+        words_BT: Tensor | None = None,
+        regions_BR: Tensor | None = None,
+    ) -> PassOutput:
+        """One pass, given encoded images and corrupted sentences.
+
+        encoder_ids_BT: what the cross-modal encoder reads (S_E in the paper), None to leave MLM, MOC and ISM out.
+        decoder_ids_BT: what the cross-modal decoder reads (S_D), None to leave MSG out.
+        words_BT, regions_BR bool: the masked positions that MLM and MOC predict, None to leave the objective out.
+        """
+        ids = {UNDERSTANDING: encoder_ids_BT, GENERATION: decoder_ids_BT}
+        text = self.encode_text({stream: i for stream, i in ids.items() if i is not None}, mask_BT)
+        output = PassOutput(text_BTD=text.get(UNDERSTANDING))
+        memory_BSD = visual.last_BSD
+
+        needs_encoder = words_BT is not None or regions_BR is not None
+        if UNDERSTANDING in text and (needs_encoder or self._decoder_reads_cross_encoder(text)):
+            text_BTD, (*_, image_BSD) = self.cross_encode(text[UNDERSTANDING], mask_BT, visual)
+            if words_BT is not None:
+                output = replace(output, mlm_logits_MV=self.predict_words(text_BTD[words_BT]))
+            if regions_BR is not None and self.object_head is not None:
+                output = replace(output, moc_logits_KC=self.object_head(image_BSD[:, 1:][regions_BR]))
+            if self._decoder_reads_cross_encoder(text):
+                memory_BSD = image_BSD
+        if GENERATION in text:
+            decoded_BTD = self.decode(text[GENERATION], causal_mask(mask_BT), memory_BSD, visual.mask_BS)
+            output = replace(output, msg_logits_NV=self.predict_words(decoded_BTD[:, :-1][mask_BT[:, 1:]]))
+        return output
+
+    def _decoder_reads_cross_encoder(self, text: Mapping[int, Tensor]) -> bool:
+        return self.config.decoder_visual_source == "cross_encoder" and len(text) == 2
+
+    def pass_losses(
+        self, output: PassOutput, batch: Batch, *, words_BT: Tensor, regions_BR: Tensor | None
+    ) -> dict[str, Loss]:
+        """MLM, MOC and MSG of what a pass predicted; the targets are the batch's own words and regions."""
+        losses = {}
+        ids_BT, mask_BT = batch.text.ids_BT, batch.text.mask_BT
+        if output.mlm_logits_MV is not None:
+            losses["mlm"] = masked_language_modelling(output.mlm_logits_MV, ids_BT[words_BT])
+        if output.moc_logits_KC is not None and isinstance(batch.image, Regions):
+            targets_KC = batch.image.class_probs_BRC[regions_BR]
+            losses["moc"] = masked_object_classification(output.moc_logits_KC, targets_KC)
+        if output.msg_logits_NV is not None:
+            losses["msg"] = sentence_generation(output.msg_logits_NV, ids_BT[:, 1:][mask_BT[:, 1:]])
+        return losses
+
+    def matching_loss(self, text_BTD: Tensor, batch: Batch, image: VisualStates) -> Loss:
+        """ISM on the outputs of the sentence encoder (understanding stream) and of the object encoder."""
+        similarity_BB = self.pool_text(text_BTD, batch.text.mask_BT) @ self.pool_image(image).T
+        return image_sentence_matching(
+            similarity_BB,
+            same_image(batch.image_ids, similarity_BB.device),
+            margin=self.config.ism_margin,
+            negatives=self.config.ism_negatives,
+        )
