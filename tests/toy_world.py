@@ -235,6 +235,7 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     raw["trainer"] = to_plain(TRAINER)
     raw["tracking"]["uri"] = ""
     raw["pretrain"] |= {"batch_size": 8, "max_epochs": 2, "objectives": {"mlm": 1, "moc": 1, "ism": 1, "msg": 1}}
+    raw["scheduled_sampling"] |= {"batch_size": 8, "max_epochs": 2}
     small = {"init": "pretrain", "sources": {}, "seed": 1, "max_epochs": 1, "max_steps": 0, "batch_size": 8}
     small |= {"accumulate": 1, "max_text_len": 12, "max_regions": 4, "optimizer": {"lr": 1e-3}}
     raw["finetune"] = {task: {"task": task, **small} for task in ("captioning", "vqa", "nlvr", "retrieval", "vcr")}

@@ -22,6 +22,7 @@ class AttentionPooler(nn.Module):
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """[B, P]. Every row of the mask needs one True."""
-        scores_BT = self.score(x_BTD).squeeze(-1).float().masked_fill(~mask_BT, float("-inf"))
-        weights_BT = scores_BT.softmax(-1).to(x_BTD.dtype)
+        scores_BT = self.score(x_BTD).squeeze(-1)
+        scores_BT = scores_BT.float() if scores_BT.dtype.itemsize < 4 else scores_BT
+        weights_BT = scores_BT.masked_fill(~mask_BT, float("-inf")).softmax(-1).to(x_BTD.dtype)
         return self.norm(self.project((weights_BT[:, None] @ x_BTD).squeeze(1)))
