@@ -23,7 +23,10 @@ VARIANTS = [
         "fusion": "product",
     },
     {"use_decoder_in_fusion": False},
+    {"structure": "two_stream", "ism_source": "cross_modal"},
+    {"structure": "single_stream", "ism_pooling": "all_layers"},
 ]
+STRUCTURES = ["decoupled", "two_stream", "single_stream"]
 
 
 def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
@@ -81,8 +84,9 @@ def test_a_sample_does_not_depend_on_its_batch(tiny, batch, variant):
             torch.testing.assert_close(value, expected, rtol=0, atol=1e-10, msg=name)
 
 
-def test_generation_never_sees_later_words(tiny, batch):
-    model = tiny()
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_generation_never_sees_later_words(tiny, batch, structure):
+    model = tiny(structure=structure)
     logits = model.generation_logits(batch.image, batch.text)
     for changed in range(1, 8):
         ids = batch.text.ids_BT.clone()
@@ -123,9 +127,10 @@ def test_image_and_text_both_reach_every_output(tiny, batch):
         assert not torch.allclose(before[name], other[name]), name
 
 
-def test_cached_steps_equal_teacher_forcing(tiny, batch):
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_cached_steps_equal_teacher_forcing(tiny, batch, structure):
     """Also with three hypotheses per image, shuffled within and across images on the way."""
-    model = tiny()
+    model = tiny(structure=structure)
     size, length = batch.text.ids_BT.shape
     copies = torch.arange(size).repeat_interleave(3)
     generator = torch.Generator().manual_seed(5)
@@ -146,9 +151,18 @@ def test_cached_steps_equal_teacher_forcing(tiny, batch):
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_structure_has_no_weights_that_it_does_not_use(tiny, structure):
+    parts = {name.split(".")[0] for name in tiny(structure=structure).state_dict()}
+    absent = {"cross_decoder"} if structure != "decoupled" else set()
+    absent |= {"object_encoder", "sentence_encoder"} if structure == "single_stream" else set()
+    stacks = {"object_encoder", "sentence_encoder", "cross_encoder", "cross_decoder"}
+    assert parts & stacks == stacks - absent
+
+
 def test_says_what_it_can_do(tiny):
     model = tiny()
-    for protocol in ("Fuses", "Embeds", "ScoresPairs", "Generates", "Pretrains"):
+    for protocol in ("Fuses", "Embeds", "ScoresPairs", "Generates", "Pretrains", "PredictsMaskedWords"):
         assert isinstance(model, getattr(protocols, protocol)), protocol
 
 
@@ -187,6 +201,7 @@ def test_sizes_equal_the_public_model():
         ({"vocab_size": 31}, "the data at hand has 30"),
         ({"decoder_layers": 0}, "at least one layer"),
         ({"mask_id": 30}, "outside the vocabulary"),
+        ({"structure": "two_stream", "separate_ffn": True}, "for the decoupled structure, not two_stream"),
     ],
 )
 def test_wrong_configs_are_explained(config, message):
@@ -206,7 +221,8 @@ def test_wrong_inputs_are_explained(tiny, batch):
         model.start(batch.image, max_len=9)
 
 
-def test_an_image_without_regions_is_finite(tiny, batch):
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_an_image_without_regions_is_finite(tiny, batch, structure):
     empty = dataclasses.replace(batch, image=dataclasses.replace(batch.image, mask_BR=batch.image.mask_BR & False))
-    for name, value in everything(tiny(), empty).items():
+    for name, value in everything(tiny(structure=structure), empty).items():
         assert value.isfinite().all(), name

@@ -43,6 +43,43 @@ def test_the_four_losses_fall_on_one_batch(tiny, make_batch):
     assert mean("ism_accuracy", history[-10:]) > 0.9 > 0.5 > mean("ism_accuracy", history[:10])
 
 
+def test_one_stack_learns_both_ways_and_keeps_them_apart(tiny, batch):
+    """A masked word's MLM prediction sees later words; in the same weights, MSG's sees none, nor through regions."""
+    model = tiny(structure="single_stream", ism_source="cross_modal")
+    result = losses(model, batch, probability=0.5)
+    torch.stack([loss.total for loss in result.values()]).sum().backward()
+    assert {n for n, p in model.named_parameters() if p.grad is None} <= {
+        n for n, _ in model.named_parameters() if n.startswith(("fusion_", "text_pooler", "image_poolers"))
+    }
+    visual, mask, ids = model.encode_image(batch.image), batch.text.mask_BT, batch.text.ids_BT
+    words = torch.zeros_like(mask)
+    words[0, 1] = True
+    later = ids.clone()
+    later[:, 2:] = (later[:, 2:] + 1) % 30
+    before, after = (
+        model.run_pass(visual, mask, encoder_ids_BT=i, decoder_ids_BT=i, words_BT=words) for i in (ids, later)
+    )
+    assert not torch.allclose(before.mlm_logits_MV, after.mlm_logits_MV)
+    assert torch.equal(before.msg_logits_at(words, mask), after.msg_logits_at(words, mask))
+
+
+def test_cross_modal_matching_equals_its_definition(tiny, make_batch):
+    """Each sentence with its own image, then with the image before it, unless that is the same image."""
+    model = tiny(ism_source="cross_modal")
+    batch = dataclasses.replace(make_batch(4), image_ids=("x", "x", "y", "z"))
+    ism = losses(model, batch, ["ism"], probability=0.0)["ism"]
+    logits = model.score_pairs(batch.image, batch.text)
+
+    def shifted(image):
+        return type(image)(**{f.name: getattr(image, f.name).roll(1, 0) for f in dataclasses.fields(image)})
+
+    others = model.score_pairs(shifted(batch.image), batch.text)[[0, 2, 3]]
+    expected = [torch.nn.functional.softplus(-s) for s in logits] + [torch.nn.functional.softplus(s) for s in others]
+    torch.testing.assert_close(ism.total, torch.stack(expected).mean())
+    one = losses(model, make_batch(1), ["ism"])["ism"]
+    assert one.total.isfinite()
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_an_objective_alone_reaches_its_own_modules(tiny, batch, name):
     model = tiny()

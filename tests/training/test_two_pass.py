@@ -249,6 +249,42 @@ def test_gradients_of_the_joint_loss(scheme: str) -> None:
         assert gradient[place].item() == pytest.approx(numeric, rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.parametrize("structure", ["decoupled", "two_stream", "single_stream"])
+@pytest.mark.parametrize("scheme", ["a", "b", "c"])
+def test_the_second_pass_never_sees_later_words(scheme: str, structure: str) -> None:
+    """What the decoder of either pass says of a word is bitwise the same whatever follows that word."""
+    model, batch = tiny.build_tiny(structure=structure), tiny.random_batch()
+    said: list[torch.Tensor] = []
+    run_pass = model.run_pass
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        output = run_pass(*args, **kwargs)
+        if output.msg_logits_NV is not None:
+            said.append(output.msg_logits_NV[:5].detach())  # of the first sentence, the words 1 to 5
+        return output
+
+    model.run_pass = recorded
+    ids = batch.text.ids_BT.clone()
+    ids[0, 6:8] = (ids[0, 6:8] + 1) % 30
+    other = replace(batch, text=replace(batch.text, ids_BT=ids))
+    # argmax, A: the decoder's own words. In B and C the encoder, which sees the whole sentence, chooses the words: with
+    # none replaced, only the decoder's own path could leak.
+    ramp = RampParams() if scheme == "a" else RampParams(start=0.0, end=0.0)
+    for b in (batch, other):
+        two_pass(model, scheme, sample="argmax", ramp=ramp)(b, update=0, generator=generator(3))
+    assert len(said) == (2 if scheme == "c" else 4)
+    for before, after in zip(said[: len(said) // 2], said[len(said) // 2 :], strict=True):
+        assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("structure", ["two_stream", "single_stream"])
+def test_other_structures_learn_in_two_passes(structure: str) -> None:
+    model, batch = tiny.build_tiny(structure=structure), tiny.random_batch()
+    for scheme in ("a", "b", "c"):
+        two_pass(model, scheme)(batch, update=0, generator=generator()).total.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.cross_encoder.parameters())
+
+
 @pytest.mark.parametrize("scheme", ["a", "b", "c"])
 def test_the_image_is_encoded_once_an_update(scheme: str) -> None:
     model, batch = tiny.build_tiny(), tiny.random_batch()

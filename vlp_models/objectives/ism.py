@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.objectives.loss import Loss
@@ -48,6 +49,17 @@ def image_sentence_matching(
 
     best_negative_B = similarity_BB.masked_fill(same_image_BB, float("-inf")).amax(1)
     accuracy = (positive_B > best_negative_B)[contested_B].float().mean()
+    return Loss(total=total, parts={"ism": total.detach(), "ism_accuracy": accuracy})
+
+
+def matched_or_not(matched_P: Tensor, mismatched_N: Tensor) -> Loss:
+    """The other common form of ISM, as in ViLBERT: binary cross-entropy on the logits of pairs that belong together
+    and of pairs that don't, mean over all of them."""
+    logits = torch.cat([matched_P, mismatched_N])
+    logits = logits.float() if logits.dtype.itemsize < 4 else logits
+    labels = torch.cat([torch.ones_like(matched_P), torch.zeros_like(mismatched_N)]).to(logits.dtype)
+    total = F.binary_cross_entropy_with_logits(logits, labels)
+    accuracy = ((logits > 0) == (labels > 0)).float().mean()
     return Loss(total=total, parts={"ism": total.detach(), "ism_accuracy": accuracy})
 
 

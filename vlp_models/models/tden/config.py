@@ -31,6 +31,13 @@ class TDENConfig:
     init_std: float = 0.02
     mask_id: int = 4  # of [MASK]: 4 in a vocabulary trained here, 103 in BERT's
 
+    # decoupled: a cross-modal encoder and a decoder. The paper's ablations: two_stream has one stack of
+    # `encoder_layers` for both (`decoder_layers` has no meaning); single_stream has that stack alone, right on the
+    # embeddings (nor have `object_layers` and `sentence_layers`).
+    structure: Literal["decoupled", "two_stream", "single_stream"] = "decoupled"
+    ism_source: Literal["unimodal", "cross_modal"] = (
+        "unimodal"  # cross_modal: mismatched pairs in the encoder (*, table 2)
+    )
     separate_region_norms: bool = False  # normalise feature and location before they are added, as UNITER and LXMERT do
     tie_lm_head: bool = True  # as BERT; the public checkpoints are untied
     separate_ffn: bool = False  # the public code's cross-encoder: one feed-forward net per modality
@@ -48,11 +55,21 @@ class TDENConfig:
     ism_margin: float = 0.2
     ism_negatives: Literal["all", "hardest"] = "all"
 
+    @property
+    def shared(self) -> bool:
+        """One stack understands and generates."""
+        return self.structure != "decoupled"
+
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise ParamsError(f"model.config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         if min(self.object_layers, self.sentence_layers, self.encoder_layers, self.decoder_layers) < 1:
             raise ParamsError("model.config: TDEN needs at least one layer in each of its four modules")
+        for name, value in (("separate_ffn", True), ("decoder_visual_source", "cross_encoder")):
+            if self.shared and getattr(self, name) == value:
+                raise ParamsError(
+                    f"model.config: `{name}: {value}` is for the decoupled structure, not {self.structure}"
+                )
         if not 0 <= self.mask_id < self.vocab_size:
             raise ParamsError(f"model.config: mask_id {self.mask_id} is outside the vocabulary of {self.vocab_size}")
         if self.mask_scheme == "bert" and self.mask_id + 1 == self.vocab_size:

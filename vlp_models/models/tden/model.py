@@ -36,7 +36,9 @@ Where the paper is silent, what is done here (and the switch in `TDENConfig`, if
   public code runs it bidirectionally (`understanding_decoder_mask`), multiplies image and text (`fusion`), pools the
   image after every cross-modal layer (`fusion_pooling`) and classifies the decoder's part separately.
 
-Two-pass scheduled sampling calls `run_pass` twice with one `VisualStates`.
+Two-pass scheduled sampling calls `run_pass` twice with one `VisualStates` (training/scheduled_sampling.py). The four
+modules and pooling are in modules.py, the objectives in pretraining.py, the paper's single-stream and two-stream
+variants (`structure`) in shared.py; `ism_source` is ISM's variant of table 2.
 
 Shape suffixes: B batch, S visual tokens ([IMG] and R regions), T text tokens, D hidden, P similarity dimension,
 V vocabulary, N hypotheses.
@@ -56,6 +58,7 @@ from vlp_models.models.layers.attention import KeyValues
 from vlp_models.models.layers.blocks import TransformerBlock
 from vlp_models.models.layers.masks import causal_mask, padding_mask
 from vlp_models.models.protocols import Fused
+from vlp_models.models.tden import shared
 from vlp_models.models.tden.modules import GENERATION, UNDERSTANDING
 from vlp_models.models.tden.pretraining import TDENPretraining
 from vlp_models.models.tden.state import DecodingState
@@ -73,13 +76,16 @@ class TDEN(TDENPretraining):
         return self.pool_text(self.encode_text({UNDERSTANDING: text.ids_BT}, text.mask_BT)[UNDERSTANDING], text.mask_BT)
 
     def score_pairs(self, image: Image, text: Text) -> Tensor:
-        """The cosine of each image with its own sentence, as in ISM. [B]"""
+        """How well each image and its own sentence match, as in ISM: a cosine, or a logit if cross-modal. [B]"""
+        if self.config.ism_source == "cross_modal":
+            encoded = self.encode_text({UNDERSTANDING: text.ids_BT}, text.mask_BT)[UNDERSTANDING]
+            return self.match(encoded, text.mask_BT, self.encode_image(image))
         return (self.embed_image(image) * self.embed_text(text)).sum(-1)
 
     def fuse(self, image: Image, text: Text) -> Fused:
         """The holistic feature of VQA, VCR and NLVR. `image_BRD` has [IMG] at 0, so R + 1 tokens."""
         config, pool = self.config, self.fusion_poolers
-        causal = config.use_decoder_in_fusion and config.understanding_decoder_mask == "causal"
+        causal = self.fuses_decoder and config.understanding_decoder_mask == "causal"
         visual = self.encode_image(image)
         encoded = self.encode_text(
             dict.fromkeys([UNDERSTANDING, GENERATION] if causal else [UNDERSTANDING], text.ids_BT), text.mask_BT
@@ -91,7 +97,7 @@ class TDEN(TDENPretraining):
             for layer, x_BSD in enumerate(image_layers[:-1]):
                 pooled_image = pooled_image + pool[f"image_{layer}"](x_BSD, visual.mask_BS)
         pooled_BD = pooled_text * pooled_image if config.fusion == "product" else pooled_text + pooled_image
-        if config.use_decoder_in_fusion:
+        if self.fuses_decoder:
             memory_BSD = image_BSD if config.decoder_visual_source == "cross_encoder" else visual.last_BSD
             stream, mask = (GENERATION, causal_mask) if causal else (UNDERSTANDING, padding_mask)
             decoded_BTD = self.decode(encoded[stream], mask(text.mask_BT), memory_BSD, visual.mask_BS)
@@ -111,11 +117,15 @@ class TDEN(TDENPretraining):
         if max_len > self.config.max_positions:
             raise ParamsError(f"max_len is {max_len}, but model.config.max_positions is {self.config.max_positions}")
         visual = self.encode_image(image)
+        if self.config.shared:
+            memory = shared.project_regions(self._shared_blocks(), visual.last_BSD, visual.mask_BS)
+        else:
+            memory = tuple(block.cross.project(visual.last_BSD) for block in self._decoder_blocks())
         return DecodingState(
             length=0,
             max_len=max_len,
             past=(),
-            memory=tuple(block.cross.project(visual.last_BSD) for block in self._decoder_blocks()),
+            memory=memory,
             memory_mask=padding_mask(visual.mask_BS),
             owner_N=torch.arange(len(image), device=visual.mask_BS.device),
         )
@@ -124,13 +134,19 @@ class TDEN(TDENPretraining):
         """Reads one more token of each hypothesis. Returns the next token's logits, [N, V]."""
         x_N1D = self.text_embedding(token_N[:, None], torch.full_like(token_N, GENERATION), start=state.length)
         past: list[KeyValues] = []
-        before = iter(state.past or [None] * (len(self.sentence_encoder) + len(self.cross_decoder)))
+        before = iter(state.past or [None] * (len(self.sentence_encoder) + len(state.memory)))
         for block in cast("list[TransformerBlock]", self.sentence_encoder):
             x_N1D, cache = block.step(x_N1D, next(before))
             past.append(cache)
-        for layer, memory in zip(self._decoder_blocks(), state.memory, strict=True):
-            x_N1D, cache = layer.step(x_N1D, next(before), memory, state.memory_mask)
-            past.append(cache)
+        if self.config.shared:
+            mask_NS = state.memory_mask[state.owner_N].flatten(1)
+            for block, memory in zip(self._shared_blocks(), state.memory, strict=True):
+                x_N1D, cache = shared.step(block, x_N1D, next(before), memory.select(state.owner_N), mask_NS)
+                past.append(cache)
+        else:
+            for layer, memory in zip(self._decoder_blocks(), state.memory, strict=True):
+                x_N1D, cache = layer.step(x_N1D, next(before), memory, state.memory_mask)
+                past.append(cache)
         return self.predict_words(x_N1D[:, 0]), replace(state, length=state.length + 1, past=tuple(past))
 
     def reorder(self, state: DecodingState, index_N: Tensor) -> DecodingState:

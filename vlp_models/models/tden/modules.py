@@ -20,6 +20,7 @@ from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.init import init_weights
 from vlp_models.models.layers.masks import causal_mask, padding_mask
 from vlp_models.models.layers.pooling import AttentionPooler
+from vlp_models.models.tden import shared
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.state import VisualStates
 
@@ -56,10 +57,11 @@ class TDENModules(nn.Module):
             dropout=dropout,
             eps=config.embedding_norm_eps,
         )
-        self.object_encoder = stack(TransformerBlock, config.object_layers)
-        self.sentence_encoder = stack(TransformerBlock, config.sentence_layers)
+        alone = config.structure == "single_stream"
+        self.object_encoder = stack(TransformerBlock, 0 if alone else config.object_layers)
+        self.sentence_encoder = stack(TransformerBlock, 0 if alone else config.sentence_layers)
         self.cross_encoder = stack(ModalityBlock if config.separate_ffn else TransformerBlock, config.encoder_layers)
-        self.cross_decoder = stack(DecoderBlock, config.decoder_layers)
+        self.cross_decoder = stack(DecoderBlock, 0 if config.shared else config.decoder_layers)
 
         self.word_head = TokenHead(hidden, config.vocab_size, eps=eps, tied=config.tie_lm_head)
         self.object_head = TokenHead(hidden, config.num_classes, eps=eps) if config.num_classes else None
@@ -69,10 +71,14 @@ class TDENModules(nn.Module):
             return AttentionPooler(hidden, size, dropout=dropout, batch_norm=config.pooler_batch_norm)
 
         self.text_pooler = ism_pooler()
-        pooled_layers = config.object_layers if config.ism_pooling == "all_layers" else 1
+        pooled_layers = max(1, len(self.object_encoder)) if config.ism_pooling == "all_layers" else 1
         self.image_poolers = nn.ModuleList(ism_pooler() for _ in range(pooled_layers))
 
-        sources = ["image", "text", "decoder"] if config.use_decoder_in_fusion else ["image", "text"]
+        if config.ism_source == "cross_modal":
+            self.matching_head = nn.Linear(hidden, 1)
+
+        self.fuses_decoder = config.use_decoder_in_fusion and not config.shared
+        sources = ["image", "text", "decoder"] if self.fuses_decoder else ["image", "text"]
         if config.fusion_pooling == "all_layers":
             sources += [f"image_{layer}" for layer in range(config.encoder_layers - 1)]
         self.fusion_poolers = nn.ModuleDict({s: AttentionPooler(hidden, hidden, dropout=dropout) for s in sources})
@@ -90,7 +96,7 @@ class TDENModules(nn.Module):
         for block in self.object_encoder:
             x_BSD = block(x_BSD, padding_mask(mask_BS))
             layers.append(x_BSD)
-        return VisualStates(layers=tuple(layers), mask_BS=mask_BS)
+        return VisualStates(layers=tuple(layers) or (x_BSD,), mask_BS=mask_BS)
 
     def encode_text(self, ids: Mapping[int, Tensor], mask_BT: Tensor) -> dict[int, Tensor]:
         """The sentence encoder, once over all streams: {UNDERSTANDING or GENERATION: ids_BT} -> {...: [B, T, D]}."""
@@ -121,12 +127,17 @@ class TDENModules(nn.Module):
 
     def decode(self, text_BTD: Tensor, text_mask: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """The cross-modal decoder. `text_mask` is an attention mask: `causal_mask`, but for the public code's VQA."""
+        if self.config.shared:
+            return shared.decode(self._shared_blocks(), text_BTD, text_mask, memory_BSD, mask_BS)
         for block in self._decoder_blocks():
             text_BTD = block(text_BTD, text_mask, block.cross.project(memory_BSD), padding_mask(mask_BS))
         return text_BTD
 
     def _decoder_blocks(self) -> list[DecoderBlock]:
         return cast("list[DecoderBlock]", self.cross_decoder)
+
+    def _shared_blocks(self) -> list[TransformerBlock]:
+        return cast("list[TransformerBlock]", self.cross_encoder)
 
     def predict_words(self, x_D: Tensor) -> Tensor:
         """Vocabulary logits; any leading dimensions. Gather the positions that need them first."""
@@ -141,3 +152,9 @@ class TDENModules(nn.Module):
     def pool_text(self, text_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """[B, P], unit length."""
         return F.normalize(self.text_pooler(text_BTD, mask_BT), dim=-1)
+
+    def match(self, text_BTD: Tensor, mask_BT: Tensor, visual: VisualStates) -> Tensor:
+        """How much image and sentence belong together, from [CLS] and [IMG] after the cross-modal encoder, as in
+        ViLBERT; logits, [B]. Only with `ism_source: cross_modal`."""
+        x_BTD, (*_, image_BSD) = self.cross_encode(text_BTD, mask_BT, visual)
+        return self.matching_head(x_BTD[:, 0] * image_BSD[:, 0]).squeeze(-1)

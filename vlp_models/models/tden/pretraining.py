@@ -17,7 +17,7 @@ from vlp_models.models.layers.masks import causal_mask
 from vlp_models.models.protocols import MaskedPass
 from vlp_models.models.tden.modules import GENERATION, UNDERSTANDING, TDENModules
 from vlp_models.models.tden.state import PassOutput, VisualStates
-from vlp_models.objectives.ism import image_sentence_matching, same_image
+from vlp_models.objectives.ism import image_sentence_matching, matched_or_not, same_image
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, select_regions, select_tokens
 from vlp_models.objectives.mlm import masked_language_modelling
@@ -162,11 +162,14 @@ class TDENPretraining(TDENModules):
         return losses
 
     def matching_loss(self, text_BTD: Tensor, batch: Batch, image: VisualStates) -> Loss:
-        """ISM on the outputs of the sentence encoder (understanding stream) and of the object encoder."""
-        similarity_BB = self.pool_text(text_BTD, batch.text.mask_BT) @ self.pool_image(image).T
+        """ISM on the outputs of the sentence encoder (understanding stream) and of the object encoder; or, as in
+        ViLBERT, of the cross-modal encoder, where each sentence meets its own image and its neighbour's."""
+        mask_BT = batch.text.mask_BT
+        same_BB = same_image(batch.image_ids, text_BTD.device)
+        if self.config.ism_source == "cross_modal":
+            matched_B, mismatched_B = (self.match(text_BTD, mask_BT, v) for v in (image, image.rolled()))
+            return matched_or_not(matched_B, mismatched_B[~same_BB.roll(1, 1).diagonal()])
+        similarity_BB = self.pool_text(text_BTD, mask_BT) @ self.pool_image(image).T
         return image_sentence_matching(
-            similarity_BB,
-            same_image(batch.image_ids, similarity_BB.device),
-            margin=self.config.ism_margin,
-            negatives=self.config.ism_negatives,
+            similarity_BB, same_BB, margin=self.config.ism_margin, negatives=self.config.ism_negatives
         )

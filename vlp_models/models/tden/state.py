@@ -15,7 +15,7 @@ from vlp_models.models.layers.attention import KeyValues
 
 @dataclass(frozen=True, kw_only=True)
 class VisualStates:
-    """The object encoder's outputs: [B, S, D], one per layer, and which tokens are real.
+    """The object encoder's outputs: [B, S, D], one per layer (the embeddings if it has none), and which are real.
 
     Nothing in it depends on text, so one encoding serves every pass over an image.
     """
@@ -26,6 +26,10 @@ class VisualStates:
     @property
     def last_BSD(self) -> Tensor:
         return self.layers[-1]
+
+    def rolled(self) -> VisualStates:
+        """Every sample gets the image of the sample before it."""
+        return VisualStates(layers=tuple(x.roll(1, 0) for x in self.layers), mask_BS=self.mask_BS.roll(1, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class PassOutput:
 class DecodingState:
     """Keys and values of everything read so far, for N hypotheses that continue descriptions of some images.
 
-    owner_N says which row of `memory` (the projected image, one entry per decoder layer) a hypothesis describes:
+    owner_N says which row of `memory` (the projected image, one entry per layer) a hypothesis describes:
     either the hypotheses of an image lie together and are equally many, and then share its one row, or every
     hypothesis has a row of its own.
     """
