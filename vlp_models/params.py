@@ -181,6 +181,15 @@ class ScheduledSamplingParams(PairsParams):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelfCriticalParams:
+    """Self-critical training of a captioner (tasks/self_critical.py); `init` is a run of cross-entropy."""
+
+    samples: int = 5  # descriptions drawn per image and step
+    baseline: Literal["greedy", "mean_of_others"] = "greedy"  # the second needs two samples or more
+    sampling_dropout: bool = False  # draw them with dropout on, as the public code does
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinetuneParams:
     task: Literal["captioning", "vqa", "nlvr", "retrieval", "vcr"]
     init: str  # `pretrain`, `scheduled_sampling` or the name of another fine-tuning run
@@ -196,6 +205,7 @@ class FinetuneParams:
     scratch: bool = False  # ignore init's weights: TDEN- of the paper
     blank_images: bool = False  # text-only control: every region feature zero, boxes too
     label_smoothing: float = 0.0
+    self_critical: SelfCriticalParams | None = None  # captioning only: CIDEr-D as reward instead of cross-entropy
     options: dict[str, Any] = field(default_factory=dict)  # the task's own: `TaskModel.options_class`
 
 

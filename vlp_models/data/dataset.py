@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from torch.utils.data import Dataset
 
@@ -73,11 +74,13 @@ class ShardDataset(Dataset[Sample]):
         *,
         regions: bool = True,
         pixels: bool = False,
+        captioned: bool = False,
     ) -> None:
         """
         Args:
             sources: dataset name -> how often an epoch has its samples; None or empty: every dataset once.
             regions, pixels: what of the image to read.
+            captioned: of the view `images`, those with a reference caption only.
 
         Raises:
             DataError: no shards here, or no pixels in them though asked for.
@@ -90,12 +93,19 @@ class ShardDataset(Dataset[Sample]):
         self._regions = regions
         self._pixels = pixels
         self._table = _read_index(directory / index_name(split), view)
+        if captioned:
+            self._table = self._table.filter(pc.greater(pc.list_value_length(self._table["captions"]), 0))
         self._rows = _select(self._table["source"], sources or {}, self.manifest.sources)
         if pixels and len(self._rows) and not self._table["pixels_size"][int(self._rows[0])].as_py():
             raise DataError(f"{directory}: the shards hold no pixels; set `shards.pixels: true` and `dvc repro shards`")
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def references(self) -> dict[str, tuple[str, ...]]:
+        """Every reference caption of each image, from the index alone; of the view `images`."""
+        table = self._table.take(np.unique(self._rows)).select(["image_id", "captions"])
+        return {row["image_id"]: tuple(row["captions"] or ()) for row in table.to_pylist()}
 
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]

@@ -167,14 +167,22 @@ class Tokenizer:
                 break
             if i in special:
                 continue
-            token = self._tokens[i]
-            if not token.startswith(CONTINUATION) or token == CONTINUATION:
-                words.append(token)
-            elif words:
-                words[-1] += token[len(CONTINUATION) :]
-            else:
-                words.append(token[len(CONTINUATION) :])
+            _append(words, self._tokens[i])
         return _join(words)
+
+    def split(self, text: str) -> list[str]:
+        """The words of a text before any is cut into pieces, punctuation marks among them."""
+        engine = self._engine
+        assert engine.normalizer is not None
+        assert engine.pre_tokenizer is not None
+        return [word for word, _ in engine.pre_tokenizer.pre_tokenize_str(engine.normalizer.normalize_str(text))]
+
+    def merge(self, ids: Iterable[int]) -> list[str]:
+        """The words whose pieces these are: what `split` gives, if the vocabulary has them. Special tokens stay."""
+        words: list[str] = []
+        for i in map(int, ids):
+            _append(words, self._tokens[i])
+        return words
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -228,6 +236,16 @@ def _characters(texts: list[str], lowercase: bool, min_frequency: int) -> list[s
         counts.update(normalizer.normalize_str(text))
     kept = [c for c, n in counts.items() if n >= min_frequency and not c.isspace()]
     return sorted(kept, key=lambda c: (-counts[c], c))
+
+
+def _append(words: list[str], token: str) -> None:
+    """A new word, or the last one's next piece."""
+    if not token.startswith(CONTINUATION) or token == CONTINUATION:
+        words.append(token)
+    elif words:
+        words[-1] += token[len(CONTINUATION) :]
+    else:
+        words.append(token[len(CONTINUATION) :])
 
 
 def _join(words: list[str]) -> str:

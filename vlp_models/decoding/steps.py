@@ -25,6 +25,26 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Started:
+    """Images that are encoded already, for decoders that follow one another: `start` returns the same state again.
+
+    state: what `model.start` returned, for the largest `max_len` that any of them will ask for.
+    """
+
+    model: Steps
+    state: Any
+
+    def start(self, image: Image, *, max_len: int) -> Any:
+        return self.state
+
+    def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.model.step(token_N, state)
+
+    def reorder(self, state: Any, index_N: Tensor) -> Any:
+        return self.model.reorder(state, index_N)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hypothesis:
     """ids: the tokens between [CLS] and [SEP]; score: the sum of their log probabilities, [SEP]'s included."""
 

@@ -58,7 +58,9 @@ class ScoresPairs(Protocol):
 class Generates(Protocol):
     """One step interface for greedy, beam and sampled decoding. A state is opaque to the decoder."""
 
-    def generation_logits(self, image: Image, text: Text) -> Tensor: ...  # teacher forcing: [B, T, V]
+    def generation_logits(self, image: Image, text: Text) -> Tensor:
+        """Teacher forcing: [N, T, V]. N texts, as many of each image as of any other, those of an image together."""
+        ...
 
     def start(self, image: Image, *, max_len: int) -> Any: ...  # encodes each image once
 

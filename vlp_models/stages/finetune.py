@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, to_plain
@@ -12,6 +12,8 @@ from vlp_models.stages.workspace import Workspace, measured, need, read_json
 if TYPE_CHECKING:
     from vlp_models.stages.fitting import Inputs
     from vlp_models.tasks.base import TaskModel
+    from vlp_models.tasks.captioning import Captioning
+    from vlp_models.training.module import LossFunction
 
 PRETRAININGS = ("pretrain", "scheduled_sampling")  # stages whose checkpoints no fine-tuning run may overwrite
 
@@ -26,6 +28,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.models.checkpoint import CONFIG
     from vlp_models.stages.fitting import forget, publish, read_inputs, tracking, work_directory
+    from vlp_models.tasks.self_critical import self_critical_loss
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.run import Plan, fit
 
@@ -40,18 +43,22 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         task_model = _task_model(p, init, inputs, workspace)
         loaders = LoaderFactory(
             inputs.shards,
-            task_model.view,
+            "images" if p.self_critical else task_model.view,
             sources=p.sources,
             collate=task_model.collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
             seed=p.seed,
+            captioned=p.self_critical is not None,
         )
+        loss: LossFunction = lambda batch, *, update, generator: task_model.loss(batch)  # noqa: E731
+        if p.self_critical:
+            loss = self_critical_loss(cast("Captioning", task_model), p.self_critical, inputs.shards, p.sources, work)
         tags = {"task": p.task, "run": key}
         with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:
             result = fit(
                 task_model,
-                lambda batch, *, update, generator: task_model.loss(batch),
+                loss,
                 loaders,
                 plan=Plan(
                     seed=p.seed,
@@ -93,6 +100,8 @@ def _run_params(params: Params, key: str) -> FinetuneParams:
         raise ParamsError(f"params.yaml: a fine-tuning run can't be called `{key}`; checkpoints/{key} is taken")
     if p.init == key:
         raise ParamsError(f"params.yaml: `finetune.{key}.init` is the run itself")
+    if p.self_critical and p.task != "captioning":
+        raise ParamsError(f"params.yaml: `finetune.{key}.self_critical` is for captioning, not for {p.task}")
     read_options(task_class(p.task), p.options, where=f"finetune.{key}.options")
     return p
 

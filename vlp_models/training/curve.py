@@ -13,7 +13,7 @@ from vlp_models.data.loader import ResumableLoader
 from vlp_models.training.module import TrainingModule
 
 LOG = "log.jsonl"
-TIMING = ("seconds", "samples_per_s")  # of the machine, not of the result
+TIMING = ("seconds", "samples_per_s", "reward_share")  # of the machine, not of the result
 
 
 class Recorder(Callback):

@@ -30,16 +30,20 @@ class LoaderFactory:
         batch_size: int,
         num_workers: int,
         seed: int,
+        captioned: bool = False,
     ) -> None:
         """
+        Args:
+            captioned: of the view `images`, those with a reference caption only.
+
         Raises:
             DataError: the shards are damaged, or hold nothing to learn from.
             ParamsError: `sources` names a dataset the shards do not hold.
         """
-        self.train = ShardDataset(shards, "train", view, sources)
+        self.train = ShardDataset(shards, "train", view, sources, captioned=captioned)
         if not len(self.train):
             raise DataError(f"{shards}: the train split has no {view}; check `data` and `sources` in params.yaml")
-        val = ShardDataset(shards, "val", view, sources)
+        val = ShardDataset(shards, "val", view, sources, captioned=captioned)
         # evenly over the split, so that every dataset in it is seen
         count = min(len(val), MAX_VALIDATION_SAMPLES)
         self.val = Subset(val, np.linspace(0, max(0, len(val) - 1), count).astype(int).tolist())

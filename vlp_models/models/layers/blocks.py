@@ -91,9 +91,10 @@ class DecoderBlock(nn.Module):
         self.ffn_end = Residual(hidden, dropout, eps)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, memory: KeyValues, memory_mask: Tensor) -> Tensor:
-        """`memory` comes from `self.cross.project`."""
+        """`memory` comes from `self.cross.project`, perhaps of fewer images than there are texts: as for `step`."""
         x = self.attention_end(x_BTD, self.attention(x_BTD, mask))
-        x = self.cross_end(x, self.cross.cross(x, memory, memory_mask))
+        x_BKD = x.reshape(memory.keys.shape[0], -1, x.shape[-1])
+        x = self.cross_end(x, self.cross.cross(x_BKD, memory, memory_mask).reshape(x.shape))
         return self.ffn_end(x, self.ffn(x))
 
     def step(

@@ -107,7 +107,7 @@ class TDEN(TDENPretraining):
     # ---- Generation ------------------------------------------------------------------------------------------
 
     def generation_logits(self, image: Image, text: Text) -> Tensor:
-        """[B, T, V]; position t predicts token t + 1."""
+        """[N, T, V]; position t predicts token t + 1. Images are encoded once, also where several texts share one."""
         visual = self.encode_image(image)
         text_BTD = self.encode_text({GENERATION: text.ids_BT}, text.mask_BT)[GENERATION]
         return self.predict_words(self.decode(text_BTD, causal_mask(text.mask_BT), visual.last_BSD, visual.mask_BS))

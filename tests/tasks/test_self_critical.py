@@ -1,0 +1,233 @@
+"""Self-critical training: what is drawn, rewarded and learned, and that a killed run ends as if it had not been."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_world import CLASSES, FEATURE_DIM, TRAINER, KilledAt, Toy, same_weights
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.sample import Sample
+from vlp_models.data.tokenizer import SEP
+from vlp_models.decoding.sampling import sample
+from vlp_models.errors import ParamsError
+from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
+from vlp_models.params import OptimizerParams, SelfCriticalParams, to_plain
+from vlp_models.tasks.captioning import Captioning
+from vlp_models.tasks.self_critical import FREQUENCIES, SelfCriticalLoss, self_critical_loss
+
+
+def captioner(toy: Toy, dropout: float = 0.0, **info: Any) -> Captioning:
+    model = toy.model(dropout=dropout, attention_dropout=dropout, hidden=32, init_std=0.2)
+    config = {
+        "model": "tden",
+        "model_config": to_plain(model.config),
+        "task": "captioning",
+        "max_text_len": 8,
+        "max_regions": 4,
+        "detector_id": "toy",
+        "feature_dim": FEATURE_DIM,
+        "classes": CLASSES,
+        **info,
+    }
+    return Captioning(model, toy.tokenizer, config)
+
+
+def samples(toy: Toy, view: str, split: str = "train") -> list[Sample]:
+    dataset = ShardDataset(toy.shards, split, view)
+    return [dataset[i] for i in range(len(dataset))]
+
+
+def teach(task: Captioning, toy: Toy, steps: int) -> None:
+    """A start by cross-entropy, as self-critical training needs one."""
+    batch = task.collate(samples(toy, "captions"))
+    optimizer = torch.optim.AdamW(task.parameters(), lr=3e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        task.loss(batch).total.backward()
+        optimizer.step()
+
+
+def make(task: Captioning, toy: Toy, work: Path, **params: Any) -> SelfCriticalLoss:
+    return self_critical_loss(task, SelfCriticalParams(**params), toy.shards, {}, work)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("baseline", ["greedy", "mean_of_others"])
+def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, baseline: str) -> None:
+    task = captioner(toy)
+    teach(task, toy, 12)
+    loss_of = make(task, toy, tmp_path, samples=3, baseline=baseline)
+    images = samples(toy, "images")[:5]
+    batch = task.collate(images)
+    loss = loss_of(batch, update=0, generator=generator())
+
+    sep, ends = toy.tokenizer.sep_id, {"max_len": 7, "bos_id": toy.tokenizer.cls_id, "eos_id": toy.tokenizer.sep_id}
+    groups = sample(task.model.eval(), batch.image, num_samples=3, generator=generator(), **ends)
+    corpus = {s.image_id: [[*c.split(), SEP] for c in s.captions] for s in samples(toy, "images")}
+    reward = CiderD(DocumentFrequencies.of(corpus.values()), corpus.__getitem__)
+    (greedy_captions,) = [[p["greedy"] for p in task.predict(task.collate(images), images)]]
+    total, tokens, rewards = 0.0, 0, []
+    for i, group in enumerate(groups):
+        words = [toy.tokenizer.merge(h.ids) + [SEP] * (len(h.ids) < 7) for h in group]
+        scores = reward.score(images[i].image_id, words)
+        rewards += scores.tolist()
+        own = reward.score(images[i].image_id, [[*greedy_captions[i].split(), SEP]])[0]
+        for k, h in enumerate(group):
+            others = [s for j, s in enumerate(scores) if j != k]
+            advantage = scores[k] - (own if baseline == "greedy" else sum(others) / 2)
+            total -= h.score * advantage  # a hypothesis' score is its log probability, [SEP] included
+            tokens += len(h.ids) + (len(h.ids) < 7)
+            assert sep not in h.ids
+    assert float(loss.total.detach()) == pytest.approx(total / tokens, rel=1e-4)
+    assert float(loss.parts["reward"]) == pytest.approx(sum(rewards) / len(rewards), rel=1e-5)
+    assert float(loss.parts["sample_length"]) == pytest.approx(tokens / 15)
+    assert ("reward_greedy" in loss.parts) is (baseline == "greedy")
+
+
+def test_texts_that_share_an_image_are_scored_as_with_an_image_each(toy: Toy) -> None:
+    task = captioner(toy).eval()
+    batch = task.collate(samples(toy, "images")[:3])
+    texts = toy.tokenizer.encode_batch(["a red star", "a", "the blue circle is red", "star", "green", "what colour"], 8)
+    own = replace(batch.image, **{k: v.repeat_interleave(2, 0) for k, v in vars(batch.image).items()})
+    shared, each = (task.model.generation_logits(image, texts) for image in (batch.image, own))
+    torch.testing.assert_close(shared, each, rtol=1e-5, atol=1e-5)
+
+
+def test_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
+    task = captioner(toy)
+    teach(task, toy, 12)
+    loss_of = make(task, toy, tmp_path, samples=5)
+    batch = task.collate(samples(toy, "images"))
+    optimizer = torch.optim.AdamW(task.parameters(), lr=1e-3)
+
+    def reward() -> float:
+        task.eval()
+        value = -float(loss_of(batch, update=None, generator=generator()).total)
+        task.train()
+        return value
+
+    before = reward()
+    for step in range(40):
+        optimizer.zero_grad()
+        loss_of(batch, update=step, generator=generator(step)).total.backward()
+        optimizer.step()
+    assert reward() > before + 0.5
+
+
+def test_gradients_survive_mixed_precision_and_modes_are_put_back(toy: Toy, tmp_path: Path) -> None:
+    """Weights that autocast cast while drawing must not serve the gradient's pass."""
+    task = captioner(toy, dropout=0.1).train()
+    teach(task, toy, 5)
+    batch = task.collate(samples(toy, "images")[:6])
+    for dropout in (False, True):
+        loss_of = make(task, toy, tmp_path, sampling_dropout=dropout)
+        gradients = []
+        for enabled in (False, True):
+            task.zero_grad()
+            torch.manual_seed(0)
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                loss = loss_of(batch, update=0, generator=generator())
+            loss.total.backward()
+            gradients.append({n for n, p in task.named_parameters() if p.grad is not None and p.grad.any()})
+        assert gradients[0] == gradients[1]
+        assert any("cross_decoder" in name and "weight" in name for name in gradients[0])
+        assert task.training
+        assert task.model.training
+
+
+def test_a_killed_run_ends_the_same(toy: Toy, tmp_path: Path) -> None:
+    """Dropout and drawing on; killed in mid-epoch and at an epoch's end."""
+    from vlp_models.training.curve import TIMING
+    from vlp_models.training.data import LoaderFactory
+    from vlp_models.training.run import Plan, fit
+
+    def run(work: Path, tracker: Any = None) -> tuple[Captioning, Any]:
+        work.mkdir(exist_ok=True)
+        task = captioner(toy, dropout=0.1)
+        loaders = LoaderFactory(
+            toy.shards,
+            "images",
+            sources={},
+            collate=task.collate,
+            batch_size=12,
+            num_workers=0,
+            seed=3,
+            captioned=True,
+        )
+        plan = Plan(seed=1, max_epochs=2, max_steps=0, accumulate=1, optimizer=OptimizerParams(lr=1e-3))
+        loss = make(task, toy, work, samples=2)
+        trainer = replace(TRAINER, checkpoint_every_steps=1)
+        result = fit(task, loss, loaders, plan=plan, trainer=trainer, work=work, title="toy", tracker=tracker)
+        return task, result
+
+    def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in row.items() if k not in TIMING} for row in rows]
+
+    whole, result = run(tmp_path / "whole")
+    assert result.steps == 8
+    assert {"reward", "reward_greedy", "zero_rewards", "self_critical", "val_loss"} <= set(result.rows[-1])
+    shares = [row["reward_share"] for row in result.rows if "reward_share" in row]
+    assert len(shares) == 6, "all but the first step, and the one after each validation"
+    assert all(0 < share < 1 for share in shares)
+    for step in (3, 4):
+        work = tmp_path / f"killed-{step}"
+        with pytest.raises(InterruptedError):
+            run(work, KilledAt(work, step))
+        resumed, after = run(work)
+        assert after.resumed_from == step
+        assert same_weights(whole, resumed)
+        assert untimed(after.rows) == untimed(result.rows)
+        assert (work / FREQUENCIES).read_bytes() == (tmp_path / "whole" / FREQUENCIES).read_bytes()
+
+
+def test_nothing_earned_is_said_once_and_counted(toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = captioner(toy)
+    loss_of = make(task, toy, tmp_path)
+    loss_of.reward = CiderD(DocumentFrequencies.of([]), lambda _: [["unheard", SEP + "!"]])
+    batch = task.collate(samples(toy, "images")[:4])
+    for update in range(2):
+        loss = loss_of(batch, update=update, generator=generator())
+        loss.total.backward()
+        assert float(loss.total) == 0.0
+        assert float(loss.parts["zero_rewards"]) == 1.0
+    assert loss_of.zero_batches == 2
+    assert capsys.readouterr().err.count("nothing is learned") == 1
+    assert not any(p.grad.any() for p in task.parameters() if p.grad is not None)
+
+
+def test_images_without_captions_are_left_out_and_counted(
+    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    shards = shutil.copytree(toy.shards, tmp_path / "shards")
+    file = shards / "index-train.parquet"
+    rows = pq.read_table(file)
+    bare = [row | ({"captions": []} if i < 3 else {}) for i, row in enumerate(rows.to_pylist())]
+    pq.write_table(pa.Table.from_pylist(bare, schema=rows.schema), file)
+    expected = sum(row["view"] == "images" and not row["captions"] for row in bare)
+    assert expected > 0
+
+    loss_of = self_critical_loss(captioner(toy), SelfCriticalParams(), shards, {}, tmp_path)
+    assert f"{expected} train images without a caption are left out" in capsys.readouterr().err
+    kept = ShardDataset(shards, "train", "images", captioned=True)
+    assert len(kept) == len(ShardDataset(shards, "train", "images")) - expected
+    assert all(loss_of.reward.score(kept[i].image_id, [["a"]]).shape == (1,) for i in range(len(kept)))
+
+
+def test_settings_that_can_not_be_are_refused(toy: Toy, tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="samples: 1"):
+        make(captioner(toy), toy, tmp_path, samples=1, baseline="mean_of_others")
+    with pytest.raises(ParamsError, match="label_smoothing"):
+        make(captioner(toy, label_smoothing=0.1), toy, tmp_path)

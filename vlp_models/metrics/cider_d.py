@@ -1,0 +1,206 @@
+"""CIDEr-D of many captions, fast: the reward of self-critical training.
+
+R. Vedantam, C. L. Zitnick, D. Parikh: "CIDEr: Consensus-based Image Description Evaluation", CVPR 2015. The arithmetic
+is that of the public scorer's CIDEr-D: TF-IDF vectors of n-grams for n = 1..4, clipped cosine, a Gaussian penalty of
+the difference in length (sigma 6, the length being the number of bigrams), the mean over n and over references, times
+ten. coco-caption's "CIDEr" is the same with document frequencies from the very references it scores against; here they
+come from a corpus given once, as a reward must not depend on the batch.
+
+Shape suffixes: K candidates, R references, D distinct n-grams of one image's references, H n-grams in common.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from vlp_models.errors import DataError
+
+ORDERS = 4
+SIGMA = 6.0
+_BITS = 21  # of a word's number; an n-gram is one integer, a word every 21 bits
+_MASK = (1 << _BITS) - 1
+
+Words = Sequence[str]
+
+
+class DocumentFrequencies:
+    """In the references of how many images of a corpus each n-gram occurs."""
+
+    def __init__(self, images: int, words: dict[str, int], counts: dict[int, int]) -> None:
+        """words: word -> its number, from 1; counts: n-gram -> images."""
+        self.images = images
+        self.words = words
+        self.counts = counts
+
+    @classmethod
+    def of(cls, corpus: Iterable[Sequence[Words]]) -> DocumentFrequencies:
+        """`corpus`: the references of each image."""
+        words: dict[str, int] = {}
+        counts: Counter[int] = Counter()
+        images = 0
+        for references in corpus:
+            images += 1
+            seen: set[int] = set()
+            for reference in references:
+                seen.update(_ngrams([words.setdefault(word, len(words) + 1) for word in reference]))
+            counts.update(seen)
+        if len(words) > _MASK:
+            raise DataError(f"the captions hold {len(words):,} different words; CIDEr-D counts up to {_MASK:,}")
+        return cls(images, words, dict(sorted(counts.items())))
+
+    def save(self, file: Path) -> None:
+        """Equal frequencies give equal bytes."""
+        keys = list(self.counts)
+        grams = [[key >> _BITS * place & _MASK for place in range(ORDERS)] for key in keys]
+        tensors = {
+            "ngrams": np.array(grams, dtype=np.int32).reshape(-1, ORDERS),  # last word first, 0 where there is none
+            "images": np.fromiter(self.counts.values(), dtype=np.int32, count=len(keys)),
+        }
+        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+        # one entry: safetensors writes several in no fixed order
+        save_file(tensors, partial, metadata={"corpus": json.dumps([self.images, list(self.words)])})
+        partial.replace(file)
+
+    @classmethod
+    def load(cls, file: Path) -> DocumentFrequencies:
+        """
+        Raises:
+            DataError: no such file, or not one that `save` wrote.
+        """
+        try:
+            with safe_open(file, framework="np") as stored:
+                size, names = json.loads(stored.metadata()["corpus"])
+                grams, images = stored.get_tensor("ngrams").tolist(), stored.get_tensor("images").tolist()
+            words = {word: number for number, word in enumerate(names, start=1)}
+            keys = (d << 3 * _BITS | c << 2 * _BITS | b << _BITS | a for a, b, c, d in grams)
+            return cls(int(size), words, dict(zip(keys, images, strict=True)))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{file}: no document frequencies: {error}; delete it to have them counted anew") from None
+
+
+@dataclass(frozen=True)
+class _References:
+    """One image's references: each n-gram's TF-IDF weight in each."""
+
+    ids_D: NDArray[np.int64]  # ascending
+    weights_DR: NDArray[np.float64]
+    norms_4R: NDArray[np.float64]
+    bigrams_R: NDArray[np.float64]
+
+
+class CiderD:
+    """Scores candidates of an image against all its references.
+
+    The references' vectors are computed at an image's first candidate and kept (about 6 KB an image of five
+    captions). A score depends on candidate, references and corpus alone, to the last bit.
+    """
+
+    def __init__(self, frequencies: DocumentFrequencies, references: Callable[[str], Sequence[Words]]) -> None:
+        """references: image id -> its captions, split into words like the corpus and the candidates; none: empty."""
+        self._sources = references
+        self._log_images = math.log(max(frequencies.images, 1))
+        self._words = dict(frequencies.words)
+        self._ids = {ngram: i for i, ngram in enumerate(frequencies.counts)}
+        self._idf = [self._log_images - math.log(max(count, 1)) for count in frequencies.counts.values()]
+        self._references: dict[str, _References] = {}
+
+    def score(self, image_id: str, candidates: Sequence[Words]) -> NDArray[np.float64]:
+        """CIDEr-D of each candidate, zero to ten. [K]
+
+        Raises:
+            DataError: the image has no reference.
+        """
+        references = self._references.get(image_id)
+        if references is None:
+            references = self._references[image_id] = self._vectors(image_id)
+        unknown: dict[str, int] = {}  # words of no reference: they only lengthen a candidate's vector
+
+        def number(word: str) -> int:
+            known = self._words.get(word)
+            return known if known is not None else unknown.setdefault(word, len(self._words) + len(unknown) + 1)
+
+        rows: list[int] = []  # candidate and order of each of its n-grams: K * 4
+        ids: list[int] = []
+        weights: list[float] = []
+        for k, candidate in enumerate(candidates):
+            for ngram, count in _ngrams([number(word) for word in candidate]).items():
+                i = self._ids.get(ngram, -1)
+                rows.append(k * ORDERS + _order(ngram))
+                ids.append(i)
+                weights.append(count * (self._log_images if i < 0 else self._idf[i]))
+        total = len(candidates) * ORDERS
+        row, weight = np.array(rows, dtype=np.int64), np.array(weights, dtype=np.float64)
+        norms_K41 = np.sqrt(np.bincount(row, weight**2, minlength=total)).reshape(-1, ORDERS, 1)
+
+        dots = np.zeros((total, len(references.bigrams_R)))
+        if len(references.ids_D) and len(row):
+            wanted = np.array(ids, dtype=np.int64)
+            place = np.searchsorted(references.ids_D, wanted).clip(max=len(references.ids_D) - 1)
+            hit = references.ids_D[place] == wanted
+            shared_HR = references.weights_DR[place[hit]]
+            np.add.at(dots, row[hit], np.minimum(weight[hit, None], shared_HR) * shared_HR)
+        scale_K4R = norms_K41 * references.norms_4R
+        cosine_K4R = dots.reshape(scale_K4R.shape) / np.where(scale_K4R > 0, scale_K4R, 1)
+
+        bigrams_K = np.array([_bigrams(candidate) for candidate in candidates], dtype=np.float64)
+        penalty_KR = np.exp(-((bigrams_K[:, None] - references.bigrams_R) ** 2) / (2 * SIGMA**2))
+        return 10 * (cosine_K4R.mean(1) * penalty_KR).mean(1)
+
+    def _vectors(self, image_id: str) -> _References:
+        captions = self._sources(image_id)
+        if not captions:
+            raise DataError(f"image {image_id} has no reference caption to reward a description by")
+        counts = [
+            _ngrams([self._words.setdefault(word, len(self._words) + 1) for word in caption]) for caption in captions
+        ]
+        ngrams = sorted(set().union(*counts), key=self._id)
+        weights_DR = np.zeros((len(ngrams), len(captions)))
+        for d, ngram in enumerate(ngrams):
+            for r, count in enumerate(counts):
+                weights_DR[d, r] = count.get(ngram, 0) * self._idf[self._id(ngram)]
+        norms_4R = np.zeros((ORDERS, len(captions)))
+        np.add.at(norms_4R, [_order(ngram) for ngram in ngrams], weights_DR**2)
+        return _References(
+            ids_D=np.array([self._id(ngram) for ngram in ngrams], dtype=np.int64),
+            weights_DR=weights_DR,
+            norms_4R=np.sqrt(norms_4R),
+            bigrams_R=np.array([_bigrams(caption) for caption in captions], dtype=np.float64),
+        )
+
+    def _id(self, ngram: int) -> int:
+        """Its row in the table; an n-gram of references outside the corpus gets a new one, with frequency zero."""
+        i = self._ids.setdefault(ngram, len(self._idf))
+        if i == len(self._idf):
+            self._idf.append(self._log_images)
+        return i
+
+
+def _ngrams(numbers: Sequence[int]) -> Counter[int]:
+    """How often each n-gram occurs, n = 1..4."""
+    counts: Counter[int] = Counter()
+    for start in range(len(numbers)):
+        ngram = 0
+        for word in numbers[start : start + ORDERS]:
+            ngram = ngram << _BITS | word
+            counts[ngram] += 1
+    return counts
+
+
+def _order(ngram: int) -> int:
+    """n - 1: no word is 0, so the highest word's bits tell."""
+    return (ngram.bit_length() - 1) // _BITS
+
+
+def _bigrams(words: Words) -> int:
+    return max(0, len(words) - 1)

@@ -1,0 +1,237 @@
+"""Self-critical training of a captioner: CIDEr-D as reward (Rennie et al. 2017; TDEN, section "Downstream tasks").
+
+Each step draws descriptions of the batch's images, without gradients, and rewards each by how much better it is than
+the baseline, the greedy description; one teacher-forced pass over what was drawn then gives the gradient. An image is
+encoded once for all of its drawing, and once for the gradient.
+
+What the paper leaves open:
+- Reward and references are compared in words, not in word pieces: pieces are merged, and references are split at
+  spaces and punctuation as the tokenizer does before it looks at its vocabulary. The end token is a word on both sides,
+  so it is part of n-grams and bad endings cost; a description that did not end has none. [UNK] matches nothing.
+- Document frequencies are those of the training images' references, each image being a document.
+- Samples are drawn with dropout off, from the model that is evaluated; the public code has it on (`sampling_dropout`).
+  The gradient's pass has dropout on.
+- Validation's loss is minus the mean CIDEr-D of greedy descriptions, with the same document frequencies.
+
+Shape suffixes: B images, K samples an image, N = B * K, T tokens, M drawn tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Batch, Text
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.tokenizer import SEP, Tokenizer
+from vlp_models.decoding.greedy import greedy
+from vlp_models.decoding.sampling import sample
+from vlp_models.decoding.steps import Hypothesis, Started, Steps, device_of
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
+from vlp_models.models.protocols import Generates
+from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.self_critical import advantages, self_critical
+from vlp_models.params import SelfCriticalParams
+from vlp_models.tasks.captioning import Captioning
+
+FREQUENCIES = "document-frequencies.safetensors"
+
+
+class SelfCriticalLoss:
+    """What the training loop calls; learns from the view `images`, whose text it ignores.
+
+    Parts: `reward` (of the samples, CIDEr-D as tables print it divided by 100), `reward_greedy`, `sample_length` (words
+    and the end), `zero_rewards` (1 if the batch earned nothing at all), `reward_share` (the part of the step's time
+    that the reward took; the first step has none).
+    """
+
+    def __init__(self, captioning: Captioning, reward: CiderD, params: SelfCriticalParams) -> None:
+        """
+        Raises:
+            ParamsError: settings that can't be.
+        """
+        if params.samples < 1 + (params.baseline == "mean_of_others"):
+            raise ParamsError(
+                f"params.yaml: `self_critical.samples: {params.samples}` is too few for the baseline {params.baseline}"
+            )
+        if captioning.label_smoothing:
+            raise ParamsError("params.yaml: `label_smoothing` has no meaning in self-critical training; leave it out")
+        self.captioning = captioning
+        self.reward = reward
+        self.params = params
+        self.max_len = int(captioning.info["max_text_len"]) - 1  # tokens, [SEP] included, after [CLS]
+        self.zero_batches = 0  # of this process, in which no description earned anything
+        self._reward_seconds = 0.0  # of the step under way
+        self._began: float | None = None  # the step before this one
+
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+        if update is None:
+            return self._validate(batch)
+        timing = self._next_step()
+        device = device_of(batch.image)
+        samples_BK, plain_B = self._draw(batch, generator)
+        reward_BK = self._rewards(batch.image_ids, samples_BK).to(device)
+        greedy_B = self._rewards(batch.image_ids, [[h] for h in plain_B])[:, 0].to(device) if plain_B else None
+        advantage_N = advantages(reward_BK, self.params.baseline, greedy_B).flatten()
+        self._look_for_zeros(reward_BK, greedy_B)
+
+        drawn = [h for group in samples_BK for h in group]
+        text = self._as_text(drawn, device)
+        logits_NTV = self._model.generation_logits(batch.image, text)
+        real_NT = text.mask_BT[:, 1:]
+        loss = self_critical(
+            logits_NTV[:, :-1][real_NT], text.ids_BT[:, 1:][real_NT], advantage_N[:, None].expand_as(real_NT)[real_NT]
+        )
+        parts = {
+            **loss.parts,
+            "reward": reward_BK.mean(),
+            "sample_length": real_NT.sum(1).float().mean(),
+            "zero_rewards": _is_zero(reward_BK, greedy_B).float(),
+            **timing,
+        }
+        if greedy_B is not None:
+            parts["reward_greedy"] = greedy_B.mean()
+        return Loss(total=loss.total, parts=parts)
+
+    @property
+    def _model(self) -> Generates:
+        return cast(Generates, self.captioning.model)
+
+    @torch.no_grad()
+    def _draw(self, batch: Batch, generator: torch.Generator) -> tuple[list[list[Hypothesis]], list[Hypothesis]]:
+        """K samples of each image, and its greedy description where it is the baseline."""
+        device = device_of(batch.image)
+        if device.type == "cuda":  # drawing there spares a copy of the vocabulary's probabilities at each token
+            seed = int(torch.randint(2**62, (), generator=generator))
+            generator = torch.Generator(device).manual_seed(seed)
+
+        def draw(model: Steps) -> list[list[Hypothesis]]:
+            return sample(model, batch.image, num_samples=self.params.samples, generator=generator, **self._ends)
+
+        plain: list[Hypothesis] = []
+        with _mode(self.captioning, training=False):
+            started = Started(model=self._model, state=self._model.start(batch.image, max_len=self.max_len))
+            if self.params.baseline == "greedy":
+                plain = greedy(started, batch.image, **self._ends)
+            if not self.params.sampling_dropout:
+                return draw(started), plain
+        with _mode(self.captioning, training=True):
+            return draw(self._model), plain
+
+    @torch.no_grad()
+    def _validate(self, batch: Batch) -> Loss:
+        self._began = None  # validation is no part of a step
+        plain = greedy(self._model, batch.image, **self._ends)
+        mean = self._rewards(batch.image_ids, [[h] for h in plain]).mean()
+        return Loss(total=-mean, parts={"reward_greedy": mean})
+
+    @property
+    def _ends(self) -> dict[str, Any]:
+        """How the decoders begin and end."""
+        return {"max_len": self.max_len, "bos_id": self._tokenizer.cls_id, "eos_id": self._tokenizer.sep_id}
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        return self.captioning.tokenizer
+
+    def _rewards(self, image_ids: Sequence[str], descriptions_BK: Sequence[Sequence[Hypothesis]]) -> Tensor:
+        """CIDEr-D of each; on the CPU. [B, K]"""
+        began = time.perf_counter()
+        rows = [
+            self.reward.score(image_id, [self._words(h) for h in group])
+            for image_id, group in zip(image_ids, descriptions_BK, strict=True)
+        ]
+        self._reward_seconds += time.perf_counter() - began
+        return torch.from_numpy(np.stack(rows)).float()
+
+    def _words(self, hypothesis: Hypothesis) -> list[str]:
+        words = self._tokenizer.merge(hypothesis.ids)
+        return [*words, SEP] if len(hypothesis.ids) < self.max_len else words
+
+    def _as_text(self, drawn: Sequence[Hypothesis], device: torch.device) -> Text:
+        """[CLS], the tokens and, where the description ended, [SEP]."""
+        first, last = self._tokenizer.cls_id, self._tokenizer.sep_id
+        rows = [[first, *h.ids, last] if len(h.ids) < self.max_len else [first, *h.ids] for h in drawn]
+        ids_NT = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, self._tokenizer.pad_id)
+        lengths_N1 = torch.tensor([[len(row)] for row in rows])
+        return Text(ids_BT=ids_NT, mask_BT=torch.arange(ids_NT.shape[1]) < lengths_N1).to(device)
+
+    def _look_for_zeros(self, reward_BK: Tensor, greedy_B: Tensor | None) -> None:
+        if not _is_zero(reward_BK, greedy_B):
+            return
+        self.zero_batches += 1
+        if self.zero_batches == 1:
+            print(
+                "self-critical training: no description of this batch has an n-gram that counts in common with its "
+                "references, so nothing is learned from it. That may happen; if `zero_rewards` in the curve stays 1, "
+                "start from a captioner trained with cross-entropy, on a train split of many images",
+                file=sys.stderr,
+            )
+
+    def _next_step(self) -> dict[str, Tensor]:
+        """The reward's share of the step that has just ended."""
+        began, seconds = self._began, self._reward_seconds
+        self._began, self._reward_seconds = time.perf_counter(), 0.0
+        return {} if began is None else {"reward_share": torch.tensor(seconds / (self._began - began))}
+
+
+def self_critical_loss(
+    captioning: Captioning, params: SelfCriticalParams, shards: Path, sources: Mapping[str, int], work: Path
+) -> SelfCriticalLoss:
+    """The loss with its references, from the shards' index, and the document frequencies, counted once for `work`.
+
+    Raises:
+        DataError: no image of the train split has a caption.
+        ParamsError: settings that can't be.
+    """
+    captions: dict[str, tuple[str, ...]] = {}
+    train: list[str] = []
+    for split in ("train", "val"):
+        of_split = ShardDataset(shards, split, "images", sources, regions=False).references()
+        captions |= of_split
+        captioned = [image_id for image_id, texts in of_split.items() if texts]
+        if split == "train":
+            train = captioned
+        if len(captioned) < len(of_split):
+            bare = len(of_split) - len(captioned)
+            print(f"self-critical training: {bare:,} {split} images without a caption are left out", file=sys.stderr)
+    if not train:
+        raise DataError(f"{shards}: no image of the train split has a caption to reward a description by")
+
+    def words(image_id: str) -> list[list[str]]:
+        return [[*captioning.tokenizer.split(text), SEP] for text in captions.get(image_id, ())]
+
+    file = work / FREQUENCIES
+    try:
+        frequencies = DocumentFrequencies.load(file)
+    except DataError:
+        frequencies = DocumentFrequencies.of(map(words, train))
+        frequencies.save(file)
+    return SelfCriticalLoss(captioning, CiderD(frequencies, words), params)
+
+
+@contextmanager
+def _mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Dropout on or off for a while."""
+    before = module.training
+    module.train(training)
+    try:
+        yield
+    finally:
+        module.train(before)
+        # Autocast keeps weights it has cast; not every release of torch tells those cast without gradients apart.
+        torch.clear_autocast_cache()
+
+
+def _is_zero(reward_BK: Tensor, greedy_B: Tensor | None) -> Tensor:
+    zero = (reward_BK == 0).all()
+    return zero if greedy_B is None else zero & (greedy_B == 0).all()
