@@ -133,6 +133,24 @@ def promote(
 
 
 @app.command()
+def import_checkpoint(
+    source: Annotated[str, typer.Argument(help="A weights file (xmodaler-tden), or a folder (bert).")],
+    form: Annotated[str, typer.Option("--format", help="xmodaler-tden or bert.")],
+    out: Annotated[str, typer.Option(help="The checkpoint to write, e.g. checkpoints/imported.")],
+    heads: Annotated[int, typer.Option(help="Attention heads of xmodaler-tden; default: one per 64 dimensions.")] = 0,
+) -> None:
+    """Makes a checkpoint of the public TDEN code's weights, or of BERT's, to pretrain or fine-tune from."""
+    from pathlib import Path
+
+    from vlp_models.params import load_params
+    from vlp_models.stages.import_checkpoint import import_checkpoint
+    from vlp_models.stages.workspace import Workspace
+
+    for line in import_checkpoint(form, Path(source), Path(out), load_params(), Workspace(), heads=heads):
+        print(line)
+
+
+@app.command()
 def doctor() -> None:
     """Tells what this machine lacks, in plain words. Exit code 1 if something must be mended."""
     from vlp_models.commands import print_findings

@@ -161,6 +161,7 @@ class PairsParams:
 @dataclass(frozen=True, kw_only=True)
 class PretrainParams(PairsParams):
     mix: Literal["sum", "draw", "turns"]
+    init: str = ""  # a checkpoint to start from, made by `vlp import-checkpoint`; empty: fresh weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import nn
 from vlp_models.data.dataset import ShardsManifest, read_manifest
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
-from vlp_models.models.checkpoint import write_checkpoint
+from vlp_models.models.checkpoint import load_strictly, part_of, read_config, read_weights, write_checkpoint
 from vlp_models.params import Params, TrainerParams, to_plain
 from vlp_models.stages.workspace import (
     Workspace,
@@ -29,6 +29,9 @@ from vlp_models.tracking.logger import STATE, MLflowRun, tracked
 
 if TYPE_CHECKING:
     from vlp_models.training.run import FitResult
+
+
+PRESET = "preset.yaml"  # beside imported weights: the model.config they belong to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +55,50 @@ def read_inputs(workspace: Workspace) -> Inputs:
     return Inputs(shards=shards, manifest=read_manifest(shards), tokenizer=Tokenizer.load(tokenizer), files=files)
 
 
-def check_same_data(before: dict[str, Any], init: Path, inputs: Inputs) -> None:
-    """That a checkpoint, `before` its config.json, was made from these features and this vocabulary.
+def check_same_data(
+    before: dict[str, Any], init: Path, inputs: Inputs, way_out: str = "`dvc repro` makes it anew"
+) -> None:
+    """
+    Args:
+        before: config.json of the checkpoint `init`, from which training is to start.
 
     Raises:
-        CheckpointError: it was not.
+        CheckpointError: it was made with other features, classes or words.
     """
     manifest = inputs.manifest
     for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
         if before[name] != now:
             raise CheckpointError(
-                f"{init}: made from features with {name} {before[name]!r}, the shards hold {now!r}; `dvc repro` makes "
-                "it anew from these"
+                f"{init}: made from features with {name} {before[name]!r}, the shards hold {now!r}; {way_out}"
             )
     if list(before["classes"]) != list(manifest.classes):
-        raise CheckpointError(f"{init}: made with other detector classes than the shards'; `dvc repro` makes it anew")
+        raise CheckpointError(f"{init}: made with other detector classes than the shards'; {way_out}")
     if Tokenizer.load(init).vocabulary != inputs.tokenizer.vocabulary:
-        raise CheckpointError(f"{init}: made with another vocabulary than data/tokenizer; `dvc repro` makes it anew")
+        raise CheckpointError(f"{init}: made with another vocabulary than data/tokenizer; {way_out}")
+
+
+def start_from(model: nn.Module, name: str, init: Path, inputs: Inputs) -> None:
+    """Fills `model` with the weights of the checkpoint `init`, of the same architecture and data.
+
+    Raises:
+        CheckpointError: damaged, or made for another architecture, other features or another vocabulary.
+    """
+    before = read_config(init)
+    check_same_data(before, init, inputs, "import it anew")
+    own = to_plain(model.config)
+    settings = {"dropout", "attention_dropout", "init_std", "mask_scheme", "zero_overlapping_regions"}
+    settings |= {"ism_margin", "ism_negatives"}  # of training: free to differ
+    differ = [
+        f"{key}: {own.get(key)} here, {value} there"
+        for key, value in before["model_config"].items()
+        if key not in settings and own.get(key) != value
+    ]
+    if before["model"] != name or differ:
+        what = "; ".join(differ) or f"a {before['model']}"
+        raise CheckpointError(
+            f"{init}: of another architecture than params.yaml's `model` ({what}); `vlp use {init / PRESET}` sets it"
+        )
+    load_strictly(model, part_of(read_weights(init), "model"), init)
 
 
 def work_directory(

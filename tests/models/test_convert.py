@@ -1,0 +1,203 @@
+"""Weights of others: the public TDEN code's layout, written out here by its documented names, and BERT's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from public_tden import PUBLIC, public_layout
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vlp_models.data.batch import Batch
+from vlp_models.errors import CheckpointError
+from vlp_models.models import build_model
+from vlp_models.models.foreign import read_state_dict
+from vlp_models.models.tden.convert import convert_bert, convert_xmodaler
+from vlp_models.models.tden.model import TDEN, UNDERSTANDING
+
+VOCAB, FEATURES, CLASSES = 30, 6, 5
+SMALL = {"hidden": 16, "heads": 4, "intermediate": 24, "object_layers": 2, "sentence_layers": 3, "encoder_layers": 2}
+SMALL |= {"decoder_layers": 2, "max_positions": 20}
+
+
+def build(**config: Any) -> TDEN:
+    torch.manual_seed(3)
+    sizes = {"vocab_size": VOCAB, "feature_dim": FEATURES, "num_classes": CLASSES}
+    model = build_model("tden", {**SMALL, "init_std": 0.3, **config}, **sizes)
+    assert isinstance(model, TDEN)
+    with torch.no_grad():  # norms and biases that tell themselves apart
+        for tensor in [*model.parameters(), *(b for n, b in model.named_buffers() if "running" in n)]:
+            tensor.add_(torch.rand_like(tensor) * 0.1)
+    return model.eval()
+
+
+def rebuilt(state: dict[str, Tensor]) -> TDEN:
+    converted = convert_xmodaler(state, heads=4)
+    sizes = {name: converted.config.pop(name) for name in ("vocab_size", "feature_dim")}
+    sizes["num_classes"] = converted.config.pop("num_classes", CLASSES)
+    torch.manual_seed(9)
+    model = build_model("tden", converted.config, **sizes)
+    result = model.load_state_dict(converted.weights, strict=False)
+    assert not result.unexpected_keys
+    assert isinstance(model, TDEN)
+    return model.eval()
+
+
+def outputs(model: TDEN, batch: Batch) -> dict[str, Tensor]:
+    """Everything that pretraining trains."""
+    model = model.double()
+    visual, (text, mask) = model.encode_image(batch.image), (batch.text.ids_BT, batch.text.mask_BT)
+    words, regions = mask & (text > 10), batch.image.mask_BR
+    both = {"encoder_ids_BT": text, "decoder_ids_BT": text}
+    output = model.run_pass(visual, mask, **both, words_BT=words, regions_BR=regions)
+    losses = model.pretraining_losses(
+        batch, objectives=model.objectives, generator=torch.Generator().manual_seed(0), mask_probability=0.3
+    )
+    return {
+        "mlm": output.mlm_logits_MV,
+        "moc": output.moc_logits_KC,
+        "msg": output.msg_logits_NV,
+        "image": model.embed_image(batch.image),
+        "text": model.embed_text(batch.text),
+        "caption": model.generation_logits(batch.image, batch.text),
+        **{f"loss of {name}": loss.total for name, loss in losses.items()},
+    }
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_pretraining_checkpoint_gives_the_same_outputs(
+    tmp_path: Path, make_batch: Callable[..., Batch], wrapped: bool, batch_norm: bool
+) -> None:
+    model = build(**PUBLIC | {"pooler_batch_norm": True})
+    state = public_layout(model)
+    if not batch_norm:
+        state = {name: tensor for name, tensor in state.items() if ".bn." not in name}
+        for pool in (model.text_pooler, *model.image_poolers):
+            pool.norm = torch.nn.Identity()
+    file = tmp_path / "model.pth"
+    whole = {"model": {f"module.{k}": v for k, v in state.items()}, "iteration": 7, "optimizer": {"state": {}}}
+    torch.save(whole if wrapped else state, file)
+    own, imported = outputs(model, make_batch()), outputs(rebuilt(read_state_dict(file)), make_batch())
+    assert len(own) == 10
+    for name, tensor in own.items():
+        torch.testing.assert_close(imported[name], tensor, rtol=0, atol=1e-12, msg=name)
+
+
+def test_a_checkpoint_of_one_task_fills_what_it_holds(tmp_path: Path, make_batch: Callable[..., Batch]) -> None:
+    model, batch = build(**PUBLIC), make_batch()
+    state = public_layout(model)
+    common = ("token_embed.", "visual_embed.", "encoder.")
+    captioning = {k: v for k, v in state.items() if k.startswith((*common, "decoder.g_layers.", "predictor."))}
+    assert convert_xmodaler(captioning, heads=4).kind == "captioning"
+    logits = rebuilt(captioning).double().generation_logits(batch.image, batch.text)
+    torch.testing.assert_close(logits, model.double().generation_logits(batch.image, batch.text), rtol=0, atol=1e-12)
+    retrieval = {k: v for k, v in state.items() if k.startswith((*common, "similarity_predictor."))}
+    assert convert_xmodaler(retrieval, heads=4).kind == "retrieval"
+    torch.testing.assert_close(
+        rebuilt(retrieval).double().embed_image(batch.image), model.embed_image(batch.image), rtol=0, atol=1e-12
+    )
+
+
+def test_what_differs_from_the_layout_is_listed() -> None:
+    state = public_layout(build(**PUBLIC))
+    changed = dict(state)
+    del changed["encoder.v_layers.1.attention.self.key.bias"]
+    changed["decoder.x_layers.0.weight"] = torch.zeros(1)
+    changed["visual_embed.embeddings_norm.bias"] = torch.zeros(3)
+    with pytest.raises(CheckpointError) as caught:
+        convert_xmodaler(changed, heads=4)
+    said = str(caught.value)
+    assert "1 missing: encoder.v_layers.1.attention.self.key.bias" in said
+    assert "1 unexpected: decoder.x_layers.0.weight" in said
+    assert "1 of another shape: visual_embed.embeddings_norm.bias [3] instead of [16]" in said
+
+    gap = {k.replace("encoder.layers.1.", "encoder.layers.9."): v for k, v in state.items()}
+    with pytest.raises(CheckpointError, match=r"missing: encoder\.layers\.1\."):
+        convert_xmodaler(gap, heads=4)
+    with pytest.raises(CheckpointError, match="missing: token_embed"):
+        convert_xmodaler({"a.weight": torch.zeros(2, 2)})
+    with pytest.raises(CheckpointError, match=r"predictor\.bias differ"):
+        convert_xmodaler(state | {"predictor.bias": state["predictor.bias"] + 1}, heads=4)
+    with pytest.raises(CheckpointError, match="5 attention heads"):
+        convert_xmodaler(state, heads=5)
+    with pytest.raises(CheckpointError, match="VQA or VCR model"):
+        convert_xmodaler(state | {"predictor.u_pooler.att.0.weight": torch.zeros(1)}, heads=4)
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("executed"),)
+
+
+def test_hostile_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import zipfile
+
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": {"a": torch.zeros(1)}, "extra": Hostile()}, "code.pth")
+    with pytest.raises(CheckpointError, match="more than tensors"):
+        read_state_dict(Path("code.pth"))
+    assert not Path("executed").exists()
+    torch.save({"a": torch.zeros(1).expand(2**40)}, "view.pth")
+    with pytest.raises(CheckpointError, match="claims tensors"):
+        read_state_dict(Path("view.pth"))
+    with zipfile.ZipFile("bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("data", "w") as member:
+        for _ in range(17 * 16):
+            member.write(bytes(2**20))
+    monkeypatch.setattr("vlp_models.models.foreign.MAX_BYTES", 2**24)
+    with pytest.raises(CheckpointError, match="the limit"):
+        read_state_dict(Path("bomb.pth"))
+    Path("text.pth").write_text("hello")
+    Path("text.safetensors").write_text("hello")
+    torch.save([torch.zeros(1)], "list.pth")
+    for name in ("text.pth", "text.safetensors", "list.pth", "absent.pth"):
+        with pytest.raises(CheckpointError, match=name):
+            read_state_dict(Path(name))
+
+
+@pytest.mark.parametrize("old_names", [False, True])
+def test_bert_is_the_sentence_encoder(tmp_path: Path, old_names: bool) -> None:
+    from transformers import BertConfig, BertForPreTraining
+
+    torch.manual_seed(0)
+    bert_config = BertConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=24,
+        max_position_embeddings=20,
+        initializer_range=0.3,
+    )
+    bert = BertForPreTraining(bert_config).eval()
+    with torch.no_grad():
+        for parameter in bert.parameters():
+            parameter.add_(torch.rand_like(parameter) * 0.1)
+    state = {name: tensor.clone() for name, tensor in bert.state_dict().items()}
+    if old_names:
+        state = {
+            k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
+            for k, v in state.items()
+        }
+    save_file(state, tmp_path / "model.safetensors")
+
+    model = build(embedding_norm_eps=1e-12)
+    weights = convert_bert(read_state_dict(tmp_path / "model.safetensors"), bert_config.to_dict(), model.config)
+    fresh = {name.partition(".")[0] for name in model.load_state_dict(weights, strict=False).missing_keys}
+    assert fresh.isdisjoint({"text_embedding", "sentence_encoder", "word_head"})
+    ids = torch.randint(5, VOCAB, (3, 7))
+    mask = torch.arange(7) < torch.tensor([[7], [4], [2]])
+    wanted = bert(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)
+    encoded = model.encode_text({UNDERSTANDING: ids}, mask)[UNDERSTANDING]
+    torch.testing.assert_close(encoded[mask], wanted.hidden_states[-1][mask], rtol=0, atol=1e-5)
+    logits = model.predict_words(encoded)
+    torch.testing.assert_close(logits[mask], wanted.prediction_logits[mask], rtol=0, atol=1e-4)
+
+
+def test_a_bert_of_other_sizes_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"sentence_layers 3, BERT's num_hidden_layers 12"):
+        convert_bert({}, {"num_hidden_layers": 12}, build().config)

@@ -1,0 +1,298 @@
+"""Weights made by others as TDEN's: the public code's checkpoints (YehLi/xmodaler), and BERT's.
+
+A checkpoint of the public code is one of pretraining, captioning or retrieval; its config is that code's, not the
+paper's (the module's docstring in model.py tells them apart). What this TDEN can't express:
+- The third row of its token types, which no task uses: left out.
+- Dropout after a feed-forward net's activation, which matters in training alone.
+- The VQA and VCR models' heads (a pooler per layer and one classifier on the cross-modal encoder, in VQA another one on
+  the decoder, their probabilities added): refused. Import the pretraining checkpoint and fine-tune it instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlp_models.errors import CheckpointError
+from vlp_models.models.foreign import Taker
+from vlp_models.models.tden.config import TDENConfig
+
+# Modules of the public code that some checkpoints lack, and what they are here.
+_OPTIONAL = {
+    "decoder.u_layers": "cross_encoder",
+    "decoder.g_layers": "cross_decoder",
+    "predictor": "word_head",
+    "v_predictor": "object_head",
+    "similarity_predictor": "text_pooler, image_poolers",
+}
+_KINDS = {
+    "pretraining": frozenset(_OPTIONAL),
+    "captioning": frozenset({"decoder.g_layers", "predictor"}),
+    "retrieval": frozenset({"similarity_predictor"}),
+}
+_ENCODER_BLOCK = {
+    "attention.out": "attention.output.dense",
+    "attention_end.norm": "attention.output.LayerNorm",
+    "ffn.0": "intermediate.dense",
+    "ffn.2": "output.dense",
+    "ffn_end.norm": "output.LayerNorm",
+}
+_CROSS_BLOCK = {
+    "attention.out": "biattention.output.dense",
+    "attention_end.norm": "biattention.output.LayerNorm",
+    "image_ffn.0": "v_intermediate.dense",
+    "image_ffn.2": "v_output.dense",
+    "image_end.norm": "v_output.LayerNorm",
+    "text_ffn.0": "t_intermediate.dense",
+    "text_ffn.2": "t_output.dense",
+    "text_end.norm": "t_output.LayerNorm",
+}
+_DECODER_BLOCK = {
+    "attention.out": "self_attn.output.dense",
+    "attention_end.norm": "self_attn.output.LayerNorm",
+    "cross.out": "x_att.output.dense",
+    "cross_end.norm": "x_att.output.LayerNorm",
+    "ffn.0": "intermediate.dense",
+    "ffn.2": "output.dense",
+    "ffn_end.norm": "output.LayerNorm",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """kind: which checkpoint it was; config: `TDENConfig`'s fields that follow from it; weights: by TDEN's names."""
+
+    kind: str
+    config: dict[str, Any]
+    weights: dict[str, Tensor]
+
+
+class _Converter:
+    """Collects weights under their new names."""
+
+    def __init__(self, taker: Taker, hidden: int, intermediate: int) -> None:
+        self.taker = taker
+        self.hidden = hidden
+        self.intermediate = intermediate
+        self.weights: dict[str, Tensor] = {}
+
+    def linear(self, ours: str, theirs: str, outputs: int, inputs: int) -> None:
+        self.weights[f"{ours}.weight"] = self.taker.take(f"{theirs}.weight", outputs, inputs)
+        self.weights[f"{ours}.bias"] = self.taker.take(f"{theirs}.bias", outputs)
+
+    def norm(self, ours: str, theirs: str, size: int = 0) -> None:
+        for part in ("weight", "bias"):
+            self.weights[f"{ours}.{part}"] = self.taker.take(f"{theirs}.{part}", size or self.hidden)
+
+    def attention(self, ours: str, theirs: str) -> None:
+        """Three projections as one, in the order query, key, value."""
+        for part, shape in (("weight", (self.hidden, self.hidden)), ("bias", (self.hidden,))):
+            parts = [self.taker.take(f"{theirs}.{name}.{part}", *shape) for name in ("query", "key", "value")]
+            self.weights[f"{ours}.qkv.{part}"] = torch.cat(parts)
+
+    def block(self, ours: str, theirs: str, names: Mapping[str, str]) -> None:
+        for own, other in names.items():
+            if "norm" in own:
+                self.norm(f"{ours}.{own}", f"{theirs}.{other}")
+                continue
+            outputs = self.intermediate if own.endswith("ffn.0") else self.hidden
+            inputs = self.intermediate if own.endswith("ffn.2") else self.hidden
+            self.linear(f"{ours}.{own}", f"{theirs}.{other}", outputs, inputs)
+
+    def pooler(self, ours: str, theirs: str, size: int, batch_norm: bool) -> None:
+        self.linear(f"{ours}.score.0", f"{theirs}.att.0", self.hidden, self.hidden)
+        self.linear(f"{ours}.score.3", f"{theirs}.att.3", 1, self.hidden)
+        self.linear(f"{ours}.project", f"{theirs}.embed", size, self.hidden)
+        if batch_norm:
+            self.norm(f"{ours}.norm", f"{theirs}.bn", size)
+            for part in ("running_mean", "running_var"):
+                self.weights[f"{ours}.norm.{part}"] = self.taker.take(f"{theirs}.bn.{part}", size)
+            seen = self.taker.take(f"{theirs}.bn.num_batches_tracked")
+            self.weights[f"{ours}.norm.num_batches_tracked"] = seen.long()
+
+
+def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0) -> Converted:
+    """A checkpoint of the public code. `heads`: 0 for one per 64 dimensions, as in BERT; weights do not tell.
+
+    Raises:
+        CheckpointError: of another layout (lists what is missing, unexpected or misshapen), of a VQA or VCR model, or
+            a head's two biases differ that should be one.
+    """
+    kind = _kind(state)
+    present = _KINDS[kind]
+    taker = Taker(state)
+
+    def size(name: str, dim: int) -> int:
+        tensor = state.get(name)
+        return tensor.shape[dim] if tensor is not None and tensor.dim() > dim else 0
+
+    vocab, hidden = size("token_embed.embeddings.weight", 0), size("token_embed.embeddings.weight", 1)
+    positions = size("token_embed.embeddings_pos.position_embeddings.weight", 0)
+    intermediate = size("encoder.layers.0.intermediate.dense.weight", 0)
+    features = size("visual_embed.embeddings.weight", 1)
+    layers = {theirs: _layers(state, theirs) for theirs in ("encoder.layers", "encoder.v_layers", *present)}
+    heads = heads or max(1, hidden // 64)
+    if hidden % heads:
+        raise CheckpointError(f"{heads} attention heads do not divide the hidden size {hidden}; give the right number")
+
+    c = _Converter(taker, hidden, intermediate)
+    words = taker.take("token_embed.embeddings.weight", vocab, hidden)
+    types = taker.take("token_embed.embeddings_token_type.weight", 3, hidden)
+    c.weights |= {
+        "text_embedding.words.weight": words,
+        "text_embedding.positions.weight": taker.take(
+            "token_embed.embeddings_pos.position_embeddings.weight", positions, hidden
+        ),
+        "text_embedding.types.weight": types[:2].clone(),
+    }
+    c.norm("text_embedding.norm", "token_embed.embeddings_norm")
+    c.linear("region_embedding.features", "visual_embed.embeddings", hidden, features)
+    c.linear("region_embedding.locations", "visual_embed.embeddings_pos", hidden, 5)
+    c.norm("region_embedding.norm", "visual_embed.embeddings_norm")
+    for ours, theirs, query, names in (
+        ("sentence_encoder", "encoder.layers", "attention.self", _ENCODER_BLOCK),
+        ("object_encoder", "encoder.v_layers", "attention.self", _ENCODER_BLOCK),
+        ("cross_encoder", "decoder.u_layers", "biattention.self", _CROSS_BLOCK),
+        ("cross_decoder", "decoder.g_layers", "self_attn.self", _DECODER_BLOCK),
+    ):
+        for i in range(layers.get(theirs, 0)):
+            c.attention(f"{ours}.{i}.attention", f"{theirs}.{i}.{query}")
+            if ours == "cross_decoder":
+                c.attention(f"{ours}.{i}.cross", f"{theirs}.{i}.x_att.self")
+            c.block(f"{ours}.{i}", f"{theirs}.{i}", names)
+
+    config: dict[str, Any] = {
+        "vocab_size": vocab,
+        "feature_dim": features,
+        "hidden": hidden,
+        "heads": heads,
+        "intermediate": intermediate,
+        "object_layers": layers["encoder.v_layers"],
+        "sentence_layers": layers["encoder.layers"],
+        "max_positions": positions,
+        "layer_norm_eps": 1e-12,
+        "embedding_norm_eps": 1e-5,
+        "separate_region_norms": False,
+        "tie_lm_head": False,
+        "separate_ffn": True,
+        "decoder_visual_source": "cross_encoder",
+        "ism_pooling": "all_layers",
+        "pooler_batch_norm": False,
+        "use_decoder_in_fusion": True,
+        "understanding_decoder_mask": "bidirectional",
+        "fusion_pooling": "all_layers",
+        "fusion": "product",
+    }
+    if "predictor" in present:
+        c.linear("word_head.dense", "predictor.transform.dense", hidden, hidden)
+        c.norm("word_head.norm", "predictor.transform.LayerNorm")
+        c.weights["word_head.weight"] = taker.take("predictor.decoder.weight", vocab, hidden)
+        c.weights["word_head.bias"] = taker.take("predictor.bias", vocab)
+        again = taker.take("predictor.decoder.bias", vocab)
+        if again.shape == c.weights["word_head.bias"].shape and not torch.equal(again, c.weights["word_head.bias"]):
+            raise CheckpointError("predictor.decoder.bias and predictor.bias differ; in this layout they are one")
+    if "v_predictor" in present:
+        config["num_classes"] = size("v_predictor.decoder.weight", 0)
+        c.linear("object_head.dense", "v_predictor.transform.dense", hidden, hidden)
+        c.norm("object_head.norm", "v_predictor.transform.LayerNorm")
+        c.weights["object_head.weight"] = taker.take("v_predictor.decoder.weight", config["num_classes"], hidden)
+        c.weights["object_head.bias"] = taker.take("v_predictor.decoder.bias", config["num_classes"])
+    if "similarity_predictor" in present:
+        pooled = size("similarity_predictor.t_pooler.embed.weight", 0)
+        norm = any(name.startswith("similarity_predictor.t_pooler.bn.") for name in state)
+        config |= {"similarity_dim": pooled, "pooler_batch_norm": norm}
+        c.pooler("text_pooler", "similarity_predictor.t_pooler", pooled, norm)
+        for i in range(config["object_layers"]):
+            c.pooler(f"image_poolers.{i}", f"similarity_predictor.v_pooler.{i}", pooled, norm)
+    for field, theirs in (("encoder_layers", "decoder.u_layers"), ("decoder_layers", "decoder.g_layers")):
+        if theirs in present:
+            config[field] = layers[theirs]
+    taker.check(f"a {kind} checkpoint of the public TDEN code")
+    return Converted(kind=kind, config=config, weights=c.weights)
+
+
+def _kind(state: Mapping[str, Tensor]) -> str:
+    if any(name.startswith(("predictor.u_pooler.", "predictor.u_logits.")) for name in state):
+        raise CheckpointError(
+            "a VQA or VCR model of the public TDEN code: its heads (a pooler per layer, classifiers of their own on "
+            "encoder and decoder) have no counterpart here; fine-tune the pretraining checkpoint it came from"
+        )
+    present = {module for module in _OPTIONAL if any(name.startswith(f"{module}.") for name in state)}
+    # The nearest kind: what then differs is listed as missing or unexpected.
+    return min(_KINDS, key=lambda kind: len(_KINDS[kind] ^ present))
+
+
+def _layers(state: Mapping[str, Tensor], prefix: str) -> int:
+    """How many there are; a gap in their numbers shows as missing and unexpected names."""
+    numbers = {match[1] for name in state if (match := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))}
+    return max(1, len(numbers))
+
+
+def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: TDENConfig) -> dict[str, Tensor]:
+    """BERT's weights (Hugging Face's names) for a TDEN of BERT's sizes: text embedding, sentence encoder, LM head.
+
+    bert: its config.json. A file without the LM head (a plain BertModel) leaves ours out.
+
+    Raises:
+        CheckpointError: sizes that differ, or names that are missing, unexpected or misshapen.
+    """
+    sizes = {
+        "vocab_size": ("vocab_size", config.vocab_size),
+        "hidden_size": ("hidden", config.hidden),
+        "num_attention_heads": ("heads", config.heads),
+        "intermediate_size": ("intermediate", config.intermediate),
+        "num_hidden_layers": ("sentence_layers", config.sentence_layers),
+        "max_position_embeddings": ("max_positions", config.max_positions),
+        "type_vocab_size": ("token types", 2),
+        "hidden_act": ("activation", "gelu"),
+    }
+    wrong = [
+        f"{ours} {value}, BERT's {key} {bert.get(key)}"
+        for key, (ours, value) in sizes.items()
+        if bert.get(key) != value
+    ]
+    if wrong:
+        raise CheckpointError(f"BERT's sizes are not model.config's: {'; '.join(wrong)}; set model.config to BERT's")
+    # `bert.` stands before the encoder where a head was saved along; early files call a norm's parts gamma and beta.
+    renamed = {
+        name.removeprefix("bert.")
+        .replace("LayerNorm.gamma", "LayerNorm.weight")
+        .replace("LayerNorm.beta", "LayerNorm.bias"): tensor
+        for name, tensor in state.items()
+    }
+    hidden, vocab = config.hidden, config.vocab_size
+    taker = Taker(renamed)
+    c = _Converter(taker, hidden, config.intermediate)
+    words = taker.take("embeddings.word_embeddings.weight", vocab, hidden)
+    c.weights |= {
+        "text_embedding.words.weight": words,
+        "text_embedding.positions.weight": taker.take(
+            "embeddings.position_embeddings.weight", config.max_positions, hidden
+        ),
+        "text_embedding.types.weight": taker.take("embeddings.token_type_embeddings.weight", 2, hidden),
+    }
+    c.norm("text_embedding.norm", "embeddings.LayerNorm")
+    for i in range(config.sentence_layers):
+        c.attention(f"sentence_encoder.{i}.attention", f"encoder.layer.{i}.attention.self")
+        c.block(f"sentence_encoder.{i}", f"encoder.layer.{i}", _ENCODER_BLOCK)
+    if any(name.startswith("cls.predictions.") for name in renamed):
+        c.linear("word_head.dense", "cls.predictions.transform.dense", hidden, hidden)
+        c.norm("word_head.norm", "cls.predictions.transform.LayerNorm")
+        c.weights["word_head.bias"] = taker.take("cls.predictions.bias", vocab)
+        last = words
+        if "cls.predictions.decoder.weight" in renamed:  # tied in BERT, so it may be left out
+            last = taker.take("cls.predictions.decoder.weight", vocab, hidden)
+        if not config.tie_lm_head:
+            c.weights["word_head.weight"] = last.clone()
+        elif not torch.equal(last, words):
+            raise CheckpointError("the LM head is not tied to the word embeddings; set model.config.tie_lm_head: false")
+    taker.check(
+        "a BERT of these sizes",
+        ignored=("pooler.", "cls.seq_relationship.", "embeddings.position_ids", "cls.predictions.decoder.bias"),
+    )
+    return c.weights
