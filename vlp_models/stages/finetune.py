@@ -28,7 +28,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.models.checkpoint import CONFIG
     from vlp_models.stages.fitting import forget, publish, read_inputs, tracking, work_directory
-    from vlp_models.tasks.self_critical import self_critical_loss
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.run import Plan, fit
 
@@ -51,14 +50,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             seed=p.seed,
             captioned=p.self_critical is not None,
         )
-        loss: LossFunction = lambda batch, *, update, generator: task_model.loss(batch)  # noqa: E731
-        if p.self_critical:
-            loss = self_critical_loss(cast("Captioning", task_model), p.self_critical, inputs.shards, p.sources, work)
         tags = {"task": p.task, "run": key}
         with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:
             result = fit(
                 task_model,
-                loss,
+                _loss(p, task_model, inputs.shards, work),
                 loaders,
                 plan=Plan(
                     seed=p.seed,
@@ -88,6 +84,16 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             result=result,
         )
         forget(work)
+
+
+def _loss(p: FinetuneParams, task_model: TaskModel, shards: Path, work: Path) -> LossFunction:
+    """The task's own, or captioning's reward."""
+    if p.self_critical is None:
+        return lambda batch, *, update, generator: task_model.loss(batch)
+
+    from vlp_models.tasks.self_critical import self_critical_loss
+
+    return self_critical_loss(cast("Captioning", task_model), p.self_critical, shards, p.sources, work)
 
 
 def _run_params(params: Params, key: str) -> FinetuneParams:
