@@ -23,8 +23,10 @@ PRESETS = {
     "tiny": ([], 600_784),
     "tiny-coco": ([], DEMO),
     "own-pairs": ([], DEMO),
-    "nlvr": ([], 2_728_257),
-    "nlvr-structured": (["nlvr"], 2_728_257),
+    "two-pass": ([], DEMO),
+    "scenes-tasks": ([], DEMO),
+    "nlvr": ([], 2_728_001),
+    "nlvr-structured": (["nlvr"], 2_728_001),
     "tden-cc3m": ([], PAPER),
     "tden-coco": (["tden-cc3m"], PAPER),
     "tden-vqa": (["tden-cc3m"], PAPER),
@@ -61,7 +63,7 @@ def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, n
     first = (ROOT / "presets" / f"{name}.yaml").read_text().partition("\n")[0]
     assert all(f"presets/{part}.yaml" in first for part in (*below, name))
     for run in params.finetune.values():
-        assert run.init == "pretrain" or run.init in params.finetune
+        assert run.init in ("pretrain", "scheduled_sampling", *params.finetune)
         assert set(run.sources) <= set(params.data)
     assert set(params.pretrain.sources) <= set(params.data)
 
