@@ -12,7 +12,7 @@ export GX_ANALYTICS_ENABLED := false
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo nlvr test test-long lint bench clean
+.PHONY: help install demo nlvr test test-long lint bench ablations-tden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
 	@echo "make test-long  the tests that take minutes each"
+	@echo "make ablations-tden  the rows of TDEN's tables 1 and 2 over three seeds (hours), after make demo"
 	@echo "make bench      speed benchmarks, into benchmarks/results/"
 
 # uv installs in seconds what takes pip minutes; it is itself pinned with hashes in the lock file.
@@ -54,8 +55,11 @@ lint: install
 	@mypy
 	@lint-imports
 
+ablations-tden: install
+	@python benchmarks/ablations_tden.py
+
 bench: install
-	@for script in benchmarks/*.py; do echo "== $$script"; python $$script || exit 1; done
+	@for script in $(filter-out %/ablations_tden.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; python $$script || exit 1; done
 
 clean:
 	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards

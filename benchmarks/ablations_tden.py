@@ -1,0 +1,189 @@
+"""The rows of TDEN's tables 1 and 2 on the embedded scenes, against the paper's order.
+
+    make ablations-tden            (= python benchmarks/ablations_tden.py; after `make demo`, whose data it uses)
+    python benchmarks/ablations_tden.py --rows all-four two-pass-c --seeds 1 --share 0.1
+
+Each row is a command of docs/ablations.md; every seed pretrains by it, fine-tunes captioning and VQA, and evaluates,
+through the same stages as the pipeline, in a folder of its own below .work/ablations. A row and seed that is finished
+is not run again, so an interrupted study goes on. `--share` scales all epochs, for a look before the long run.
+Writes benchmarks/results/ablations-tden.json and docs/ablations/tden.md: the paper's figures, ours with 95% intervals
+(Student's t over seeds), and for every pair of rows whether the order agrees. A pair whose interval of paired
+differences holds 0 is "open", neither agreement nor disagreement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretraining_gain import ROOT, T_975, value_of
+
+from vlp_models.overlay import apply_overlay
+
+TASKS = {"captioning": "CIDEr", "vqa": "accuracy"}
+RESULTS = ROOT / "benchmarks" / "results" / "ablations-tden.json"
+TABLE = ROOT / "docs" / "ablations" / "tden.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`label` begins its line in docs/ablations.md; the paper's CIDEr (COCO, self-critical) and VQA (test-dev)."""
+
+    label: str
+    cider: float
+    vqa: float
+
+
+ROWS = {
+    "no-pretraining": Row("TDEN-: no pretraining", 128.2, 69.8),
+    "single-stream": Row("TDEN (Single-stream)", 128.6, 70.7),
+    "two-stream": Row("TDEN (Two-stream)", 129.6, 70.9),
+    "encoder": Row("encoder alone", 129.1, 71.9),
+    "decoder": Row("decoder alone", 131.0, 71.7),
+    "no-ism": Row("no ISM", 131.8, 72.0),
+    "ism-cross": Row("ISM on the cross-modal encoder", 130.3, 71.9),
+    "all-four": Row("all four, one pass", 132.4, 72.1),
+    "two-pass-a": Row("Two-Pass-A", 133.4, 72.5),
+    "two-pass-b": Row("Two-Pass-B", 133.0, 72.3),
+    "two-pass-c": Row("Two-Pass-C", 133.0, 72.2),
+}
+Values = dict[str, dict[str, list[float]]]  # row -> task -> one value a seed
+
+
+def command_of(row: Row) -> list[str]:
+    """The words after `vlp use`; none for the shipped params.
+
+    Raises:
+        LookupError: docs/ablations.md has no such line.
+    """
+    for line in (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"| {row.label}"):
+            found = re.search(r"`vlp use ([^`]+)`", line)
+            return shlex.split(found[1]) if found else []
+    raise LookupError(f"docs/ablations.md has no row {row.label!r}")
+
+
+def prepare(folder: Path, row: Row, seed: int, share: float) -> list[list[str]]:
+    """Writes the folder's params.yaml; returns the stages to run."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()  # round-trip: safe, keeps comments
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    path = folder / "params.yaml"
+    shutil.copy(ROOT / "params.yaml", path)
+    words = command_of(row)
+    preset = ROOT / words.pop(0) if words and words[0] != "--set" else None
+    if words or preset:
+        apply_overlay(path, preset, [word for word in words if word != "--set"])
+    params = yaml.load(path.read_text(encoding="utf-8"))
+    sections = [params["pretrain"], params["scheduled_sampling"], *params["finetune"].values()]
+    for section in sections:
+        section["seed"] = seed
+        section["max_epochs"] = max(1, math.ceil(section["max_epochs"] * share))
+    params["finetune"] = {task: params["finetune"][task] for task in TASKS}
+    params["evaluate"]["blank_control"] = []
+    params["tracking"]["uri"] = ""
+    with path.open("w", encoding="utf-8") as file:
+        yaml.dump(params, file)
+    (folder / "data").symlink_to(ROOT / "data")
+    sampling = params["scheduled_sampling"]
+    stages = [["scheduled_sampling"]] if sampling["scheme"] != "none" else []
+    if sampling["scheme"] == "none" or sampling["init"] == "pretrain":
+        stages.insert(0, ["pretrain"])
+    return stages + [[stage, task] for task in TASKS for stage in ("finetune", "evaluate")]
+
+
+def run(name: str, seed: int, share: float, work: Path) -> dict[str, float]:
+    """{task: value} of one row and seed, made unless it is there."""
+    folder = work / name / f"seed-{seed}"
+    done = folder / "done.json"
+    if not done.exists():
+        for stage in prepare(folder, ROWS[name], seed, share):
+            print(f"{name}, seed {seed}: {' '.join(stage)}", flush=True)
+            subprocess.run([sys.executable, "-m", "vlp_models.cli", "stage", *stage], cwd=folder, check=True)
+        values = {task: value_of(folder / "reports" / "eval" / task, metric) for task, metric in TASKS.items()}
+        done.write_text(json.dumps(values), encoding="utf-8")
+    return dict(json.loads(done.read_text(encoding="utf-8")))
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half of the 95% interval; nan for a single value."""
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, math.nan
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    return mean, T_975.get(len(values) - 1, 1.96) * deviation / math.sqrt(len(values))
+
+
+def verdict(paper: float, differences: list[float]) -> str:
+    """Of one pair of rows: `paper` and `differences` (a seed each) are the first row's figure less the second's."""
+    mean, half = interval(differences)
+    if paper == 0 or math.isnan(half) or abs(mean) <= half:
+        return "open"
+    return "agrees" if (mean > 0) == (paper > 0) else "disagrees"
+
+
+def table(values: Values, note: str) -> str:
+    lines = ["# TDEN's ablations on the scenes", "", note, ""]
+    lines += ["| row | CIDEr, paper | CIDEr, here | VQA, paper | VQA, here |", "|---|---|---|---|---|"]
+    for name, tasks in values.items():
+        ours = {}
+        for task in TASKS:
+            mean, half = interval(tasks[task])
+            ours[task] = f"{mean:.1f}" if math.isnan(half) else f"{mean:.1f} +- {half:.1f}"
+        row = ROWS[name]
+        lines.append(f"| {row.label} | {row.cider} | {ours['captioning']} | {row.vqa} | {ours['vqa']} |")
+    lines += ["", "Order of each pair of rows, the paper's against ours:", ""]
+    lines += ["| | agrees | disagrees | open |", "|---|---|---|---|"]
+    for task, figure in (("captioning", "cider"), ("vqa", "vqa")):
+        found: dict[str, list[str]] = {"agrees": [], "disagrees": [], "open": []}
+        for a, b in itertools.combinations(values, 2):
+            paper = getattr(ROWS[a], figure) - getattr(ROWS[b], figure)
+            differences = [x - y for x, y in zip(values[a][task], values[b][task], strict=True)]
+            found[verdict(paper, differences)].append(f"{a} / {b}")
+        cells = [str(len(pairs)) for pairs in found.values()]
+        lines.append(f"| {TASKS[task]} | {' | '.join(cells)} |")
+        if found["disagrees"]:
+            lines += ["", f"{TASKS[task]}, disagreeing: {'; '.join(found['disagrees'])}.", ""]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--share", type=float, default=1.0, help="of the epochs of params.yaml")
+    arguments = parser.parse_args()
+    if not (ROOT / "data" / "shards" / "manifest.json").exists():
+        sys.exit("no data/shards: run `make demo` first")
+    work = ROOT / ".work" / "ablations" / f"share-{arguments.share}"
+    values: Values = {name: {task: [] for task in TASKS} for name in arguments.rows}
+    for seed in range(1, arguments.seeds + 1):
+        for name in arguments.rows:
+            for task, value in run(name, seed, arguments.share, work).items():
+                values[name][task].append(value)
+    command = " ".join(["python", "benchmarks/ablations_tden.py", *sys.argv[1:]])
+    note = (
+        f"`{command}`: {arguments.seeds} seeds, the demo's tiny model on synthetic scenes, captions after cross-entropy "
+        "alone. The paper's figures are COCO's after self-critical training, and VQA v2's: sizes do not compare, orders "
+        "may."
+    )
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"note": note, "values": values}, indent=2) + "\n", encoding="utf-8")
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text(table(values, note), encoding="utf-8")
+    print(TABLE.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

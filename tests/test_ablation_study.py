@@ -1,0 +1,50 @@
+"""benchmarks/ablations_tden.py: every row has its command, and the verdicts are what their words say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    folder = str(Path(__file__).parent.parent / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        import ablations_tden
+    finally:
+        sys.path.remove(folder)
+    return ablations_tden
+
+
+def test_every_row_is_a_command_of_the_docs_and_gives_stages(study: ModuleType, tmp_path: Path) -> None:
+    fine_tuning = [["finetune", "captioning"], ["evaluate", "captioning"], ["finetune", "vqa"], ["evaluate", "vqa"]]
+    for name, row in study.ROWS.items():
+        stages = study.prepare(tmp_path / name, row, seed=2, share=0.1)
+        two_pass = name.startswith("two-pass")
+        assert stages == [["scheduled_sampling"] if two_pass else ["pretrain"], *fine_tuning], name
+        text = (tmp_path / name / "params.yaml").read_text()
+        assert "max_epochs: 1" in text
+        assert (study.command_of(row) == []) == (name == "all-four")
+
+
+def test_an_order_is_called_only_where_the_interval_leaves_out_zero(study: ModuleType) -> None:
+    assert study.verdict(1.0, [2.0, 2.1, 1.9]) == "agrees"
+    assert study.verdict(-1.0, [2.0, 2.1, 1.9]) == "disagrees"
+    assert study.verdict(1.0, [2.0, -2.1, 1.9]) == "open"
+    assert study.verdict(1.0, [2.0]) == "open"
+    assert study.verdict(0.0, [2.0, 2.1, 1.9]) == "open"
+
+
+def test_the_table_states_disagreements(study: ModuleType) -> None:
+    values = {
+        "all-four": {"captioning": [90.0, 91.0, 92.0], "vqa": [80.0, 81.0, 82.0]},
+        "no-pretraining": {"captioning": [95.0, 96.0, 97.0], "vqa": [70.0, 71.0, 72.0]},
+    }
+    text = study.table(values, "note")
+    assert "| all four, one pass | 132.4 | 91.0 +- 2.5 | 72.1 | 81.0 +- 2.5 |" in text
+    assert "CIDEr, disagreeing: all-four / no-pretraining." in text
+    assert "| accuracy | 1 | 0 | 0 |" in text
