@@ -67,7 +67,8 @@ def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.O
     """AdamW; with `muon_lr`, Muon (Jordan et al. 2024) for the matrices of the blocks and AdamW for the rest.
 
     Muon makes the singular values of each update equal. On the synthetic data a model trained from nothing learned
-    as much from half the samples (docs/log.md); its step costs a tenth more at the tiny size.
+    as much from half the samples (docs/log.md). Its cost is per update, not per sample: a tenth of the demo's step with
+    batches of 64, much more with smaller ones.
     """
     trained = [p for p in module.parameters() if p.requires_grad]
     matrices = block_matrices(module) if params.muon_lr else []
