@@ -175,8 +175,8 @@ def main() -> None:
     command = " ".join(["python", "benchmarks/ablations_tden.py", *sys.argv[1:]])
     note = (
         f"`{command}`: {arguments.seeds} seeds, the demo's tiny model on synthetic scenes, captions after cross-"
-        "entropy alone. The paper's figures are COCO's after self-critical training, and VQA v2's: sizes do not compare, "
-        "orders may."
+        "entropy alone. The paper's figures are COCO's after self-critical training, and VQA v2's: sizes do not "
+        "compare, orders may."
     )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"note": note, "values": values}, indent=2) + "\n", encoding="utf-8")
