@@ -68,14 +68,18 @@ def test_training_starts_from_an_imported_model(root: Path) -> None:
 
     # fine-tuned as it is
     params = load_params("params.yaml")
-    still = replace(params.finetune["captioning"].optimizer, lr=0.0)
+    still = replace(params.finetune["captioning"].optimizer, lr=0.0, muon_lr=0.0)
     run = replace(params.finetune["captioning"], init="public", optimizer=still)
     finetune.run(replace(params, finetune={"captioning": run}), Workspace(root), "captioning")
     wanted_of_captioning = {k: v for k, v in wanted.items() if "running" not in k and "num_batches" not in k}
     assert unchanged(root / "checkpoints" / "captioning" / "model.safetensors", wanted_of_captioning)
 
     # pretrained further, once params.yaml asks for its architecture
-    apply_overlay(root / "params.yaml", None, ["pretrain.init=checkpoints/public", "pretrain.optimizer.lr=0.0"])
+    apply_overlay(
+        root / "params.yaml",
+        None,
+        ["pretrain.init=checkpoints/public", "pretrain.optimizer.lr=0.0", "pretrain.optimizer.muon_lr=0.0"],
+    )
     with pytest.raises(CheckpointError, match=r"tie_lm_head: True here, False there.*vlp use"):
         pretrain.run(load_params("params.yaml"), Workspace(root))
     apply_overlay(root / "params.yaml", root / "checkpoints" / "public" / "preset.yaml", [])

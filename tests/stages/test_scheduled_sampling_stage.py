@@ -42,7 +42,7 @@ def test_it_goes_on_from_pretraining_and_a_fine_tuning_goes_on_from_it(tmp_path:
         scheduled_sampling.run(with_(params, scheme="a"), workspace)
     pretrain.run(params, workspace)
 
-    still = replace(params.scheduled_sampling.optimizer, lr=0.0)
+    still = replace(params.scheduled_sampling.optimizer, lr=0.0, muon_lr=0.0)
     scheduled_sampling.run(with_(params, scheme="a", optimizer=still), workspace)
     assert same(weights(workspace, "scheduled_sampling"), weights(workspace, "pretrain")), "it began there"
     scheduled_sampling.run(with_(params, scheme="a"), workspace)

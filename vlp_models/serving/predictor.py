@@ -100,5 +100,5 @@ def _extractor(bundle: Path, device: str) -> GridExtractor | RegionExtractor:
         device,
         min_score=made["min_score"],
         max_regions=made["max_regions"],
-        content=made["content"],
+        content=made.get("content", "roi"),  # bundles before there was a choice do not say
     )
