@@ -66,9 +66,9 @@ def block_matrices(module: nn.Module) -> list[nn.Parameter]:
 def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.Optimizer:
     """AdamW; with `muon_lr`, Muon (Jordan et al. 2024) for the matrices of the blocks and AdamW for the rest.
 
-    Muon makes the singular values of each update equal. On the synthetic data a model trained from nothing learned
-    as much from half the samples (docs/log.md). Its cost is per update, not per sample: a tenth of the demo's step with
-    batches of 64, much more with smaller ones.
+    Muon makes the singular values of each update equal. On the synthetic data tiny models trained from nothing learned
+    from fewer samples with it (docs/log.md, docs/log-nlvr.md). Its cost is per update, not per sample: about a tenth of
+    a step of 64 at hidden size 128, more with smaller batches.
     """
     trained = [p for p in module.parameters() if p.requires_grad]
     matrices = block_matrices(module) if params.muon_lr else []

@@ -36,8 +36,7 @@ class RegionExtractor:
         max_regions: the surest are kept.
         content: what a region's feature is. `roi`: the RoI head's output, as in the papers. `probabilities`: what the
             detector makes of it, its class probabilities and the probability of each word it has learned (colours,
-            sizes, ...): few numbers near 0 and 1, from which a small model learns in minutes what takes it hours
-            from `roi` (docs/log.md).
+            sizes, ...): few numbers near 0 and 1. presets/nlvr.yaml has a small model learn from them.
     """
 
     def __init__(
