@@ -17,7 +17,7 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     """Merges `preset`, then `key.path=value` assignments, into `params_file`.
 
     Returns one line per changed key, `key: old -> new`. Raises `ParamsError` for a missing file, a malformed
-    assignment, or a result that params.py refuses; the file is then left as it was.
+    assignment, or a result that the schema refuses; the file is then left as it was.
     """
     from io import StringIO
 

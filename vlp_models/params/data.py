@@ -1,0 +1,96 @@
+"""The sections of params.yaml that make data: from raw files to shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldParams:
+    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `boxes`: NLVR v1 form."""
+
+    world: Literal["objects", "boxes"]
+    seed: int
+    train: int  # images (objects) or examples of six permuted images (boxes)
+    val: int
+    test: int
+    questions_per_image: int = 12  # objects only
+    size: int = 128  # pixels, objects only
+    vcr_per_image: int = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
+    statements: int = 1  # sentences per example, boxes only; genuine NLVR has one
+    permutations: int = 6  # images per example, one per order of its boxes, boxes only
+    simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
+    descriptions: int = 0  # captions per image that list what it shows, boxes only
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceParams:
+    """One dataset on disk, in a public format. File lists are relative to `root`, keyed by split.
+
+    The key `all` stands for files that hold every split; the Karpathy file (or `split_by`) then divides them.
+    """
+
+    format: Literal["coco", "nlvr", "pairs", "vcr"]
+    root: str
+    images: str = "images"
+    captions: dict[str, list[str]] = field(default_factory=dict)
+    instances: dict[str, list[str]] = field(default_factory=dict)
+    karpathy: str = ""
+    questions: dict[str, list[str]] = field(default_factory=dict)
+    annotations: dict[str, list[str]] = field(default_factory=dict)
+    truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
+    pairs: str = ""  # CSV or JSONL of image,caption[,split]
+    validation_directories: list[str] = field(default_factory=list)  # nlvr: train directories held out whole
+    splits: list[str] = field(default_factory=list)  # nlvr, vcr: which splits to read; empty: all present
+    limit: int = 0  # first records only; 0: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateParams:
+    max_bad_fraction: float
+    min_caption_words: int
+    max_caption_words: int
+    max_image_pixels: int
+    min_image_side: int
+    max_box_overhang: float  # pixels a box may stick out of its image
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorParams:
+    source: Literal["train", "weights", "none"]
+    weights: str  # path, for source: weights
+    sources: list[str]  # datasets whose boxes it learns; empty: all that have boxes
+    seed: int
+    backbone: Literal["small", "resnet50_fpn"]
+    steps: int
+    batch_size: int
+    lr: float
+    max_images: int  # of the train split, per run; 0: all
+    feature_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesParams:
+    source: Literal["detector", "grid", "boxes", "tsv", "npz"]  # boxes: ground-truth objects as symbols, no pixels
+    content: Literal["roi", "probabilities"]  # of a detector's region: the RoI head's output, or what it makes of it
+    path: str  # for tsv and npz
+    max_regions: int
+    min_score: float
+    batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerParams:
+    source: Literal["train", "vocab"]
+    vocab: str  # path of a BERT vocab.txt, for source: vocab
+    size: int
+    min_frequency: int
+    lowercase: bool
+    min_answer_count: int  # an answer enters the vocabulary from this many questions on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardsParams:
+    images_per_shard: int
+    pixels: bool

@@ -1,0 +1,107 @@
+"""The sections of params.yaml that make models: pretraining, scheduled sampling, fine-tuning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelParams:
+    name: Literal["tden"]
+    config: dict[str, Any]  # checked against the model's own config dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerParams:
+    """How to run a training loop; the same for pretraining and fine-tuning."""
+
+    accelerator: str
+    devices: int
+    precision: Literal["auto", "32-true", "bf16-mixed"]
+    num_workers: int
+    checkpoint_every_steps: int
+    log_every_steps: int
+    torch_threads: int  # 0: leave it to torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerParams:
+    lr: float
+    muon_lr: float = 0.0  # of the blocks' matrices, by Muon; 0: AdamW for them, too
+    weight_decay: float = 0.01
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    warmup_fraction: float = 0.1
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    clip_norm: float = 1.0
+    ema_decay: float = 0.0  # 0: off
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsParams:
+    """What every pretraining on image-text pairs needs to know."""
+
+    seed: int
+    sources: dict[str, int]  # dataset -> how often its pairs are seen per epoch; empty: every dataset once
+    max_epochs: int
+    max_steps: int  # 0: as many as the epochs hold
+    batch_size: int
+    accumulate: int
+    max_text_len: int
+    max_regions: int
+    objectives: dict[str, float]  # name -> weight (sum), probability (draw) or share of turns
+    mask_probability: float
+    optimizer: OptimizerParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainParams(PairsParams):
+    mix: Literal["sum", "draw", "turns"]
+    init: str = ""  # a checkpoint to start from, made by `vlp import-checkpoint`; empty: fresh weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class RampParams:
+    """The share of masked words that scheduled sampling replaces: from `start` to `end` in `steps` updates."""
+
+    start: float = 1.0
+    end: float = 1.0
+    steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledSamplingParams(PairsParams):
+    scheme: Literal["none", "a", "b", "c"]  # none: hand checkpoints/pretrain on as it is
+    init: Literal["pretrain", "scratch"]  # scratch: two passes from the start, as in the paper
+    sample: Literal["multinomial", "argmax"]
+    ramp: RampParams = field(default_factory=RampParams)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCriticalParams:
+    """Self-critical training of a captioner (tasks/self_critical.py); `init` is a run of cross-entropy."""
+
+    samples: int = 5  # descriptions drawn per image and step
+    baseline: Literal["greedy", "mean_of_others"] = "greedy"  # the second needs two samples or more
+    sampling_dropout: bool = False  # draw them with dropout on, as the public code does
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneParams:
+    task: Literal["captioning", "vqa", "nlvr", "retrieval", "vcr"]
+    init: str  # `pretrain`, `scheduled_sampling` or the name of another fine-tuning run
+    sources: dict[str, int]
+    seed: int
+    max_epochs: int
+    max_steps: int
+    batch_size: int
+    accumulate: int
+    max_text_len: int
+    max_regions: int
+    optimizer: OptimizerParams
+    scratch: bool = False  # ignore init's weights: TDEN- of the paper
+    blank_images: bool = False  # text-only control: every region feature zero, boxes too
+    label_smoothing: float = 0.0
+    self_critical: SelfCriticalParams | None = None  # captioning only: CIDEr-D as reward instead of cross-entropy
+    options: dict[str, Any] = field(default_factory=dict)  # the task's own: `TaskModel.options_class`
