@@ -17,8 +17,8 @@ from markupsafe import Markup
 
 from vlp_models.params import Params
 from vlp_models.stages.report_charts import interval_bar, line_chart
-from vlp_models.stages.report_examples import Pictures
-from vlp_models.stages.report_more_examples import GALLERIES
+from vlp_models.stages.report_examples import GALLERIES, read_examples
+from vlp_models.stages.report_pictures import Pictures
 from vlp_models.stages.results_table import is_headline, print_results
 from vlp_models.stages.workspace import Workspace, measured, read_json, write_json, write_text
 
@@ -225,7 +225,7 @@ def examples(params: Params, workspace: Workspace, missing: list[str]) -> dict[s
     settings = params.evaluate
     pictures = Pictures(workspace, params.validate.max_image_pixels)
     found: dict[str, Any] = dict.fromkeys(GALLERIES)
-    for task, make in GALLERIES.items():
+    for task in GALLERIES:
         runs = sorted(
             (name for name, run in params.finetune.items() if run.task == task),
             key=lambda name: (params.finetune[name].blank_images, params.finetune[name].scratch),
@@ -233,7 +233,7 @@ def examples(params: Params, workspace: Workspace, missing: list[str]) -> dict[s
         if not runs:
             continue
         count = settings.gallery if task == "captioning" else (settings.gallery + 1) // 2
-        found[task] = make(workspace, pictures, runs[0], settings.splits, count)
+        found[task] = read_examples(task, workspace, pictures, runs[0], settings.splits, count)
         if found[task] is None:
             missing.append(f"reports/eval/{runs[0]}: no predictions")
     return {"gallery": found}

@@ -1,39 +1,22 @@
-"""Test examples for the report: thumbnails with their region boxes, and what the models said of them.
+"""Test examples for the report: what the models said of images, beside what is right.
 
-Examples are taken at even distances from the predictions: neither picked nor lucky.
+Examples are taken at even distances from the predictions: neither picked nor lucky. Each task has a function
+(workspace, pictures, predictions) -> one entry a prediction, which the template knows.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
-from vlp_models.stages.report_charts import boxes_overlay
+from vlp_models.stages.report_pictures import WIDE, Pictures
 from vlp_models.stages.workspace import Workspace
 
-NARROW, WIDE = 240, 400  # pixels of a picture's longer side as the page shows it
-BOXES_SHOWN = 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """One image of the page; `data` is empty where the file can't be shown, and `problem` then says why."""
-
-    image_id: str
-    data: str = ""
-    width: int = 0
-    height: int = 0
-    boxes: Markup = field(default_factory=Markup)
-    problem: str = ""
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,68 +25,27 @@ class Examples:
 
     run: str
     split: str
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: Rows = field(default_factory=list)
 
 
-class Pictures:
-    """Thumbnails by image id; paths, sizes and boxes come from the validated tables and data/features."""
-
-    def __init__(self, workspace: Workspace, max_pixels: int) -> None:
-        self._root = workspace.root
-        self._max_pixels = max_pixels
-        images = read_table("images", workspace.validated)
-        self._paths = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
-        self._store = FeatureStore(workspace.features) if (workspace.features / "index.parquet").exists() else None
-
-    def get(self, image_id: str, longest: int = NARROW) -> Picture:
-        from PIL import Image
-
-        path = self._paths.get(image_id)
-        if path is None:
-            return Picture(image_id=image_id, problem="not in the validated tables")
-        try:
-            with Image.open(self._root / path) as image:
-                if image.width * image.height > self._max_pixels:
-                    return Picture(image_id=image_id, problem=f"{image.width} x {image.height} pixels: too large")
-                image.draft("RGB", (longest, longest))
-                small = _on_grey(image)
-                small.thumbnail((longest, longest))
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            return Picture(image_id=image_id, problem=f"can't be read: {error}")
-        buffer = io.BytesIO()
-        small.save(buffer, "JPEG", quality=82)
-        return Picture(
-            image_id=image_id,
-            data=f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}",
-            width=small.width,
-            height=small.height,
-            boxes=self._boxes(image_id, longest, longest * small.height / small.width),
-        )
-
-    def _boxes(self, image_id: str, width: float, height: float) -> Markup:
-        """The most confident regions with the detector's name for each."""
-        if self._store is None or image_id not in self._store:
-            return Markup("")
-        regions, classes = self._store.get(image_id), self._store.classes
-        shown = []
-        for box, probabilities in zip(regions.boxes[:BOXES_SHOWN], regions.class_probs[:BOXES_SHOWN], strict=True):
-            best = 1 + int(probabilities[1:].argmax()) if len(probabilities) > 1 else 0
-            shown.append((box.tolist(), classes[best] if best < len(classes) else str(best)))
-        return boxes_overlay(width, height, shown)
-
-
-def caption_examples(
-    workspace: Workspace, pictures: Pictures, run: str, splits: Sequence[str], count: int
+def read_examples(
+    task: str, workspace: Workspace, pictures: Pictures, run: str, splits: Sequence[str], count: int
 ) -> Examples | None:
+    """Of the first split with predictions, `count` entries; None where there are no predictions."""
+    for split in splits:
+        path = workspace.evaluation(run) / f"predictions-{split}.jsonl"
+        if path.exists():
+            with path.open(encoding="utf-8") as lines:
+                rows = [json.loads(line) for line in lines]
+            return Examples(run=run, split=split, rows=GALLERIES[task](workspace, pictures, list(_evenly(rows, count))))
+    return None
+
+
+def _captions(workspace: Workspace, pictures: Pictures, predictions: Rows) -> Rows:
     """Captions with their references and, where the scene is known, whether they are true of it."""
-    found = predictions_of(workspace, run, splits, count)
-    if found is None:
-        return None
-    split, chosen = found
-    ids = {row["image_id"] for row in chosen}
-    references = grouped("captions", workspace.validated, ids)
-    truth = _verdicts(workspace.validated / "truth.jsonl", {row["image_id"]: row["caption"] for row in chosen})
-    rows = [
+    references = _grouped("captions", workspace, predictions)
+    truth = _verdicts(workspace.validated / "truth.jsonl", {row["image_id"]: row["caption"] for row in predictions})
+    return [
         {
             "picture": pictures.get(row["image_id"]),
             "caption": row["caption"],
@@ -111,30 +53,19 @@ def caption_examples(
             "references": [reference["text"] for reference in references.get(row["image_id"], ())],
             "true": truth.get(row["image_id"]),
         }
-        for row in chosen
+        for row in predictions
     ]
-    return Examples(run=run, split=split, rows=rows)
 
 
-def question_examples(
-    workspace: Workspace, pictures: Pictures, run: str, splits: Sequence[str], count: int
-) -> Examples | None:
+def _questions(workspace: Workspace, pictures: Pictures, predictions: Rows) -> Rows:
     """Questions with the five likeliest answers and the annotators' own."""
     from vlp_models.data.answers import most_frequent
     from vlp_models.metrics.vqa import question_accuracy
 
-    found = predictions_of(workspace, run, splits, count)
-    if found is None:
-        return None
-    split, chosen = found
-    questions = {
-        row["question_id"]: row
-        for rows in grouped("questions", workspace.validated, {row["image_id"] for row in chosen}).values()
-        for row in rows
-    }
+    asked = _by_id("questions", "question_id", workspace, predictions)
     rows = []
-    for row in chosen:
-        question = questions.get(row["question_id"], {"text": "", "answers": []})
+    for row in predictions:
+        question = asked.get(row["question_id"], {"text": "", "answers": []})
         answers = question["answers"] or []
         rows.append(
             {
@@ -147,65 +78,87 @@ def question_examples(
                 "accuracy": question_accuracy(row["answer"], answers) if answers else None,
             }
         )
-    return Examples(run=run, split=split, rows=rows)
+    return rows
 
 
-def statement_examples(
-    workspace: Workspace, pictures: Pictures, run: str, splits: Sequence[str], count: int
-) -> Examples | None:
+def _statements(workspace: Workspace, pictures: Pictures, predictions: Rows) -> Rows:
     """Statements with the model's verdict and the label."""
-    found = predictions_of(workspace, run, splits, count)
-    if found is None:
-        return None
-    split, chosen = found
-    statements = {
-        row["statement_id"]: row["text"]
-        for rows in grouped("statements", workspace.validated, {row["image_id"] for row in chosen}).values()
-        for row in rows
-    }
-    rows = [
+    statements = _by_id("statements", "statement_id", workspace, predictions)
+    return [
         {
             "picture": pictures.get(row["image_id"], WIDE),
-            "statement": statements.get(row["statement_id"], ""),
+            "statement": statements.get(row["statement_id"], {"text": ""})["text"],
             "prediction": row["prediction"],
             "p_true": float(row["p_true"]),
             "label": row["label"],
         }
-        for row in chosen
+        for row in predictions
     ]
-    return Examples(run=run, split=split, rows=rows)
 
 
-def predictions_of(
-    workspace: Workspace, run: str, splits: Sequence[str], count: int
-) -> tuple[str, list[dict[str, Any]]] | None:
-    """The first split with predictions, and `count` of its rows at even distances."""
-    for split in splits:
-        path = workspace.evaluation(run) / f"predictions-{split}.jsonl"
-        if path.exists():
-            with path.open(encoding="utf-8") as lines:
-                rows = [json.loads(line) for line in lines]
-            # From another image each where there are enough: questions of one image stand together.
-            return split, list(_evenly(rows, count))
-    return None
+def _retrieval(workspace: Workspace, pictures: Pictures, predictions: Rows) -> Rows:
+    """The first caption of an image, where its image was placed, and the image that came first."""
+    return [
+        {
+            "picture": pictures.get(row["image_id"]),
+            "caption": row["captions"][0]["caption"],
+            "rank": row["captions"][0]["rank"],
+            "first": pictures.get(row["captions"][0]["top"][0][0]),
+        }
+        for row in predictions
+        if row["captions"]
+    ]
 
 
-def _evenly(rows: list[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+def _choices(workspace: Workspace, pictures: Pictures, predictions: Rows) -> Rows:
+    """Questions with their answers and rationales, what was chosen and what is right."""
+    asked = _by_id("choices", "choice_id", workspace, predictions)
+    rows = []
+    for row in predictions:
+        question = asked.get(row["choice_id"], {"text": "", "answers": [], "rationales": []})
+        rows.append(
+            {
+                "picture": pictures.get(row["image_id"]),
+                "question": question["text"],
+                "parts": [
+                    {"texts": question["answers"], "chosen": row["answer"], "label": row["answer_label"]},
+                    {"texts": question["rationales"], "chosen": row["rationale"], "label": row["rationale_label"]},
+                ],
+            }
+        )
+    return rows
+
+
+GALLERIES = {
+    "captioning": _captions,
+    "vqa": _questions,
+    "nlvr": _statements,
+    "retrieval": _retrieval,
+    "vcr": _choices,
+}
+
+
+def _evenly(rows: Rows, count: int) -> Iterator[dict[str, Any]]:
+    """`count` rows at even distances: of another image each where there are enough, as one image's stand together."""
     count = min(count, len(rows))
     yield from (rows[i * len(rows) // count] for i in range(count))
 
 
-def grouped(table: str, validated: Path, image_ids: set[str]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of these images, by image id."""
+def _grouped(table: str, workspace: Workspace, predictions: Rows) -> dict[str, Rows]:
+    """The table's rows of the predictions' images, by image id."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rows = read_table(table, validated)
-    kept = rows.filter(pc.is_in(rows["image_id"], value_set=pa.array(sorted(image_ids), pa.string())))
-    result: dict[str, list[dict[str, Any]]] = {}
-    for row in kept.to_pylist():
+    rows = read_table(table, workspace.validated)
+    wanted = pa.array(sorted({row["image_id"] for row in predictions}), pa.string())
+    result: dict[str, Rows] = {}
+    for row in rows.filter(pc.is_in(rows["image_id"], value_set=wanted)).to_pylist():
         result.setdefault(row["image_id"], []).append(row)
     return result
+
+
+def _by_id(table: str, key: str, workspace: Workspace, predictions: Rows) -> dict[str, dict[str, Any]]:
+    return {row[key]: row for rows in _grouped(table, workspace, predictions).values() for row in rows}
 
 
 def _verdicts(path: Path, captions: dict[str, str]) -> dict[str, bool]:
@@ -214,14 +167,3 @@ def _verdicts(path: Path, captions: dict[str, str]) -> dict[str, bool]:
 
     scenes = read_truth(path, captions.keys())
     return score_truth(captions, scenes)[1] if scenes else {}
-
-
-def _on_grey(image: Any) -> Any:
-    """RGB; what is transparent becomes mid-grey, as NLVR's pictures are shown."""
-    from PIL import Image
-
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        base = Image.new("RGBA", rgba.size, (205, 205, 205, 255))
-        return Image.alpha_composite(base, rgba).convert("RGB")
-    return image.convert("RGB")
