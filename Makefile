@@ -12,7 +12,7 @@ export GX_ANALYTICS_ENABLED := false
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo nlvr test test-long lint bench ablations-tden clean
+.PHONY: help install demo nlvr test test-long lint bench ablations-tden pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make ablations-tden  the rows of TDEN's tables 1 and 2 over three seeds (hours), after make demo"
+	@echo "make pictures   the README's pictures, after make demo (needs Chromium)"
 	@echo "make bench      speed benchmarks, into benchmarks/results/"
 
 # uv installs in seconds what takes pip minutes; it is itself pinned with hashes in the lock file.
@@ -57,6 +58,11 @@ lint: install
 
 ablations-tden: install
 	@python benchmarks/ablations_tden.py
+
+# playwright drives the machine's Chromium; nothing else needs it.
+pictures: install
+	@uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-pictures.lock
+	@python docs/pictures/take.py
 
 bench: install
 	@for script in $(filter-out %/ablations_tden.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; python $$script || exit 1; done

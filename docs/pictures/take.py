@@ -1,0 +1,210 @@
+"""The README's pictures: Prefect's flow run, MLflow's comparison, Data Docs and the report, in headless Chromium.
+
+    make pictures           (= python docs/pictures/take.py, in a project where `make demo` has run)
+
+Starts a Prefect and an MLflow server on loopback ports of its own, runs the retrain flow once, takes the pictures and
+ends the servers. Needs Chromium (Debian's package; `--chromium` names another) and playwright, which `make pictures`
+installs. Data Docs load their styles from public hosts: `--mirror FOLDER`, with files at HOST/PATH, stands in for them
+where there is no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+SIZE = {"width": 1280, "height": 860}
+READY = 90.0  # seconds a server may take
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def server(command: list[str], health: str, environment: dict[str, str], log: Path) -> Iterator[None]:
+    """Runs a server for the length of the block.
+
+    Raises:
+        TimeoutError: it does not answer within `READY` seconds.
+    """
+    with log.open("w") as sink:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+    try:
+        deadline = time.monotonic() + READY
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(health, timeout=2):
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise TimeoutError(f"{command[0]} does not answer; its log: {log.read_text()[-2000:]}")
+            time.sleep(0.5)
+        yield
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+
+
+def call(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+class Camera:
+    """Headless Chromium; `mirror` answers for public hosts."""
+
+    def __init__(self, browser: Any, mirror: Path | None) -> None:
+        self._browser = browser
+        self._mirror = mirror
+
+    def take(
+        self,
+        url: str,
+        name: str,
+        *,
+        clicks: Sequence[str] = (),
+        fill: Mapping[str, str] | None = None,
+        scroll_to: str = "",
+        settle: float = 3.0,
+    ) -> None:
+        """
+        Args:
+            clicks: selectors to press first, where they are there.
+            fill: selector -> what to type there.
+            settle: seconds for the page to draw.
+        """
+        page = self._browser.new_page(viewport=SIZE, color_scheme="light")
+        page.route(lambda address: not address.startswith(("http://127.0.0.1", "file:", "data:")), self._answer)
+        page.goto(url, wait_until="load")
+        page.wait_for_timeout(1000 * settle)
+        for selector in clicks:
+            if page.locator(selector).count():
+                page.locator(selector).first.click()
+                page.wait_for_timeout(1000 * settle)
+        for selector, text in (fill or {}).items():
+            page.locator(selector).first.fill(text)
+            page.wait_for_timeout(1000 * settle)
+        if scroll_to:
+            page.locator(scroll_to).first.evaluate("element => element.scrollIntoView()")
+            page.wait_for_timeout(500)
+        page.screenshot(path=str(HERE / f"{name}.png"))
+        page.close()
+        print(f"docs/pictures/{name}.png  {(HERE / f'{name}.png').stat().st_size // 1024} KB", flush=True)
+
+    def _answer(self, route: Any) -> None:
+        if self._mirror is None:
+            route.continue_()
+            return
+        parts = urlsplit(route.request.url)
+        path = (self._mirror / parts.netloc / parts.path.lstrip("/")).resolve()
+        if path.is_file() and path.is_relative_to(self._mirror.resolve()):
+            route.fulfill(path=str(path))
+        else:
+            route.abort()
+
+
+def prefect_pages(camera: Camera, home: Path) -> None:
+    port = free_port()
+    api = f"http://127.0.0.1:{port}/api"
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_API_URL": api,  # where the page in the browser looks
+    }
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with server(command, f"{api}/health", environment, home / "prefect.log"):
+        subprocess.run(
+            [sys.executable, "-m", "flows.retrain"],
+            cwd=ROOT,
+            env={**environment, "PREFECT_API_URL": api},
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        runs = call(f"{api}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+        camera.take(f"http://127.0.0.1:{port}/runs/flow-run/{runs[0]['id']}", "prefect-flow", settle=6)
+
+
+def mlflow_page(camera: Camera, home: Path) -> None:
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    store = home / "mlflow.db"
+    shutil.copy(ROOT / "mlflow.db", store)  # a server writes to its store
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{store}"]
+    with server(command, f"{base}/health", environment, home / "mlflow.log"):
+        experiments = call(f"{base}/api/2.0/mlflow/experiments/search", {"max_results": 100})["experiments"]
+        ids = [e["experiment_id"] for e in experiments if e["name"] != "Default"]
+        address = f"{base}/#/experiments/{ids[0]}/runs?compareRunsMode=CHART&workflowType=machine_learning"
+        camera.take(
+            address,
+            "mlflow-compare",
+            clicks=('button[aria-label*="lose"]',),
+            fill={'[placeholder="Search metric charts"]': "^(loss|captioning_accuracy|samples_per_s)$"},
+            settle=5,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
+    parser.add_argument("--mirror", type=Path, default=None)
+    parser.add_argument("--only", choices=("prefect", "mlflow", "data-docs", "report"), default=None)
+    arguments = parser.parse_args()
+    for needed in ("reports/index.html", "reports/data_docs/index.html", "mlflow.db"):
+        if not (ROOT / needed).exists():
+            sys.exit(f"no {needed}: run `make demo` first")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        sys.exit("playwright is not installed: run `make pictures`")
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        home = Path(folder)
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        flags += ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-sync"]
+        browser = driver.chromium.launch(executable_path=arguments.chromium, args=flags)
+        camera = Camera(browser, arguments.mirror)
+        reports = (ROOT / "reports").as_uri()
+        takers = {
+            "report": lambda: camera.take(f"{reports}/index.html", "report", settle=1),
+            "data-docs": lambda: camera.take(_newest_validation(), "data-docs", settle=2),
+            "mlflow": lambda: mlflow_page(camera, home),
+            "prefect": lambda: prefect_pages(camera, home),
+        }
+        for name, taker in takers.items():
+            if arguments.only in (None, name):
+                taker()
+        browser.close()
+
+
+def _newest_validation() -> str:
+    pages = (ROOT / "reports" / "data_docs" / "validations").rglob("*.html")
+    captions = [page for page in pages if "captions" in str(page)]
+    return max(captions, key=lambda page: page.stat().st_mtime).as_uri()
+
+
+if __name__ == "__main__":
+    main()
