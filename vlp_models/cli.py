@@ -125,11 +125,68 @@ def judge(
 def promote(
     task: Annotated[str, typer.Argument(help="captioning, vqa, nlvr, retrieval or vcr.")],
     version: Annotated[int, typer.Option(help="The version to promote; default: the challenger.")] = 0,
+    force_first: Annotated[bool, typer.Option(help="A first champion may miss floors and validation.")] = False,
+    by: Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")] = "",
 ) -> None:
-    """Makes the challenger of a task its champion, which `vlp caption` and `vlp answer` then use."""
-    from vlp_models.commands import promote_task
+    """Makes the challenger of a task its champion if the gate lets it pass. Exit code 3: refused, with the reasons."""
+    from vlp_models.params import load_params
+    from vlp_models.stages.promotion import REFUSED, explain, promote_task
+    from vlp_models.stages.workspace import Workspace
 
-    print(promote_task(task, version or None))
+    decision = promote_task(load_params(), Workspace(), task, version=version or None, force_first=force_first, by=by)
+    print("\n".join(explain(decision)))
+    raise typer.Exit(REFUSED if decision.outcome == "refused" else 0)
+
+
+@app.command()
+def rollback(
+    task: Annotated[str, typer.Argument(help="captioning, vqa, nlvr, retrieval or vcr.")],
+    by: Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")] = "",
+) -> None:
+    """Restores the champion before; the one withdrawn is promoted again only by its number."""
+    from vlp_models.params import load_params
+    from vlp_models.stages.promotion import explain, rollback_task
+    from vlp_models.stages.workspace import Workspace
+
+    print("\n".join(explain(rollback_task(load_params(), Workspace(), task, by=by))))
+
+
+@app.command()
+def history(
+    task: Annotated[str, typer.Argument(help="captioning, vqa, nlvr, retrieval or vcr.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The entries as JSON lines.")] = False,
+) -> None:
+    """Every decision on a task's champion, from the ledger; checks the ledger's chain."""
+    from vlp_models.params import load_params
+    from vlp_models.stages.promotion import history_rows
+    from vlp_models.stages.promotion_tables import print_history
+    from vlp_models.stages.workspace import Workspace
+
+    print_history(history_rows(load_params(), Workspace(), task), as_json=as_json)
+
+
+@app.command()
+def lineage(
+    model: Annotated[str, typer.Argument(help="A model or task: vqa, vlp-vqa@challenger, vlp-vqa/3.")],
+    file: Annotated[str, typer.Option(help="Print a file kept with the version instead, e.g. params.yaml.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON.")] = False,
+) -> None:
+    """Where a registered version came from, and the commands that rebuild it."""
+    from vlp_models.params import load_params
+    from vlp_models.stages.promotion_tables import print_lineage
+    from vlp_models.stages.workspace import Workspace
+
+    print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json)
+
+
+@app.command()
+def status(
+    ask_mlflow: Annotated[bool, typer.Option("--mlflow", help="Aliases from MLflow, not from the ledger.")] = False,
+) -> None:
+    """What is stale, what runs, champion and challenger of each task, and the last decision."""
+    from vlp_models.status import print_status
+
+    print_status(ask_mlflow=ask_mlflow)
 
 
 @app.command()

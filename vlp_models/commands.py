@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
@@ -68,20 +68,6 @@ def predict(task: str, images: list[str], texts: list[str] | None, model: str) -
     params = load_params().tracking
     client = connect(params, Path.cwd())
     return load_predictor(client, model or model_name(params, task)).predict(images, texts)
-
-
-def promote_task(task: str, version: int | None) -> str:
-    """Moves the champion alias; one line that says from where to where."""
-    from vlp_models.params import load_params
-    from vlp_models.tracking.client import connect
-    from vlp_models.tracking.registry import model_name, promote
-
-    params = load_params().tracking
-    if task not in params.metric:
-        raise ParamsError(f"{task}: no such task; known: {', '.join(params.metric)}")
-    name = model_name(params, task)
-    before, now = promote(connect(params, Path.cwd()), name, version)
-    return f"{name}: champion is version {now}" + (f" (was {before})" if before not in (None, now) else "")
 
 
 def print_findings() -> int:

@@ -26,6 +26,23 @@ def interval(evidence: Evidence | None, *, resamples: int, seed: int) -> tuple[f
     return float(low), float(high)
 
 
+def gain(
+    evidence: Evidence, *, above: float, confidence: float, resamples: int, seed: int
+) -> tuple[float, float, float] | None:
+    """What resampling says of a (paired) difference; None with fewer than two groups.
+
+    Returns:
+        The share of resamples that exceed `above`, and the ends of the interval that holds `confidence` of them
+        above its low and as many below its high end (each end is one-sided).
+    """
+    _, sums_GK = sum_by_group(evidence.groups, evidence.parts_NK)
+    if len(sums_GK) < 2 or resamples < 1:
+        return None
+    values = evidence.statistic(resample(sums_GK, resamples, seed))
+    low, high = np.percentile(values, [100 * (1 - confidence), 100 * confidence])
+    return float(np.mean(values > above)), float(low), float(high)
+
+
 def paired(a: Evidence, b: Evidence) -> Evidence:
     """Evidence of a - b, measured on the same groups: both sides see the same resampled ones.
 

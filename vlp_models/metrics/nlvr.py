@@ -13,11 +13,13 @@ class Judgement:
     """A statement about one image, and what the model says of it.
 
     group: the sentence; in NLVR v1 all pictures of it and all six permutations of each.
+    item: the statement's id.
     """
 
     group: str
     label: bool
     prediction: bool
+    item: str = ""
 
 
 def score_nlvr(judgements: Sequence[Judgement], name: str = "accuracy") -> list[Score]:
@@ -30,7 +32,7 @@ def score_nlvr(judgements: Sequence[Judgement], name: str = "accuracy") -> list[
         whole[group] = whole.get(group, True) and correct
     consistency = name.replace("accuracy", "consistency")
     return [
-        mean_score(name, [float(correct) for correct in right], groups),
+        mean_score(name, [float(correct) for correct in right], groups, items=[j.item for j in judgements]),
         mean_score(consistency, [float(correct) for correct in whole.values()], list(whole)),
     ]
 

@@ -94,15 +94,24 @@ def best_places(similarity_QN: NDArray[np.float32], count: int) -> Ints:
     return np.take_along_axis(some, order, axis=1)
 
 
-def score_ranks(ranks: Ints, groups: Sequence[str], candidates: int, direction: str = TEXT_TO_IMAGE) -> list[Score]:
+def score_ranks(
+    ranks: Ints,
+    groups: Sequence[str],
+    candidates: int,
+    direction: str = TEXT_TO_IMAGE,
+    *,
+    items: Sequence[str] = (),
+) -> list[Score]:
     """R@1, R@5, R@10 (in percent) and the median rank of one direction.
 
     Args:
         ranks: of each query, from 1.
         groups: each query's image, the unit of resampling. Resampling draws queries; the gallery stays as it is.
         candidates: how many there are to find among.
+        items: each query's id.
     """
-    scores = [mean_score(f"R@{k}{direction}", (ranks <= k).astype(np.float64), groups) for k in PLACES]
+    found = {k: (ranks <= k).astype(np.float64) for k in PLACES}
+    scores = [mean_score(f"R@{k}{direction}", values, groups, items=items) for k, values in found.items()]
     return [*scores, _median_rank(ranks, groups, candidates, f"median rank{direction}")]
 
 

@@ -22,11 +22,13 @@ class Evidence:
     groups: the unit of resampling of each item (its image; NLVR: its sentence). Items of one group are not
         independent, so an interval that resampled items would be too narrow.
     parts_NK: float64.
+    items: each item's own id, by which two models' scores are paired; empty where an item is a whole group.
     """
 
     groups: Sequence[str]
     parts_NK: FloatArray
     statistic: Statistic
+    items: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,14 +46,21 @@ def not_computed(metric: str, n: int, reason: str) -> Score:
     return Score(metric=metric, value=None, n=n, note=f"not computed: {reason}")
 
 
-def mean_score(metric: str, values: Sequence[float] | FloatArray, groups: Sequence[str], note: str = "") -> Score:
+def mean_score(
+    metric: str,
+    values: Sequence[float] | FloatArray,
+    groups: Sequence[str],
+    note: str = "",
+    *,
+    items: Sequence[str] = (),
+) -> Score:
     """The mean of per-item values between 0 and 1, in percent."""
     if len(values) != len(groups):
         raise ValueError(f"{metric}: {len(values)} values, {len(groups)} groups")
     if not len(values):
         return not_computed(metric, 0, "nothing to score")
     parts = np.column_stack([np.asarray(values, dtype=np.float64), np.ones(len(values))])
-    evidence = Evidence(groups=groups, parts_NK=parts, statistic=mean_percent)
+    evidence = Evidence(groups=groups, parts_NK=parts, statistic=mean_percent, items=items)
     return Score(
         metric=metric,
         value=float(mean_percent(parts.sum(axis=0, keepdims=True))[0]),

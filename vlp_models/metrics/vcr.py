@@ -12,28 +12,30 @@ CHANCE = {"Q->A": 25.0, "QA->R": 25.0, "Q->AR": 6.25}
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One question. group: its image. None: the label is hidden, or the model did not choose."""
+    """One question. group: its image, item: its id. None: the label is hidden, or the model did not choose."""
 
     group: str
     answer_right: bool | None
     rationale_right: bool | None  # chosen given the right answer
+    item: str = ""
 
 
 def score_vcr(judged: Sequence[Judged]) -> list[Score]:
     """Q->A, QA->R and Q->AR over the questions where they are known, in percent."""
-    columns: dict[str, list[tuple[str, bool | None]]] = {
-        "Q->A": [(j.group, j.answer_right) for j in judged],
-        "QA->R": [(j.group, j.rationale_right) for j in judged],
+    columns: dict[str, list[tuple[Judged, bool | None]]] = {
+        "Q->A": [(j, j.answer_right) for j in judged],
+        "QA->R": [(j, j.rationale_right) for j in judged],
         "Q->AR": [
-            (j.group, None if None in (j.answer_right, j.rationale_right) else j.answer_right and j.rationale_right)
+            (j, None if None in (j.answer_right, j.rationale_right) else j.answer_right and j.rationale_right)
             for j in judged
         ],
     }
     scores = []
     for metric, column in columns.items():
-        known = [(group, float(right)) for group, right in column if right is not None]
+        known = [(j, float(right)) for j, right in column if right is not None]
         if known:
-            scores.append(mean_score(metric, [right for _, right in known], [group for group, _ in known]))
+            values, groups = [right for _, right in known], [j.group for j, _ in known]
+            scores.append(mean_score(metric, values, groups, items=[j.item for j, _ in known]))
         else:
             scores.append(not_computed(metric, 0, "labels are hidden, or the run did not learn it"))
     return scores

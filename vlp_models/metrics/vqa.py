@@ -53,7 +53,7 @@ def score_vqa(
         raise DataError(f"{len(missing)} of {len(scored)} questions have no prediction, such as {missing[0]}")
     values = [question_accuracy(predictions[q.question_id], q.answers) for q in scored]
     images = [question.image_id for question in scored]
-    scores = [mean_score(name, values, images)]
+    scores = [mean_score(name, values, images, items=[question.question_id for question in scored])]
     for label, key in (("", "answer_type"), ("question type ", "question_type")):
         kinds = [getattr(question, key) for question in scored]
         for kind in sorted(set(kinds) - {""}):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlp_models.errors import ParamsError
@@ -16,6 +16,7 @@ from vlp_models.params.data import (
     WorldParams,
 )
 from vlp_models.params.operations import EvaluateParams, TrackingParams
+from vlp_models.params.promotion import GateParams, PromotionParams
 from vlp_models.params.schema import build, to_plain
 from vlp_models.params.training import (
     FinetuneParams,
@@ -34,11 +35,13 @@ __all__ = [
     "EvaluateParams",
     "FeaturesParams",
     "FinetuneParams",
+    "GateParams",
     "ModelParams",
     "OptimizerParams",
     "PairsParams",
     "Params",
     "PretrainParams",
+    "PromotionParams",
     "RampParams",
     "ScheduledSamplingParams",
     "SelfCriticalParams",
@@ -71,6 +74,7 @@ class Params:
     finetune: dict[str, FinetuneParams]
     evaluate: EvaluateParams
     tracking: TrackingParams
+    promotion: PromotionParams = field(default_factory=PromotionParams)
 
 
 def load_params(path: Path | str = "params.yaml") -> Params:

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.data.sample import Sample
+from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.bootstrap import interval
+from vlp_models.metrics.items import ItemScores, item_scores, write_items
 from vlp_models.metrics.score import Score
 from vlp_models.params import EvaluateParams, Params, to_plain
 from vlp_models.stages.scoring import (
@@ -29,6 +31,7 @@ from vlp_models.stages.scoring import (
     score_statements,
     write_official,
 )
+from vlp_models.stages.slices import slices_of
 from vlp_models.stages.workspace import (
     Workspace,
     hash_file,
@@ -58,11 +61,12 @@ ID_KEYS = {
     "retrieval": "image_id",
     "vcr": "choice_id",
 }
+ITEMS = "items.parquet"
 BLANKABLE = ("captioning", "vqa", "nlvr", "vcr")  # without images, retrieval ranks nothing: chance is its baseline
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes reports/eval/KEY: `predictions-<split>.jsonl`, official result files, `scores.json`.
+    """Writes reports/eval/KEY: `predictions-<split>.jsonl`, official result files, `scores.json`, `items.parquet`.
 
     Raises:
         ParamsError: params.yaml has no fine-tuning run of this name.
@@ -97,6 +101,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
     counts: dict[str, int] = {}
+    items: list[ItemScores] = []
     with output_directory(workspace.evaluation(key)) as directory:
         for split in settings.splits:
             dataset = ShardDataset(workspace.shards, split, model.prediction_view, sources)
@@ -115,15 +120,16 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
                 own = [predictions[i] for i in chosen]
                 write_official(finetune.task, own, source, split, directory, workspace.validated)
                 with _status(f"scoring {key} on {source} {split}") as progress:
-                    scored = SCORERS[finetune.task](
-                        own, [samples[i] for i in chosen], source, workspace.validated, progress
-                    )
+                    asked = [samples[i] for i in chosen]
+                    scored = SCORERS[finetune.task](own, asked, source, workspace.validated, progress)
+                items += _items(scored, source, split, asked, workspace.validated, _decoding(model))
                 place = {"dataset": source, "split": split, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()}
                 records += _records(scored, settings, facts | place)
         if not records:
             splits = ", ".join(settings.splits)
             raise DataError(f"evaluate {key}: nothing to score in {splits}; see `evaluate.splits` in params.yaml")
         write_json(directory / "scores.json", records)
+        write_items(directory / ITEMS, items)
         shown = {"evaluate": to_plain(settings), "task": finetune.task, "blank_images": finetune.blank_images}
         write_manifest(
             directory, stage=f"evaluate@{key}", params=shown, counts=counts, skipped=skipped, data=facts["data"]
@@ -192,6 +198,26 @@ def _records(scored: Scored, settings: EvaluateParams, facts: dict[str, Any]) ->
     ]
 
 
+def _decoding(model: TaskModel) -> str:
+    """How the captions were searched for: those of another search are not to be compared."""
+    from vlp_models.tasks.captioning import Captioning
+
+    if not isinstance(model, Captioning):
+        return ""
+    return f"beam {model.beam_size}, at most {model.max_caption_len} tokens"
+
+
+def _items(
+    scored: Scored, source: str, split: str, samples: list[Sample], validated: Path, decoding: str
+) -> list[ItemScores]:
+    """The plain metrics item by item; those of variants and parts (`CIDEr (greedy)`) can be had from predictions."""
+    test, slices = test_hash(samples, validated), slices_of(samples, validated)
+    plain = [score for score in scored.scores if "(" not in score.metric or score.metric.endswith("(image to text)")]
+    place = {"dataset": source, "split": split, "test": test, "decoding": decoding}
+    found = (item_scores(score, **place, slices=slices) for score in plain)
+    return [scores for scores in found if scores is not None]
+
+
 def _interval(score: Score, resamples: int, seed: int) -> dict[str, float | None]:
     found = interval(score.evidence, resamples=resamples, seed=seed)
     return {"low": round(found[0], 4), "high": round(found[1], 4)} if found else {"low": None, "high": None}
@@ -203,6 +229,23 @@ def data_hash(shards: Path) -> str:
 
     files = [shards / "manifest.json", *sorted(shards.glob("index-*.parquet"))]
     return hashlib.sha256("".join(f"{file.name} {hash_file(file)}\n" for file in files).encode()).hexdigest()[:16]
+
+
+def test_hash(samples: list[Sample], validated: Path) -> str:
+    """What was to be predicted: ids, texts, right answers and the images' bytes; first 16 hex digits.
+
+    Neither the detector nor the training data count: models with other features answer the same test.
+    """
+    import hashlib
+
+    images = read_table("images", validated)
+    pixels = dict(zip(images["image_id"].to_pylist(), images["sha256"].to_pylist(), strict=True))
+    plain = (replace(sample, regions=None, pixels=None) for sample in samples)
+    rows = ([vars(sample), pixels.get(sample.image_id, "")] for sample in sorted(plain, key=lambda s: s.sample_id))
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
+    return digest.hexdigest()[:16]
 
 
 def _chunks(dataset: ShardDataset, size: int, description: str) -> Iterator[list[Sample]]:

@@ -7,6 +7,7 @@ weights makes no second version.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from vlp_models.errors import DataError
@@ -17,6 +18,7 @@ from vlp_models.stages.workspace import Workspace, hash_path, measured, need, re
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from rich.console import Console
 
+    from vlp_models.stages.provenance import lineage_files, lineage_record
     from vlp_models.tracking.card import model_card
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.lineage import lineage
@@ -30,7 +32,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             checkpoint = need(workspace.checkpoint(name), f"finetune@{name}")
             detector = need(workspace.detector, "detector")
             config = read_json(checkpoint / "config.json")
-            content = hash_path(checkpoint) + hash_path(detector)[:16]
+            content = content_of(checkpoint, detector)
             facts = lineage(
                 workspace.root,
                 params=to_plain(params),
@@ -49,11 +51,19 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 metrics={_slug(s): float(s["value"]) for s in scores if s["value"] is not None},
                 tags={**facts, "run": name, "task": task},
                 card=model_card(name=registered_name, config=config, scores=scores, lineage=facts),
+                evaluation=workspace.evaluation(name),
+                lineage=lineage_record(params, workspace, name),
+                files=lineage_files(workspace),
             )
             receipts[task] = {"name": registered.name, "version": registered.version, "run": name, "content": content}
             state = "registered" if registered.created else "already registered"
             console.print(f"{registered.name} version {registered.version}: {state} (from {name}), alias challenger")
         write_json(workspace.reports / "registered.json", receipts)
+
+
+def content_of(checkpoint: Path, detector: Path) -> str:
+    """The identity of a version: what its bundle holds."""
+    return hash_path(checkpoint) + hash_path(detector)[:16]
 
 
 def _best_runs(params: Params, workspace: Workspace) -> dict[str, tuple[str, list[dict[str, Any]]]]:

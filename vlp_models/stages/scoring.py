@@ -113,7 +113,9 @@ def score_statements(
     def judgements(key: str) -> list[Judgement]:
         rows = ((p, labels[p["statement_id"]]) for p in predictions)
         return [
-            Judgement(group=p["group"], label=label, prediction=bool(p[key])) for p, label in rows if label is not None
+            Judgement(group=p["group"], label=label, prediction=bool(p[key]), item=p["statement_id"])
+            for p, label in rows
+            if label is not None
         ]
 
     scores = score_nlvr(judgements("prediction"))
@@ -139,7 +141,8 @@ def score_retrieval(
     text_ranks = np.array([caption["rank"] for p in predictions for caption in p["captions"]], dtype=np.int64)
     image_ranks = np.array([p["rank"] for p in predictions], dtype=np.int64)
     own_counts = [len(p["captions"]) for p in predictions]
-    scores = score_ranks(text_ranks, owners, len(predictions), TEXT_TO_IMAGE)
+    texts = [f"{p['image_id']}#{number}" for p in predictions for number in range(len(p["captions"]))]
+    scores = score_ranks(text_ranks, owners, len(predictions), TEXT_TO_IMAGE, items=texts)
     scores += score_ranks(image_ranks, [p["image_id"] for p in predictions], len(owners), IMAGE_TO_TEXT)
     guessed = chance([1], len(predictions), TEXT_TO_IMAGE) | chance(own_counts, len(owners), IMAGE_TO_TEXT)
     return Scored(scores=scores, baselines={metric: {"chance": round(value, 4)} for metric, value in guessed.items()})
@@ -158,6 +161,7 @@ def score_choices(
         return [
             Judged(
                 group=p["image_id"],
+                item=p["choice_id"],
                 answer_right=right(p[f"answer{suffix}"], p["answer_label"]),
                 rationale_right=right(p[f"rationale{suffix}"], p["rationale_label"]),
             )

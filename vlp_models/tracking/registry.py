@@ -1,4 +1,4 @@
-"""MLflow's registry: put a version in, find the champion, move the aliases.
+"""MLflow's registry: put a version in, find one, load one. Aliases of champions are moved by promotion.py alone.
 
 Registering is idempotent: a bundle whose content is already registered under the name gives its version back.
 """
@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError
 from vlp_models.params import TrackingParams
+from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage, read_lineage, run_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-CHAMPION, CHALLENGER = "champion", "challenger"
+CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 REQUIREMENTS = ("torch", "torchvision", "transformers", "tokenizers", "safetensors", "numpy", "pillow", "pyarrow")
 
 
@@ -46,16 +48,28 @@ def register(
     metrics: dict[str, float],
     tags: dict[str, str],
     card: str,
+    evaluation: Path,
+    lineage: Mapping[str, Any],
+    files: Mapping[str, str],
 ) -> Registered:
     """Registers checkpoint and detector as a new version of `name`, alias `challenger`.
+
+    A version that is there already gets the evaluation, too, and a lineage if it has none whose data passed validation.
 
     Args:
         features: params of the features stage: how the regions were made.
         content: hash of checkpoint and detector; the identity of the version.
         metrics: logged on the run and on the logged model, so that the UI can compare versions.
+        evaluation: the folder with its scores (reports/eval/RUN).
+        lineage, files: what `vlp lineage` will tell; files: name -> text.
     """
     existing = _version_with(client, name, content)
     if existing is not None:
+        known = read_lineage(client, existing)
+        if known is None or not (known.get("validation") or {}).get("passed"):
+            log_lineage(client, run_of(existing), lineage, files)
+        folder = log_evaluation(client, run_of(existing), evaluation)
+        client.set_model_version_tag(name, str(existing.version), CURRENT, folder)
         client.set_registered_model_alias(name, CHALLENGER, str(existing.version))
         return Registered(name=name, version=int(existing.version), created=False)
     import mlflow
@@ -83,13 +97,16 @@ def register(
         )
         mlflow.log_metrics(metrics, model_id=info.model_id)
         mlflow.log_text(card, "model_card.md")
+        run_id = mlflow.active_run().info.run_id  # type: ignore[union-attr]
+        folder = log_evaluation(client, run_id, evaluation)
+        log_lineage(client, run_id, lineage, files)
         if not _has_model(client, name):
             client.create_registered_model(name, description=f"{task}: the versions this pipeline made")
         version = client.create_model_version(
             name=name,
             source=f"models:/{info.model_id}",
-            run_id=mlflow.active_run().info.run_id,  # type: ignore[union-attr]
-            tags={**tags, "content": content},
+            run_id=run_id,
+            tags={**tags, "content": content, CURRENT: folder},
             description=card,
             model_id=info.model_id,
         )
@@ -97,40 +114,34 @@ def register(
     return Registered(name=name, version=int(version.version), created=True)
 
 
-def promote(client: MlflowClient, name: str, version: int | None = None) -> tuple[int | None, int]:
-    """Moves `champion` to `version`, by default to the challenger. Returns (version before, version now)."""
-    before = by_alias(client, name, CHAMPION)
-    if version is None:
-        challenger = by_alias(client, name, CHALLENGER)
-        if challenger is None:
-            raise DataError(f"{name}: no challenger to promote; `dvc repro register` makes one")
-        version = int(challenger.version)
-    elif not any(int(v.version) == version for v in client.search_model_versions(f"name='{name}'")):
-        raise DataError(f"{name}: no version {version}")
-    client.set_registered_model_alias(name, CHAMPION, str(version))
-    return (int(before.version) if before else None), version
-
-
 def by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
+    """None where the registry answers that there is none; that it does not answer is raised."""
     from mlflow.exceptions import MlflowException
 
     try:
         return client.get_model_version_by_alias(name, alias)
-    except MlflowException:
+    except MlflowException as error:
+        if error.error_code not in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
+            raise
         return None
 
 
 def load_predictor(client: MlflowClient, name: str) -> Any:
     """The champion (or, before the first promotion, the challenger) as a `Predictor`."""
-    import mlflow.artifacts
-
     from vlp_models.serving.predictor import Predictor
 
     version = by_alias(client, name, CHAMPION) or by_alias(client, name, CHALLENGER)
     if version is None:
         raise DataError(f"{name}: nothing registered; run `dvc repro`, then `vlp promote`")
-    local = Path(mlflow.artifacts.download_artifacts(f"models:/{name}/{version.version}"))
-    return Predictor(local / "artifacts" / "bundle")
+    return Predictor(bundle_of(version))
+
+
+def bundle_of(version: ModelVersion) -> Path:
+    """The version's bundle (serving/predictor.py) on this machine."""
+    import mlflow.artifacts
+
+    local = Path(mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}"))
+    return local / "artifacts" / "bundle"
 
 
 def _version_with(client: MlflowClient, name: str, content: str) -> ModelVersion | None:

@@ -1,0 +1,223 @@
+"""`vlp status`: what is stale, what runs, who is champion. Reads files and asks DVC; fails on nothing it can't find."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.errors import VLPError
+
+if TYPE_CHECKING:
+    from vlp_models.params import Params
+
+DVC_SECONDS = 60.0  # a workspace of millions of files takes DVC a while
+
+
+@dataclass(kw_only=True)
+class Status:
+    """stale: stage -> what changed. running: one line each. tasks: a row each. notes: what could not be found out."""
+
+    stale: dict[str, list[str]] = field(default_factory=dict)
+    running: list[str] = field(default_factory=list)
+    tasks: list[dict[str, Any]] = field(default_factory=list)
+    last: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def print_status(*, ask_mlflow: bool = False) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    found = status(Path.cwd(), ask_mlflow=ask_mlflow)
+    console = Console()
+    if found.stale:
+        console.print(
+            Text("stale     ", "yellow"), Text(f"{len(found.stale)} stages; `dvc repro` brings them up to date")
+        )
+        for name, reasons in list(found.stale.items())[:12]:
+            console.print(Text(f"            {name:24} {', '.join(reasons)}"))
+        if len(found.stale) > 12:
+            console.print(f"            and {len(found.stale) - 12} more: dvc status")
+    elif not any(note.startswith("dvc") for note in found.notes):
+        console.print(Text("stale     ", "green"), "nothing")
+    for line in found.running or ["nothing"]:
+        console.print(Text("running   ", "cyan"), Text(line))
+    if found.tasks:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in ("task", "metric", "champion", "challenger"):
+            table.add_column(name)
+        for row in found.tasks:
+            table.add_row(*(Text(str(row[name])) for name in ("task", "metric", "champion", "challenger")))
+        console.print(table)
+    if found.last:
+        console.print(Text("decision  ", "bold"), Text(describe_entry(found.last)))
+    for note in found.notes:
+        console.print(Text("note      ", "yellow"), Text(note))
+
+
+def status(root: Path, *, ask_mlflow: bool = False) -> Status:
+    """Everything `vlp status` shows; what can't be found out becomes a note."""
+    found = Status()
+    _running(root, found)
+    _stale(root, found)
+    try:
+        from vlp_models.params import load_params
+
+        params = load_params(root / "params.yaml")
+    except VLPError as error:
+        found.notes.append(str(error))
+        return found
+    _champions(root, params, found, ask_mlflow)
+    return found
+
+
+def describe_entry(entry: dict[str, Any]) -> str:
+    """A ledger entry in one line."""
+    from vlp_models.stages.promotion_tables import describe
+
+    reasons = "; ".join(entry.get("decision", {}).get("reasons", []))
+    version = f" version {entry['version']}" if entry["version"] else ""
+    return f"{entry['time']} {entry['model']}{version} {describe(entry)} by {entry['by']}" + (
+        f": {reasons}" if reasons else ""
+    )
+
+
+def _stale(root: Path, found: Status) -> None:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", "status", "--json", "-q"],
+            cwd=root,
+            env={**os.environ, "DVC_NO_ANALYTICS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=DVC_SECONDS,
+        )
+        stages = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        found.notes.append(f"dvc status takes longer than {DVC_SECONDS:.0f} s")
+    except (OSError, ValueError):
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no answer"]
+        busy = any("busy" in line for line in lines)
+        found.notes.append("dvc status: a stage is being written" if busy else f"dvc status: {lines[0]}")
+    else:
+        for name, changes in stages.items():
+            reasons = [kind for change in changes for kind in (change if isinstance(change, dict) else [change])]
+            found.stale[name] = list(dict.fromkeys(reasons))
+
+
+def _running(root: Path, found: Status) -> None:
+    """Live processes that work in this folder, and what the DVC lock file says they hold."""
+    import psutil
+
+    here = os.fspath(root.resolve())
+    for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
+        command = process.info["cmdline"] or []
+        if process.info["cwd"] != here or process.info["pid"] == os.getpid():
+            continue
+        names = [Path(word).name for word in command]
+        if "vlp" in names[:2] and "stage" in command:
+            stage = command[command.index("stage") + 1 :][:2]
+            key = "-".join(word for word in stage if not word.startswith("-"))
+            progress = _progress(root, key)
+            found.running.append(f"pid {process.info['pid']}: {' '.join(stage)}{progress}")
+    try:
+        locks = json.loads((root / ".dvc" / "tmp" / "rwlock").read_text(encoding="utf-8"))
+        holders: dict[int, str] = {}
+        for held in locks.values():
+            write = held.get("write") or {}
+            for entry in [*(held.get("read") or []), *([write] if write else [])]:
+                holders[int(entry["pid"])] = str(entry.get("cmd", "dvc"))
+        for pid, command_line in sorted(holders.items()):
+            state = "" if psutil.pid_exists(pid) else " (dead: DVC will let go of its lock)"
+            found.running.append(f"pid {pid}: {command_line}, holds DVC's lock{state}")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found.notes.append("dvc: .dvc/tmp/rwlock can't be read; if no DVC runs, delete it")
+
+
+def _progress(root: Path, stage: str) -> str:
+    """The trainer's last logged step."""
+    logs = sorted((root / ".work" / stage).glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        return ""
+    try:
+        last = json.loads(logs[-1].read_text(encoding="utf-8").rstrip("\n").rpartition("\n")[2])
+        loss = f", loss {last['loss']:.4g}" if isinstance(last.get("loss"), float) else ""
+        return f", step {last['step']}, epoch {last['epoch']}{loss}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> None:
+    from vlp_models.tracking.ledger import Ledger, LedgerError, replay
+
+    entries: list[dict[str, Any]] = []
+    try:
+        entries = Ledger(root / params.promotion.ledger).entries()
+    except (LedgerError, OSError) as error:
+        found.notes.append(str(error))
+    states = replay(entries)
+    found.last = entries[-1] if entries else None
+    try:
+        registered = json.loads((root / "reports" / "registered.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        registered = {}
+    aliases = _aliases(root, params, found) if ask_mlflow else None
+    for task in sorted({run.task for run in params.finetune.values()} | registered.keys()):
+        model = f"{params.tracking.model_prefix}-{task}"
+        metric = params.promotion.gate(task).metric or params.tracking.metric.get(task, "")
+        champion = states[model].champion if model in states else None
+        challenger = registered.get(task, {}).get("version")
+        if aliases is not None:
+            champion, challenger = (aliases.get(model, {}).get(name) for name in ("champion", "challenger"))
+        if challenger == champion:
+            challenger = None
+        row = {"task": task, "metric": metric, "champion": "none", "challenger": "none"}
+        if champion is not None:
+            row["champion"] = f"version {champion}{_value(entries, model, champion)}"
+        if challenger is not None:
+            row["challenger"] = f"version {challenger}{_score(root, registered.get(task, {}), challenger, metric)}"
+        found.tasks.append(row)
+
+
+def _aliases(root: Path, params: Params, found: Status) -> dict[str, dict[str, int]]:
+    try:
+        from vlp_models.tracking.client import connect
+
+        client = connect(params.tracking, root)
+        return {m.name: {k: int(v) for k, v in m.aliases.items()} for m in client.search_registered_models()}
+    except Exception as error:  # whatever MLflow raises: the rest is still worth showing
+        found.notes.append(f"MLflow: {str(error).splitlines()[0]}")
+        return {}
+
+
+def _value(entries: list[dict[str, Any]], model: str, version: int) -> str:
+    """The champion's figure when it was last measured, from the ledger."""
+    for entry in reversed(entries):
+        numbers = entry.get("decision", {}).get("numbers", {})
+        if entry["model"] != model:
+            continue
+        if entry["version"] == version and "value" in numbers:
+            return f", {numbers['value']:.2f}"
+        if entry["from"] == version and "champion_value" in numbers:
+            return f", {numbers['champion_value']:.2f}"
+    return ""
+
+
+def _score(root: Path, receipt: dict[str, Any], version: int, metric: str) -> str:
+    """The challenger's figure, from its evaluation on this machine."""
+    if receipt.get("version") != version:
+        return ""
+    try:
+        path = root / "reports" / "eval" / str(receipt.get("run")) / "scores.json"
+        values = [s["value"] for s in json.loads(path.read_text(encoding="utf-8")) if s["metric"] == metric]
+        return f", {values[0]:.2f}" if values and values[0] is not None else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,187 @@
+"""The gate: may this version become champion? Pure arithmetic on stored scores; nothing here talks to MLflow.
+
+Asked of the challenger: finite scores of the wanted metric, a passed validation, the floors of every slice. If there is
+a champion: a gain on the same test items that a paired bootstrap over images (NLVR: sentences) bears out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vlp_models.metrics.bootstrap import gain, paired
+from vlp_models.metrics.items import ItemScores
+from vlp_models.metrics.score import Evidence
+from vlp_models.params.promotion import GateParams, PromotionParams
+
+ALL = "all"
+
+
+class NotComparable(Exception):
+    """The two sides were not measured on the same test, or not by the same scorer; says how they differ."""
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """What the gate found. Empty `reasons`: the version may pass."""
+
+    reasons: list[str] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return not self.reasons
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The gate's metric over every dataset of the gate's split, in one piece.
+
+    test: hash of the test items. scorer: what the scorer noted (a Python tokenizer, ...).
+    """
+
+    metric: str
+    test: str
+    scorer: str
+    evidence: Evidence
+    slices: Sequence[Sequence[str]]
+
+    def value(self, rows: Sequence[int] | None = None) -> float:
+        parts = self.evidence.parts_NK if rows is None else self.evidence.parts_NK[list(rows)]
+        return float(self.evidence.statistic(parts.sum(axis=0, keepdims=True))[0])
+
+
+def measured(scores: Sequence[ItemScores], metric: str, split: str) -> Measured | str:
+    """The scores of `metric` on `split`; or, in words, why there are none to go by."""
+    chosen = [s for s in scores if s.metric == metric and s.split == split and len(s.items)]
+    if not chosen:
+        known = ", ".join(sorted({s.metric for s in scores if s.split == split})) or "none"
+        return f"missing metric: no scores per item of {metric} on {split}; there are: {known}"
+    if any(not np.isfinite(s.parts_NK).all() for s in chosen):
+        return f"non-finite: scores of {metric} on {split} hold NaN or infinite values"
+    evidence = Evidence(
+        groups=[group for s in chosen for group in s.groups],
+        parts_NK=np.concatenate([s.parts_NK for s in chosen]),
+        statistic=chosen[0].evidence().statistic,
+        items=[item for s in chosen for item in s.items],
+    )
+    found = Measured(
+        metric=metric,
+        test=",".join(sorted(f"{s.dataset}/{s.split}:{s.test}" for s in chosen)),
+        scorer=",".join(sorted({s.note for s in chosen})),
+        evidence=evidence,
+        slices=[own for s in chosen for own in s.slices],
+    )
+    if not np.isfinite(found.value()):
+        return f"non-finite: {metric} on {split} is {found.value()}"
+    return found
+
+
+def by_itself(challenger: Measured, rule: GateParams, validation: dict[str, Any] | None, unvalidated: bool) -> Verdict:
+    """What is asked of every version, also of a first champion: validation and floors.
+
+    Args:
+        validation: what validation said of its data ({"passed": bool, "reasons": [...]}); None: not on record.
+        unvalidated: whether none on record is good enough.
+    """
+    verdict = Verdict(
+        numbers={
+            "metric": rule.metric or challenger.metric,
+            "direction": rule.direction,
+            "value": round(challenger.value(), 4),
+            "n": len(challenger.slices),
+            "groups": len(set(challenger.evidence.groups)),
+            "test": challenger.test,
+            "floors": [],
+        }
+    )
+    if validation is None and not unvalidated:
+        verdict.reasons.append("unvalidated: no validation of its data is on record")
+    if validation is not None and not validation.get("passed"):
+        why = "; ".join(validation.get("reasons", [])) or "no reason on record"
+        verdict.reasons.append(f"failed validation: {why}")
+    for name, floor in rule.floors.items():
+        rows = [i for i, own in enumerate(challenger.slices) if name == ALL or name in own]
+        value = challenger.value(rows) if rows else None
+        sound = value is not None and np.isfinite(value)
+        held = sound and (value >= floor if rule.direction == "higher" else value <= floor)  # type: ignore[operator]
+        row = {"slice": name, "n": len(rows), "floor": floor, "value": round(value, 4) if sound else None, "held": held}  # type: ignore[arg-type]
+        verdict.numbers["floors"].append(row)
+        if not rows:
+            verdict.reasons.append(f"floor: no test item is in the slice {name}")
+        elif not held:
+            relation = "below" if rule.direction == "higher" else "above"
+            verdict.reasons.append(f"floor: {challenger.metric} {value:.2f} of {name} is {relation} {floor:g}")
+    return verdict
+
+
+def against(challenger: Measured, champion: Measured, rule: GateParams, params: PromotionParams) -> Verdict:
+    """The gain over the champion, on the same items.
+
+    Raises:
+        NotComparable: other test data or another scorer.
+    """
+    check_comparable(challenger, champion)
+    sign = 1.0 if rule.direction == "higher" else -1.0
+    ours, theirs = _in_order(challenger), _in_order(champion)
+    difference = paired(ours, theirs)
+    statistic = difference.statistic
+    signed = Evidence(
+        groups=difference.groups, parts_NK=difference.parts_NK, statistic=lambda sums_SK: sign * statistic(sums_SK)
+    )
+    value = sign * (challenger.value() - champion.value())
+    numbers: dict[str, Any] = {
+        "champion_value": round(champion.value(), 4),
+        "gain": round(value, 4),
+        "min_gain": rule.min_gain,
+        "confidence": rule.confidence,
+    }
+    found = gain(signed, above=rule.min_gain, confidence=rule.confidence, resamples=params.resamples, seed=params.seed)
+    if found is None:
+        return Verdict(reasons=["no confidence: fewer than two images to resample"], numbers=numbers)
+    share, low, high = found
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return Verdict(reasons=[f"non-finite: {challenger.metric} of a resample is no number"], numbers=numbers)
+    numbers |= {"share_above_min_gain": round(share, 4), "gain_low": round(low, 4), "gain_high": round(high, 4)}
+    # The value itself, too: a resample's share alone could pass on a skewed metric.
+    if share >= rule.confidence and value > rule.min_gain:
+        return Verdict(numbers=numbers)
+    reason = (
+        f"gain: {challenger.metric} {challenger.value():.2f} against the champion's {champion.value():.2f}: a gain of "
+        f"{value:+.2f} ({low:+.2f} to {high:+.2f}); more than {rule.min_gain:g} in {share:.1%} of the resamples, "
+        f"{rule.confidence:.1%} are needed"
+    )
+    return Verdict(reasons=[reason], numbers=numbers)
+
+
+def check_comparable(challenger: Measured, champion: Measured) -> None:
+    """
+    Raises:
+        NotComparable: says what differs.
+    """
+    if challenger.test != champion.test:
+        raise NotComparable(f"the test data differ: {challenger.test} here, the champion's {champion.test}")
+    if challenger.scorer != champion.scorer:
+        raise NotComparable(
+            f"the scorers differ: `{challenger.scorer or 'plain'}` here, the champion's `{champion.scorer or 'plain'}`"
+        )
+    ours, theirs = (sorted(zip(s.evidence.items, s.evidence.groups, strict=True)) for s in (challenger, champion))
+    if ours != theirs:
+        raise NotComparable("the two were not scored on the same items")
+    width = champion.evidence.parts_NK.shape[1]
+    if challenger.evidence.parts_NK.shape[1] != width:
+        raise NotComparable("the two were scored by different statistics")
+
+
+def _in_order(side: Measured) -> Evidence:
+    """By item id, so that both sides have row by row the same item."""
+    order = sorted(range(len(side.evidence.items)), key=side.evidence.items.__getitem__)
+    return Evidence(
+        groups=[side.evidence.groups[i] for i in order],
+        parts_NK=side.evidence.parts_NK[order],
+        statistic=side.evidence.statistic,
+        items=[side.evidence.items[i] for i in order],
+    )
