@@ -91,7 +91,7 @@ def describe_entry(entry: dict[str, Any]) -> str:
 def _stale(root: Path, found: Status) -> None:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "dvc", "status", "--json", "-q"],
+            [sys.executable, "-m", "dvc", "status", "--json"],
             cwd=root,
             env={**os.environ, "DVC_NO_ANALYTICS": "1"},
             capture_output=True,
