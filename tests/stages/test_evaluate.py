@@ -18,6 +18,7 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.metrics.items import read_items, write_items
 from vlp_models.models import build_model
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.params import FinetuneParams, Params, WorldParams, load_params
@@ -168,6 +169,27 @@ def test_records_carry_what_the_contract_asks(workspace: Workspace, params: Para
             assert record["value"] is not None or record["note"].startswith("not computed: ")
             if record["low"] is not None:
                 assert record["low"] <= record["value"] + 1e-9 and record["value"] <= record["high"] + 1e-9
+
+
+def test_scores_per_item_add_up_to_the_scores(workspace: Workspace, params: Params, tmp_path: Path) -> None:
+    for run in params.finetune:
+        path, found = workspace.evaluation(run) / "items.parquet", scores(workspace, run)
+        several = read_items(path)
+        stored = {items.metric: items for items in several}
+        plain = {name for name, record in found.items() if record["value"] is not None and "(" not in name}
+        assert plain - {"median rank", "gain over image blanked"} <= stored.keys()
+        for name, items in stored.items():
+            evidence = items.evidence()
+            value = evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0]
+            assert value == pytest.approx(found[name]["value"], abs=1e-3)
+            assert all("dataset=scenes" in own for own in items.slices) or name == "consistency"
+        write_items(tmp_path / "again.parquet", several)
+        assert (tmp_path / "again.parquet").read_bytes() == path.read_bytes()
+    vqa = {items.metric: items for items in read_items(workspace.evaluation("vqa") / "items.parquet")}["accuracy"]
+    asked = {row["question_id"]: row for row in of_split(workspace, "questions", "test")}
+    for name, group, own in zip(vqa.items, vqa.groups, vqa.slices, strict=True):
+        assert group == asked[name]["image_id"] and f"question_type={asked[name]['question_type']}" in own
+        assert any(slice_.startswith("objects=") for slice_ in own)
 
 
 def test_captioning_is_compared_with_people_and_with_a_constant(workspace: Workspace) -> None:

@@ -28,25 +28,27 @@ def print_history(rows: list[dict[str, Any]], *, as_json: bool = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("line", "time", "what", "version", "before", "value", "gain", "by", "reasons"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("line", "time", "version", "before"))
+    for name in ("line", "time (UTC)", "what", "version", "before", "value", "gain", "by"):
+        table.add_column(name, no_wrap=name not in ("what", "by"), overflow="fold")
     styles = {"done": "green", "refused": "red", "intent": "yellow", "undone": "yellow"}
     for row in rows:
-        decision = row.get("decision", {})
-        numbers = decision.get("numbers", {})
+        numbers = row.get("decision", {}).get("numbers", {})
         table.add_row(
             str(row["seq"]),
-            row["time"].replace("+00:00", "Z"),
+            row["time"][:16].replace("T", " "),
             Text(describe(row), styles.get(row["kind"], "")),
             _text(row["version"]),
             _text(row["from"]),
             f"{numbers['value']:.2f}" if "value" in numbers else "",
             f"{numbers['gain']:+.2f}" if "gain" in numbers else "",
             Text(row["by"]),
-            Text("; ".join(decision.get("reasons", []))),
         )
-    Console().print(table)
+    console.print(table)
+    for row in rows:
+        for reason in row.get("decision", {}).get("reasons", []):
+            console.print(Text(f"line {row['seq']}: {reason}"))
 
 
 def describe(row: dict[str, Any]) -> str:

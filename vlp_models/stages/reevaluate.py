@@ -6,7 +6,6 @@ They run in a workspace of their own below .work, which is gone afterwards; the 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -58,6 +57,7 @@ def reevaluated(params: Params, workspace: Workspace, bundle: Path, lineage: dic
             _copy_splits(workspace, own, set(params.evaluate.splits))
             features.run(settings, own)
             shards.run(settings, own)
+        _check_fits(own, config)
         evaluate.run(settings, own, RUN)
         yield own.evaluation(RUN)
 
@@ -84,8 +84,22 @@ def _same_features(workspace: Workspace, config: dict[str, Any], made: FeaturesP
     manifests = [directory / "manifest.json" for directory in (workspace.shards, workspace.features)]
     if not all(path.exists() for path in manifests):
         return False
-    shards, features = (json.loads(path.read_text(encoding="utf-8")) for path in manifests)
-    return bool(shards["detector_id"] == config["detector_id"] and features["params"] == to_plain(made))
+    shards, features = (read_json(path) for path in manifests)
+    return features["params"] == to_plain(made) and not _differences(shards, config)
+
+
+def _check_fits(own: Workspace, config: dict[str, Any]) -> None:
+    """
+    Raises:
+        DataError: the features made of today's data are not those the bundle was trained on.
+    """
+    differ = _differences(read_json(own.shards / "manifest.json"), config)
+    if differ:
+        raise DataError(f"the features of today's data do not fit the bundle: {', '.join(differ)} differ")
+
+
+def _differences(shards: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    return [name for name in ("detector_id", "feature_dim", "classes") if shards[name] != config[name]]
 
 
 def _copy_splits(workspace: Workspace, own: Workspace, splits: set[str]) -> None:
@@ -102,9 +116,10 @@ def _copy_splits(workspace: Workspace, own: Workspace, splits: set[str]) -> None
     )
     ids = images["image_id"].combine_chunks()
     for name in ID_COLUMN:
-        if name != "images":
+        if name not in ("images", "objects"):
             rows = read_table(name, workspace.validated)
             pq.write_table(rows.filter(pc.is_in(rows["image_id"], value_set=ids)), own.validated / f"{name}.parquet")
-    truth = workspace.validated / "truth.jsonl"
-    if truth.exists():
-        (own.validated / "truth.jsonl").symlink_to(truth.absolute())
+    # Objects whole: `features.source: boxes` takes its vocabulary from all of them.
+    for name in ("objects.parquet", "truth.jsonl"):
+        if (workspace.validated / name).exists():
+            (own.validated / name).symlink_to((workspace.validated / name).absolute())
