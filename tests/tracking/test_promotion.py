@@ -122,6 +122,9 @@ def test_on_other_test_data_the_champion_is_evaluated_anew_once(new: Any) -> Non
     refused = registry.promote()
     assert refused.outcome == "refused"
     assert "can't be compared with: no test data here" in refused.reasons[0]
+    with pytest.MonkeyPatch.context() as patch:  # a fault of the program's own is a recorded refusal, too
+        patch.setattr(registry, "_reevaluate", lambda bundle, lineage: 1 / 0)
+        assert "its evaluation failed: ZeroDivisionError" in registry.promote().reasons[0]
     registry.reevaluated = toy_items(GOOD, test="t3")  # the workspace has moved on: neither one's test
     assert "the test data differ" in registry.promote().reasons[0]
     registry.reevaluated = toy_items(BEST, test="t2")

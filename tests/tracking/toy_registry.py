@@ -110,7 +110,7 @@ class ToyRegistry:
         )
 
     def rollback(self) -> Decision:
-        return rollback(self.client, self.ledger, task="vqa", model=self.model, by="test")
+        return rollback(self.client, self.ledger, task="vqa", model=self.model, content_of=content_of, by="test")
 
     def aliases(self) -> dict[str, int]:
         return {k: int(v) for k, v in self.client.get_registered_model(self.model).aliases.items()}

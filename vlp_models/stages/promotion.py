@@ -34,7 +34,6 @@ def promote_task(
         ParamsError: no such task. DataError: nothing registered, or MLflow can't be reached. LedgerError: see there.
     """
     from vlp_models.stages.reevaluate import reevaluated
-    from vlp_models.stages.register import content_of
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.promotion import Bench, promote
     from vlp_models.tracking.registry import model_name
@@ -49,7 +48,7 @@ def promote_task(
             model=model_name(params.tracking, task),
             metric=params.tracking.metric[task],
             bench=Bench(
-                content_of=lambda bundle: content_of(bundle / "checkpoint", bundle / "detector"),
+                content_of=_content_of,
                 reevaluate=lambda bundle, lineage: reevaluated(params, workspace, bundle, lineage),
             ),
             by=by or who(),
@@ -73,7 +72,8 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     _check_task(params, task)
     with mlflow_errors(params):
         client, ledger = connect(params.tracking, workspace.root), ledger_of(params, workspace)
-        decision = rollback(client, ledger, task=task, model=model_name(params.tracking, task), by=by or who())
+        model = model_name(params.tracking, task)
+        decision = rollback(client, ledger, task=task, model=model, content_of=_content_of, by=by or who())
     write_json(report_path(workspace, task), decision.plain())
     return decision
 
@@ -163,6 +163,12 @@ def mlflow_errors(params: Params) -> Iterator[None]:
             raise
         uri = tracking_uri(params.tracking, Path.cwd())
         raise DataError(f"MLflow at {uri}: {str(error).splitlines()[0]}") from error
+
+
+def _content_of(bundle: Path) -> str:
+    from vlp_models.stages.register import content_of
+
+    return content_of(bundle / "checkpoint", bundle / "detector")
 
 
 def _check_task(params: Params, task: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from vlp_models.params import FeaturesParams, FinetuneParams, Params, build, to_
 from vlp_models.stages.workspace import Workspace, need, read_json
 
 RUN = "champion"
+FOLDER = "reevaluate-"
 
 
 @contextmanager
@@ -45,7 +47,9 @@ def reevaluated(params: Params, workspace: Workspace, bundle: Path, lineage: dic
     run = _run_like(params, lineage, config)
     settings = dataclasses.replace(params, features=_absolute(made, workspace), finetune={RUN: run})
     (workspace.root / ".work").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=workspace.root / ".work", prefix="reevaluate-") as temporary:
+    for left in (workspace.root / ".work").glob(f"{FOLDER}*"):  # after a kill; one at a time is in here
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=workspace.root / ".work", prefix=FOLDER) as temporary:
         own = Workspace(Path(temporary))
         for path, there in ((own.checkpoint(RUN), bundle / "checkpoint"), (own.detector, bundle / "detector")):
             path.parent.mkdir(parents=True, exist_ok=True)

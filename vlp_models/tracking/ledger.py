@@ -195,6 +195,8 @@ def replay(entries: list[Entry]) -> dict[str, State]:
                     state.withdrawn.discard(entry["version"])
             case "adopted":
                 state.champions = list(entry["champions"])
+                if not state.champions:  # a registry begun anew numbers its versions anew
+                    state.withdrawn.clear()
                 state.pending = None
     return states
 

@@ -34,7 +34,7 @@ def move_champion(
     ledger.append({**entry, "kind": "intent", "decision": decision})
     client.set_registered_model_alias(model, CHAMPION, str(to))
     _finish(client, ledger, entry)
-    _mirror(client, ledger, model)
+    mirror(client, ledger, model)
 
 
 def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str, by: str) -> State:
@@ -63,9 +63,9 @@ def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str,
         state = ledger.state(model)
     if found is not None:
         _set_alias(client, model, PREVIOUS, state.previous)
-        _mirror(client, ledger, model)
+        mirror(client, ledger, model)
     elif ledger.entries() and _known(client, model):
-        _mirror(client, ledger, model)
+        mirror(client, ledger, model)
     return state
 
 
@@ -123,7 +123,7 @@ def _check_head(client: MlflowClient, ledger: Ledger, model: str) -> None:
         raise LedgerError(f"{ledger.path}, line {head['seq']}: not what was written: its sha256 differs from MLflow's")
 
 
-def _mirror(client: MlflowClient, ledger: Ledger, model: str) -> None:
+def mirror(client: MlflowClient, ledger: Ledger, model: str) -> None:
     """Brings MLflow's tags up to the ledger's last line; after a kill the next call catches up."""
     entries, hashes = ledger.entries(), ledger.hashes()
     head = _head(client, model)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +22,7 @@ from vlp_models.params.promotion import PromotionParams
 from vlp_models.tracking.evaluations import ITEMS, evaluations, log_evaluation, read_lineage, run_of
 from vlp_models.tracking.gate import Measured, NotComparable, Verdict, against, by_itself, check_comparable, measured
 from vlp_models.tracking.ledger import Ledger, State
-from vlp_models.tracking.moves import move_champion, put_in_order
+from vlp_models.tracking.moves import mirror, move_champion, put_in_order
 from vlp_models.tracking.registry import CHALLENGER, bundle_of, by_alias
 
 if TYPE_CHECKING:
@@ -100,27 +100,31 @@ def promote(
             decision = _decision("refused", task, model, asked, state, verdict.reasons, verdict.numbers)
             entry = {"kind": "refused", "action": "promote", "from": state.champion, "decision": decision.plain()}
             ledger.append({**entry, "task": task, "model": model, "version": asked, "by": by})
-            put_in_order(client, ledger, task=task, model=model, by=by)
+            mirror(client, ledger, model)
             return decision
         decision = _decision("promoted", task, model, asked, state, verdict.reasons, verdict.numbers, forced=forced)
         move_champion(client, ledger, "promote", task=task, model=model, to=asked, by=by, decision=decision.plain())
         return decision
 
 
-def rollback(client: MlflowClient, ledger: Ledger, *, task: str, model: str, by: str) -> Decision:
+def rollback(
+    client: MlflowClient, ledger: Ledger, *, task: str, model: str, content_of: Callable[[Path], str], by: str
+) -> Decision:
     """Gives the place back to the champion before; who held it is promoted again only if asked for by its number.
 
     Raises:
         LedgerError: the ledger was changed.
-        DataError: there is no champion before, or it is not registered any more.
+        DataError: there is no champion before, or it is not registered any more, or damaged.
     """
     with ledger.locked():
         state = put_in_order(client, ledger, task=task, model=model, by=by)
         if state.previous is None:
             now = f"version {state.champion} is its first" if state.champion else "it has none"
             raise DataError(f"{model}: no earlier champion to go back to; {now} (`vlp history {task}`)")
-        if _version(client, model, state.previous) is None:
+        version = _version(client, model, state.previous)
+        if version is None:
             raise DataError(f"{model}: the earlier champion, version {state.previous}, is not registered any more")
+        _check_readable(version, content_of)
         decision = _decision("rolled back", task, model, state.previous, state, [])
         move_champion(
             client, ledger, "rollback", task=task, model=model, to=state.previous, by=by, decision=decision.plain()
@@ -161,7 +165,7 @@ def _judge(
     if version is None:
         return Verdict(reasons=[f"unregistered: {model} has no version {number}"])
     try:
-        _check_readable(version, bench)
+        _check_readable(version, bench.content_of)
         found = [measured(scores, metric, params.split) for scores in evaluations(client, version)[:1]]
         lineage = read_lineage(client, version)
     except (VLPError, OSError) as error:
@@ -201,14 +205,24 @@ def _champion_on(
     if version is None:
         raise DataError("it is not registered any more")
     why = "no scores of it are stored"
-    for scores in evaluations(client, version):
+    try:
+        stored = evaluations(client, version)
+    except DataError as error:
+        stored, why = [], str(error)
+    for scores in stored:
         try:
             return _comparable(scores, metric, split, challenger), False
         except NotComparable as error:
             why = str(error)
     print(f"{model}: {why}; evaluating version {number} on the present test data", file=sys.stderr)
-    _check_readable(version, bench)
-    with bench.reevaluate(bundle_of(version), lineage) as directory:
+    _check_readable(version, bench.content_of)
+    with ExitStack() as stack:
+        try:
+            directory = stack.enter_context(bench.reevaluate(bundle_of(version), lineage))
+        except VLPError:
+            raise
+        except Exception as error:  # whatever it is: a refusal on record says more than a traceback in the night
+            raise DataError(f"its evaluation failed: {type(error).__name__}: {error}") from error
         found = _comparable(read_items(directory / ITEMS), metric, split, challenger)
         log_evaluation(client, run_of(version), directory)
     return found, True
@@ -222,7 +236,7 @@ def _comparable(scores: list[ItemScores], metric: str, split: str, challenger: M
     return found
 
 
-def _check_readable(version: ModelVersion, bench: Bench) -> None:
+def _check_readable(version: ModelVersion, content_of: Callable[[Path], str]) -> None:
     """
     Raises:
         DataError: its bundle is gone, or is not what was registered.
@@ -232,7 +246,7 @@ def _check_readable(version: ModelVersion, bench: Bench) -> None:
     if version.status != "READY":
         raise DataError(f"version {version.version} is {version.status}")
     try:
-        content = bench.content_of(bundle_of(version))
+        content = content_of(bundle_of(version))
     except (MlflowException, OSError) as error:
         raise DataError(f"version {version.version}: its files can't be had ({str(error).splitlines()[0]})") from None
     if content != version.tags.get("content"):

@@ -1,0 +1,61 @@
+"""`vlp status` while something runs, and when what it reads is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vlp_models.status import status
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    return tmp_path
+
+
+def test_a_live_trainer_and_the_holders_of_dvcs_lock_are_shown(project: Path) -> None:
+    log = project / ".work" / "finetune-vqa" / "abc" / "log.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"step": 10, "epoch": 1, "loss": 2.0}\n{"step": 20, "epoch": 2, "loss": 1.5}\n')
+    (project / "vlp").write_text("import time; time.sleep(60)")
+    trainer = subprocess.Popen([sys.executable, "vlp", "stage", "finetune", "vqa"], cwd=project)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    held = {"data/a": {"write": {"pid": os.getpid(), "cmd": "dvc repro"}}}
+    held["data/b"] = {"read": [{"pid": gone.pid, "cmd": "dvc status"}]}  # type: ignore[dict-item]
+    (project / ".dvc" / "tmp" / "rwlock").write_text(json.dumps(held))
+    try:
+        deadline = time.monotonic() + 20
+        found = status(project)
+        while not any("finetune vqa" in line for line in found.running):
+            assert time.monotonic() < deadline
+            found = status(project)
+    finally:
+        trainer.kill()
+        trainer.wait()
+    assert f"pid {trainer.pid}: finetune vqa, step 20, epoch 2, loss 1.5" in found.running
+    assert f"pid {os.getpid()}: dvc repro, holds DVC's lock" in found.running
+    assert f"pid {gone.pid}: dvc status, holds DVC's lock (dead: DVC will let go of its lock)" in found.running
+
+
+def test_damage_becomes_notes(project: Path) -> None:
+    (project / ".dvc" / "tmp" / "rwlock").write_text("")
+    (project / "promotions").mkdir()
+    (project / "promotions" / "ledger.jsonl").write_text("{}\n")
+    (project / "reports").mkdir()
+    (project / "reports" / "registered.json").write_text("{")
+    found = status(project)
+    said = "\n".join(found.notes)
+    assert "rwlock can't be read" in said and "ledger.jsonl, line 1" in said
+    assert {row["task"] for row in found.tasks} == {"captioning", "vqa"}
