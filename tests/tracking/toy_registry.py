@@ -150,7 +150,12 @@ def main(root: str, model: str, version: str, kill: str) -> None:
         if alias == "champion" and kill == "after the alias":
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def dying_untagged(self: Any, name: str, version: str, key: str, value: str) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     MlflowClient.set_registered_model_alias = dying  # type: ignore[method-assign]
+    if kill == "before the tags":
+        MlflowClient.set_model_version_tag = dying_untagged  # type: ignore[method-assign, assignment]
     print("ready", flush=True)
     sys.stdin.readline()
     print(registry.promote(int(version)).outcome, flush=True)
