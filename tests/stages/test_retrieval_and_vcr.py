@@ -175,8 +175,8 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
 
 
 def test_the_registry_ranks_the_run_that_learns_both(done: tuple[Workspace, Params]) -> None:
-    from vlp_models.stages.register import _best_runs
+    from vlp_models.stages.ranking import best_runs
 
     workspace, params = done
-    best = _best_runs(params, workspace)
+    best = best_runs(params, workspace)
     assert {task: name for task, (name, _) in best.items()} == {"retrieval": "retrieval", "vcr": "vcr"}

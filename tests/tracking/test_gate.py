@@ -13,13 +13,13 @@ from vlp_models.errors import ParamsError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import GateParams, PromotionParams
-from vlp_models.tracking.gate import Measured, NotComparable, Verdict, against, measured
+from vlp_models.tracking.gate import Measured, NotComparable, Verdict, Yardstick, against, measured
 
 PARAMS = PromotionParams()
 
 
 def side(values: Sequence[float], **more: Any) -> Measured:
-    found = measured([toy_items(values, **more)], "accuracy", "test")
+    found = measured([toy_items(values, **more)], Yardstick(metric="accuracy", split="test"))
     assert isinstance(found, Measured)
     return found
 
@@ -58,7 +58,7 @@ def test_order_of_the_items_does_not_matter_and_pairing_does() -> None:
             "slices": [items.slices[i] for i in order],
         }
     )
-    found = measured([shuffled], "accuracy", "test")
+    found = measured([shuffled], Yardstick(metric="accuracy", split="test"))
     assert isinstance(found, Measured)
     assert against(found, side(theirs.tolist()), GateParams(), PARAMS).numbers == straight.numbers
 

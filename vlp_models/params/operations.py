@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,3 +23,4 @@ class TrackingParams:
     experiment: str
     model_prefix: str
     metric: dict[str, str]  # task -> the metric that says which version is better
+    dataset: dict[str, str] = field(default_factory=dict)  # task -> where it is measured; else all that its runs share

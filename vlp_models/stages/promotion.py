@@ -47,6 +47,7 @@ def promote_task(
             task=task,
             model=model_name(params.tracking, task),
             metric=params.tracking.metric[task],
+            dataset=params.tracking.dataset.get(task, ""),
             bench=Bench(
                 content_of=_content_of,
                 reevaluate=lambda bundle, lineage: reevaluated(params, workspace, bundle, lineage),

@@ -1,8 +1,6 @@
 """register: the best run of each task becomes a version in MLflow's registry, alias `challenger`.
 
-Runs of the same task compete by `tracking.metric`; text-only controls do not take part, nor runs that it could not be
-computed for. Running it again on the same
-weights makes no second version.
+Which run is best, stages/ranking.py says. Running it again on the same weights makes no second version.
 """
 
 from __future__ import annotations
@@ -10,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlp_models.errors import DataError
 from vlp_models.params import Params, to_plain
+from vlp_models.stages.ranking import best_runs
 from vlp_models.stages.workspace import Workspace, hash_path, measured, need, read_json, write_json
 
 
@@ -28,7 +26,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with measured(workspace, "register"):
         client = connect(params.tracking, workspace.root)
         receipts: dict[str, Any] = {}
-        for task, (name, scores) in sorted(_best_runs(params, workspace).items()):
+        for task, (name, scores) in sorted(best_runs(params, workspace).items()):
             checkpoint = need(workspace.checkpoint(name), f"finetune@{name}")
             detector = need(workspace.detector, "detector")
             config = read_json(checkpoint / "config.json")
@@ -66,28 +64,7 @@ def content_of(checkpoint: Path, detector: Path) -> str:
     return hash_path(checkpoint) + hash_path(detector)[:16]
 
 
-def _best_runs(params: Params, workspace: Workspace) -> dict[str, tuple[str, list[dict[str, Any]]]]:
-    """Task -> (run, its scores): the highest value of the task's metric."""
-    best: dict[str, tuple[float, str, list[dict[str, Any]]]] = {}
-    for name, finetune in params.finetune.items():
-        if finetune.blank_images:
-            continue
-        scores = read_json(workspace.evaluation(name) / "scores.json")
-        metric = params.tracking.metric.get(finetune.task)
-        if metric is None:
-            raise DataError(f"params.yaml: tracking.metric says nothing about the task {finetune.task}")
-        values = [s["value"] for s in scores if s["metric"] == metric and s["value"] is not None]
-        if not values and any(s["metric"] == metric for s in scores):
-            continue  # a run that does not learn all that the metric needs, as VCR's subtasks alone
-        if not values:
-            raise DataError(f"{workspace.evaluation(name) / 'scores.json'}: no value for {metric}; can't rank {name}")
-        candidate = (max(values), name, scores)
-        if finetune.task not in best or candidate[0] > best[finetune.task][0]:
-            best[finetune.task] = candidate
-    return {task: (name, scores) for task, (_, name, scores) in best.items()}
-
-
 def _slug(score: dict[str, Any]) -> str:
-    """A metric name MLflow accepts: letters, digits, and `_-. /`."""
+    """A metric name MLflow accepts: letters, digits, and `_-. ` (a `/` would make a group of its own)."""
     text = f"{score['dataset']}.{score['split']}.{score['metric']}"
-    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in text)
+    return "".join(c if c.isalnum() or c in "_-. " else "_" for c in text)

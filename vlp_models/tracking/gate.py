@@ -37,8 +37,20 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Yardstick:
+    """What versions are compared by. dataset: empty for all that a version was scored on."""
+
+    metric: str
+    split: str
+    dataset: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.metric} on {self.dataset + ' ' if self.dataset else ''}{self.split}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The gate's metric over every dataset of the gate's split, in one piece.
+    """The yardstick's metric over its datasets, in one piece.
 
     test: hash of the test items. scorer: what the scorer noted (a Python tokenizer, ...).
     """
@@ -54,14 +66,15 @@ class Measured:
         return float(self.evidence.statistic(parts.sum(axis=0, keepdims=True))[0])
 
 
-def measured(scores: Sequence[ItemScores], metric: str, split: str) -> Measured | str:
-    """The scores of `metric` on `split`; or, in words, why there are none to go by."""
-    chosen = [s for s in scores if s.metric == metric and s.split == split and len(s.items)]
+def measured(scores: Sequence[ItemScores], by: Yardstick) -> Measured | str:
+    """The scores that the yardstick asks for; or, in words, why there are none to go by."""
+    there = [s for s in scores if s.split == by.split and by.dataset in ("", s.dataset)]
+    chosen = [s for s in there if s.metric == by.metric and len(s.items)]
     if not chosen:
-        known = ", ".join(sorted({s.metric for s in scores if s.split == split})) or "none"
-        return f"missing metric: no scores per item of {metric} on {split}; there are: {known}"
+        known = ", ".join(sorted({s.metric for s in there})) or "none"
+        return f"missing metric: no scores per item of {by}; there are: {known}"
     if any(not np.isfinite(s.parts_NK).all() for s in chosen):
-        return f"non-finite: scores of {metric} on {split} hold NaN or infinite values"
+        return f"non-finite: scores of {by} hold NaN or infinite values"
     evidence = Evidence(
         groups=[group for s in chosen for group in s.groups],
         parts_NK=np.concatenate([s.parts_NK for s in chosen]),
@@ -69,14 +82,14 @@ def measured(scores: Sequence[ItemScores], metric: str, split: str) -> Measured 
         items=[item for s in chosen for item in s.items],
     )
     found = Measured(
-        metric=metric,
+        metric=by.metric,
         test=",".join(sorted(f"{s.dataset}/{s.split}:{s.test}" for s in chosen)),
         scorer=",".join(sorted({s.note for s in chosen})),
         evidence=evidence,
         slices=[own for s in chosen for own in s.slices],
     )
     if not np.isfinite(found.value()):
-        return f"non-finite: {metric} on {split} is {found.value()}"
+        return f"non-finite: {by} is {found.value()}"
     return found
 
 

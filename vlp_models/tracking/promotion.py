@@ -20,7 +20,16 @@ from vlp_models.errors import DataError, VLPError
 from vlp_models.metrics.items import ItemScores, read_items
 from vlp_models.params.promotion import PromotionParams
 from vlp_models.tracking.evaluations import ITEMS, evaluations, log_evaluation, read_lineage, run_of
-from vlp_models.tracking.gate import Measured, NotComparable, Verdict, against, by_itself, check_comparable, measured
+from vlp_models.tracking.gate import (
+    Measured,
+    NotComparable,
+    Verdict,
+    Yardstick,
+    against,
+    by_itself,
+    check_comparable,
+    measured,
+)
 from vlp_models.tracking.ledger import Ledger, State
 from vlp_models.tracking.moves import mirror, move_champion, put_in_order
 from vlp_models.tracking.registry import CHALLENGER, bundle_of, by_alias
@@ -70,6 +79,7 @@ def promote(
     task: str,
     model: str,
     metric: str,
+    dataset: str = "",
     bench: Bench,
     by: str,
     version: int | None = None,
@@ -79,6 +89,7 @@ def promote(
 
     Args:
         metric: where the task's gate names none.
+        dataset: the one to measure on; empty: all that the versions were scored on.
         force_first: a first champion need not meet floors and validation; without effect once there is a champion.
 
     Raises:
@@ -94,7 +105,8 @@ def promote(
         if why_not:
             verdict = Verdict(reasons=[why_not])
         else:
-            verdict = _judge(client, params, task, model, metric, asked, state.champion, bench)
+            yardstick = Yardstick(metric=params.gate(task).metric or metric, split=params.split, dataset=dataset)
+            verdict = _judge(client, params, task, model, yardstick, asked, state.champion, bench)
         forced = bool(force_first and state.champion is None and verdict.reasons and verdict.numbers)
         if not verdict.passed and not forced:
             decision = _decision("refused", task, model, asked, state, verdict.reasons, verdict.numbers)
@@ -153,20 +165,19 @@ def _judge(
     params: PromotionParams,
     task: str,
     model: str,
-    metric: str,
+    yardstick: Yardstick,
     number: int,
     champion: int | None,
     bench: Bench,
 ) -> Verdict:
     """The gate's verdict on version `number`; whatever can't be read is a reason to refuse."""
     rule = params.gate(task)
-    metric = rule.metric or metric
     version = _version(client, model, number)
     if version is None:
         return Verdict(reasons=[f"unregistered: {model} has no version {number}"])
     try:
         _check_readable(version, bench.content_of)
-        found = [measured(scores, metric, params.split) for scores in evaluations(client, version)[:1]]
+        found = [measured(scores, yardstick) for scores in evaluations(client, version)[:1]]
         lineage = read_lineage(client, version)
     except (VLPError, OSError) as error:
         return Verdict(reasons=[f"unreadable version: {error}"])
@@ -176,7 +187,7 @@ def _judge(
     verdict = by_itself(challenger, rule, (lineage or {}).get("validation"), params.allowed_unvalidated)
     if champion is not None:
         try:
-            other, fresh = _champion_on(client, model, champion, challenger, metric, params.split, bench, lineage or {})
+            other, fresh = _champion_on(client, model, champion, challenger, yardstick, bench, lineage or {})
             gained = against(challenger, other, rule, params)
             verdict.numbers |= {**gained.numbers, "champion_reevaluated": fresh}
             verdict.reasons += gained.reasons
@@ -190,8 +201,7 @@ def _champion_on(
     model: str,
     number: int,
     challenger: Measured,
-    metric: str,
-    split: str,
+    yardstick: Yardstick,
     bench: Bench,
     lineage: dict[str, Any],
 ) -> tuple[Measured, bool]:
@@ -211,7 +221,7 @@ def _champion_on(
         stored, why = [], str(error)
     for scores in stored:
         try:
-            return _comparable(scores, metric, split, challenger), False
+            return _comparable(scores, yardstick, challenger), False
         except NotComparable as error:
             why = str(error)
     print(f"{model}: {why}; evaluating version {number} on the present test data", file=sys.stderr)
@@ -223,13 +233,13 @@ def _champion_on(
             raise
         except Exception as error:  # whatever it is: a refusal on record says more than a traceback in the night
             raise DataError(f"its evaluation failed: {type(error).__name__}: {error}") from error
-        found = _comparable(read_items(directory / ITEMS), metric, split, challenger)
+        found = _comparable(read_items(directory / ITEMS), yardstick, challenger)
         log_evaluation(client, run_of(version), directory)
     return found, True
 
 
-def _comparable(scores: list[ItemScores], metric: str, split: str, challenger: Measured) -> Measured:
-    found = measured(scores, metric, split)
+def _comparable(scores: list[ItemScores], yardstick: Yardstick, challenger: Measured) -> Measured:
+    found = measured(scores, yardstick)
     if isinstance(found, str):
         raise NotComparable(found)
     check_comparable(challenger, found)
