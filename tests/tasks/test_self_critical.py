@@ -21,8 +21,8 @@ from vlp_models.tasks.captioning import Captioning
 from vlp_models.tasks.self_critical import FREQUENCIES, SelfCriticalLoss, self_critical_loss
 
 
-def captioner(toy: Toy, dropout: float = 0.0, **info: Any) -> Captioning:
-    model = toy.model(dropout=dropout, attention_dropout=dropout, hidden=32, init_std=0.2)
+def captioner(toy: Toy, dropout: float = 0.0, structure: str = "decoupled", **info: Any) -> Captioning:
+    model = toy.model(dropout=dropout, attention_dropout=dropout, hidden=32, init_std=0.2, structure=structure)
     config = {
         "model": "tden",
         "model_config": to_plain(model.config),
@@ -60,9 +60,12 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("baseline", ["greedy", "mean_of_others"])
-def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, baseline: str) -> None:
-    task = captioner(toy)
+@pytest.mark.parametrize(
+    ("baseline", "structure"),
+    [("greedy", "decoupled"), ("mean_of_others", "decoupled"), ("greedy", "two_stream"), ("greedy", "single_stream")],
+)
+def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, baseline: str, structure: str) -> None:
+    task = captioner(toy, structure=structure)
     teach(task, toy, 12)
     loss_of = make(task, toy, tmp_path, samples=3, baseline=baseline)
     images = samples(toy, "images")[:5]
@@ -92,8 +95,9 @@ def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, ba
     assert ("reward_greedy" in loss.parts) is (baseline == "greedy")
 
 
-def test_texts_that_share_an_image_are_scored_as_with_an_image_each(toy: Toy) -> None:
-    task = captioner(toy).eval()
+@pytest.mark.parametrize("structure", ["decoupled", "two_stream", "single_stream"])
+def test_texts_that_share_an_image_are_scored_as_with_an_image_each(toy: Toy, structure: str) -> None:
+    task = captioner(toy, structure=structure).eval()
     batch = task.collate(samples(toy, "images")[:3])
     texts = toy.tokenizer.encode_batch(["a red star", "a", "the blue circle is red", "star", "green", "what colour"], 8)
     own = replace(batch.image, **{k: v.repeat_interleave(2, 0) for k, v in vars(batch.image).items()})

@@ -22,8 +22,13 @@ from vlp_models.models.layers.masks import padding_mask
 def decode(
     blocks: Sequence[TransformerBlock], text_BTD: Tensor, text_mask: Tensor, memory_BSD: Tensor, mask_BS: Tensor
 ) -> Tensor:
-    """The words' last states, [B, T, D]. text_mask: which words a word sees, broadcastable to [B, 1, T, T]."""
+    """The words' last states, [N, T, D], of N texts: as many of each image as of any other, those of an image together.
+
+    text_mask: which words a word sees, broadcastable to [N, 1, T, T]; memory_BSD, mask_BS: of B images.
+    """
     batch, length = text_BTD.shape[:2]
+    times = batch // mask_BS.shape[0]
+    memory_BSD, mask_BS = memory_BSD.repeat_interleave(times, dim=0), mask_BS.repeat_interleave(times, dim=0)
     regions = mask_BS.shape[1]
     sees_regions = padding_mask(mask_BS)
     words = torch.cat(
