@@ -44,7 +44,7 @@ class TDENConfig:
     decoder_visual_source: Literal["object_encoder", "cross_encoder"] = "object_encoder"  # captioning: always the first
     ism_pooling: Literal["last", "all_layers"] = "last"  # which object encoder layers ISM pools
     similarity_dim: int | None = None  # of ISM's vectors; None: hidden. The public code: 1024
-    pooler_batch_norm: bool = False  # after ISM's poolers, as the public code; needs batches of two or more
+    pooler_batch_norm: bool = False  # after ISM's poolers, as the public code
     use_decoder_in_fusion: bool = True  # VQA's holistic feature from cross-modal encoder and decoder
     understanding_decoder_mask: Literal["causal", "bidirectional"] = "causal"
     fusion_pooling: Literal["last", "all_layers"] = "last"  # cross-encoder layers whose image states VQA pools

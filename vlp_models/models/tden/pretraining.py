@@ -23,6 +23,7 @@ from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, 
 from vlp_models.objectives.mlm import masked_language_modelling
 from vlp_models.objectives.moc import masked_object_classification
 from vlp_models.objectives.msg import sentence_generation
+from vlp_models.objectives.token_loss import empty
 
 
 class TDENPretraining(TDENModules):
@@ -163,8 +164,11 @@ class TDENPretraining(TDENModules):
 
     def matching_loss(self, text_BTD: Tensor, batch: Batch, image: VisualStates) -> Loss:
         """ISM on the outputs of the sentence encoder (understanding stream) and of the object encoder; or, as in
-        ViLBERT, of the cross-modal encoder, where each sentence meets its own image and its neighbour's."""
+        ViLBERT, of the cross-modal encoder, where each sentence meets its own image and its neighbour's. A batch of
+        one image has nothing to tell apart: zero."""
         mask_BT = batch.text.mask_BT
+        if len(set(batch.image_ids)) == 1:  # no negative; and batch normalisation could not take a batch of one
+            return empty(text_BTD, "ism")
         same_BB = same_image(batch.image_ids, text_BTD.device)
         if self.config.ism_source == "cross_modal":
             matched_B, mismatched_B = (self.match(text_BTD, mask_BT, v) for v in (image, image.rolled()))
