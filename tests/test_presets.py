@@ -68,6 +68,29 @@ def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, n
     assert set(params.pretrain.sources) <= set(params.data)
 
 
+def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> None:
+    """Whatever params.yaml has for the demo: batch, rate and epochs of the paper, by Adam alone."""
+    coco, vqa, flickr, vcr = (
+        applied(tmp_path, ["tden-cc3m", f"tden-{name}"]) for name in ("coco", "vqa", "flickr30k", "vcr")
+    )
+    captions = 5  # of an image
+    for section, batch, rate, epochs in (
+        (coco.pretrain, 1024, 1e-4, 10),
+        (coco.scheduled_sampling, 1024, 1e-4, 10),
+        (coco.finetune["captioning"], 16 * captions, 3e-5, 10),
+        (coco.finetune["captioning_scst"], 96, 5e-6, 30),
+        (vqa.finetune["vqa"], 96, 5e-5, 20),
+        (flickr.finetune["retrieval"], 512, 2e-5, 30),
+        (vcr.finetune["vcr"], 64, 2e-5, 20),
+    ):
+        asked = (section.batch_size * section.accumulate, section.optimizer.lr, section.max_epochs, section.max_steps)
+        assert asked == (batch, rate, epochs, 0)
+        assert section.optimizer.muon_lr == 0.0
+    assert (coco.pretrain.mask_probability, coco.features.max_regions, coco.features.min_score) == (0.15, 100, 0.2)
+    assert (coco.model.config["dropout"], coco.scheduled_sampling.sample) == (0.1, "multinomial")
+    assert flickr.finetune["retrieval"].accumulate == 1, "negatives come from the batch"
+
+
 def test_the_public_codes_pretraining_model_has_the_size_that_was_counted_there() -> None:
     """316.13 million: ours with its switches, without VQA's feature, with the row of token types left out here."""
     config = {**PUBLIC, "similarity_dim": 1024}
