@@ -105,6 +105,19 @@ def test_texts_that_share_an_image_are_scored_as_with_an_image_each(toy: Toy, st
     torch.testing.assert_close(shared, each, rtol=1e-5, atol=1e-5)
 
 
+def test_words_are_predicted_only_where_one_follows(toy: Toy, tmp_path: Path) -> None:
+    """Vocabulary logits take the most memory: none for padding, nor for what would come after [SEP]."""
+    task = captioner(toy)
+    rows: list[int] = []
+    task.model.word_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0][..., 0].numel()))
+    batch = task.collate(samples(toy, "captions")[:5] + samples(toy, "statements")[:3])
+    task.loss(batch)
+    assert rows == [int(batch.text.mask_BT[:, 1:].sum())]
+    loss_of = make(task, toy, tmp_path, samples=3)
+    loss = loss_of(task.collate(samples(toy, "images")[:4]), update=0, generator=generator())
+    assert rows[-1] == round(float(loss.parts["sample_length"]) * 12)
+
+
 def test_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
     task = captioner(toy)
     teach(task, toy, 12)

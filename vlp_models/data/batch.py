@@ -98,6 +98,15 @@ class Text(_Movable):
     def __len__(self) -> int:
         return self.ids_BT.shape[0]
 
+    @property
+    def followed_BT(self) -> Tensor:
+        """bool: the positions after which another token comes, which generation predicts there."""
+        return torch.nn.functional.pad(self.mask_BT[:, 1:], (0, 1))
+
+    def following(self, at_BT: Tensor) -> Tensor:
+        """int64 [M]: the tokens right behind these positions, in row-major order."""
+        return self.ids_BT[:, 1:][at_BT[:, :-1]]
+
 
 Image = Regions | Pixels
 

@@ -58,8 +58,11 @@ class ScoresPairs(Protocol):
 class Generates(Protocol):
     """One step interface for greedy, beam and sampled decoding. A state is opaque to the decoder."""
 
-    def generation_logits(self, image: Image, text: Text) -> Tensor:
-        """Teacher forcing: [N, T, V]. N texts, as many of each image as of any other, those of an image together."""
+    def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
+        """Teacher forcing: [N, T, V]. N texts, as many of each image as of any other, those of an image together.
+
+        at_NT bool: the only positions whose logits are wanted; they come as [M, V], in row-major order.
+        """
         ...
 
     def start(self, image: Image, *, max_len: int) -> Any: ...  # encodes each image once

@@ -39,12 +39,10 @@ class Captioning(TaskModel):
 
     def loss(self, batch: Batch) -> Loss:
         """The text is the target. Part `captioning`: mean over the batch's tokens."""
-        ids_BT, mask_BT = batch.text.ids_BT, batch.text.mask_BT
-        logits_BTV = cast(Generates, self.model).generation_logits(batch.image, batch.text)
-        following_BT = mask_BT[:, 1:]
+        at_BT = batch.text.followed_BT
         return sentence_generation(
-            logits_BTV[:, :-1][following_BT],
-            ids_BT[:, 1:][following_BT],
+            cast(Generates, self.model).generation_logits(batch.image, batch.text, at_BT),
+            batch.text.following(at_BT),
             label_smoothing=self.label_smoothing,
             name="captioning",
         )

@@ -86,15 +86,16 @@ class SelfCriticalLoss:
 
         drawn = [h for group in samples_BK for h in group]
         text = self._as_text(drawn, device)
-        logits_NTV = self._model.generation_logits(batch.image, text)
-        real_NT = text.mask_BT[:, 1:]
+        at_NT = text.followed_BT
         loss = self_critical(
-            logits_NTV[:, :-1][real_NT], text.ids_BT[:, 1:][real_NT], advantage_N[:, None].expand_as(real_NT)[real_NT]
+            self._model.generation_logits(batch.image, text, at_NT),
+            text.following(at_NT),
+            advantage_N[:, None].expand_as(at_NT)[at_NT],
         )
         parts = {
             **loss.parts,
             "reward": reward_BK.mean(),
-            "sample_length": real_NT.sum(1).float().mean(),
+            "sample_length": at_NT.sum(1).float().mean(),
             "zero_rewards": _is_zero(reward_BK, greedy_B).float(),
             **timing,
         }

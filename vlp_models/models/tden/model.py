@@ -106,11 +106,13 @@ class TDEN(TDENPretraining):
 
     # ---- Generation ------------------------------------------------------------------------------------------
 
-    def generation_logits(self, image: Image, text: Text) -> Tensor:
-        """[N, T, V]; position t predicts token t + 1. Images are encoded once, also where several texts share one."""
+    def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
+        """[N, T, V], or [M, V] at the True positions of `at_NT`; position t predicts token t + 1. Images are encoded
+        once, also where several texts share one."""
         visual = self.encode_image(image)
         text_BTD = self.encode_text({GENERATION: text.ids_BT}, text.mask_BT)[GENERATION]
-        return self.predict_words(self.decode(text_BTD, causal_mask(text.mask_BT), visual.last_BSD, visual.mask_BS))
+        decoded_BTD = self.decode(text_BTD, causal_mask(text.mask_BT), visual.last_BSD, visual.mask_BS)
+        return self.predict_words(decoded_BTD if at_NT is None else decoded_BTD[at_NT])
 
     def start(self, image: Image, *, max_len: int) -> DecodingState:
         """Encodes each image once; up to `max_len` steps may follow, the first with [CLS]."""
