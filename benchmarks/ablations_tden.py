@@ -145,6 +145,7 @@ def table(values: Values, note: str) -> str:
         lines.append(f"| {row.label} | {row.cider} | {ours['captioning']} | {row.vqa} | {ours['vqa']} |")
     lines += ["", "Order of each pair of rows, the paper's against ours:", ""]
     lines += ["| | agrees | disagrees | open |", "|---|---|---|---|"]
+    named = []
     for task, figure in (("captioning", "cider"), ("vqa", "vqa")):
         found: dict[str, list[str]] = {"agrees": [], "disagrees": [], "open": []}
         for a, b in itertools.combinations(values, 2):
@@ -153,9 +154,9 @@ def table(values: Values, note: str) -> str:
             found[verdict(paper, differences)].append(f"{a} / {b}")
         cells = [str(len(pairs)) for pairs in found.values()]
         lines.append(f"| {TASKS[task]} | {' | '.join(cells)} |")
-        if found["disagrees"]:
-            lines += ["", f"{TASKS[task]}, disagreeing: {'; '.join(found['disagrees'])}.", ""]
-    return "\n".join(lines) + "\n"
+        for judged in ("agrees", "disagrees"):
+            named.append(f"- {TASKS[task]} {judged}: {'; '.join(found[judged]) or 'none'}.")
+    return "\n".join([*lines, "", *named]) + "\n"
 
 
 def main() -> None:

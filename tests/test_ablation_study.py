@@ -46,5 +46,6 @@ def test_the_table_states_disagreements(study: ModuleType) -> None:
     }
     text = study.table(values, "note")
     assert "| all four, one pass | 132.4 | 91.0 +- 2.5 | 72.1 | 81.0 +- 2.5 |" in text
-    assert "CIDEr, disagreeing: all-four / no-pretraining." in text
-    assert "| accuracy | 1 | 0 | 0 |" in text
+    assert "- CIDEr disagrees: all-four / no-pretraining." in text
+    assert "- accuracy agrees: all-four / no-pretraining." in text
+    assert "\n| CIDEr | 0 | 1 | 0 |\n| accuracy | 1 | 0 | 0 |\n" in text, "one table, unbroken"
