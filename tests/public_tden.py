@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlp_models.models.tden.model import TDEN
 
@@ -20,6 +20,8 @@ PUBLIC: dict[str, Any] = {
     "fusion": "product",
     "fusion_pooling": "all_layers",
     "understanding_decoder_mask": "bidirectional",
+    "fusion_decoder": "apart",
+    "fusion_norm_eps": 1e-5,
 }
 
 
@@ -80,4 +82,28 @@ def public_layout(model: TDEN) -> dict[str, Tensor]:
     pooler("similarity_predictor.t_pooler", "text_pooler")
     for i in range(len(model.image_poolers)):
         pooler(f"similarity_predictor.v_pooler.{i}", f"image_poolers.{i}")
+    return out
+
+
+def public_task_layout(model: TDEN, head: nn.Module) -> dict[str, Tensor]:
+    """A VQA or VCR model's weights as the public code names them; `head`: the task's."""
+    vqa = isinstance(head, nn.ModuleDict)
+    kept = ("token_embed.", "visual_embed.", "encoder.", "decoder.u_layers.", *(["decoder.g_layers."] if vqa else []))
+    out = {name: tensor for name, tensor in public_layout(model).items() if name.startswith(kept)}
+    own = model.state_dict()
+    last = len(model.cross_encoder) - 1
+    poolers = {"u_pooler": "text", **{f"v_pooler.{i}": f"image_{i}" for i in range(last)}, f"v_pooler.{last}": "image"}
+    if vqa:
+        poolers["g_pooler"] = "decoder"
+    for theirs, ours in poolers.items():
+        for there, here in (("att.0", "score.0"), ("att.3", "score.3"), ("embed", "project")):
+            for part in ("weight", "bias"):
+                out[f"predictor.{theirs}.{there}.{part}"] = own[f"fusion_poolers.{ours}.{here}.{part}"]
+    classifiers = {"u": ("fusion_norm", head["fused"] if vqa else head)}
+    if vqa:
+        classifiers["g"] = ("fusion_decoder_norm", head["decoder"])
+    for letter, (norm, linear) in classifiers.items():
+        for part in ("weight", "bias"):
+            out[f"predictor.{letter}_logits.0.{part}"] = own[f"{norm}.{part}"]
+            out[f"predictor.{letter}_logits.1.{part}"] = linear.state_dict()[part]
     return out

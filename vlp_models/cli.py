@@ -195,6 +195,7 @@ def import_checkpoint(
     form: Annotated[str, typer.Option("--format", help="xmodaler-tden or bert.")],
     out: Annotated[str, typer.Option(help="The checkpoint to write, e.g. checkpoints/imported.")],
     heads: Annotated[int, typer.Option(help="Attention heads of xmodaler-tden; default: one per 64 dimensions.")] = 0,
+    answers: Annotated[str, typer.Option(help="Of a VQA model: a JSON list, its answers in their order.")] = "",
 ) -> None:
     """Makes a checkpoint of the public TDEN code's weights, or of BERT's, to pretrain or fine-tune from."""
     from pathlib import Path
@@ -203,7 +204,10 @@ def import_checkpoint(
     from vlp_models.stages.import_checkpoint import import_checkpoint
     from vlp_models.stages.workspace import Workspace
 
-    for line in import_checkpoint(form, Path(source), Path(out), load_params(), Workspace(), heads=heads):
+    known = Path(answers) if answers else None
+    for line in import_checkpoint(
+        form, Path(source), Path(out), load_params(), Workspace(), heads=heads, answers=known
+    ):
         print(line)
 
 

@@ -66,6 +66,9 @@ def test_segments_end_in_sep_and_the_longest_is_cut(tokenizer: Tokenizer) -> Non
     whole = tokenizer.encode_segments(texts, 64)
     assert whole.ids_BT[0].tolist() == [cls, *a, sep, *b, sep]
     assert whole.ids_BT[1, : int(whole.mask_BT[1].sum())].tolist() == [cls, *b, sep, sep, *b, sep]
+    assert whole.last_segment_BT is not None
+    for i, segments in enumerate(texts):
+        assert whole.ids_BT[i, whole.last_segment_BT[i]].tolist() == [*b, sep], segments
     cut = tokenizer.encode_segments(texts[:1], 8)
     assert cut.ids_BT[0].tolist() == [cls, *a[: 5 - len(b)], sep, *b, sep]
     assert tokenizer.encode_segments([("a man",)], 8).ids_BT[0].tolist() == tokenizer.encode("a man", 8)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from public_tden import PUBLIC, public_layout
+from public_tden import PUBLIC, public_layout, public_task_layout
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,8 +17,10 @@ from vlp_models.data.batch import Batch
 from vlp_models.errors import CheckpointError
 from vlp_models.models import build_model
 from vlp_models.models.foreign import read_state_dict
-from vlp_models.models.tden.convert import convert_bert, convert_xmodaler
-from vlp_models.models.tden.model import TDEN, UNDERSTANDING
+from vlp_models.models.layers.masks import padding_mask
+from vlp_models.models.tden.convert import convert_xmodaler
+from vlp_models.models.tden.convert_bert import convert_bert
+from vlp_models.models.tden.model import GENERATION, TDEN, UNDERSTANDING
 
 VOCAB, FEATURES, CLASSES = 30, 6, 5
 SMALL = {"hidden": 16, "heads": 4, "intermediate": 24, "object_layers": 2, "sentence_layers": 3, "encoder_layers": 2}
@@ -103,6 +106,69 @@ def test_a_checkpoint_of_one_task_fills_what_it_holds(tmp_path: Path, make_batch
     )
 
 
+def public_pooler(state: dict[str, Tensor], name: str, x: Tensor, mask: Tensor) -> Tensor:
+    """By the documented formula: score, softmax over tokens, weighted sum, `embed`."""
+    w = {key: state[f"predictor.{name}.{key}"].double() for key in ("att.0.weight", "att.0.bias", "att.3.weight")}
+    w |= {key: state[f"predictor.{name}.{key}"].double() for key in ("att.3.bias", "embed.weight", "embed.bias")}
+    score = (x @ w["att.0.weight"].T + w["att.0.bias"]).relu() @ w["att.3.weight"].T + w["att.3.bias"]
+    weight = (score[..., 0] - 10000.0 * (~mask)).softmax(-1)
+    return (weight[..., None] * x).sum(1) @ w["embed.weight"].T + w["embed.bias"]
+
+
+def public_logits(state: dict[str, Tensor], letter: str, x: Tensor) -> Tensor:
+    w = {f"{i}.{p}": state[f"predictor.{letter}_logits.{i}.{p}"].double() for i in (0, 1) for p in ("weight", "bias")}
+    x = torch.nn.functional.layer_norm(x, x.shape[-1:], w["0.weight"], w["0.bias"], eps=1e-5)
+    return x @ w["1.weight"].T + w["1.bias"]
+
+
+@pytest.mark.parametrize("kind", ["vqa", "vcr"])
+def test_a_vqa_or_vcr_model_gives_what_the_public_code_computes(make_batch: Callable[..., Batch], kind: str) -> None:
+    """Poolers after each cross-modal layer times the text's; in VQA the decoder's, run with all words in sight, apart;
+    in VCR a type of its own for the last segment."""
+    special = {"use_decoder_in_fusion": False, "segment_types": True} if kind == "vcr" else {}
+    model, batch = build(**PUBLIC | special, fusion_dim=20), make_batch()
+    torch.manual_seed(5)
+    linear = torch.nn.Linear
+    head = torch.nn.ModuleDict({"fused": linear(20, 7), "decoder": linear(20, 7)}) if kind == "vqa" else linear(20, 1)
+    state = public_task_layout(model, head)
+    converted = convert_xmodaler(state, heads=4)
+    assert converted.kind == kind
+    assert {name: tuple(t.shape) for name, t in converted.head.items()} == {
+        name: tuple(t.shape) for name, t in head.state_dict().items()
+    }
+
+    last = batch.text.mask_BT.clone()
+    last[:, :2] = False
+    text = replace(batch.text, last_segment_BT=last)
+    imported = rebuilt(state).double()
+    fused = imported.fuse(batch.image, text)
+    weights = {name: tensor.double() for name, tensor in converted.head.items()}
+    got = fused.pooled_BP @ weights.get("fused.weight", weights.get("weight")).T
+    got = got + weights.get("fused.bias", weights.get("bias"))
+
+    model = model.double()
+    visual, mask = model.encode_image(batch.image), text.mask_BT
+    types = last.long() if kind == "vcr" else torch.zeros_like(text.ids_BT)
+    words = model.text_embedding(text.ids_BT, types)
+    for block in model.sentence_encoder:
+        words = block(words, padding_mask(mask))
+    understood, images = model.cross_encode(words, mask, visual)
+    pooled = sum(public_pooler(state, f"v_pooler.{i}", x, visual.mask_BS) for i, x in enumerate(images))
+    expected = public_logits(state, "u", pooled * public_pooler(state, "u_pooler", understood, mask))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+    if kind == "vcr":
+        assert fused.decoder_BP is None
+        plain = imported.fuse(batch.image, batch.text)
+        assert not torch.allclose(plain.pooled_BP, fused.pooled_BP), "the segments' types matter"
+        assert "cross_decoder.0.attention.qkv.weight" not in converted.weights
+        return
+    decoded = model.decode(words, padding_mask(mask), images[-1], visual.mask_BS)
+    got = fused.decoder_BP @ weights["decoder.weight"].T + weights["decoder.bias"]
+    expected = public_logits(state, "g", public_pooler(state, "g_pooler", decoded, mask))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+    assert not torch.allclose(model.encode_text({GENERATION: text.ids_BT}, mask)[GENERATION], words)
+
+
 def test_what_differs_from_the_layout_is_listed() -> None:
     state = public_layout(build(**PUBLIC))
     changed = dict(state)
@@ -125,8 +191,11 @@ def test_what_differs_from_the_layout_is_listed() -> None:
         convert_xmodaler(state | {"predictor.bias": state["predictor.bias"] + 1}, heads=4)
     with pytest.raises(CheckpointError, match="5 attention heads"):
         convert_xmodaler(state, heads=5)
-    with pytest.raises(CheckpointError, match="VQA or VCR model"):
-        convert_xmodaler(state | {"predictor.u_pooler.att.0.weight": torch.zeros(1)}, heads=4)
+    with pytest.raises(CheckpointError, match=r"not a vqa checkpoint.*\n.*missing: predictor\.u_pooler"):
+        convert_xmodaler(
+            {k: v for k, v in state.items() if "predictor" not in k} | {"predictor.g_pooler.bias": torch.zeros(1)},
+            heads=4,
+        )
 
 
 class Hostile:

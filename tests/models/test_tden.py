@@ -49,7 +49,7 @@ def select(batch: Batch, rows: list[int]) -> Batch:
         sample_ids=tuple(batch.sample_ids[i] for i in rows),
         image_ids=tuple(batch.image_ids[i] for i in rows),
         image=Regions(**{f.name: getattr(image, f.name)[rows] for f in dataclasses.fields(image)}),
-        text=Text(**{f.name: getattr(text, f.name)[rows] for f in dataclasses.fields(text)}),
+        text=Text(ids_BT=text.ids_BT[rows], mask_BT=text.mask_BT[rows]),
     )
 
 
@@ -173,8 +173,8 @@ def test_one_seed_one_model(tiny):
 
 
 def test_sizes_equal_the_public_model():
-    """The public code counts 316.13M for pretraining, 233.77M for captioning, 162.67M for retrieval; it has one more
-    text type (768) and no pooled feature for VQA in these."""
+    """The public code counts 316.13M for pretraining, 233.77M for captioning, 162.67M for retrieval, 294.85M for VQA
+    and 233.53M for VCR; it has one more text type (768), and no pooled feature for VQA in the first three."""
     public = {
         "separate_ffn": True,
         "tie_lm_head": False,
@@ -190,6 +190,17 @@ def test_sizes_equal_the_public_model():
     assert round((pretraining + 768) / 1e6, 2) == 316.13
     assert round((sum(count[c] for c in [*encoders, "cross_decoder", "word_head"]) + 768) / 1e6, 2) == 233.77
     assert round((sum(count[c] for c in [*encoders, "text_pooler", "image_poolers"]) + 768) / 1e6, 2) == 162.67
+
+    fusion = {"fusion": "product", "fusion_pooling": "all_layers", "fusion_decoder": "apart"}
+    for own, parts, head, expected in (
+        ({}, [*encoders, "cross_encoder", "cross_decoder"], 2 * (768 + 1) * 3129, 294.85),  # VQA
+        ({"fusion_dim": 1024, "use_decoder_in_fusion": False}, [*encoders, "cross_encoder"], 1025, 233.53),  # VCR
+    ):
+        with torch.device("meta"):
+            model = build_model("tden", {**public, **fusion, **own}, vocab_size=30522, feature_dim=2048, num_classes=0)
+        count = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+        fused = sum(number for name, number in count.items() if name.startswith("fusion_"))
+        assert round((sum(count[c] for c in parts) + fused + head + 768) / 1e6, 2) == expected
 
 
 @pytest.mark.parametrize(

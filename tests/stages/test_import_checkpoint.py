@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from public_tden import PUBLIC, public_layout
+from public_tden import PUBLIC, public_layout, public_task_layout
 from safetensors.torch import load_file, save_file
 from toy_world import CLASSES, FEATURE_DIM, TINY, write_workspace
 from typer.testing import CliRunner
 
 from vlp_models.cli import app
+from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.models import build_model
@@ -25,6 +26,7 @@ from vlp_models.params import load_params
 from vlp_models.stages import finetune, pretrain
 from vlp_models.stages.import_checkpoint import import_checkpoint
 from vlp_models.stages.workspace import Workspace
+from vlp_models.tasks.base import load_task_model
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def test_training_starts_from_an_imported_model(root: Path) -> None:
     model = write_public(root)
     said = call("public.pth", "--format", "xmodaler-tden", "--out", "checkpoints/public", "--heads", "2")
     assert "TDEN's pretraining weights" in said
-    assert "fresh (seed 1): fusion_norm, fusion_poolers" in said
+    assert "fresh (seed 1): fusion_decoder_norm, fusion_norm, fusion_poolers" in said
     loaded, _, config = load_model(root / "checkpoints" / "public")
     assert config["detector_id"] == "toy"
     wanted = {k: v for k, v in model.state_dict().items() if not k.startswith("fusion_")}
@@ -85,6 +87,60 @@ def test_training_starts_from_an_imported_model(root: Path) -> None:
     apply_overlay(root / "params.yaml", root / "checkpoints" / "public" / "preset.yaml", [])
     pretrain.run(load_params("params.yaml"), Workspace(root))
     assert unchanged(root / "checkpoints" / "pretrain" / "model.safetensors", wanted_of_captioning)
+
+
+def test_a_vqa_model_is_scored_as_it_is(root: Path) -> None:
+    """Its own answers, whatever data/tokenizer has; learnt further, it keeps both classifiers."""
+    model = write_public(root)
+    linear = torch.nn.Linear
+    head = torch.nn.ModuleDict({name: linear(TINY["hidden"], 5) for name in ("fused", "decoder")})
+    torch.save({"model": public_task_layout(model, head), "iteration": 1}, root / "public.pth")
+    arguments = ("public.pth", "--format", "xmodaler-tden", "--heads", "2", "--out", "checkpoints/vqa")
+    with pytest.raises(CheckpointError, match="give --answers FILE, a JSON list of its 5 answers"):
+        call(*arguments)
+    names = ["red", "yes", "two", "blue", "nowhere"]
+    for wrong in (names[:4], {"red": 1}, [*names[:4], "red"], [*names, "red"]):
+        (root / "answers.json").write_text(json.dumps(wrong))
+        with pytest.raises(CheckpointError, match=r"answers\.json: not"):
+            call(*arguments, "--answers", "answers.json")
+    (root / "answers.json").write_text(json.dumps(names))
+    assert "vlp stage evaluate RUN, a run of vqa" in call(*arguments, "--answers", "answers.json")
+
+    task_model = load_task_model(root / "checkpoints" / "vqa")
+    dataset = ShardDataset(root / "data" / "shards", "val", "questions")
+    samples = [dataset[i] for i in range(4)]
+    batch = task_model.collate(samples)
+    rows = task_model.predict(batch, samples)
+    with torch.no_grad():
+        fused = model.eval().fuse(batch.image, batch.text)
+        both = head["fused"](fused.pooled_BP).softmax(-1) + head["decoder"](fused.decoder_BP).softmax(-1)
+    assert [row["answer"] for row in rows] == [names[i] for i in both.argmax(-1).tolist()]
+    assert sum(p for _, p in rows[0]["top"]) == pytest.approx(1, abs=1e-5)
+    loss = task_model.loss(batch)
+    loss.total.backward()
+    assert all(bool(p.grad.any()) for p in task_model.head.parameters())
+
+    params = load_params("params.yaml")
+    run = replace(params.finetune["vqa"], init="vqa")
+    finetune.run(replace(params, finetune={"further": run}), Workspace(root), "further")
+    assert load_task_model(root / "checkpoints" / "further").head.keys() == head.keys()
+
+
+def test_a_vcr_model_and_a_captioner_keep_their_task(root: Path) -> None:
+    model = write_public(root, use_decoder_in_fusion=False, segment_types=True, fusion_dim=12)
+    head = torch.nn.Linear(12, 1)
+    torch.save(public_task_layout(model, head), root / "public.pth")
+    call("public.pth", "--format", "xmodaler-tden", "--heads", "2", "--out", "checkpoints/vcr")
+    task_model = load_task_model(root / "checkpoints" / "vcr")
+    assert torch.equal(task_model.head.weight, head.weight)
+    dataset = ShardDataset(root / "data" / "shards", "val", "choices")
+    assert len(task_model.predict(task_model.collate([dataset[0]]), [dataset[0]])) == 1
+
+    kept = ("token_embed.", "visual_embed.", "encoder.", "decoder.g_layers.", "predictor.")
+    torch.save({k: v for k, v in public_layout(model).items() if k.startswith(kept)}, root / "captioner.pth")
+    call("captioner.pth", "--format", "xmodaler-tden", "--heads", "2", "--out", "checkpoints/captioning")
+    task_model = load_task_model(root / "checkpoints" / "captioning")
+    assert isinstance(task_model.predict(task_model.collate([dataset[0]]), [dataset[0]])[0]["caption"], str)
 
 
 def test_a_file_that_does_not_fit_the_data_is_refused(root: Path) -> None:

@@ -90,10 +90,12 @@ class Text(_Movable):
 
     ids_BT   int64
     mask_BT  bool; True where there is a token, [CLS] and [SEP] included
+    last_segment_BT  bool; of texts in several segments, True in the last one, its [SEP] included
     """
 
     ids_BT: Tensor
     mask_BT: Tensor
+    last_segment_BT: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids_BT.shape[0]

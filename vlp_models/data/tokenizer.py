@@ -7,6 +7,7 @@ from text: "[SEP]" in a caption is a bracket, a word and a bracket.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -146,7 +147,9 @@ class Tokenizer:
         Raises:
             ValueError: `max_len` does not hold [CLS] and each segment's [SEP].
         """
-        rows = []
+        import torch
+
+        rows, starts = [], []
         for segments in texts:
             room = max_len - 1 - len(segments)
             if room < 0:
@@ -156,7 +159,10 @@ class Tokenizer:
                 longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
                 pieces[longest] = pieces[longest][:-1]
             rows.append([self.cls_id, *(i for piece in pieces for i in (*piece, self.sep_id))])
-        return self._pad(rows)
+            starts.append(len(rows[-1]) - (len(pieces[-1]) + 1 if len(pieces) > 1 else 0))
+        text = self._pad(rows)
+        behind_BT = torch.arange(text.ids_BT.shape[1]) >= torch.tensor(starts)[:, None]
+        return dataclasses.replace(text, last_segment_BT=text.mask_BT & behind_BT)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text up to the first [SEP]; special tokens are left out, [UNK] included."""

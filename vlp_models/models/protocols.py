@@ -3,6 +3,7 @@
 | protocol            | serves                             |
 |---------------------|------------------------------------|
 | Fuses               | VQA, VCR, NLVR, entailment         |
+| FusesApart          | VQA with a second classifier       |
 | Embeds              | retrieval by one matrix product    |
 | ScoresPairs         | retrieval without a dual encoder   |
 | Generates           | captioning                         |
@@ -28,11 +29,13 @@ from vlp_models.objectives.masking import Corruption
 
 @dataclass(frozen=True, kw_only=True)
 class Fused:
-    """image_BRD and text_BTD: states after fusion; pooled_BP: the holistic image-text feature."""
+    """image_BRD and text_BTD: states after fusion; pooled_BP: the holistic image-text feature; decoder_BP: a second
+    one, for a classifier of its own (`FusesApart`)."""
 
     image_BRD: Tensor
     text_BTD: Tensor
     pooled_BP: Tensor
+    decoder_BP: Tensor | None = None
 
 
 @runtime_checkable
@@ -40,6 +43,11 @@ class Fuses(Protocol):
     fused_dim: int
 
     def fuse(self, image: Image, text: Text) -> Fused: ...
+
+
+@runtime_checkable
+class FusesApart(Fuses, Protocol):
+    decoder_dim: int  # of `Fused.decoder_BP`; 0: there is none
 
 
 @runtime_checkable

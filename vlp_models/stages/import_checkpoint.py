@@ -14,6 +14,9 @@ from vlp_models.params import Params, to_plain
 from vlp_models.stages.workspace import Workspace, output_directory, write_text
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from vlp_models.models.tden.convert import Converted
     from vlp_models.stages.fitting import Inputs
 
 FORMATS = ("xmodaler-tden", "bert")
@@ -21,14 +24,23 @@ _OF_DATA = ("vocab_size", "feature_dim", "num_classes", "mask_id")  # no busines
 
 
 def import_checkpoint(
-    form: str, source: Path, out: Path, params: Params, workspace: Workspace, *, heads: int = 0
+    form: str,
+    source: Path,
+    out: Path,
+    params: Params,
+    workspace: Workspace,
+    *,
+    heads: int = 0,
+    answers: Path | None = None,
 ) -> list[str]:
     """Writes the checkpoint directory `out`, and in it preset.yaml, which makes `pretrain` start from it.
 
     Args:
-        form: `xmodaler-tden`: `source` is a file of the public TDEN code. `bert`: a folder of Hugging Face's
-            bert-base; the architecture is params.yaml's `model.config`, other modules stay fresh (`pretrain.seed`).
+        form: `xmodaler-tden`: `source` is a file of the public TDEN code; a task's becomes that task's checkpoint, its
+            classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture is params.yaml's
+            `model.config`, other modules stay fresh (`pretrain.seed`).
         heads: of `xmodaler-tden`; 0: one per 64 dimensions.
+        answers: of a VQA model: a JSON list of what its classifier's rows stand for.
 
     Returns what was done, in lines to print.
 
@@ -42,7 +54,8 @@ def import_checkpoint(
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import write_checkpoint
     from vlp_models.models.foreign import read_state_dict
-    from vlp_models.models.tden.convert import convert_bert, convert_xmodaler
+    from vlp_models.models.tden.convert import convert_xmodaler
+    from vlp_models.models.tden.convert_bert import convert_bert
     from vlp_models.models.tden.model import TDEN
     from vlp_models.stages.fitting import PRESET, read_inputs
 
@@ -58,6 +71,7 @@ def import_checkpoint(
         "mask_id": inputs.tokenizer.mask_id,
     }
     torch.manual_seed(params.pretrain.seed)
+    converted = None
     if form == "bert":
         file = _bert_weights(source)
         _check_vocabulary(source, inputs)
@@ -78,10 +92,11 @@ def import_checkpoint(
     model.load_state_dict(weights, strict=False)
 
     p = params.pretrain
-    described = {
+    kind = converted.kind if converted else "pretraining"
+    described: dict[str, Any] = {
         "model": "tden",
         "model_config": to_plain(model.config),
-        "task": None,
+        "task": None if kind == "pretraining" else kind,
         "max_text_len": p.max_text_len,
         "max_regions": p.max_regions,
         "detector_id": inputs.manifest.detector_id,
@@ -89,8 +104,12 @@ def import_checkpoint(
         "classes": list(inputs.manifest.classes),
         "provenance": {"imported": form, "file": file.name},
     }
+    names = _answers(answers, converted)
+    module: nn.Module = nn.ModuleDict({"model": model})
+    if converted and described["task"]:
+        module = _task_model(model, converted, described, names, inputs, file)
     with output_directory(out) as directory:
-        write_checkpoint(directory, nn.ModuleDict({"model": model}), described, inputs.tokenizer)
+        write_checkpoint(directory, module, described, inputs.tokenizer, names)
         write_text(directory / PRESET, _preset(described["model_config"], workspace.relative(out), PRESET))
     loaded, fresh = _modules(weights), sorted(_modules(own.keys() - weights.keys()))
     return [
@@ -98,7 +117,39 @@ def import_checkpoint(
         f"fresh (seed {p.seed}): {', '.join(fresh) or 'nothing'}",
         f"to pretrain from it: vlp use {out / PRESET}",
         "to fine-tune it as it is: finetune.<run>.init: its name, where it lies in checkpoints/",
+        *([f"to score it: checkpoints/RUN, then vlp stage evaluate RUN, a run of {kind}"] if described["task"] else []),
     ]
+
+
+def _task_model(
+    model: nn.Module, converted: Converted, described: dict[str, Any], answers: list[str], inputs: Inputs, file: Path
+) -> nn.Module:
+    from vlp_models.models.checkpoint import load_strictly
+    from vlp_models.tasks.base import task_class
+
+    task_model = task_class(converted.kind)(model, inputs.tokenizer, described, answers=answers)
+    load_strictly(task_model.head, converted.head, file)
+    return task_model
+
+
+def _answers(file: Path | None, converted: Converted | None) -> list[str]:
+    """What the rows of a VQA model's classifier stand for; of any other, nothing.
+
+    Raises:
+        CheckpointError: not given, no JSON list of strings, or more or fewer than rows.
+    """
+    if converted is None or converted.kind != "vqa":
+        return []
+    rows = len(converted.head["fused.bias"])
+    if file is None:
+        raise CheckpointError(
+            f"a VQA model: give --answers FILE, a JSON list of its {rows:,} answers in their order (the public "
+            "code has them in trainval_label2ans.pkl)"
+        )
+    answers: Any = _json(file, list)
+    if len(answers) != rows or not all(isinstance(a, str) for a in answers) or len(set(answers)) != rows:
+        raise CheckpointError(f"{file}: not {rows:,} different answers, as the classifier has")
+    return list(answers)
 
 
 def _preset(model_config: dict[str, Any], name: str, file: str) -> str:
@@ -137,13 +188,13 @@ def _check_vocabulary(folder: Path, inputs: Inputs) -> None:
         )
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path, kind: type = dict) -> Any:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file}: can't be read: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: not a JSON object")
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
     return value
 
 

@@ -24,10 +24,10 @@ class TextEmbedding(nn.Module):
         self.norm = nn.LayerNorm(hidden, eps=eps)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, ids_BT: Tensor, type_B: Tensor, start: int = 0) -> Tensor:
-        """type_B int64: one type for the whole sequence. `start`: the first token's position."""
+    def forward(self, ids_BT: Tensor, type_BT: Tensor, start: int = 0) -> Tensor:
+        """type_BT int64: of each token, or [B, 1]: of the whole sequence. `start`: the first token's position."""
         positions = self.positions.weight[start : start + ids_BT.shape[1]]
-        x = self.words(ids_BT) + positions + self.types(type_B)[:, None]
+        x = self.words(ids_BT) + positions + self.types(type_BT)
         return self.dropout(self.norm(x))
 
 

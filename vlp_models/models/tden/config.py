@@ -49,6 +49,10 @@ class TDENConfig:
     understanding_decoder_mask: Literal["causal", "bidirectional"] = "causal"
     fusion_pooling: Literal["last", "all_layers"] = "last"  # cross-encoder layers whose image states VQA pools
     fusion: Literal["sum", "product"] = "sum"  # of pooled image and text: MCAN's sum, or the public code's product
+    fusion_decoder: Literal["added", "apart"] = "added"  # the decoder's part of it; apart: a feature of its own
+    fusion_dim: int | None = None  # of the holistic feature; None: hidden. The public code's VCR: 1024
+    fusion_norm_eps: float = 1e-12  # the public code: 1e-5
+    segment_types: bool = False  # type 1 for a text's last segment, as the public code's VCR has it
 
     mask_scheme: Literal["mask", "bert"] = "mask"  # always [MASK], or BERT's 80% [MASK], 10% random, 10% kept
     zero_overlapping_regions: bool = False  # MOC hides regions with IoU > 0.4 to a masked one, too

@@ -1,11 +1,9 @@
-"""Weights made by others as TDEN's: the public code's checkpoints (YehLi/xmodaler), and BERT's.
+"""The public code's checkpoints (YehLi/xmodaler) as TDEN's.
 
-A checkpoint of the public code is one of pretraining, captioning or retrieval; its config is that code's, not the
-paper's (the module's docstring in model.py tells them apart). What this TDEN can't express:
+Such a checkpoint is one of pretraining, captioning, retrieval, VQA or VCR; its config is that code's, not the paper's
+(the docstring of model.py tells them apart). What this TDEN can't express:
 - The third row of its token types, which no task uses: left out.
 - Dropout after a feed-forward net's activation, which matters in training alone.
-- The VQA and VCR models' heads (a pooler per layer and one classifier on the cross-modal encoder, in VQA another one on
-  the decoder, their probabilities added): refused. Import the pretraining checkpoint and fine-tune it instead.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from torch import Tensor
 
 from vlp_models.errors import CheckpointError
 from vlp_models.models.foreign import Taker
-from vlp_models.models.tden.config import TDENConfig
 
 # Modules of the public code that some checkpoints lack, and what they are here.
 _OPTIONAL = {
@@ -34,8 +31,12 @@ _KINDS = {
     "pretraining": frozenset(_OPTIONAL),
     "captioning": frozenset({"decoder.g_layers", "predictor"}),
     "retrieval": frozenset({"similarity_predictor"}),
+    "vqa": frozenset({"decoder.u_layers", "decoder.g_layers", "fusion"}),
+    "vcr": frozenset({"decoder.u_layers", "fusion"}),
 }
-_ENCODER_BLOCK = {
+# In VQA and VCR, `predictor` is no language model's head but the holistic feature and its classifiers.
+_FUSION = tuple(f"predictor.{part}." for part in ("u_pooler", "v_pooler", "g_pooler", "u_logits", "g_logits"))
+ENCODER_BLOCK = {
     "attention.out": "attention.output.dense",
     "attention_end.norm": "attention.output.LayerNorm",
     "ffn.0": "intermediate.dense",
@@ -65,14 +66,16 @@ _DECODER_BLOCK = {
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """kind: which checkpoint it was; config: `TDENConfig`'s fields that follow from it; weights: by TDEN's names."""
+    """kind: which checkpoint it was; config: `TDENConfig`'s fields that follow from it; weights: by TDEN's names.
+    head: of the task's classifier, by the names it has in tasks/vqa.py and tasks/vcr.py."""
 
     kind: str
     config: dict[str, Any]
     weights: dict[str, Tensor]
+    head: dict[str, Tensor]
 
 
-class _Converter:
+class Converter:
     """Collects weights under their new names."""
 
     def __init__(self, taker: Taker, hidden: int, intermediate: int) -> None:
@@ -120,8 +123,8 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0) -> Converte
     """A checkpoint of the public code. `heads`: 0 for one per 64 dimensions, as in BERT; weights do not tell.
 
     Raises:
-        CheckpointError: of another layout (lists what is missing, unexpected or misshapen), of a VQA or VCR model, or
-            a head's two biases differ that should be one.
+        CheckpointError: of another layout (lists what is missing, unexpected or misshapen), or a head's two biases
+            differ that should be one.
     """
     kind = _kind(state)
     present = _KINDS[kind]
@@ -140,7 +143,7 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0) -> Converte
     if hidden % heads:
         raise CheckpointError(f"{heads} attention heads do not divide the hidden size {hidden}; give the right number")
 
-    c = _Converter(taker, hidden, intermediate)
+    c = Converter(taker, hidden, intermediate)
     words = taker.take("token_embed.embeddings.weight", vocab, hidden)
     types = taker.take("token_embed.embeddings_token_type.weight", 3, hidden)
     c.weights |= {
@@ -155,8 +158,8 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0) -> Converte
     c.linear("region_embedding.locations", "visual_embed.embeddings_pos", hidden, 5)
     c.norm("region_embedding.norm", "visual_embed.embeddings_norm")
     for ours, theirs, query, names in (
-        ("sentence_encoder", "encoder.layers", "attention.self", _ENCODER_BLOCK),
-        ("object_encoder", "encoder.v_layers", "attention.self", _ENCODER_BLOCK),
+        ("sentence_encoder", "encoder.layers", "attention.self", ENCODER_BLOCK),
+        ("object_encoder", "encoder.v_layers", "attention.self", ENCODER_BLOCK),
         ("cross_encoder", "decoder.u_layers", "biattention.self", _CROSS_BLOCK),
         ("cross_decoder", "decoder.g_layers", "self_attn.self", _DECODER_BLOCK),
     ):
@@ -187,6 +190,8 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0) -> Converte
         "understanding_decoder_mask": "bidirectional",
         "fusion_pooling": "all_layers",
         "fusion": "product",
+        "fusion_decoder": "apart",
+        "fusion_norm_eps": 1e-5,
     }
     if "predictor" in present:
         c.linear("word_head.dense", "predictor.transform.dense", hidden, hidden)
@@ -209,20 +214,40 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0) -> Converte
         c.pooler("text_pooler", "similarity_predictor.t_pooler", pooled, norm)
         for i in range(config["object_layers"]):
             c.pooler(f"image_poolers.{i}", f"similarity_predictor.v_pooler.{i}", pooled, norm)
+    head: dict[str, Tensor] = {}
+    if "fusion" in present:
+        pooled, outputs = size("predictor.u_pooler.embed.weight", 0), size("predictor.u_logits.1.weight", 0)
+        config |= {"fusion_dim": pooled, "use_decoder_in_fusion": kind == "vqa", "segment_types": kind == "vcr"}
+        head = _fusion(c, layers["decoder.u_layers"], pooled, outputs, kind)
     for field, theirs in (("encoder_layers", "decoder.u_layers"), ("decoder_layers", "decoder.g_layers")):
         if theirs in present:
             config[field] = layers[theirs]
     taker.check(f"a {kind} checkpoint of the public TDEN code")
-    return Converted(kind=kind, config=config, weights=c.weights)
+    return Converted(kind=kind, config=config, weights=c.weights, head=head)
+
+
+def _fusion(c: Converter, layers: int, pooled: int, outputs: int, kind: str) -> dict[str, Tensor]:
+    """The holistic feature's weights, into `c`; returns its classifier's, in VQA two of them."""
+    c.pooler("fusion_poolers.text", "predictor.u_pooler", pooled, batch_norm=False)
+    for i in range(layers):
+        ours = "image" if i == layers - 1 else f"image_{i}"
+        c.pooler(f"fusion_poolers.{ours}", f"predictor.v_pooler.{i}", pooled, batch_norm=False)
+    c.norm("fusion_norm", "predictor.u_logits.0", pooled)
+    c.linear("head.fused", "predictor.u_logits.1", outputs, pooled)
+    if kind == "vqa":
+        c.pooler("fusion_poolers.decoder", "predictor.g_pooler", pooled, batch_norm=False)
+        c.norm("fusion_decoder_norm", "predictor.g_logits.0", pooled)
+        c.linear("head.decoder", "predictor.g_logits.1", outputs, pooled)
+    head = {name: c.weights.pop(name) for name in list(c.weights) if name.startswith("head.")}
+    alone = "head." if kind == "vqa" else "head.fused."
+    return {name.removeprefix(alone): tensor for name, tensor in head.items()}
 
 
 def _kind(state: Mapping[str, Tensor]) -> str:
-    if any(name.startswith(("predictor.u_pooler.", "predictor.u_logits.")) for name in state):
-        raise CheckpointError(
-            "a VQA or VCR model of the public TDEN code: its heads (a pooler per layer, classifiers of their own on "
-            "encoder and decoder) have no counterpart here; fine-tune the pretraining checkpoint it came from"
-        )
-    present = {module for module in _OPTIONAL if any(name.startswith(f"{module}.") for name in state)}
+    others = [name for name in state if not name.startswith(_FUSION)]
+    present = {module for module in _OPTIONAL if any(name.startswith(f"{module}.") for name in others)}
+    if len(others) < len(state):
+        present.add("fusion")
     # The nearest kind: what then differs is listed as missing or unexpected.
     return min(_KINDS, key=lambda kind: len(_KINDS[kind] ^ present))
 
@@ -231,68 +256,3 @@ def _layers(state: Mapping[str, Tensor], prefix: str) -> int:
     """How many there are; a gap in their numbers shows as missing and unexpected names."""
     numbers = {match[1] for name in state if (match := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))}
     return max(1, len(numbers))
-
-
-def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: TDENConfig) -> dict[str, Tensor]:
-    """BERT's weights (Hugging Face's names) for a TDEN of BERT's sizes: text embedding, sentence encoder, LM head.
-
-    bert: its config.json. A file without the LM head (a plain BertModel) leaves ours out.
-
-    Raises:
-        CheckpointError: sizes that differ, or names that are missing, unexpected or misshapen.
-    """
-    sizes = {
-        "vocab_size": ("vocab_size", config.vocab_size),
-        "hidden_size": ("hidden", config.hidden),
-        "num_attention_heads": ("heads", config.heads),
-        "intermediate_size": ("intermediate", config.intermediate),
-        "num_hidden_layers": ("sentence_layers", config.sentence_layers),
-        "max_position_embeddings": ("max_positions", config.max_positions),
-        "type_vocab_size": ("token types", 2),
-        "hidden_act": ("activation", "gelu"),
-    }
-    wrong = [
-        f"{ours} {value}, BERT's {key} {bert.get(key)}"
-        for key, (ours, value) in sizes.items()
-        if bert.get(key) != value
-    ]
-    if wrong:
-        raise CheckpointError(f"BERT's sizes are not model.config's: {'; '.join(wrong)}; set model.config to BERT's")
-    # `bert.` stands before the encoder where a head was saved along; early files call a norm's parts gamma and beta.
-    renamed = {
-        name.removeprefix("bert.")
-        .replace("LayerNorm.gamma", "LayerNorm.weight")
-        .replace("LayerNorm.beta", "LayerNorm.bias"): tensor
-        for name, tensor in state.items()
-    }
-    hidden, vocab = config.hidden, config.vocab_size
-    taker = Taker(renamed)
-    c = _Converter(taker, hidden, config.intermediate)
-    words = taker.take("embeddings.word_embeddings.weight", vocab, hidden)
-    c.weights |= {
-        "text_embedding.words.weight": words,
-        "text_embedding.positions.weight": taker.take(
-            "embeddings.position_embeddings.weight", config.max_positions, hidden
-        ),
-        "text_embedding.types.weight": taker.take("embeddings.token_type_embeddings.weight", 2, hidden),
-    }
-    c.norm("text_embedding.norm", "embeddings.LayerNorm")
-    for i in range(config.sentence_layers):
-        c.attention(f"sentence_encoder.{i}.attention", f"encoder.layer.{i}.attention.self")
-        c.block(f"sentence_encoder.{i}", f"encoder.layer.{i}", _ENCODER_BLOCK)
-    if any(name.startswith("cls.predictions.") for name in renamed):
-        c.linear("word_head.dense", "cls.predictions.transform.dense", hidden, hidden)
-        c.norm("word_head.norm", "cls.predictions.transform.LayerNorm")
-        c.weights["word_head.bias"] = taker.take("cls.predictions.bias", vocab)
-        last = words
-        if "cls.predictions.decoder.weight" in renamed:  # tied in BERT, so it may be left out
-            last = taker.take("cls.predictions.decoder.weight", vocab, hidden)
-        if not config.tie_lm_head:
-            c.weights["word_head.weight"] = last.clone()
-        elif not torch.equal(last, words):
-            raise CheckpointError("the LM head is not tied to the word embeddings; set model.config.tie_lm_head: false")
-    taker.check(
-        "a BERT of these sizes",
-        ignored=("pooler.", "cls.seq_relationship.", "embeddings.position_ids", "cls.predictions.decoder.bias"),
-    )
-    return c.weights

@@ -34,7 +34,8 @@ Where the paper is silent, what is done here (and the switch in `TDENConfig`, if
 - The holistic feature for VQA is "based on the outputs of encoder and decoder via attention" after MCAN: pooled image,
   pooled text and pooled decoder output are added and normalised. The decoder stays causal as in pretraining; the
   public code runs it bidirectionally (`understanding_decoder_mask`), multiplies image and text (`fusion`), pools the
-  image after every cross-modal layer (`fusion_pooling`) and classifies the decoder's part separately.
+  image after every cross-modal layer (`fusion_pooling`) and classifies the decoder's part by itself
+  (`fusion_decoder`). Its VCR has token types for the segments of a text (`segment_types`).
 
 Two-pass scheduled sampling calls `run_pass` twice with one `VisualStates` (training/scheduled_sampling.py). The four
 modules and pooling are in modules.py, the objectives in pretraining.py, the paper's single-stream and two-stream
@@ -65,7 +66,7 @@ from vlp_models.models.tden.state import DecodingState
 
 
 class TDEN(TDENPretraining):
-    """Fuses, Embeds, ScoresPairs, Generates, Pretrains and PredictsMaskedWords (models/protocols.py), on regions."""
+    """Meets every protocol of models/protocols.py, on regions."""
 
     # ---- Understanding ---------------------------------------------------------------------------------------
 
@@ -87,22 +88,28 @@ class TDEN(TDENPretraining):
         config, pool = self.config, self.fusion_poolers
         causal = self.fuses_decoder and config.understanding_decoder_mask == "causal"
         visual = self.encode_image(image)
-        encoded = self.encode_text(
-            dict.fromkeys([UNDERSTANDING, GENERATION] if causal else [UNDERSTANDING], text.ids_BT), text.mask_BT
-        )
+        streams = [UNDERSTANDING, GENERATION] if causal else [UNDERSTANDING]
+        encoded = self.encode_text(dict.fromkeys(streams, text.ids_BT), text.mask_BT, text.last_segment_BT)
         text_BTD, image_layers = self.cross_encode(encoded[UNDERSTANDING], text.mask_BT, visual)
         image_BSD = image_layers[-1]
         pooled_text, pooled_image = pool["text"](text_BTD, text.mask_BT), pool["image"](image_BSD, visual.mask_BS)
         if config.fusion_pooling == "all_layers":
             for layer, x_BSD in enumerate(image_layers[:-1]):
                 pooled_image = pooled_image + pool[f"image_{layer}"](x_BSD, visual.mask_BS)
-        pooled_BD = pooled_text * pooled_image if config.fusion == "product" else pooled_text + pooled_image
+        pooled_BP = pooled_text * pooled_image if config.fusion == "product" else pooled_text + pooled_image
+        decoder_BP = None
         if self.fuses_decoder:
             memory_BSD = image_BSD if config.decoder_visual_source == "cross_encoder" else visual.last_BSD
             stream, mask = (GENERATION, causal_mask) if causal else (UNDERSTANDING, padding_mask)
             decoded_BTD = self.decode(encoded[stream], mask(text.mask_BT), memory_BSD, visual.mask_BS)
-            pooled_BD = pooled_BD + pool["decoder"](decoded_BTD, text.mask_BT)
-        return Fused(image_BRD=image_BSD, text_BTD=text_BTD, pooled_BP=self.fusion_norm(pooled_BD))
+            pooled_decoder_BP = pool["decoder"](decoded_BTD, text.mask_BT)
+            if self.decoder_dim:
+                decoder_BP = self.fusion_decoder_norm(pooled_decoder_BP)
+            else:
+                pooled_BP = pooled_BP + pooled_decoder_BP
+        return Fused(
+            image_BRD=image_BSD, text_BTD=text_BTD, pooled_BP=self.fusion_norm(pooled_BP), decoder_BP=decoder_BP
+        )
 
     # ---- Generation ------------------------------------------------------------------------------------------
 
@@ -134,7 +141,7 @@ class TDEN(TDENPretraining):
 
     def step(self, token_N: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more token of each hypothesis. Returns the next token's logits, [N, V]."""
-        x_N1D = self.text_embedding(token_N[:, None], torch.full_like(token_N, GENERATION), start=state.length)
+        x_N1D = self.text_embedding(token_N[:, None], torch.full_like(token_N[:, None], GENERATION), start=state.length)
         past: list[KeyValues] = []
         before = iter(state.past or [None] * (len(self.sentence_encoder) + len(state.memory)))
         for block in cast("list[TransformerBlock]", self.sentence_encoder):

@@ -34,7 +34,6 @@ class TDENModules(nn.Module):
         super().__init__()
         self.config = config
         self.objectives = ("mlm", "moc", "ism", "msg") if config.num_classes else ("mlm", "ism", "msg")
-        self.fused_dim = config.hidden
         hidden, dropout, eps = config.hidden, config.dropout, config.layer_norm_eps
 
         def stack(block: type[nn.Module], layers: int) -> nn.ModuleList:
@@ -78,11 +77,17 @@ class TDENModules(nn.Module):
             self.matching_head = nn.Linear(hidden, 1)
 
         self.fuses_decoder = config.use_decoder_in_fusion and not config.shared
+        self.fused_dim = config.fusion_dim or hidden
+        self.decoder_dim = self.fused_dim if self.fuses_decoder and config.fusion_decoder == "apart" else 0
         sources = ["image", "text", "decoder"] if self.fuses_decoder else ["image", "text"]
         if config.fusion_pooling == "all_layers":
             sources += [f"image_{layer}" for layer in range(config.encoder_layers - 1)]
-        self.fusion_poolers = nn.ModuleDict({s: AttentionPooler(hidden, hidden, dropout=dropout) for s in sources})
-        self.fusion_norm = nn.LayerNorm(hidden, eps=eps)
+        self.fusion_poolers = nn.ModuleDict(
+            {s: AttentionPooler(hidden, self.fused_dim, dropout=dropout) for s in sources}
+        )
+        self.fusion_norm = nn.LayerNorm(self.fused_dim, eps=config.fusion_norm_eps)
+        if self.decoder_dim:
+            self.fusion_decoder_norm = nn.LayerNorm(self.decoder_dim, eps=config.fusion_norm_eps)
         init_weights(self, config.init_std)
 
     # ---- The four modules ------------------------------------------------------------------------------------
@@ -98,15 +103,25 @@ class TDENModules(nn.Module):
             layers.append(x_BSD)
         return VisualStates(layers=tuple(layers) or (x_BSD,), mask_BS=mask_BS)
 
-    def encode_text(self, ids: Mapping[int, Tensor], mask_BT: Tensor) -> dict[int, Tensor]:
-        """The sentence encoder, once over all streams: {UNDERSTANDING or GENERATION: ids_BT} -> {...: [B, T, D]}."""
+    def encode_text(
+        self, ids: Mapping[int, Tensor], mask_BT: Tensor, last_segment_BT: Tensor | None = None
+    ) -> dict[int, Tensor]:
+        """The sentence encoder, once over all streams: {UNDERSTANDING or GENERATION: ids_BT} -> {...: [B, T, D]}.
+
+        last_segment_BT bool: of texts in several segments; `segment_types` tells them apart when understanding.
+        """
         batch, length = mask_BT.shape
         if length > self.config.max_positions:
             raise ParamsError(f"{length} tokens of text, but model.config.max_positions is {self.config.max_positions}")
-        type_B = torch.tensor(list(ids), device=mask_BT.device).repeat_interleave(batch)
+        types = torch.tensor(list(ids), device=mask_BT.device).repeat_interleave(batch)[:, None]
+        if self.config.segment_types and last_segment_BT is not None:
+            types = types.expand(-1, length).clone()
+            for number, stream in enumerate(ids):
+                if stream == UNDERSTANDING:
+                    types[number * batch : (number + 1) * batch] = last_segment_BT.long()
         masks = [causal_mask(mask_BT) if s == GENERATION else padding_mask(mask_BT) for s in ids]
         mask = masks[0] if len(masks) == 1 else torch.cat([m.expand(-1, -1, length, -1) for m in masks])
-        x = self.text_embedding(torch.cat(list(ids.values())), type_B)
+        x = self.text_embedding(torch.cat(list(ids.values())), types)
         for block in self.sentence_encoder:
             x = block(x, mask)
         return dict(zip(ids, x.chunk(len(ids)), strict=True))
