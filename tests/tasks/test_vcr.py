@@ -24,7 +24,7 @@ def samples_of(toy: Toy, split: str, count: int = 1000) -> list[Sample]:
 
 def test_it_learns_both_subtasks_by_looking(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20)
-    learn(task_model, toy, 90)
+    learn(task_model, toy, 140)
     rows = predict(task_model, toy, "train")
     assert np.mean([row["answer"] == row["answer_label"] for row in rows]) > 0.9
     assert np.mean([row["rationale"] == row["rationale_label"] for row in rows]) > 0.9
@@ -87,6 +87,18 @@ def test_the_answer_is_chosen_without_the_rationales(toy: Toy) -> None:
     before, after = (task_model.predict(task_model.collate(s), s) for s in (samples, changed))
     for one, other in zip(before, after, strict=True):
         assert one["answer_probabilities"] == pytest.approx(other["answer_probabilities"], abs=2e-6)
+
+
+def test_an_image_is_encoded_once_for_all_its_texts(toy: Toy) -> None:
+    task_model = make(toy, "vcr", max_text_len=20).eval()
+    samples = samples_of(toy, "train", 3)
+    batch = task_model.collate(samples)
+    seen: list[int] = []
+    task_model.model.object_encoder[0].register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    together = task_model.model.fuse(batch.image, batch.text).pooled_BP
+    each = task_model.model.fuse(batch.image.repeated(8), batch.text).pooled_BP
+    assert seen == [3, 24]
+    torch.testing.assert_close(together, each, rtol=1e-5, atol=1e-5)
 
 
 def test_hidden_labels_are_predicted_for_every_answer(toy: Toy) -> None:

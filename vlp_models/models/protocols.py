@@ -42,7 +42,9 @@ class Fused:
 class Fuses(Protocol):
     fused_dim: int
 
-    def fuse(self, image: Image, text: Text) -> Fused: ...
+    def fuse(self, image: Image, text: Text) -> Fused:
+        """One row a text. N texts, as many of each image as of any other, those of an image together."""
+        ...
 
 
 @runtime_checkable

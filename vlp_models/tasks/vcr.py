@@ -107,7 +107,7 @@ class VCR(TaskModel):
     def logits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         """[B, 4] of the answers and [B, 1 or 4, 4] of the rationales given an answer; None for what is not learned."""
         texts = len(batch.text) // len(batch)
-        pooled_XP = cast(Fuses, self.model).fuse(batch.image.repeated(texts), batch.text).pooled_BP
+        pooled_XP = cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP
         logits_BN = self.head(pooled_XP).view(len(batch), texts)
         first = CHOICES if self.answers_too else 0
         return (

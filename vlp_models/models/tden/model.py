@@ -84,10 +84,11 @@ class TDEN(TDENPretraining):
         return (self.embed_image(image) * self.embed_text(text)).sum(-1)
 
     def fuse(self, image: Image, text: Text) -> Fused:
-        """The holistic feature of VQA, VCR and NLVR. `image_BRD` has [IMG] at 0, so R + 1 tokens."""
+        """The holistic feature of VQA, VCR and NLVR. `image_BRD` has [IMG] at 0, so R + 1 tokens. Images are encoded
+        once, also where several texts share one."""
         config, pool = self.config, self.fusion_poolers
         causal = self.fuses_decoder and config.understanding_decoder_mask == "causal"
-        visual = self.encode_image(image)
+        visual = self.encode_image(image).repeated(len(text) // len(image))
         streams = [UNDERSTANDING, GENERATION] if causal else [UNDERSTANDING]
         encoded = self.encode_text(dict.fromkeys(streams, text.ids_BT), text.mask_BT, text.last_segment_BT)
         text_BTD, image_layers = self.cross_encode(encoded[UNDERSTANDING], text.mask_BT, visual)

@@ -27,6 +27,15 @@ class VisualStates:
     def last_BSD(self) -> Tensor:
         return self.layers[-1]
 
+    def repeated(self, times: int) -> VisualStates:
+        """Each image `times` times in a row: for several texts about one image."""
+        if times == 1:
+            return self
+        return VisualStates(
+            layers=tuple(x.repeat_interleave(times, 0) for x in self.layers),
+            mask_BS=self.mask_BS.repeat_interleave(times, 0),
+        )
+
     def rolled(self) -> VisualStates:
         """Every sample gets the image of the sample before it."""
         return VisualStates(layers=tuple(x.roll(1, 0) for x in self.layers), mask_BS=self.mask_BS.roll(1, 0))
