@@ -1,9 +1,10 @@
 """What two-pass scheduled sampling costs: a training step of Two-Pass-A, -B and -C against a single-pass step.
 
-A step is corruption, forward, backward, clipping and AdamW, on the demo's model (128 wide, 2/2/2/2 layers) and batch
-(32 pairs, up to 16 regions and 24 tokens). All four kinds of step take turns on identical batches and from identical
-seeds within one process, so that a busy machine slows all alike; a ratio is the median over the rounds of a kind's
-CPU seconds (on a GPU: seconds) over the single pass's in the same round. C's coin falls both ways equally often.
+A step is corruption, forward, backward, clipping and AdamW, on the demo's model (128 wide, 2/2/2/2 layers) and random
+batches (32 pairs, up to 16 regions and 24 tokens). All four kinds of step take turns on identical batches and from
+identical seeds within one process, so that a busy machine slows all alike; a ratio is the median over the rounds of a
+kind's CPU seconds (on a GPU: seconds) over the single pass's in the same round. C's coin falls both ways equally
+often.
 
     OMP_NUM_THREADS=1 python benchmarks/two_pass_step.py [--rounds 20] [--device cuda] [--paper]
 

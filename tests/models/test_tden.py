@@ -23,6 +23,7 @@ VARIANTS = [
         "fusion": "product",
     },
     {"use_decoder_in_fusion": False},
+    {"fusion_decoder": "apart", "fusion_pooling": "all_layers", "fusion_dim": 24},
     {"structure": "two_stream", "ism_source": "cross_modal"},
     {"structure": "single_stream", "ism_pooling": "all_layers"},
 ]
@@ -35,6 +36,7 @@ def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
         fused = model.fuse(batch.image, batch.text)
         return {
             "pooled": fused.pooled_BP,
+            **({} if fused.decoder_BP is None else {"decoder": fused.decoder_BP}),
             "image": model.embed_image(batch.image),
             "text": model.embed_text(batch.text),
             "scores": model.score_pairs(batch.image, batch.text),
