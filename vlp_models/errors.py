@@ -35,6 +35,12 @@ class NonFiniteLossError(VLPError):
     exit_code = 3
 
 
+class ProcessLostError(VLPError):
+    """Another process of a training over several has ended. A rerun goes on from the last checkpoint."""
+
+    exit_code = 75
+
+
 class Preempted(SystemExit):
     """Training was told to stop and has saved its state; a rerun goes on from there.
 

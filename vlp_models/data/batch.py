@@ -6,6 +6,7 @@ Shape suffixes: B batch, R regions, F feature dimension, C detector classes, T t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ M = TypeVar("M", bound="_Movable")
 
 
 class _Movable:
-    """`to(device)` for frozen dataclasses of tensors, nested ones included."""
+    """`to(device)` and `none()` for frozen dataclasses of tensors, nested ones included."""
 
     def to(self: M, device: torch.device | str, non_blocking: bool = False) -> M:
         def move(value: Any) -> Any:
@@ -24,7 +25,20 @@ class _Movable:
                 return value.to(device, non_blocking=non_blocking)
             return value
 
-        changes = {f.name: move(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return self._map(move)
+
+    def none(self: M) -> M:
+        """The same without a row: of everything the first dimension is 0."""
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, _Movable):
+                return value.none()
+            return value[:0] if isinstance(value, (Tensor, tuple)) else value
+
+        return self._map(cut)
+
+    def _map(self: M, change: Callable[[Any], Any]) -> M:
+        changes = {f.name: change(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 

@@ -1,7 +1,8 @@
 """Which samples a step sees, and going on exactly where a run stopped.
 
-The order of an epoch is a function of (seed, epoch, rank, world size) and of nothing else: not of the number of
-workers, not of the random state of the process. A cursor of three integers is all there is to save.
+The batches of an epoch are a function of (seed, epoch): not of the number of processes, which share each batch out,
+nor of the number of workers, nor of the random state of the process. A cursor of three integers is all there is to
+save.
 Randomness that depends on a sample must come from (seed, epoch, index) likewise; today no sample needs any.
 """
 
@@ -24,12 +25,12 @@ from vlp_models.errors import CheckpointError, DataError
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
-    """The batches of one rank, epoch by epoch.
+    """One rank's share of the batches, epoch by epoch.
 
-    Every rank takes the same number of steps, and every sample is seen exactly once an epoch over all ranks: the ranks
-    share a permutation, and where one rank's share fills a batch less than another's, its last batch is cut in two.
-    Where even that can't be done (batches of one sample, or fewer samples than ranks), the `length % world_size` last
-    samples of the permutation are left out; with `drop_last`, all that don't fill a batch on every rank are.
+    batch_size: of all ranks together. Each batch is cut into `world_size` runs of rows, in the order of ranks, whose
+    lengths differ by one at most. So every rank takes the same number of steps and every sample is seen exactly once an
+    epoch, whatever the number of ranks; of an epoch's last batch, where it has fewer samples than ranks, some ranks
+    have none.
     """
 
     length: int
@@ -47,11 +48,7 @@ class EpochOrder:
     @property
     def steps(self) -> int:
         """Batches an epoch, the same on every rank."""
-        shortest = self.length // self.world_size
-        if self.drop_last:
-            return shortest // self.batch_size
-        steps = math.ceil(math.ceil(self.length / self.world_size) / self.batch_size)
-        return steps if shortest >= steps else math.ceil(shortest / self.batch_size)
+        return self.length // self.batch_size if self.drop_last else math.ceil(self.length / self.batch_size)
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
         """int64 [length]: the order all ranks share."""
@@ -60,16 +57,15 @@ class EpochOrder:
         return np.random.default_rng([self.seed, epoch]).permutation(self.length)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
-        """The indices of each batch of this rank, from batch `start` on."""
-        share = self.permutation(epoch)[self.rank :: self.world_size]
-        steps, size = self.steps, self.batch_size
-        if math.ceil(len(share) / size) > steps:  # the tail that drop_last or too few samples leave out
-            share = share[: steps * size]
-        cuts = [min(i * size, len(share)) for i in range(steps + 1)]
-        if steps > 1 and cuts[-2] == cuts[-1]:
-            cuts[-2] -= size // 2
-        for step in range(start, steps):
-            yield share[cuts[step] : cuts[step + 1]].tolist()
+        """The indices of this rank's share of each batch, from batch `start` on."""
+        order = self.permutation(epoch)
+        for step in range(start, self.steps):
+            yield self.share(order[step * self.batch_size : (step + 1) * self.batch_size]).tolist()
+
+    def share(self, batch: NDArray[np.int64]) -> NDArray[np.int64]:
+        """This rank's run of a batch."""
+        first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        return batch[first:last]
 
 
 class _Cursor:
@@ -81,7 +77,8 @@ class _Cursor:
         self.start = 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self.order.batches(self.epoch, self.start)
+        for share in self.order.batches(self.epoch, self.start):
+            yield share or [0]  # some sample to make a batch of, whose rows `ResumableLoader` then takes away
 
     def __len__(self) -> int:
         return self.order.steps
@@ -95,7 +92,8 @@ class ResumableLoader(DataLoader[Batch]):
     iterator without taking a batch changes nothing.
 
     Lightning saves and loads the state by itself. Under several processes pass `rank` and `world_size` here and
-    `use_distributed_sampler=False` to the Trainer.
+    `use_distributed_sampler=False` to the Trainer. `batch_size` is that of all processes together; a process without a
+    sample of a batch gets one of no rows (`Batch.none`).
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class ResumableLoader(DataLoader[Batch]):
     ) -> None:
         """
         Raises:
-            DataError: the dataset is too small for a single batch on every rank.
+            DataError: the dataset is too small for a single batch.
         """
         order = EpochOrder(
             length=len(dataset),  # type: ignore[arg-type]
@@ -126,8 +124,8 @@ class ResumableLoader(DataLoader[Batch]):
         )
         if order.steps == 0:
             raise DataError(
-                f"{order.length} samples are too few for a batch of {batch_size} on each of {world_size} processes; "
-                "lower batch_size, or check the split and `sources`"
+                f"{order.length} samples are too few for a batch of {batch_size}; lower batch_size, or check the split "
+                "and `sources`"
             )
         self._cursor = _Cursor(order)
         self._epoch = 0
@@ -161,9 +159,16 @@ class ResumableLoader(DataLoader[Batch]):
         self._continue = False
         self._cursor.epoch, self._cursor.start = self._epoch, self._yielded
         self.generator.manual_seed(self.order.seed)
+        empty = self._without_rows()
         for batch in super().__iter__():
             self._yielded += 1
-            yield batch
+            yield batch.none() if empty and self._yielded == len(self) else batch
+
+    def _without_rows(self) -> bool:
+        """Whether this rank has no sample of the last batch; of every other it has some."""
+        order = self.order
+        last = order.length - (order.steps - 1) * order.batch_size
+        return not len(order.share(np.arange(min(last, order.batch_size))))
 
     def state_dict(self) -> dict[str, int]:
         """`batches` of `epoch` have been handed out, of `steps` in all."""
@@ -176,7 +181,7 @@ class ResumableLoader(DataLoader[Batch]):
         """
         if state["steps"] != len(self):
             raise CheckpointError(
-                f"the saved run had {state['steps']} batches an epoch, this one has {len(self)}: the data, batch_size "
-                "or the number of devices changed, so it can't be continued; start it anew"
+                f"the saved run had {state['steps']} batches an epoch, this one has {len(self)}: the data or "
+                "batch_size changed, so it can't be continued; start it anew"
             )
         self._epoch, self._yielded, self._continue = int(state["epoch"]), int(state["batches"]), True

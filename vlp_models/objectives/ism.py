@@ -13,14 +13,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.ranks import count_over_ranks, gather_rows, mean_over_batch, numbers_of
 from vlp_models.objectives.token_loss import empty
 
 
 def same_image(image_ids: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
-    """bool [B, B]: True where two samples show one image and so are no negatives of each other."""
-    number: dict[str, int] = {}
-    numbers_B = torch.tensor([number.setdefault(i, len(number)) for i in image_ids], device=device)
-    return numbers_B[:, None] == numbers_B[None, :]
+    """bool [G, G]: True where two samples of the whole batch show one image and so are no negatives of each other."""
+    numbers_G = numbers_of(image_ids)[0].to(device)
+    return numbers_G[:, None] == numbers_G[None, :]
+
+
+def match_in_batch(
+    texts_BE: Tensor,
+    images_BE: Tensor,
+    image_ids: Sequence[str],
+    *,
+    margin: float = 0.2,
+    negatives: Literal["all", "hardest"] = "all",
+) -> Loss:
+    """`image_sentence_matching` of unit vectors; the negatives are those of all processes.
+
+    Every process computes the whole batch's loss: [G, G] numbers, of which a batch of 4,096 pairs has 64 MiB.
+    """
+    similarity_GG = gather_rows(texts_BE) @ gather_rows(images_BE).T
+    same_GG = same_image(image_ids, similarity_GG.device)
+    return image_sentence_matching(similarity_GG, same_GG, margin=margin, negatives=negatives)
 
 
 def image_sentence_matching(
@@ -54,13 +71,16 @@ def image_sentence_matching(
 
 def matched_or_not(matched_P: Tensor, mismatched_N: Tensor) -> Loss:
     """The other common form of ISM, as in ViLBERT: binary cross-entropy on the logits of pairs that belong together
-    and of pairs that don't, mean over all of them."""
+    and of pairs that don't, mean over all of them and all processes."""
     logits = torch.cat([matched_P, mismatched_N])
     logits = logits.float() if logits.dtype.itemsize < 4 else logits
     labels = torch.cat([torch.ones_like(matched_P), torch.zeros_like(mismatched_N)]).to(logits.dtype)
-    total = F.binary_cross_entropy_with_logits(logits, labels)
-    accuracy = ((logits > 0) == (labels > 0)).float().mean()
-    return Loss(total=total, parts={"ism": total.detach(), "ism_accuracy": accuracy})
+    if count_over_ranks(len(logits)) == 0:
+        return empty(logits, "ism")
+    total = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+    correct = ((logits > 0) == (labels > 0)).sum()
+    loss, (mean, accuracy) = mean_over_batch(total, len(logits), correct)
+    return Loss(total=loss, parts={"ism": mean, "ism_accuracy": accuracy})
 
 
 def _direction(

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vlp_models.objectives.ranks import rows_of_batch
+
 OVERLAP = 0.4  # IoU from which the public TDEN code hides a masked region's neighbour
 
 
@@ -33,7 +35,8 @@ class Corruption:
 
 
 def draw_uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    return torch.rand(shape, generator=generator, device=generator.device).to(device)
+    """Numbers for the whole batch, of which this process gets its rows."""
+    return rows_of_batch(shape, lambda size: torch.rand(size, generator=generator, device=generator.device)).to(device)
 
 
 def word_positions(mask_BT: Tensor) -> Tensor:
@@ -68,9 +71,11 @@ def mask_tokens(
     if scheme == "mask":
         return ids_BT.masked_fill(selected_BT, mask_id)
     action_BT = draw_uniform(tuple(ids_BT.shape), generator, ids_BT.device)
-    random_BT = torch.randint(
-        mask_id + 1, vocab_size, tuple(ids_BT.shape), generator=generator, device=generator.device
-    ).to(ids_BT.device)
+
+    def draw_words(size: tuple[int, ...]) -> Tensor:
+        return torch.randint(mask_id + 1, vocab_size, size, generator=generator, device=generator.device)
+
+    random_BT = rows_of_batch(tuple(ids_BT.shape), draw_words).to(ids_BT.device)
     ids_BT = torch.where(selected_BT & (action_BT < 0.8), mask_id, ids_BT)
     return torch.where(selected_BT & (action_BT >= 0.9), random_BT, ids_BT)
 

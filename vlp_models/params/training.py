@@ -23,6 +23,8 @@ class TrainerParams:
     checkpoint_every_steps: int
     log_every_steps: int
     torch_threads: int  # 0: leave it to torch
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp from two processes on
+    num_nodes: int = 1  # `devices` is per node
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from vlp_models.stages.workspace import (
     Workspace,
     fingerprint,
     hash_path,
+    is_main_process,
     need,
     output_directory,
     write_manifest,
@@ -106,14 +107,16 @@ def work_directory(
 ) -> Path:
     """Where the run keeps its state: another one whenever anything that its result depends on changes."""
     hardware = {"accelerator": trainer.accelerator, "devices": trainer.devices, "precision": trainer.precision}
+    if (trainer.strategy, trainer.num_nodes) != ("auto", 1):
+        hardware |= {"strategy": trainer.strategy, "num_nodes": trainer.num_nodes}
     return workspace.work(stage, fingerprint({"trainer": hardware, **settings}, files))
 
 
 def tracking(
     params: Params, workspace: Workspace, work: Path, *, stage: str, settings: dict[str, Any], tags: dict[str, str]
 ) -> AbstractContextManager[MLflowRun | None]:
-    """The MLflow run of a training; none if `tracking.uri` is empty."""
-    if not params.tracking.uri:
+    """The MLflow run of a training; none if `tracking.uri` is empty, or in a process that another one leads."""
+    if not params.tracking.uri or not is_main_process():
         return tracked(None, work)
     facts = lineage(
         workspace.root, params=to_plain(params), data=workspace.shards / "manifest.json", command=f"dvc repro {stage}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
 import shutil
 import time
@@ -147,11 +148,21 @@ def write_manifest(directory: Path, *, stage: str, params: Any, counts: dict[str
     write_json(directory / "manifest.json", {"stage": stage, "params": params, "counts": counts, **more})
 
 
+def is_main_process() -> bool:
+    """Whether this process leads its run, by the environment that torchrun, SLURM or Lightning's launcher sets."""
+    names = ["RANK"] if "RANK" in os.environ else ["LOCAL_RANK", "NODE_RANK"]
+    if "RANK" not in os.environ and "SLURM_NTASKS" in os.environ:
+        names = ["SLURM_PROCID"]
+    return all(int(os.environ.get(name) or 0) == 0 for name in names)
+
+
 @contextmanager
 def measured(workspace: Workspace, stage: str) -> Iterator[None]:
-    """Writes the stage's seconds and peak memory (MB) to `.work/timings/<stage>.json`."""
+    """Writes the stage's seconds and peak memory (MB), of the main process, to `.work/timings/<stage>.json`."""
     start = time.perf_counter()
     yield
+    if not is_main_process():
+        return
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     record = {"stage": stage, "seconds": round(time.perf_counter() - start, 2), "peak_memory_mb": round(peak, 1)}
     write_json(workspace.root / ".work" / "timings" / f"{stage.replace('@', '-')}.json", record)

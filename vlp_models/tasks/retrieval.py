@@ -20,8 +20,9 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.retrieval import best_places, rank
 from vlp_models.models.protocols import Embeds
-from vlp_models.objectives.ism import image_sentence_matching, same_image
+from vlp_models.objectives.ism import match_in_batch
 from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.ranks import numbers_of
 from vlp_models.objectives.token_loss import empty
 from vlp_models.tasks.base import TaskModel, TaskOptions
 
@@ -60,13 +61,14 @@ class Retrieval(TaskModel):
 
     def loss(self, batch: Batch) -> Loss:
         """Parts `ism`, `ism_accuracy`. A batch of one image has no negative: its loss is zero."""
-        if len(set(batch.image_ids)) == 1:  # and batch normalisation in the poolers could not take a batch of one
+        # Besides, batch normalisation in the poolers could not take a batch of one.
+        if len(numbers_of(batch.image_ids)[0].unique()) == 1:
             return empty(next(self.parameters()), "ism")
         model, options = cast(Embeds, self.model), cast(RetrievalOptions, self.options)
-        similarity_BB = model.embed_text(batch.text) @ model.embed_image(batch.image).T
-        return image_sentence_matching(
-            similarity_BB,
-            same_image(batch.image_ids, similarity_BB.device),
+        return match_in_batch(
+            model.embed_text(batch.text),
+            model.embed_image(batch.image),
+            batch.image_ids,
             margin=options.margin,
             negatives=options.negatives,
         )

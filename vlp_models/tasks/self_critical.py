@@ -39,6 +39,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.models.protocols import Generates
 from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.ranks import count_over_ranks, mean_over_batch, rank, world_size
 from vlp_models.objectives.self_critical import advantages, self_critical
 from vlp_models.params import SelfCriticalParams
 from vlp_models.tasks.captioning import Captioning
@@ -80,9 +81,11 @@ class SelfCriticalLoss:
         device = device_of(batch.image)
         samples_BK, plain_B = self._draw(batch, generator)
         reward_BK = self._rewards(batch.image_ids, samples_BK).to(device)
-        greedy_B = self._rewards(batch.image_ids, [[h] for h in plain_B])[:, 0].to(device) if plain_B else None
+        has_greedy = self.params.baseline == "greedy"
+        greedy_B = self._rewards(batch.image_ids, [[h] for h in plain_B])[:, 0].to(device) if has_greedy else None
         advantage_N = advantages(reward_BK, self.params.baseline, greedy_B).flatten()
-        self._look_for_zeros(reward_BK, greedy_B)
+        is_zero = count_over_ranks(not _is_zero(reward_BK, greedy_B)) == 0
+        self._look_for_zeros(is_zero)
 
         drawn = [h for group in samples_BK for h in group]
         text = self._as_text(drawn, device)
@@ -92,15 +95,16 @@ class SelfCriticalLoss:
             text.following(at_NT),
             advantage_N[:, None].expand_as(at_NT)[at_NT],
         )
+        _, (reward, length) = mean_over_batch(reward_BK.sum(), reward_BK.numel(), at_NT.sum())
         parts = {
             **loss.parts,
-            "reward": reward_BK.mean(),
-            "sample_length": at_NT.sum(1).float().mean(),
-            "zero_rewards": _is_zero(reward_BK, greedy_B).float(),
+            "reward": reward,
+            "sample_length": length,
+            "zero_rewards": torch.tensor(float(is_zero)),
             **timing,
         }
         if greedy_B is not None:
-            parts["reward_greedy"] = greedy_B.mean()
+            _, (parts["reward_greedy"],) = mean_over_batch(greedy_B.sum(), len(greedy_B))
         return Loss(total=loss.total, parts=parts)
 
     @property
@@ -109,7 +113,16 @@ class SelfCriticalLoss:
 
     @torch.no_grad()
     def _draw(self, batch: Batch, generator: torch.Generator) -> tuple[list[list[Hypothesis]], list[Hypothesis]]:
-        """K samples of each image, and its greedy description where it is the baseline."""
+        """K samples of each image, and its greedy description where it is the baseline.
+
+        Of several processes each draws from a stream of its own, so they draw other samples than one would; the loss of
+        given samples is the same.
+        """
+        if not len(batch):
+            return [], []
+        if world_size() > 1:
+            seed = int(torch.randint(2**62, (), generator=generator)) + rank()
+            generator = torch.Generator().manual_seed(seed)
         device = device_of(batch.image)
         if device.type == "cuda":  # drawing there spares a copy of the vocabulary's probabilities at each token
             seed = int(torch.randint(2**62, (), generator=generator))
@@ -131,9 +144,10 @@ class SelfCriticalLoss:
     @torch.no_grad()
     def _validate(self, batch: Batch) -> Loss:
         self._began = None  # validation is no part of a step
-        plain = greedy(self._model, batch.image, **self._ends)
-        mean = self._rewards(batch.image_ids, [[h] for h in plain]).mean()
-        return Loss(total=-mean, parts={"reward_greedy": mean})
+        plain = greedy(self._model, batch.image, **self._ends) if len(batch) else []
+        rewards_B = self._rewards(batch.image_ids, [[h] for h in plain])[:, 0]
+        share, (mean,) = mean_over_batch(rewards_B.sum(), len(rewards_B))
+        return Loss(total=-share, parts={"reward_greedy": mean})
 
     @property
     def _ends(self) -> dict[str, Any]:
@@ -152,7 +166,7 @@ class SelfCriticalLoss:
             for image_id, group in zip(image_ids, descriptions_BK, strict=True)
         ]
         self._reward_seconds += time.perf_counter() - began
-        return torch.from_numpy(np.stack(rows)).float()
+        return torch.from_numpy(np.stack(rows)).float() if rows else torch.zeros(0, self.params.samples)
 
     def _words(self, hypothesis: Hypothesis) -> list[str]:
         words = self._tokenizer.merge(hypothesis.ids)
@@ -161,13 +175,16 @@ class SelfCriticalLoss:
     def _as_text(self, drawn: Sequence[Hypothesis], device: torch.device) -> Text:
         """[CLS], the tokens and, where the description ended, [SEP]."""
         first, last = self._tokenizer.cls_id, self._tokenizer.sep_id
+        if not drawn:
+            none = torch.zeros(0, 2, dtype=torch.int64)
+            return Text(ids_BT=none, mask_BT=none.bool()).to(device)
         rows = [[first, *h.ids, last] if len(h.ids) < self.max_len else [first, *h.ids] for h in drawn]
         ids_NT = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, self._tokenizer.pad_id)
         lengths_N1 = torch.tensor([[len(row)] for row in rows])
         return Text(ids_BT=ids_NT, mask_BT=torch.arange(ids_NT.shape[1]) < lengths_N1).to(device)
 
-    def _look_for_zeros(self, reward_BK: Tensor, greedy_B: Tensor | None) -> None:
-        if not _is_zero(reward_BK, greedy_B):
+    def _look_for_zeros(self, is_zero: bool) -> None:
+        if not is_zero:
             return
         self.zero_batches += 1
         if self.zero_batches == 1:
@@ -233,6 +250,5 @@ def _mode(module: nn.Module, *, training: bool) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def _is_zero(reward_BK: Tensor, greedy_B: Tensor | None) -> Tensor:
-    zero = (reward_BK == 0).all()
-    return zero if greedy_B is None else zero & (greedy_B == 0).all()
+def _is_zero(reward_BK: Tensor, greedy_B: Tensor | None) -> bool:
+    return not (reward_BK.any() or (greedy_B is not None and greedy_B.any()))

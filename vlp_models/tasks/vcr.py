@@ -106,13 +106,14 @@ class VCR(TaskModel):
 
     def logits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         """[B, 4] of the answers and [B, 1 or 4, 4] of the rationales given an answer; None for what is not learned."""
-        texts = len(batch.text) // len(batch)
+        own = CHOICES * (self.answers_too + self.rationales_too)  # says nothing of an empty batch's text
+        texts = len(batch.text) // len(batch) if len(batch) else own
         pooled_XP = cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP
         logits_BN = self.head(pooled_XP).view(len(batch), texts)
         first = CHOICES if self.answers_too else 0
         return (
             logits_BN[:, :CHOICES] if self.answers_too else None,
-            logits_BN[:, first:].reshape(len(batch), -1, CHOICES) if self.rationales_too else None,
+            logits_BN[:, first:].unflatten(1, (-1, CHOICES)) if self.rationales_too else None,
         )
 
     def loss(self, batch: Batch) -> Loss:

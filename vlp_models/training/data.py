@@ -12,7 +12,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.dataset import ShardDataset, View
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.data.sample import Sample
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ParamsError
 
 MAX_VALIDATION_SAMPLES = 1000
 
@@ -53,6 +53,16 @@ class LoaderFactory:
         self._seed = seed
 
     def __call__(self, rank: int, world_size: int) -> tuple[ResumableLoader, ResumableLoader | None]:
+        """
+        Raises:
+            ParamsError: a batch can't be shared out evenly.
+        """
+        if self._batch_size % world_size:
+            nearest = max(1, round(self._batch_size / world_size)) * world_size
+            raise ParamsError(
+                f"params.yaml: `batch_size: {self._batch_size}` is that of all processes together, and {world_size} of "
+                f"them (`trainer.devices` times `trainer.num_nodes`) can't share it evenly; {nearest} would do"
+            )
         train = ResumableLoader(
             self.train,
             batch_size=self._batch_size,
@@ -63,7 +73,7 @@ class LoaderFactory:
             rank=rank,
             world_size=world_size,
         )
-        if len(self.val) < world_size:
+        if not len(self.val):
             return train, None
         val = ResumableLoader(
             self.val,

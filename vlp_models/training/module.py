@@ -15,12 +15,15 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Pixels, Regions
-from vlp_models.errors import NonFiniteLossError
+from vlp_models.errors import CheckpointError, NonFiniteLossError
 from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.ranks import count_over_ranks, mean_over_ranks, sizes_over_ranks
 from vlp_models.params import OptimizerParams
 from vlp_models.training.optim import build_optimizer, build_scheduler
+from vlp_models.training.strategy import clip_norm
 
-# Streams of random numbers: each is a function of (seed, stream, micro-batch, rank).
+# Streams of random numbers: each is a function of (seed, stream, micro-batch), dropout's also of the rank. Corruption
+# is drawn for the batch of all processes, each of which takes its rows (objectives/ranks.py).
 DROPOUT, CORRUPTION, VALIDATION = 0, 1, 2
 
 
@@ -35,14 +38,14 @@ class MicroBatch:
     """One of the micro-batches that an update adds up."""
 
     sample_ids: tuple[str, ...]
-    values: dict[str, Tensor]  # the loss and its parts, detached
+    values: dict[str, Tensor]  # the loss and its parts, detached, of all processes
 
 
 class TrainingModule(LightningModule):
     """Losses, optimiser, and all randomness as a function of the step.
 
-    Dropout and corruption are seeded anew for every micro-batch from (seed, number of the micro-batch, rank). A
-    resumed run therefore draws the same numbers without any generator's state being saved.
+    Dropout and corruption are seeded anew for every micro-batch from (seed, number of the micro-batch). A resumed run
+    therefore draws the same numbers without any generator's state being saved.
     """
 
     def __init__(
@@ -73,20 +76,20 @@ class TrainingModule(LightningModule):
         update = self.trainer.global_step
         if update != self._window_update:
             self.window, self._window_update = [], update
-        torch.manual_seed(self._draw_seed(DROPOUT, self.micro_batches))
+        torch.manual_seed(self._draw_seed(DROPOUT, self.micro_batches, self.global_rank))
         loss = self.loss(batch, update=update, generator=self._generator(CORRUPTION, self.micro_batches))
         self.micro_batches += 1
         self._batch = batch
-        values = {"loss": loss.total.detach(), **loss.parts}
-        self.window.append(MicroBatch(sample_ids=batch.sample_ids, values=values))
-        if not torch.isfinite(loss.total):
-            raise self._non_finite("loss", float(loss.total.detach()))
+        total = mean_over_ranks(loss.total)
+        self.window.append(MicroBatch(sample_ids=batch.sample_ids, values={"loss": total, **loss.parts}))
+        if not torch.isfinite(total):  # on every process, whichever it came from
+            raise self._non_finite("loss", float(total))
         return loss.total
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm over all parameters; the last chance to refuse an update that would spoil the weights."""
         clip = self.optimizer.clip_norm or float("inf")
-        self.gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        self.gradient_norm = clip_norm(self.trainer.strategy.model, self.model, clip)
         if not torch.isfinite(self.gradient_norm):
             raise self._non_finite("gradient norm", float(self.gradient_norm))
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
@@ -105,9 +108,22 @@ class TrainingModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.micro_batches = checkpoint["micro_batches"]
 
+    def on_train_start(self) -> None:
+        """
+        Raises:
+            CheckpointError: the processes went on from different checkpoints.
+        """
+        steps = [step for (step,) in sizes_over_ranks((self.trainer.global_step,))]
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"{self.work}: the processes found different checkpoints there (by rank, of steps {steps}); it must "
+                "be a folder that all nodes share"
+            )
+
     @torch.no_grad()
     def validate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Mean loss and parts over samples, with the same corruption every time. Leaves training as it was."""
+        """Mean loss and parts over all processes' samples, with the same corruption every time. Leaves training as it
+        was."""
         sums: dict[str, float] = defaultdict(float)
         counts: dict[str, int] = defaultdict(int)
         self.model.eval()
@@ -116,15 +132,16 @@ class TrainingModule(LightningModule):
                 with self.trainer.precision_plugin.val_step_context():
                     moved = batch.to(self.device, non_blocking=True)
                     loss = self.loss(moved, update=None, generator=self._generator(VALIDATION, i))
-                for name, value in {"loss": loss.total, **loss.parts}.items():
-                    sums[name] += float(value) * len(batch)
-                    counts[name] += len(batch)
+                size = count_over_ranks(len(batch))
+                for name, value in {"loss": mean_over_ranks(loss.total), **loss.parts}.items():
+                    sums[name] += float(value) * size
+                    counts[name] += size
         finally:
             self.model.train()
         return {f"val_{name}": total / counts[name] for name, total in sums.items()}
 
-    def _draw_seed(self, stream: int, number: int) -> int:
-        sequence = np.random.SeedSequence([self.seed, stream, number, self.global_rank])
+    def _draw_seed(self, stream: int, number: int, rank: int = 0) -> int:
+        sequence = np.random.SeedSequence([self.seed, stream, number, rank])
         return int(sequence.generate_state(1, np.uint64)[0])
 
     def _generator(self, stream: int, number: int) -> torch.Generator:
@@ -142,7 +159,8 @@ class TrainingModule(LightningModule):
             "sample_ids": samples,
             "non_finite_inputs": broken,
         }
-        file = self.work / f"non-finite-step-{step}.json"
+        of_rank = f"-rank-{self.global_rank}" if self.trainer.world_size > 1 else ""
+        file = self.work / f"non-finite-step-{step}{of_rank}.json"
         file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         inputs = f"The input of {', '.join(broken)} is itself not finite. " if broken else ""
         return NonFiniteLossError(

@@ -71,11 +71,16 @@ class ResumePoints(Callback):
         self.saved_step = step
 
 
-def newest(work: Path) -> ResumePoint | None:
-    """The newest checkpoint whose content is what was written; damaged ones are set aside, with a line that says so."""
+def newest(work: Path, tidy: bool = True) -> ResumePoint | None:
+    """The newest checkpoint whose content is what was written; damaged ones are set aside, with a line that says so.
+
+    tidy: false for all processes but the first, which only look.
+    """
     for point in _points(work):
         if _is_whole(point.path):
             return point
+        if not tidy:
+            continue
         aside = point.path.with_suffix(".damaged")
         point.path.replace(aside)
         _sidecar(point.path).unlink(missing_ok=True)

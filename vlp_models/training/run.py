@@ -17,11 +17,10 @@ import torch
 
 # Lightning loads for seconds: only stages that train may import this file.
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from vlp_models.data.loader import ResumableLoader
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, Preempted, ProcessLostError
 from vlp_models.params import OptimizerParams, TrainerParams
 from vlp_models.training.curve import LOG, Recorder, read_log, truncate_log
 from vlp_models.training.ema import WeightAverage
@@ -29,6 +28,10 @@ from vlp_models.training.module import LossFunction, TrainingModule
 from vlp_models.training.progress import ProgressDisplay
 from vlp_models.training.resume import ResumePoints, newest
 from vlp_models.training.stop import CooperativeStop
+from vlp_models.training.strategy import make_trainer
+
+# What gloo and NCCL say when a process at the other end is gone, or has not answered for half an hour
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out", "Timed out", "NCCL")
 
 # (rank, world size) -> the batches to learn from, and those to validate on
 Loaders = Callable[[int, int], tuple[ResumableLoader, ResumableLoader | None]]
@@ -106,20 +109,21 @@ def fit(
         NonFiniteLossError: a loss or gradient is no number; the weights are as before the update.
         CheckpointError: a checkpoint can't be written, or is of another run.
         ParamsError: numbers that can't be, a device or precision this machine lacks.
+        ProcessLostError: another process of the run has ended.
     """
     _quiet()
     torch.set_flush_denormal(True)
     if trainer.torch_threads:
         torch.set_num_threads(trainer.torch_threads)
     precision = choose_precision(trainer)
-    lightning = _make_trainer(trainer, plan, precision)
+    lightning = make_trainer(trainer, plan.optimizer, model, accumulate=plan.accumulate, precision=precision)
     train, val = loaders(lightning.global_rank, lightning.world_size)
     total = plan.total_steps(len(train))
     lightning.fit_loop.epoch_loop.max_steps = total
 
     module = TrainingModule(model, loss, seed=plan.seed, total_steps=total, optimizer=plan.optimizer, work=work)
     log = work / LOG
-    start = newest(work)
+    start = newest(work, tidy=lightning.is_global_zero)
     if lightning.is_global_zero:
         truncate_log(log, start.step if start else 0)
     recorder = Recorder(log, trainer.log_every_steps, train, val)
@@ -139,7 +143,18 @@ def fit(
     began = time.perf_counter()
     try:
         lightning.fit(module, train_dataloaders=train, ckpt_path=start.path if start else None, weights_only=True)
+    except (Preempted, NonFiniteLossError):  # all processes raise these together
+        if not lightning.is_global_zero:
+            # The first one's exit code is the run's. A launcher that sees another fail kills the first one, which may
+            # still be closing its records.
+            sys.exit(0)
+        raise
     except (KeyError, RuntimeError) as error:
+        if lightning.world_size > 1 and any(sign in str(error) for sign in LOST):
+            raise ProcessLostError(
+                f"{title}: another process of this run has ended ({str(error).splitlines()[0]}); its own output says "
+                "why. The same command goes on from the last checkpoint"
+            ) from error
         if start is None or resume_points.saved_step >= 0:  # training had begun
             raise
         raise CheckpointError(f"{start.path}: can't be resumed: {error}; delete {work} to start anew") from error
@@ -189,33 +204,6 @@ class _Sync(Callback):
         if self._resume_points.saved_step != self._step:
             self._step = self._resume_points.saved_step
             self._tracker.sync(self._file)
-
-
-def _make_trainer(params: TrainerParams, plan: Plan, precision: Literal["32-true", "bf16-mixed"]) -> Trainer:
-    for name in ("devices", "checkpoint_every_steps", "log_every_steps"):
-        if getattr(params, name) < 1:
-            raise ParamsError(f"params.yaml: `trainer.{name}: {getattr(params, name)}` must be at least 1")
-    try:
-        return Trainer(
-            accelerator=params.accelerator,
-            devices=params.devices,
-            # A task leaves parts of the model unused (ISM's poolers, say), which plain DDP takes for an error.
-            strategy="ddp_find_unused_parameters_true" if params.devices > 1 else "auto",
-            precision=precision,
-            max_epochs=-1,  # the number of updates decides
-            accumulate_grad_batches=plan.accumulate,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,  # ResumableLoader shares the data out itself
-            num_sanity_val_steps=0,
-        )
-    except (MisconfigurationException, ValueError, RuntimeError) as error:
-        raise ParamsError(
-            f"params.yaml: `trainer` (accelerator {params.accelerator}, devices {params.devices}, precision "
-            f"{precision}) does not fit this machine: {error}"
-        ) from None
 
 
 def _quiet() -> None:

@@ -93,7 +93,7 @@ class DecoderBlock(nn.Module):
     def forward(self, x_BTD: Tensor, mask: Tensor, memory: KeyValues, memory_mask: Tensor) -> Tensor:
         """`memory` comes from `self.cross.project`, perhaps of fewer images than there are texts: as for `step`."""
         x = self.attention_end(x_BTD, self.attention(x_BTD, mask))
-        x_BKD = x.reshape(memory.keys.shape[0], -1, x.shape[-1])
+        x_BKD = _by_image(x, len(memory.keys))
         x = self.cross_end(x, self.cross.cross(x_BKD, memory, memory_mask).reshape(x.shape))
         return self.ffn_end(x, self.ffn(x))
 
@@ -104,9 +104,15 @@ class DecoderBlock(nn.Module):
         hypotheses of one image lie together, and become that image's queries: nothing is copied."""
         y, past = self.attention.step(x_N1D, past)
         x_N1D = self.attention_end(x_N1D, y)
-        x_BKD = x_N1D.reshape(memory.keys.shape[0], -1, x_N1D.shape[-1])
+        x_BKD = _by_image(x_N1D, len(memory.keys))
         x_N1D = self.cross_end(x_N1D, self.cross.cross(x_BKD, memory, memory_mask).reshape(x_N1D.shape))
         return self.ffn_end(x_N1D, self.ffn(x_N1D)), past
+
+
+def _by_image(x_NTD: Tensor, images: int) -> Tensor:
+    """Rows of one image lie together and become its queries; a batch may have no rows."""
+    rows, tokens, hidden = x_NTD.shape
+    return x_NTD.reshape(images, rows // max(1, images) * tokens, hidden)
 
 
 BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock)

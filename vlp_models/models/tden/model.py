@@ -88,7 +88,7 @@ class TDEN(TDENPretraining):
         once, also where several texts share one."""
         config, pool = self.config, self.fusion_poolers
         causal = self.fuses_decoder and config.understanding_decoder_mask == "causal"
-        visual = self.encode_image(image).repeated(len(text) // len(image))
+        visual = self.encode_image(image).repeated(len(text) // max(1, len(image)))
         streams = [UNDERSTANDING, GENERATION] if causal else [UNDERSTANDING]
         encoded = self.encode_text(dict.fromkeys(streams, text.ids_BT), text.mask_BT, text.last_segment_BT)
         text_BTD, image_layers = self.cross_encode(encoded[UNDERSTANDING], text.mask_BT, visual)

@@ -17,12 +17,13 @@ from vlp_models.models.layers.masks import causal_mask
 from vlp_models.models.protocols import MaskedPass
 from vlp_models.models.tden.modules import GENERATION, UNDERSTANDING, TDENModules
 from vlp_models.models.tden.state import PassOutput, VisualStates
-from vlp_models.objectives.ism import image_sentence_matching, matched_or_not, same_image
+from vlp_models.objectives.ism import match_in_batch, matched_or_not
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, select_regions, select_tokens
 from vlp_models.objectives.mlm import masked_language_modelling
 from vlp_models.objectives.moc import masked_object_classification
 from vlp_models.objectives.msg import sentence_generation
+from vlp_models.objectives.ranks import numbers_of
 from vlp_models.objectives.token_loss import empty
 
 
@@ -167,13 +168,17 @@ class TDENPretraining(TDENModules):
         ViLBERT, of the cross-modal encoder, where each sentence meets its own image and its neighbour's. A batch of
         one image has nothing to tell apart: zero."""
         mask_BT = batch.text.mask_BT
-        if len(set(batch.image_ids)) == 1:  # no negative; and batch normalisation could not take a batch of one
+        numbers_G, own = numbers_of(batch.image_ids)
+        if len(numbers_G.unique()) == 1:  # no negative; and batch normalisation could not take a batch of one
             return empty(text_BTD, "ism")
-        same_BB = same_image(batch.image_ids, text_BTD.device)
         if self.config.ism_source == "cross_modal":
             matched_B, mismatched_B = (self.match(text_BTD, mask_BT, v) for v in (image, image.rolled()))
-            return matched_or_not(matched_B, mismatched_B[~same_BB.roll(1, 1).diagonal()])
-        similarity_BB = self.pool_text(text_BTD, mask_BT) @ self.pool_image(image).T
-        return image_sentence_matching(
-            similarity_BB, same_BB, margin=self.config.ism_margin, negatives=self.config.ism_negatives
+            differs_B = (numbers_G != numbers_G.roll(1))[own].to(text_BTD.device)
+            return matched_or_not(matched_B, mismatched_B[differs_B])
+        return match_in_batch(
+            self.pool_text(text_BTD, mask_BT),
+            self.pool_image(image),
+            batch.image_ids,
+            margin=self.config.ism_margin,
+            negatives=self.config.ism_negatives,
         )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vlp_models.models.layers.attention import KeyValues
+from vlp_models.objectives.ranks import previous_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,8 @@ class VisualStates:
         )
 
     def rolled(self) -> VisualStates:
-        """Every sample gets the image of the sample before it."""
-        return VisualStates(layers=tuple(x.roll(1, 0) for x in self.layers), mask_BS=self.mask_BS.roll(1, 0))
+        """Every sample gets the image of the sample before it in the whole batch, over all processes."""
+        return VisualStates(layers=tuple(map(previous_rows, self.layers)), mask_BS=previous_rows(self.mask_BS))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,236 @@
+"""The losses of the whole project on batches that two processes share, in float64: run by test_distributed_losses.py.
+
+    python rank_cases.py RANK WORLD_SIZE FOLDER
+
+builds every case from fixed seeds, takes this rank's rows, learns from them under DDP, and writes gradients and parts
+to FOLDER. Imported, it is what a single process learns from all rows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from toy_tasks import double, make
+from toy_tasks import learn as learn_captions
+from toy_world import Toy
+from two_pass_toys import ALL, generator, tiny, two_pass
+
+from vlp_models.data.batch import Batch, Regions, Text
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.decoding.sampling import sample
+from vlp_models.decoding.steps import Hypothesis
+from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.masking import select_tokens
+from vlp_models.objectives.ranks import gather_rows, previous_rows
+from vlp_models.params import SelfCriticalParams
+from vlp_models.tasks.self_critical import SelfCriticalLoss, self_critical_loss
+from vlp_models.training.recipe import PretrainingLoss, make_recipe
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its loss, and the rows of its batch: `rows(first, last)` as a loader would make a batch of them."""
+
+    module: nn.Module
+    loss: Callable[[Batch], Loss]
+    rows: Callable[[int, int], Batch]
+    size: int
+
+
+def cases(folder: Path) -> dict[str, Callable[[], Case]]:
+    """Each is built when it is called. folder: of a toy world (toy_world.make_toy)."""
+    every: dict[str, Callable[[], Case]] = {}
+    for name in ALL:
+        every[name] = lambda name=name: pretraining([name])
+    every |= {
+        "all": lambda: pretraining(list(ALL)),
+        "bert": lambda: pretraining(["mlm", "moc"], mask_scheme="bert", zero_overlapping_regions=True),
+        "hardest": lambda: pretraining(["ism"], ism_negatives="hardest"),
+        "cross_modal": lambda: pretraining(["ism", "mlm"], ism_source="cross_modal"),
+        "no_words_on_rank_0": lambda: pretraining(["mlm"], probability=0.05, seed=seed_without_words()),
+        "no_words": lambda: pretraining(["mlm", "msg"], probability=0.0),
+        "single": lambda: pretraining(list(ALL), size=1),
+        "single_cross_modal": lambda: pretraining(["ism", "msg"], size=1, ism_source="cross_modal"),
+    }
+    for scheme in ("a", "b", "c"):
+        every[f"two_pass_{scheme}"] = lambda scheme=scheme: passes(scheme)
+    every["two_pass_single"] = lambda: passes("b", size=1)
+    for task in ("captioning", "vqa", "nlvr", "vcr", "retrieval"):
+        for size in (7, 1):
+            every[f"{task}_{size}"] = lambda task=task, size=size: fine_tuning(folder, task, size)
+    every["retrieval_hardest"] = lambda: fine_tuning(folder, "retrieval", 7, options={"negatives": "hardest"})
+    every["smoothed"] = lambda: fine_tuning(folder, "captioning", 7, label_smoothing=0.1)
+    for baseline, size in (("greedy", 7), ("greedy", 1), ("mean_of_others", 7)):
+        every[f"self_critical_{baseline}_{size}"] = lambda b=baseline, s=size: reward(folder, b, s)
+    return every
+
+
+def pretraining(
+    objectives: list[str], *, size: int = 7, probability: float = 0.4, seed: int = 3, **config: Any
+) -> Case:
+    model, batch = tiny.build_tiny(**config), shared_batch(size)
+    recipe = make_recipe("sum", {name: ALL[name] for name in objectives}, known=model.objectives, seed=0)
+    loss = PretrainingLoss(model=model, recipe=recipe, mask_probability=probability)
+    return Case(model, lambda b: loss(b, update=0, generator=generator(seed)), lambda i, j: rows(batch, i, j), size)
+
+
+def passes(scheme: str, size: int = 7) -> Case:
+    model, batch = tiny.build_tiny(), shared_batch(size)
+    loss = two_pass(model, scheme)
+    return Case(model, lambda b: loss(b, update=0, generator=generator(3)), lambda i, j: rows(batch, i, j), size)
+
+
+def toy_in(folder: Path) -> Toy:
+    return Toy(folder / "shards", Tokenizer.load(folder / "tokenizer"))
+
+
+def fine_tuning(folder: Path, task: str, size: int, **info: Any) -> Case:
+    toy = toy_in(folder)
+    model = make(toy, task, **info).double()
+    dataset = ShardDataset(toy.shards, "train", model.view)
+    return Case(model, model.loss, lambda i, j: collated(model.collate, dataset, i, j), size)
+
+
+def reward(folder: Path, baseline: str, size: int) -> Case:
+    toy = toy_in(folder)
+    model = make(toy, "captioning")
+    learn_captions(model, toy, 12)  # or nothing it says earns anything
+    model.double()
+    dataset = ShardDataset(toy.shards, "train", "images")
+    params = SelfCriticalParams(samples=3, baseline=baseline)  # type: ignore[arg-type]
+    made = self_critical_loss(model, params, toy.shards, {}, folder)
+    loss = GivenSamples(made.captioning, made.reward, params)
+    return Case(
+        model,
+        lambda b: loss(b, update=0, generator=generator(3)),
+        lambda i, j: collated(model.collate, dataset, i, j),
+        size,
+    )
+
+
+class GivenSamples(SelfCriticalLoss):
+    """Draws by the image's id, so that each image gets the same descriptions in whatever process it is."""
+
+    def _draw(self, batch: Batch, generator: torch.Generator) -> tuple[list[list[Hypothesis]], list[Hypothesis]]:
+        drawn = []
+        for i, image_id in enumerate(batch.image_ids):
+            own = torch.Generator().manual_seed(zlib.crc32(image_id.encode()))
+            image = rows(batch, i, i + 1).image
+            count = self.params.samples + 1
+            drawn += sample(self.captioning.model, image, num_samples=count, generator=own, **self._ends)
+        return [group[1:] for group in drawn], [group[0] for group in drawn]
+
+
+def shared_batch(size: int) -> Batch:
+    """Pairs of which two that lie in different processes, and two in the same, show one image."""
+    batch = tiny.random_batch(size)
+    names = ["a", "b", "b", "c", "d", "a", "e"][:size]
+    return replace(batch, image_ids=tuple(names))
+
+
+def rows(batch: Batch, first: int, last: int) -> Batch:
+    """Without the padding that these rows do not need; a batch of none keeps a row's width."""
+    some = slice(first, last) if first < last else slice(0, 1)
+    image, text = batch.image, batch.text
+    assert isinstance(image, Regions)
+    regions, tokens = int(image.mask_BR[some].sum(1).max()), int(text.mask_BT[some].sum(1).max())
+    cut = replace(
+        batch,
+        sample_ids=batch.sample_ids[some],
+        image_ids=batch.image_ids[some],
+        image=Regions(**{name: getattr(image, name)[some, :regions] for name in vars(image)}),
+        text=Text(ids_BT=text.ids_BT[some, :tokens], mask_BT=text.mask_BT[some, :tokens]),
+    )
+    return cut if first < last else cut.none()
+
+
+def collated(collate: Callable[[list[Any]], Batch], dataset: ShardDataset, first: int, last: int) -> Batch:
+    batch = double(collate([dataset[i] for i in range(first, max(first + 1, last))]))
+    return batch if first < last else batch.none()
+
+
+def seed_without_words() -> int:
+    """A seed that masks words of the second process's rows only."""
+    mask_BT = shared_batch(7).text.mask_BT
+    for seed in range(1000):
+        words_BT = select_tokens(mask_BT, 0.05, generator(seed))
+        if not words_BT[:3].any() and words_BT[3:].any():
+            return seed
+    raise AssertionError("no such seed")
+
+
+def share(size: int, rank: int, world_size: int) -> tuple[int, int]:
+    return size * rank // world_size, size * (rank + 1) // world_size
+
+
+class Learner(nn.Module):
+    """What DDP wraps: the loss inside the forward pass, as in the training loop."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.module, self.loss = case.module, case.loss
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        loss = self.loss(batch)
+        return loss.total, loss.parts
+
+
+def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Gradients of the whole batch, and the parts, as this process sees them."""
+    learner: nn.Module = Learner(case)
+    if world_size > 1:
+        learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
+    case.module.train()
+    total, parts = learner(case.rows(*share(case.size, rank, world_size)))
+    total.backward()
+    gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in case.module.named_parameters()
+    }
+    return gradients, {name: float(value) for name, value in parts.items()}
+
+
+def gathered(rank: int) -> dict[str, Tensor]:
+    """This rank's rows (three, then one), of which each rank makes a function of all rows; and their gradient."""
+    own = torch.arange(6.0, dtype=torch.float64).view(3, 2) if rank == 0 else torch.tensor([[7.0, 8.0]]).double()
+    own.requires_grad_()
+    rows_G2 = gather_rows(own)
+    (rows_G2**2 * (rank + 1)).sum().backward()
+    assert own.grad is not None
+    return {"rows": rows_G2.detach(), "gradient": own.grad, "previous": previous_rows(own[:, :, None]).detach()}
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    every = {name: make_case() for name, make_case in cases(folder).items()}
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    save_file(gathered(rank), folder / f"gathered-{rank}.safetensors")
+    parts: dict[str, dict[str, float]] = {}
+    for name, case in every.items():
+        gradients, parts[name] = learn(case, rank, world_size)
+        save_file(gradients, folder / f"{name}-{rank}.safetensors")
+    (folder / f"parts-{rank}.json").write_text(json.dumps(parts))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,58 @@
+"""Two processes that share a batch learn what one process learns from all of it: every objective, in float64."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rank_cases import cases, learn
+from safetensors.torch import load_file
+from toy_world import make_toy
+
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes learned from every case, in one go: most of their time is imports."""
+    folder = tmp_path_factory.mktemp("ranks")
+    make_toy(folder)
+    script = Path(__file__).with_name("rank_cases.py")
+    processes = [
+        subprocess.Popen([sys.executable, str(script), str(rank), str(RANKS), str(folder)]) for rank in range(RANKS)
+    ]
+    try:
+        assert [process.wait(timeout=120) for process in processes] == [0] * RANKS
+    finally:
+        for process in processes:
+            process.kill()
+    return folder
+
+
+@pytest.mark.parametrize("name", list(cases(Path())))
+def test_processes_learn_what_one_learns(learned: Path, name: str) -> None:
+    case = cases(learned)[name]()
+    wanted, parts = learn(case)
+    anything = any(bool(gradient.any()) for gradient in wanted.values())
+    assert anything or name == "retrieval_1"  # a batch of one has no negatives
+    for rank in range(RANKS):
+        said = json.loads((learned / f"parts-{rank}.json").read_text())[name]
+        assert said == pytest.approx(parts, rel=1e-5, abs=1e-7)
+        found = load_file(learned / f"{name}-{rank}.safetensors")
+        for parameter, gradient in wanted.items():
+            difference = (found[parameter] - gradient).abs().max().item()
+            assert difference < 1e-9, parameter
+
+
+def test_gathered_rows_carry_gradients_home(learned: Path) -> None:
+    """Each process derives its own function of all rows: a row's gradient is the sum of what all of them derived."""
+    rows = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [7.0, 8.0]], dtype=torch.float64)
+    for rank, own in enumerate((slice(0, 3), slice(3, 4))):
+        found = load_file(learned / f"gathered-{rank}.safetensors")
+        assert torch.equal(found["rows"], rows)
+        assert torch.equal(found["gradient"], 2 * rows[own] * (1 + 2))
+        assert torch.equal(found["previous"][:, :, 0], rows.roll(1, 0)[own])
