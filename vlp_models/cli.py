@@ -48,13 +48,9 @@ def stage(
     params: Annotated[str, typer.Option(help="The params file.")] = "params.yaml",
 ) -> None:
     """Runs one stage by itself. `dvc repro` calls this, and decides which stages need it."""
-    import importlib
+    from vlp_models.commands import run_stage
 
-    from vlp_models.params import load_params
-    from vlp_models.stages.workspace import Workspace
-
-    module = importlib.import_module(f"vlp_models.stages.{name.value}")
-    module.run(load_params(params), Workspace(), key)
+    run_stage(name.value, key, params)
 
 
 @app.command()

@@ -15,6 +15,27 @@ if TYPE_CHECKING:
     from vlp_models.params import Params
 
 
+ON_CLUSTER = ("features", "shards")
+
+
+def run_stage(name: str, key: str, params_file: str) -> None:
+    """One stage; features and shards on the cluster of params.yaml, if it names one (flows/cluster.py)."""
+    import importlib
+
+    from vlp_models.params import load_params
+    from vlp_models.stages.workspace import Workspace
+
+    params = load_params(params_file)
+    if name in ON_CLUSTER and params.cluster.address:
+        # A process: what is under the flows does not import them.
+        command = [sys.executable, "-m", "flows.cluster", name, "--params", params_file]
+        code = subprocess.run(command).returncode
+        if code:
+            raise SystemExit(code)
+        return
+    importlib.import_module(f"vlp_models.stages.{name}").run(params, Workspace(), key)
+
+
 def run_pipeline(targets: list[str]) -> int:
     """`dvc repro`, then the results table, the report's path and the command that opens MLflow. Returns DVC's code."""
     from vlp_models.params import load_params

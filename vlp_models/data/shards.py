@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,13 +100,16 @@ def key_of(image_id: str) -> str:
 
 
 class ShardWriter:
-    """Writes one split; call `add` for images in the order of their ids, then `close`."""
+    """Writes one split; call `add` for images in the order of their ids, then `close`.
 
-    def __init__(self, directory: Path, split: str, images_per_shard: int) -> None:
+    first: the number of the first shard, where others write the ones before it (`join_parts`).
+    """
+
+    def __init__(self, directory: Path, split: str, images_per_shard: int, first: int = 0) -> None:
         self._directory = directory
         self._split = split
         self._images_per_shard = images_per_shard
-        self._number = -1
+        self._number = first - 1
         self._tar: tarfile.TarFile | None = None
         self._in_shard = 0
         self._rows: list[dict[str, Any]] = []
@@ -161,6 +166,19 @@ class ShardWriter:
         offset = self._tar.offset + tarfile.BLOCKSIZE
         self._tar.addfile(info, io.BytesIO(data))
         return offset, len(data)
+
+
+def join_parts(directory: Path, split: str, parts: Iterable[Path]) -> None:
+    """Moves the shards of each part, a folder that a `ShardWriter` has filled, into `directory`, and joins the indices.
+
+    The result is, byte for byte, what one writer would have written; a part is one shard.
+    """
+    with pq.ParquetWriter(directory / index_name(split), INDEX_SCHEMA, compression="zstd") as index:
+        for part in parts:
+            rows = pq.read_table(part / index_name(split), schema=INDEX_SCHEMA)
+            index.write_table(pa.Table.from_pydict(rows.to_pydict(), schema=INDEX_SCHEMA))
+            for tar in part.glob("*.tar"):
+                shutil.move(tar, directory / tar.name)
 
 
 def _texts(record: ImageRecord) -> dict[str, list[dict[str, Any]]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlp_models.errors import ParamsError
+from vlp_models.params.cluster import ClusterParams
 from vlp_models.params.data import (
     DetectorParams,
     FeaturesParams,
@@ -31,6 +32,7 @@ from vlp_models.params.training import (
 )
 
 __all__ = [
+    "ClusterParams",
     "DetectorParams",
     "EvaluateParams",
     "FeaturesParams",
@@ -75,6 +77,7 @@ class Params:
     evaluate: EvaluateParams
     tracking: TrackingParams
     promotion: PromotionParams = field(default_factory=PromotionParams)
+    cluster: ClusterParams = field(default_factory=ClusterParams)
 
 
 def load_params(path: Path | str = "params.yaml") -> Params:

@@ -1,14 +1,17 @@
 """features: the regions of every validated image, from the detector, from symbols or imported.
 
-Finished chunks wait under .work; after an interruption only the others are made.
+Each chunk is a part that any process can make. Finished ones wait under .work; after an interruption only the others
+are made. The result does not depend on who made them.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ from vlp_models.data import features as storage
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
+from vlp_models.stages.mapper import LocalMapper, Mapper
 from vlp_models.stages.workspace import (
     Workspace,
     fingerprint,
@@ -33,8 +37,11 @@ Row = dict[str, Any]
 MAX_MISSING = 0.01  # of a split's images
 
 
-def run(params: Params, workspace: Workspace, key: str = "") -> None:
+def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | None = None) -> None:
     """Writes data/features (docs/contracts.md, "Features"), with a quarantine.parquet of what was left out.
+
+    Args:
+        mapper: who makes the chunks; by default `cluster.workers` processes.
 
     Raises:
         DataError: an image or an imported file can't be read, or a split has more than 1% of images without features.
@@ -43,6 +50,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     p = params.features
     _check(p)
+    mapper = mapper or LocalMapper(params.cluster.workers)
     with measured(workspace, "features"):
         validated = need(workspace.validated, "validate")
         images = read_table("images", validated).sort_by("image_id").to_pylist()
@@ -53,7 +61,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         )
         work = workspace.work("features", print_)
         start = time.perf_counter()
-        made = _make_chunks(source, images, work)
+        made = _make_chunks(mapper, source, params, images, workspace.root, work)
         seconds = time.perf_counter() - start
         notes = [row for path in sorted(work.glob("notes-*.json")) for row in json.loads(path.read_text("utf-8"))]
         _refuse_missing(notes, images, workspace)
@@ -127,29 +135,62 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
     return DetectorSource(extractor, workspace.root)
 
 
-def _make_chunks(source: RegionSource, images: list[Row], work: Path) -> int:
+Chunk = tuple[int, list[Row]]  # its number, and its rows of the images table
+
+
+def _make_chunks(
+    mapper: Mapper, source: RegionSource, params: Params, images: list[Row], root: Path, work: Path
+) -> int:
     """Makes the chunks that `work` lacks; returns how many images that took."""
     from vlp_models.vision.progress import progress_bar
 
     made = 0
     start = time.perf_counter()
+    chunks = [
+        (number, images[first : first + storage.CHUNK_IMAGES])
+        for number, first in enumerate(range(0, len(images), storage.CHUNK_IMAGES))
+    ]
+    missing = [(number, rows) for number, rows in chunks if not _finished(work / storage.chunk_name(number), rows)]
     with progress_bar("features", len(images), "images") as bar:
+        bar.advance(by=len(images) - sum(len(rows) for _, rows in missing))
 
         def advance(count: int) -> None:
             nonlocal made
             made += count
             bar.advance(f"{made / (time.perf_counter() - start):.0f} images/s", by=count)
 
-        for number, first in enumerate(range(0, len(images), storage.CHUNK_IMAGES)):
-            rows = images[first : first + storage.CHUNK_IMAGES]
-            if _finished(work / storage.chunk_name(number), rows):
-                bar.advance(by=len(rows))
-                continue
-            regions, notes = source.regions(rows, advance)
-            write_text(work / f"notes-{number:05d}.json", json.dumps(notes))  # before the chunk, which says "done"
-            ids = [row["image_id"] for row in rows]
-            storage.write_chunk(work, number, list(zip(ids, regions, strict=True)))
+        if isinstance(mapper, LocalMapper) and mapper.workers == 1:  # with the source at hand, image by image
+            for chunk in missing:
+                _make_chunk(chunk, source, work, advance)
+        else:
+            make = functools.partial(_make_chunk_elsewhere, params=params, root=root, work=work)
+            for count in mapper.map(make, missing):
+                advance(count)
     return made
+
+
+def _make_chunk(chunk: Chunk, source: RegionSource, work: Path, advance: Callable[[int], None]) -> None:
+    number, rows = chunk
+    regions, notes = source.regions(rows, advance)
+    write_text(work / f"notes-{number:05d}.json", json.dumps(notes))  # before the chunk, which says "done"
+    ids = [row["image_id"] for row in rows]
+    storage.write_chunk(work, number, list(zip(ids, regions, strict=True)))
+
+
+def _make_chunk_elsewhere(chunk: Chunk, *, params: Params, root: Path, work: Path) -> int:
+    """In a process of its own, which opens the source for its first chunk. Returns the number of images."""
+    _make_chunk(chunk, _source(work, params, root), work, lambda count: None)
+    return len(chunk[1])
+
+
+_opened: dict[Path, RegionSource] = {}  # of the run that this process works for; `work` is its identity
+
+
+def _source(work: Path, params: Params, root: Path) -> RegionSource:
+    if work not in _opened:
+        _opened.clear()
+        _opened[work] = _open(params, Workspace(root))
+    return _opened[work]
 
 
 def _finished(path: Path, rows: list[Row]) -> bool:

@@ -1,10 +1,18 @@
-"""shards: the validated tables and the region features, packed for training."""
+"""shards: the validated tables and the region features, packed for training.
+
+Each shard is a part that any process can make; finished ones wait under .work, and after an interruption only the
+others are made. The result does not depend on who made them.
+"""
 
 from __future__ import annotations
 
+import functools
 import io
+import shutil
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +22,30 @@ import pyarrow.compute as pc
 
 from vlp_models.data.archive import check_tar
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.shards import VIEW_COLUMNS, ImageRecord, ShardWriter, join_parts
 from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, to_plain
+from vlp_models.stages.mapper import LocalMapper, Mapper
 from vlp_models.stages.workspace import (
     Workspace,
+    fingerprint,
     measured,
     need,
     output_directory,
+    read_json,
+    write_json,
     write_manifest,
 )
 
 TEXT_TABLES = ("captions", "questions", "statements", "choices")
 
 
-def run(params: Params, workspace: Workspace, key: str = "") -> None:
+def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | None = None) -> None:
     """Writes data/shards: tars and an index for each split, an empty index for a split without images.
+
+    Args:
+        mapper: who makes the shards; by default `cluster.workers` processes.
 
     Raises:
         DataError: an image has no entry in data/features, or (with `shards.pixels`) no readable file.
@@ -39,37 +54,25 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     p = params.shards
     if p.images_per_shard < 1:
         raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}`; at least 1")
+    mapper = mapper or LocalMapper(params.cluster.workers)
     with measured(workspace, "shards"):
         validated = need(workspace.validated, "validate")
         store = FeatureStore(need(workspace.features, "features"))
         images = read_table("images", validated)
         _check_features(images, store, workspace)
         tables = {name: read_table(name, validated) for name in TEXT_TABLES}
-        counts = {}
+        work = _work(workspace, to_plain(p))
+        make = functools.partial(
+            _make_shard, root=workspace.root, features=workspace.features, work=work, pixels=p.pixels
+        )
+        counts: dict[str, dict[str, int]] = {}
         with output_directory(workspace.shards) as directory:
+            every = chain.from_iterable(_shards(images, tables, split, p.images_per_shard) for split in SPLITS)
+            names = list(mapper.map(make, every))
             for split in SPLITS:
-                writer = ShardWriter(directory, split, p.images_per_shard)
-                of_split = images.filter(pc.equal(images["split"], split)).sort_by("image_id")
-                for record in _progress(_records(of_split, tables, p.images_per_shard), len(of_split), split):
-                    pixels = _read_pixels(workspace.root / record["path"]) if p.pixels else (None, "")
-                    writer.add(
-                        ImageRecord(
-                            image_id=record["image_id"],
-                            source=record["source"],
-                            width=record["width"],
-                            height=record["height"],
-                            regions=store.get(record["image_id"]),
-                            captions=record["captions"],
-                            questions=record["questions"],
-                            statements=record["statements"],
-                            choices=record["choices"],
-                            pixels=pixels[0],
-                            pixels_extension=pixels[1],
-                        )
-                    )
-                counts[split] = writer.close()
-            for tar in sorted(directory.glob("*.tar")):
-                check_tar(tar)
+                parts = [work / name for name in names if name.startswith(f"{split}-")]
+                counts[split] = _total(parts)
+                join_parts(directory, split, parts)
             write_manifest(
                 directory,
                 stage="shards",
@@ -81,8 +84,74 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 num_classes=len(store.classes),
                 detector_id=store.detector_id,
             )
+        shutil.rmtree(work)
     for split, n in counts.items():
         print(f"shards {split}: " + ", ".join(f"{count:,} {name}" for name, count in n.items() if count))
+
+
+Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, the images' rows with their texts
+COUNTS = "counts.json"
+
+
+def _work(workspace: Workspace, settings: dict[str, Any]) -> Path:
+    """Where finished shards wait. The chunks of features are told apart by size and time: there may be terabytes."""
+    chunks = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in workspace.features.glob("*.safetensors"))
+    inputs = {"validated": workspace.validated, "features": workspace.features / "manifest.json"}
+    return workspace.work("shards", fingerprint({"shards": settings, "chunks": chunks}, inputs))
+
+
+def _shards(images: pa.Table, tables: dict[str, pa.Table], split: str, size: int) -> Iterator[Shard]:
+    of_split = images.filter(pc.equal(images["split"], split)).sort_by("image_id")
+    records = _progress(_records(of_split, tables, size), len(of_split), split)
+    number = 0
+    while rows := list(islice(records, size)):
+        yield split, number, rows
+        number += 1
+
+
+def _make_shard(shard: Shard, *, root: Path, features: Path, work: Path, pixels: bool) -> str:
+    """Makes one shard with its index, unless `work` has it; returns its folder's name there."""
+    split, number, records = shard
+    part = work / f"{split}-{number:05d}"
+    if part.exists():
+        return part.name
+    store = _store(features, (features / "manifest.json").stat().st_mtime_ns)
+    with output_directory(part) as directory:
+        writer = ShardWriter(directory, split, len(records), first=number)
+        for record in records:
+            data, extension = _read_pixels(root / record["path"]) if pixels else (None, "")
+            writer.add(
+                ImageRecord(
+                    image_id=record["image_id"],
+                    source=record["source"],
+                    width=record["width"],
+                    height=record["height"],
+                    regions=store.get(record["image_id"]),
+                    captions=record["captions"],
+                    questions=record["questions"],
+                    statements=record["statements"],
+                    choices=record["choices"],
+                    pixels=data,
+                    pixels_extension=extension,
+                )
+            )
+        write_json(directory / COUNTS, writer.close())
+        for tar in directory.glob("*.tar"):
+            check_tar(tar)
+    return part.name
+
+
+@functools.lru_cache(maxsize=1)
+def _store(features: Path, changed: int) -> FeatureStore:
+    """Opened once a process, not once a shard."""
+    return FeatureStore(features)
+
+
+def _total(parts: Iterable[Path]) -> dict[str, int]:
+    total = Counter(dict.fromkeys((*VIEW_COLUMNS, "regions", "shards"), 0))
+    for part in parts:
+        total.update(read_json(part / COUNTS))
+    return dict(total)
 
 
 def _check_features(images: pa.Table, store: FeatureStore, workspace: Workspace) -> None:

@@ -1,0 +1,64 @@
+"""A training over two processes, started as a user would: run by test_distributed_fit.py.
+
+    python rank_fit.py FOLDER SETTINGS        Lightning starts the second process itself
+
+FOLDER: of a toy world; SETTINGS: JSON, what `Toy.fit` takes, `config`, what `Toy.model` takes, and `signal`, what
+`SignalAt` does. Each process writes the weights it ends with to FOLDER/WORK/weights-RANK.safetensors, the first
+one also its log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from safetensors.torch import save_file
+from toy_world import Toy, untimed
+
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import VLPError
+
+
+class SignalAt:
+    """A tracker that sends a real signal once update `step` is saved, to some ranks or to the whole process group."""
+
+    def __init__(self, work: Path, step: int, number: int, to: list[int] | str) -> None:
+        self.work = work
+        self.checkpoint = work / f"step-{step:08d}.ckpt"
+        self.number = number
+        self.to = to
+
+    def sync(self, log: Path) -> None:
+        if not self.checkpoint.exists():
+            return
+        if self.to == "group":
+            os.killpg(os.getpgrp(), self.number)
+        for rank in self.to if isinstance(self.to, list) else []:
+            os.kill(int((self.work / f"pid-{rank}").read_text()), self.number)
+
+
+def main(folder: Path, settings: dict[str, Any]) -> None:
+    toy = Toy(folder / "shards", Tokenizer.load(folder / "tokenizer"))
+    work = folder / settings.pop("work")
+    work.mkdir(exist_ok=True)
+    (work / f"pid-{os.environ.get('LOCAL_RANK', '0')}").write_text(str(os.getpid()))
+    model = toy.model(**settings.pop("config", {}))
+    signal = settings.pop("signal", None)
+    tracker = SignalAt(work, **signal) if signal else None
+    model, result = toy.fit(work, model, tracker=tracker, **{"devices": 2, **settings})
+    save_file(model.state_dict(), work / f"weights-{0 if result.is_main else 1}.safetensors")
+    if result.is_main:
+        (work / "rows.json").write_text(json.dumps([result.resumed_from, untimed(result.rows)]))
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    except VLPError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

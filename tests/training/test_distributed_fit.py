@@ -1,0 +1,184 @@
+"""Trainings over two processes on a CPU, started, stopped and killed for real.
+
+43 training samples in batches of 6 leave one for an epoch's last batch, so that one process has none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from toy_world import Toy, untimed, write_shards, write_tokenizer
+
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import ParamsError
+
+SCRIPT = str(Path(__file__).with_name("rank_fit.py"))
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+STILL = {"dropout": 0.0, "attention_dropout": 0.0}
+EVERYTHING = {"optimizer": {"muon_lr": 3e-3, "clip_norm": 0.5}, "ema_decay": 0.9, "batch_size": 6}
+STEPS = 16
+LONGEST = 150  # seconds: a run that hangs fails here
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    write_shards(folder / "shards", train=43, val=7)
+    write_tokenizer(folder / "tokenizer")
+    return folder
+
+
+def run(world: Path, work: str, launcher: list[str] | None = None, **settings: Any) -> tuple[int, str]:
+    """Exit code and stderr of the process that a user would have started."""
+    command = [sys.executable, *(launcher or []), SCRIPT, str(world), json.dumps({"work": work, **settings})]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    try:
+        _, said = process.communicate(timeout=LONGEST)
+    finally:
+        process.kill()
+    return process.returncode, said
+
+
+def result(world: Path, work: str) -> tuple[dict[str, torch.Tensor], int, list[dict[str, Any]]]:
+    """Both processes' weights, which must be the same; the update that the run went on from; the log."""
+    first, second = (load_file(world / work / f"weights-{rank}.safetensors") for rank in (0, 1))
+    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+    return first, *json.loads((world / work / "rows.json").read_text())
+
+
+def apart(work: Path, world: Path, weights: dict[str, torch.Tensor], **settings: Any) -> tuple[float, Any]:
+    """How far from what one process ends with, as a part of the way that its weights went; and its result."""
+    toy = Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
+    start = toy.model(**STILL).state_dict()
+    model, alone = toy.fit(work, toy.model(**STILL), **settings)
+    end = model.state_dict()
+    moved = torch.cat([(end[name] - start[name]).flatten() for name in end]).norm()
+    distance = torch.cat([(end[name] - weights[name]).flatten() for name in end]).norm()
+    return float(distance / moved), alone
+
+
+def test_two_processes_end_as_one(world: Path, tmp_path: Path) -> None:
+    """All objectives, clipping, EMA, an epoch's uneven end, validation; Lightning starts the second process."""
+    # AdamW divides by what is nearly nothing, and makes much of float32's order of adding up, unless eps is larger.
+    settings = {**EVERYTHING, "optimizer": {"clip_norm": 0.5, "eps": 1e-4}}
+    code, said = run(world, "two", config=STILL, **settings)
+    assert code == 0, said
+    weights, _, rows = result(world, "two")
+    distance, alone = apart(tmp_path, world, weights, **settings)
+    assert distance < 1e-5
+    assert alone.steps == STEPS == rows[-1]["step"]
+    for row, wanted in zip(rows, untimed(alone.rows), strict=True):
+        assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert len(list((world / "two").glob("*.ckpt"))) == 2
+    assert (world / "two" / "log.jsonl").read_text().count("\n") == STEPS  # written once, not twice
+
+
+@pytest.mark.long
+def test_two_processes_end_as_one_with_muon(world: Path, tmp_path: Path) -> None:
+    """Its orthogonalisation, in bfloat16, makes more of float32's order of adding up; the ranks agree bitwise."""
+    settings = {**EVERYTHING, "optimizer": {"muon_lr": 3e-3, "eps": 1e-4}}
+    code, said = run(world, "muon", config=STILL, **settings)
+    assert code == 0, said
+    assert apart(tmp_path, world, result(world, "muon")[0], **settings)[0] < 0.05
+
+
+def test_a_batch_that_can_not_be_shared_evenly(world: Path) -> None:
+    from vlp_models.training.data import LoaderFactory
+
+    loaders = LoaderFactory(
+        world / "shards", "captions", sources={}, collate=lambda s: s, batch_size=10, num_workers=0, seed=1
+    )
+    with pytest.raises(ParamsError, match=r"batch_size: 10.* 4 of them .* evenly; 8 would do"):
+        loaders(0, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"strategy": "fsdp"}, "needs GPUs"),
+        ({"num_nodes": 0}, r"num_nodes: 0"),
+        ({"devices": 2, "config": {"pooler_batch_norm": True}}, "normalises over the batch"),
+    ],
+)
+def test_what_does_not_go_together(world: Path, tmp_path: Path, settings: dict[str, Any], text: str) -> None:
+    toy = Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
+    settings = dict(settings)
+    with pytest.raises(ParamsError, match=text):
+        toy.fit(tmp_path, toy.model(**settings.pop("config", {})), **settings)
+
+
+def test_torchrun_and_params_must_agree(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    toy = Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
+    with pytest.raises(ParamsError, match=r"are 2 processes, but torchrun has started 8"):
+        toy.fit(tmp_path, devices=2)
+
+
+def test_fsdp_takes_blocks_and_refuses_muon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How it is set up; no GPU, so it is not run."""
+    from dataclasses import replace
+
+    from toy_world import TRAINER
+
+    from vlp_models.models.layers.blocks import BLOCKS
+    from vlp_models.params import OptimizerParams
+    from vlp_models.training import strategy
+
+    params = replace(TRAINER, strategy="fsdp", accelerator="cuda", devices=8)
+    made = strategy._strategy(params, 8)
+    assert made._state_dict_type == "full" and made.kwargs["use_orig_params"]  # type: ignore[union-attr]
+    assert made.kwargs["auto_wrap_policy"]._module_classes == set(BLOCKS)  # type: ignore[union-attr]
+    for optimizer, text in (({"muon_lr": 1e-3}, "Muon"), ({"ema_decay": 0.9}, "average weights")):
+        with pytest.raises(ParamsError, match=text):
+            strategy._check_strategy(params, OptimizerParams(lr=1e-3, **optimizer), torch.nn.Linear(1, 1), 8, False)
+
+
+@pytest.fixture(scope="module")
+def whole(world: Path) -> tuple[dict[str, torch.Tensor], int, list[dict[str, Any]]]:
+    """A run of two processes that nothing disturbs, with dropout."""
+    code, said = run(world, "whole", **EVERYTHING)
+    assert code == 0, said
+    return result(world, "whole")
+
+
+def ends_the_same(world: Path, work: str, whole: Any, step: int, launcher: list[str] | None = None) -> None:
+    code, said = run(world, work, launcher, **EVERYTHING)
+    assert code == 0, said
+    weights, resumed_from, rows = result(world, work)
+    assert resumed_from == step
+    assert rows == whole[2]
+    assert all(torch.equal(weights[name], weight) for name, weight in whole[0].items())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["lightning", "torchrun"])
+@pytest.mark.parametrize("to", [[0], [1], "group"], ids=["first", "second", "group"])
+def test_told_to_stop_all_processes_stop_at_one_update(world: Path, whole: Any, to: Any, launcher: Any) -> None:
+    number = signal.SIGINT if to == [1] else signal.SIGTERM
+    work = f"stopped-{to}-{launcher is None}"
+    code, said = run(world, work, launcher, signal={"step": 6, "number": number, "to": to}, **EVERYTHING)
+    assert code == (75 if launcher is None else 1), said  # torchrun has an exit code of its own
+    assert "is saved, the same command goes on from there" in said
+    points = sorted(path.name for path in (world / work).glob("*.ckpt"))
+    ends_the_same(world, work, whole, int(points[-1][5:13]), launcher)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["lightning", "torchrun"])
+@pytest.mark.parametrize("to", [[0], [1], [1, 0]], ids=["first", "second", "both"])
+def test_killed_the_others_end_and_a_rerun_ends_the_same(world: Path, whole: Any, to: Any, launcher: Any) -> None:
+    work = f"killed-{to}-{launcher is None}"
+    code, said = run(world, work, launcher, signal={"step": 6, "number": signal.SIGKILL, "to": to}, **EVERYTHING)
+    assert code not in (0, 75) or "has ended" in said
+    ends_the_same(world, work, whole, 6, launcher)

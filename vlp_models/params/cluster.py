@@ -1,0 +1,18 @@
+"""The section of params.yaml that says who makes features and shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterParams:
+    """Without an address, processes of this machine; with one, a running Dask or Ray cluster (flows/cluster.py).
+
+    The cluster's machines see the project's folder under the same path, and have this package installed.
+    """
+
+    kind: Literal["dask", "ray"] = "dask"
+    address: str = ""  # e.g. tcp://scheduler:8786 (dask) or ray://head:10001 (ray)
+    workers: int = 1  # processes of this machine, without an address; with one, how many parts are under way at once
