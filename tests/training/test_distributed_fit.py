@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 
 SCRIPT = str(Path(__file__).with_name("rank_fit.py"))
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 EVERYTHING = {"optimizer": {"muon_lr": 3e-3, "clip_norm": 0.5}, "ema_decay": 0.9, "batch_size": 6}
 STEPS = 16
@@ -43,7 +45,8 @@ def run(world: Path, work: str, launcher: list[str] | None = None, **settings: A
     try:
         _, said = process.communicate(timeout=LONGEST)
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever it has started and left behind
     return process.returncode, said
 
 
