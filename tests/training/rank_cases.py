@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from toy_tasks import double, make
 from toy_tasks import learn as learn_captions
 from toy_world import Toy
@@ -33,11 +35,13 @@ from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.sampling import sample
 from vlp_models.decoding.steps import Hypothesis
+from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import select_tokens
 from vlp_models.objectives.ranks import gather_rows, previous_rows
 from vlp_models.params import SelfCriticalParams
 from vlp_models.tasks.self_critical import SelfCriticalLoss, self_critical_loss
+from vlp_models.training.fsdp import put_back
 from vlp_models.training.recipe import PretrainingLoss, make_recipe
 
 
@@ -214,6 +218,24 @@ def gathered(rank: int) -> dict[str, Tensor]:
     return {"rows": rows_G2.detach(), "gradient": own.grad, "previous": previous_rows(own[:, :, None]).detach()}
 
 
+def check_put_back() -> None:
+    """A model that FSDP has wrapped is itself again, keys, weights and modules (on a CPU FSDP can do that much)."""
+    model = tiny.build_tiny()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    wrapped = FullyShardedDataParallel(
+        nn.ModuleDict({"model": model}),
+        auto_wrap_policy=ModuleWrapPolicy(set(BLOCKS)),
+        use_orig_params=True,
+        sharding_strategy=ShardingStrategy.NO_SHARD,
+        device_id=torch.device("cpu"),
+    )
+    with FullyShardedDataParallel.state_dict_type(wrapped, StateDictType.FULL_STATE_DICT):
+        weights = {name.removeprefix("model."): weight.clone() for name, weight in wrapped.state_dict().items()}
+    put_back(model, weights)
+    after = model.state_dict()
+    assert list(after) == list(before) and all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     every = {name: make_case() for name, make_case in cases(folder).items()}
     dist.init_process_group(
@@ -224,6 +246,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         timeout=timedelta(seconds=60),
     )
     save_file(gathered(rank), folder / f"gathered-{rank}.safetensors")
+    check_put_back()
     parts: dict[str, dict[str, float]] = {}
     for name, case in every.items():
         gradients, parts[name] = learn(case, rank, world_size)

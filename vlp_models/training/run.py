@@ -24,6 +24,7 @@ from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, 
 from vlp_models.params import OptimizerParams, TrainerParams
 from vlp_models.training.curve import LOG, Recorder, read_log, truncate_log
 from vlp_models.training.ema import WeightAverage
+from vlp_models.training.fsdp import WholeWeights, put_back
 from vlp_models.training.module import LossFunction, TrainingModule
 from vlp_models.training.progress import ProgressDisplay
 from vlp_models.training.resume import ResumePoints, newest
@@ -132,7 +133,8 @@ def fit(
     synced = _Sync(tracker, log, resume_points) if tracker and lightning.is_global_zero else None
     display = ProgressDisplay(title, total)
     stop = CooperativeStop(resume_points)
-    wanted: list[Callback | None] = [average, recorder, resume_points, synced, display, stop]  # in this order
+    whole = WholeWeights() if trainer.strategy == "fsdp" else None
+    wanted: list[Callback | None] = [whole, average, recorder, resume_points, synced, display, stop]  # in this order
     lightning.callbacks.extend(c for c in wanted if c is not None)  # type: ignore[attr-defined]
 
     if lightning.is_global_zero:
@@ -165,6 +167,8 @@ def fit(
             f"{work}: {error}. Nothing saved is lost: make room on the disk, then run again to go on from there"
         ) from error
     seconds = time.perf_counter() - began
+    if whole is not None and whole.weights:
+        put_back(model, whole.weights)
     if average is not None:
         average.copy_to(model)
     model.to("cpu").eval()
