@@ -76,9 +76,10 @@ class VQA(TaskModel):
     def loss(self, batch: Batch) -> Loss:
         """Parts `vqa` and `vqa_accuracy`; of two classifiers the losses' sum, and the first one's accuracy."""
         targets_BA = need_targets(batch)
-        first, *others = [soft_label_answers(logits_BA, targets_BA) for logits_BA in self.logits(batch)]
-        total = first.total + sum(loss.total for loss in others)
-        return Loss(total=total, parts={**first.parts, "vqa": total.detach()})
+        losses = [soft_label_answers(logits_BA, targets_BA) for logits_BA in self.logits(batch)]
+        total = torch.stack([loss.total for loss in losses]).sum()
+        together = torch.stack([loss.parts["vqa"] for loss in losses]).sum()
+        return Loss(total=total, parts={**losses[0].parts, "vqa": together})
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
