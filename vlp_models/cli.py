@@ -78,6 +78,29 @@ def use(
 
 
 @app.command()
+def ingest(
+    check: Annotated[bool, typer.Option("--check", help="Only look: what lies there, is it finished?")] = False,
+) -> None:
+    """Takes in what was dropped: deduplicated, checked against every evaluation split, added to the dataset."""
+    from vlp_models.params import load_params
+    from vlp_models.stages.ingest import run as take_in
+    from vlp_models.stages.workspace import Workspace
+
+    take_in(load_params(), Workspace(), check)
+
+
+@app.command()
+def drift() -> None:
+    """Compares new pairs with those the model was trained on. Exit code 4: they differ, and `drift.gate` is set."""
+    from vlp_models.params import load_params
+    from vlp_models.stages.drift import run as compare
+    from vlp_models.stages.workspace import Workspace
+
+    report = compare(load_params(), Workspace())
+    raise typer.Exit(4 if report["drifted"] and report["gate"] else 0)
+
+
+@app.command()
 def caption(
     images: Annotated[list[str], typer.Argument(help="Image files.")],
     model: Annotated[str, typer.Option(help="Registered model; default: the captioning champion.")] = "",

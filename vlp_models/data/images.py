@@ -55,29 +55,50 @@ def probe(path: Path, max_pixels: int) -> ImageInfo:
             by the header), image_decodes (truncated or damaged).
     """
     content = _read(path)
+    with open_checked(content, path.suffix, max_pixels) as image:
+        width, height = image.size
+        try:
+            image.draft("RGB", (1, 1))  # JPEG: reads every byte but reconstructs an eighth of the pixels
+            image.load()
+        except Exception as error:
+            raise undecodable(error) from None
+        found = format_of(image)
+    return ImageInfo(width=width, height=height, sha256=hashlib.sha256(content).hexdigest(), format=found)
+
+
+def open_checked(content: bytes, suffix: str, max_pixels: int) -> Image.Image:
+    """Opens an image and judges its header; nothing is decoded yet. `suffix`: the file name's ending.
+
+    Raises:
+        ImageError: under image_not_empty, image_readable, image_format or image_not_a_bomb.
+    """
+    if not content:
+        raise ImageError("image_not_empty", "an empty file")
     try:
         image = Image.open(io.BytesIO(content), formats=sorted(set(FORMATS.values())))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError("image_not_a_bomb", f"{error} (Pillow's limit)") from None
     except Exception as error:  # Pillow's plugins raise anything on hostile headers
         raise ImageError("image_readable", f"not an image: begins with {content[:8]!r} ({_name(error)})") from None
-    with image:
-        found = "JPEG" if image.format == "MPO" else str(image.format)
-        expected = FORMATS.get(path.suffix.lower())
-        if expected and expected != found:
-            raise ImageError("image_format", f"named {path.suffix}, but holds {found}")
-        width, height = image.size
-        if width * height > max_pixels:
-            raise ImageError(
-                "image_not_a_bomb",
-                f"{width}x{height} is {width * height:,} pixels; validate.max_image_pixels is {max_pixels:,}",
-            )
-        try:
-            image.draft("RGB", (1, 1))  # JPEG: reads every byte but reconstructs an eighth of the pixels
-            image.load()
-        except Exception as error:
-            raise ImageError("image_decodes", f"damaged or cut short: {_name(error)}: {error}") from None
-    return ImageInfo(width=width, height=height, sha256=hashlib.sha256(content).hexdigest(), format=found)
+    found, expected = format_of(image), FORMATS.get(suffix.lower())
+    if expected and expected != found:
+        raise ImageError("image_format", f"named {suffix}, but holds {found}")
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ImageError(
+            "image_not_a_bomb",
+            f"{width}x{height} is {width * height:,} pixels; validate.max_image_pixels is {max_pixels:,}",
+        )
+    return image
+
+
+def format_of(image: Image.Image) -> str:
+    """Pillow's name of the format; a JPEG with a second picture behind the first (MPO) is a JPEG."""
+    return "JPEG" if image.format == "MPO" else str(image.format)
+
+
+def undecodable(error: Exception) -> ImageError:
+    return ImageError("image_decodes", f"damaged or cut short: {_name(error)}: {error}")
 
 
 def _read(path: Path) -> bytes:
@@ -86,12 +107,9 @@ def _read(path: Path) -> bytes:
             raise ImageError("image_present", "a directory or a device" if path.exists() else "no such file")
         if path.stat().st_size > MAX_BYTES:
             raise ImageError("image_not_a_bomb", f"more than {MAX_BYTES >> 20} MiB on disk")
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ImageError("image_present", f"can't be read: {error.strerror}") from None
-    if not content:
-        raise ImageError("image_not_empty", "an empty file")
-    return content
 
 
 def _name(error: Exception) -> str:

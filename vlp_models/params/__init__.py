@@ -16,6 +16,7 @@ from vlp_models.params.data import (
     ValidateParams,
     WorldParams,
 )
+from vlp_models.params.incoming import DriftParams, IncomingParams
 from vlp_models.params.operations import EvaluateParams, TrackingParams
 from vlp_models.params.promotion import GateParams, PromotionParams
 from vlp_models.params.schema import build, to_plain
@@ -34,10 +35,12 @@ from vlp_models.params.training import (
 __all__ = [
     "ClusterParams",
     "DetectorParams",
+    "DriftParams",
     "EvaluateParams",
     "FeaturesParams",
     "FinetuneParams",
     "GateParams",
+    "IncomingParams",
     "ModelParams",
     "OptimizerParams",
     "PairsParams",
@@ -78,6 +81,8 @@ class Params:
     tracking: TrackingParams
     promotion: PromotionParams = field(default_factory=PromotionParams)
     cluster: ClusterParams = field(default_factory=ClusterParams)
+    incoming: IncomingParams = field(default_factory=IncomingParams)
+    drift: DriftParams = field(default_factory=DriftParams)
 
 
 def load_params(path: Path | str = "params.yaml") -> Params:

@@ -40,7 +40,7 @@ class SourceParams:
     questions: dict[str, list[str]] = field(default_factory=dict)
     annotations: dict[str, list[str]] = field(default_factory=dict)
     truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
-    pairs: str = ""  # CSV or JSONL of image,caption[,split]
+    pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
     validation_directories: list[str] = field(default_factory=list)  # nlvr: train directories held out whole
     splits: list[str] = field(default_factory=list)  # nlvr, vcr: which splits to read; empty: all present
     limit: int = 0  # first records only; 0: all

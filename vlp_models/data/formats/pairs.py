@@ -3,6 +3,9 @@
 An image may stand in several rows, one caption each. Image paths are relative to the file. Where no row names a
 split, images are divided 80/10/10 by a hash of their path: the same file gives the same split on every machine, and
 new images do not move old ones (except where a handful would leave a split empty).
+
+`pairs` may be a pattern (`*/pairs.jsonl`): the files it matches are read in the order of their names, and ids begin
+with the folder of the file. A dataset in batches grows without a file being rewritten.
 """
 
 from __future__ import annotations
@@ -38,22 +41,25 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     """
     if not params.pairs:
         raise DataError(f"params: data.{name}.pairs: name the CSV or JSONL file, relative to data.{name}.root")
-    path = base / params.root / params.pairs
     tables = Tables()
     images: dict[str, Row] = {}
-    for number, (provenance, record) in enumerate(_records(path, tables), start=1):
+    files = _files(name, base / params.root, params.pairs)
+    rows = ((path, prefix, *found) for path, prefix in files for found in read_pairs(path, tables))
+    for number, (path, prefix, provenance, record) in enumerate(rows, start=1):
         if params.limit and number > params.limit:
             break
-        row_id = join_id(name, provenance.rpartition(":")[2])
+        row_id = join_id(name, prefix + provenance.rpartition(":")[2])
+        provenance = prefix + provenance
         with tables.record("captions", provenance, row_id):
             image = get_text(record, "image").strip()
             if not image or "\0" in image:
                 raise RecordError(f"`image` is not a path: {image!r}")
             text = get_sentence(record, "caption")
             split = get_text(record, "split").strip().lower() if record.get("split") is not None else ""
-            if image not in images:
-                images[image] = {
-                    "image_id": join_id(name, image.lstrip("/")),
+            key = prefix + image.lstrip("/") if prefix else image
+            if key not in images:
+                images[key] = {
+                    "image_id": join_id(name, key.lstrip("/")),
                     "source": name,
                     "split": split,
                     "path": os.path.normpath(path.parent / image),
@@ -62,8 +68,8 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                     "sha256": None,
                     "provenance": provenance,
                 }
-            elif images[image]["split"] != split:
-                first = images[image]
+            elif images[key]["split"] != split:
+                first = images[key]
                 raise RecordError(
                     f"the image is {split or 'of no split'} here and {first['split'] or 'of none'} in "
                     f"{first['provenance']}",
@@ -72,7 +78,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
             tables.captions.append(
                 {
                     "caption_id": row_id,
-                    "image_id": images[image]["image_id"],
+                    "image_id": images[key]["image_id"],
                     "text": text,
                     "provenance": provenance,
                 }
@@ -99,7 +105,26 @@ def _bucket(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big") / 2**64
 
 
-def _records(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
+def _files(name: str, root: Path, pattern: str) -> list[tuple[Path, str]]:
+    """The files of pairs, each with what its ids begin with."""
+    if "*" not in pattern:
+        return [(root / pattern, "")]
+    found = sorted(path for path in root.glob(pattern) if path.is_file() and not _hidden(path.relative_to(root)))
+    if not found:
+        raise DataError(f"{root / pattern}: no file matches data.{name}.pairs; `vlp ingest` makes the first batch")
+    return [(path, f"{path.parent.relative_to(root).as_posix()}/".removeprefix("./")) for path in found]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
+    """(provenance, record) of each row, fields as written; lines that can't be read go to `tables.quarantine`.
+
+    Raises:
+        DataError: the file is missing, of an unknown kind, or lacks the columns `image` and `caption`.
+    """
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
         return _read_csv(path, DELIMITERS[suffix], tables)

@@ -35,7 +35,8 @@ def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_imag
                 "good" if image in images else "quarantined" if image in quarantined_images else "unknown"
             )
     if table in TEXT_TABLES:
-        _add_text_columns(rows)
+        for row in rows:
+            row |= text_columns(row["text"])
     if table == "captions":
         _add_same_as(rows)
     if table == "questions":
@@ -72,13 +73,14 @@ def _add_image_columns(rows: list[Row]) -> None:
         row["pixels"] = row["width"] * row["height"] if sized else None
 
 
-def _add_text_columns(rows: list[Row]) -> None:
-    for row in rows:
-        text = row["text"]
-        row["words"] = None if text is None else len(text.split())
-        row["text_letters"] = None if text is None else language.has_letters(text)
-        row["text_clean"] = None if text is None else language.is_clean(text)
-        row["text_not_url"] = None if text is None else language.is_more_than_url(text)
+def text_columns(text: str | None) -> Row:
+    """What the rules of every text look at."""
+    return {
+        "words": None if text is None else len(text.split()),
+        "text_letters": None if text is None else language.has_letters(text),
+        "text_clean": None if text is None else language.is_clean(text),
+        "text_not_url": None if text is None else language.is_more_than_url(text),
+    }
 
 
 def _add_same_as(rows: list[Row]) -> None:

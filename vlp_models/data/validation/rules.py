@@ -5,7 +5,9 @@ A rule looks at one column, of the table itself or derived (columns.py). Nulls b
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from vlp_models.data.tables import ID_COLUMN, SPLITS
 from vlp_models.params import ValidateParams
@@ -47,6 +49,20 @@ class Rule:
     column: str
     check: Check
     reason: str
+
+
+def holds(check: Check, value: Any) -> bool:
+    """Whether one value passes; a null breaks `Present` and nothing else."""
+    if isinstance(check, Present):
+        return value is not None and value == value
+    if value is None:
+        return True
+    if isinstance(check, OneOf):
+        return value in check.values
+    if isinstance(check, Between):
+        low = check.low is None or (value > check.low if check.above else value >= check.low)
+        return low and (check.high is None or value <= check.high)
+    return re.search(check.pattern, value) is not None
 
 
 TEXT_TABLES = ("captions", "questions", "statements", "choices")

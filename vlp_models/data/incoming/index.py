@@ -1,0 +1,287 @@
+"""What is known of every picture held or tested on: its hashes, in a SQLite file that grows on disk, not in memory.
+
+The index is a cache: a batch names its pictures' hashes itself, so the index can be made again from the batches alone,
+and a batch whose entry was lost to a kill enters at the next start. Pictures of other datasets are hashed once and
+remembered by path, size and date.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlp_models.errors import DataError
+
+PAIRS, MANIFEST = "pairs.jsonl", "manifest.json"
+BLOCK = 4096
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE images (
+    id INTEGER PRIMARY KEY, origin TEXT NOT NULL, image_id TEXT NOT NULL, split TEXT NOT NULL,
+    path TEXT, size INTEGER, mtime INTEGER, sha256 BLOB NOT NULL, pixels BLOB NOT NULL, perceptual INTEGER);
+CREATE INDEX images_sha256 ON images (sha256);
+CREATE INDEX images_pixels ON images (pixels);
+CREATE INDEX images_origin ON images (origin, image_id);
+CREATE TABLE batches (name TEXT PRIMARY KEY, snapshot TEXT NOT NULL, pairs INTEGER NOT NULL);
+CREATE TABLE drops (snapshot TEXT PRIMARY KEY);
+"""
+HELD = "batch/"  # the origin of a batch's pictures; those of another dataset have "data/<name>"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A picture of the index."""
+
+    origin: str
+    image_id: str
+    split: str
+
+
+class HashIndex:
+    """One writer at a time (the caller holds the lock). A file that is no index is made anew.
+
+    Args:
+        path: the SQLite file.
+        name: what the ids of the dataset's own pictures begin with.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._name = name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.connection = self._open(path)
+        except sqlite3.DatabaseError:
+            path.unlink()
+            self.connection = self._open(path)
+
+    def _open(self, path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, isolation_level=None, uri=False)
+        try:
+            # A kill of the process loses nothing; what a power cut loses is read from the batches again.
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("PRAGMA cache_size = -16384")  # KiB: the only memory the index takes
+            connection.execute("PRAGMA temp_store = FILE")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != _VERSION:
+                if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    raise sqlite3.DatabaseError("another version")
+                connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+            return connection
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __len__(self) -> int:
+        return int(self.connection.execute("SELECT count(*) FROM images").fetchone()[0])
+
+    # -- the dataset's own batches
+
+    def sync_batches(self, dataset: Path) -> None:
+        """Makes the index agree with the batches on disk.
+
+        Raises:
+            DataError: a batch is tracked but not there, or damaged.
+        """
+        here = {path.parent.name for path in dataset.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")}
+        absent = sorted(path.stem for path in dataset.glob("*.dvc") if path.stem not in here)
+        if absent:
+            raise DataError(
+                f"{dataset}: {len(absent)} tracked batches are not here, such as {absent[0]}; without them their "
+                f"pictures would be taken in again: `dvc pull {dataset / absent[0]}.dvc` (or `dvc checkout`)"
+            )
+        known = {name for (name,) in self.connection.execute("SELECT name FROM batches")}
+        for name in sorted(known - here):
+            self._forget(name)
+        for name in sorted(here - known):
+            self._read_batch(dataset / name)
+
+    def _forget(self, name: str) -> None:
+        with self._transaction():
+            self.connection.execute("DELETE FROM images WHERE origin = ?", (HELD + name,))
+            self.connection.execute("DELETE FROM batches WHERE name = ?", (name,))
+
+    def _read_batch(self, batch: Path) -> None:
+        def rows() -> Iterator[tuple[Any, ...]]:
+            last = ""
+            with (batch / PAIRS).open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, start=1):
+                    try:
+                        row = json.loads(line)
+                        if row["image"] == last:  # captions of one picture are neighbours
+                            continue
+                        last = row["image"]
+                        perceptual = None if row["perceptual"] is None else int(row["perceptual"], 16)
+                        hashes = (bytes.fromhex(row["sha256"]), bytes.fromhex(row["pixels"]), signed(perceptual))
+                        yield (HELD + batch.name, f"{batch.name}/{last}", row["split"], *hashes)
+                    except (ValueError, KeyError, TypeError) as error:
+                        raise DataError(
+                            f"{batch / PAIRS}:{number}: damaged ({error!r}); `dvc checkout {batch}.dvc` restores it"
+                        ) from None
+
+        manifest = read_batch_manifest(batch)
+        with self._transaction():
+            self.connection.executemany(
+                "INSERT INTO images (origin, image_id, split, sha256, pixels, perceptual) VALUES (?, ?, ?, ?, ?, ?)",
+                rows(),
+            )
+            self.connection.execute(
+                "INSERT INTO batches VALUES (?, ?, ?)", (batch.name, manifest["snapshot"], manifest["counts"]["new"])
+            )
+
+    def batches(self) -> list[str]:
+        return [name for (name,) in self.connection.execute("SELECT name FROM batches ORDER BY name")]
+
+    def pairs(self) -> int:
+        return int(self.connection.execute("SELECT coalesce(sum(pairs), 0) FROM batches").fetchone()[0])
+
+    # -- drops that have been dealt with
+
+    def taken(self, snapshot: str) -> bool:
+        """Whether a drop of this snapshot has been dealt with: made a batch of, or found to hold nothing new."""
+        query = "SELECT 1 FROM batches WHERE snapshot = ?1 UNION SELECT 1 FROM drops WHERE snapshot = ?1"
+        return self.connection.execute(query, (snapshot,)).fetchone() is not None
+
+    def remember(self, snapshot: str) -> None:
+        self.connection.execute("INSERT OR IGNORE INTO drops VALUES (?)", (snapshot,))
+
+    # -- pictures of other datasets
+
+    def sync_source(
+        self,
+        source: str,
+        listed: Iterable[tuple[str, str, str]],
+        hash_files: Callable[[Iterator[tuple[int, str]]], Iterator[tuple[int, Any]]],
+    ) -> int:
+        """Makes the index agree with the pictures of another dataset; hashes those that are new or changed.
+
+        Args:
+            source: the dataset's name.
+            listed: (image id, split, path) of every picture to know.
+            hash_files: (number, path) -> (number, ImageHashes or an exception), in any order.
+
+        Returns:
+            How many could not be read. They protect nothing; `prepare` sets them aside.
+        """
+        origin = f"data/{source}"
+        run = self.connection.execute
+        run(
+            "CREATE TEMP TABLE IF NOT EXISTS wanted (image_id TEXT, split TEXT, path TEXT, size INTEGER, mtime INTEGER)"
+        )
+        run("DELETE FROM wanted")
+        unreadable = 0
+        with self._transaction():
+            for image_id, split, path in listed:
+                try:
+                    status = Path(path).stat()
+                except OSError:
+                    unreadable += 1
+                    continue
+                run(
+                    "INSERT INTO wanted VALUES (?, ?, ?, ?, ?)",
+                    (image_id, split, path, status.st_size, status.st_mtime_ns),
+                )
+        same = "(image_id, split, path, size, mtime)"
+        with self._transaction():
+            run(f"DELETE FROM images WHERE origin = ? AND {same} NOT IN (SELECT * FROM wanted)", (origin,))
+            run(
+                f"DELETE FROM wanted WHERE {same} IN "
+                "(SELECT image_id, split, path, size, mtime FROM images WHERE origin = ?)",
+                (origin,),
+            )
+        paths = ((number, path) for number, path in self._stream("SELECT rowid, path FROM wanted ORDER BY rowid"))
+        block: list[tuple[Any, ...]] = []
+        for number, found in hash_files(paths):
+            if isinstance(found, Exception):
+                unreadable += 1
+                continue
+            block.append((origin, found.sha256, found.pixels, signed(found.perceptual), number))
+            if len(block) == BLOCK:
+                self._add_wanted(block)
+                block = []
+        self._add_wanted(block)
+        return unreadable
+
+    def _add_wanted(self, block: list[tuple[Any, ...]]) -> None:
+        with self._transaction():
+            self.connection.executemany(
+                "INSERT INTO images (origin, image_id, split, path, size, mtime, sha256, pixels, perceptual) "
+                "SELECT ?1, image_id, split, path, size, mtime, ?2, ?3, ?4 FROM wanted WHERE rowid = ?5",
+                block,
+            )
+
+    def knows_train(self, source: str) -> bool:
+        """Whether pictures of its training split are known; they were asked for once, and stay."""
+        query = "SELECT 1 FROM images WHERE origin = ? AND split = 'train' LIMIT 1"
+        return self.connection.execute(query, (f"data/{source}",)).fetchone() is not None
+
+    def forget_sources(self, keep: Iterable[str]) -> None:
+        """Drops what is known of datasets that params.yaml no longer names."""
+        kept = {f"data/{name}" for name in keep}
+        origins = [row[0] for row in self.connection.execute("SELECT DISTINCT origin FROM images")]
+        for origin in origins:
+            if not origin.startswith(HELD) and origin not in kept:
+                self.connection.execute("DELETE FROM images WHERE origin = ?", (origin,))
+
+    # -- looking up
+
+    def known(self, number: int) -> Known:
+        query = "SELECT origin, image_id, split FROM images WHERE id = ?"
+        found = Known(*self.connection.execute(query, (number,)).fetchone())
+        own = found.origin.startswith(HELD)
+        return Known(found.origin, f"{self._name}/{found.image_id}", found.split) if own else found
+
+    def perceptual_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(ids int64, hashes uint64) of every picture that has a perceptual hash, a block at a time."""
+        cursor = self.connection.execute("SELECT id, perceptual FROM images WHERE perceptual IS NOT NULL")
+        while rows := cursor.fetchmany(16 * BLOCK):
+            table = np.array(rows, np.int64)
+            yield table[:, 0], np.ascontiguousarray(table[:, 1]).view(np.uint64)
+
+    def _stream(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """Rows of a query whose table does not change meanwhile, a block at a time."""
+        cursor = self.connection.cursor().execute(query)
+        while rows := cursor.fetchmany(BLOCK):
+            yield from rows
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self.connection)
+
+
+class _Transaction:
+    """BEGIN ... COMMIT, or ROLLBACK on an error. Python's own begins too late for several statements."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._connection.execute("ROLLBACK" if kind else "COMMIT")
+
+
+def read_batch_manifest(batch: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((batch / MANIFEST).read_text(encoding="utf-8"))
+        manifest["snapshot"], manifest["counts"]["new"]
+        return manifest
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{batch / MANIFEST}: damaged ({error!r}); `dvc checkout {batch}.dvc` restores it") from None
+
+
+def signed(value: int | None) -> int | None:
+    """An unsigned 64-bit number as SQLite can hold it."""
+    return None if value is None else value - (1 << 64) if value >> 63 else value
+
+
+def unsigned(value: int) -> int:
+    return value & ((1 << 64) - 1)

@@ -1,0 +1,36 @@
+"""The sections of params.yaml about new data: what is taken in, and how far it may differ from what was learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncomingParams:
+    """`vlp ingest`: from drops of image-caption pairs to batches of a versioned dataset."""
+
+    drop: str = "data/incoming"  # where drops arrive; empty: nothing is taken in
+    dataset: str = "data/raw/incoming"  # grows by one folder per accepted drop
+    fetch: list[str] = field(
+        default_factory=list
+    )  # .dvc files: imports are updated, others pulled; their folders are drops
+    settle_seconds: float = 300.0  # a drop is finished once nothing in it has changed for so long
+    radius: int = 4  # bits (of 64) in which two perceptual hashes may differ and still be one picture; -1: exact only
+    max_bad_fraction: float = 0.05  # of a drop's pairs; above it the drop stays where it is
+    processes: int = 0  # 0: one per CPU
+    track: bool = True  # `dvc add` each batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftParams:
+    """`vlp drift`: limits of what is tolerated; each measure is described in data/drift/measures.py."""
+
+    gate: bool = False  # true: a drift makes `vlp drift` exit with 4
+    max_length_psi: float = 0.2
+    max_vocabulary_divergence: float = 0.1
+    max_unknown_words: float = 0.05
+    max_resolution_psi: float = 0.2
+    max_aspect_psi: float = 0.2
+    min_embedding_p: float = 0.01
+    images: int = 256  # new images whose embeddings are compared; 0: none
+    seed: int = 1

@@ -1,0 +1,76 @@
+"""DVC around an ingest: fetching what others versioned, and versioning the batches. Always as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vlp_models.errors import DataError
+
+PATIENCE = 120.0  # seconds that another DVC process may hold the project
+TOGETHER = 200  # batches in one command
+
+
+def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path]:
+    """`dvc update` of imports and `dvc pull` of the others; returns the folders they stand for.
+
+    Raises:
+        DataError: no such .dvc file, one that stands for several things, or DVC failed.
+    """
+    import yaml
+
+    folders: list[Path] = []
+    imports: list[str] = []
+    others: list[str] = []
+    for name in files:
+        path = root / name
+        try:
+            entry: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+            (out,) = entry["outs"]
+            folder = Path(os.path.normpath(path.parent / entry.get("wdir", ".") / out["path"]))
+        except (OSError, yaml.YAMLError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: not a .dvc file of one folder ({error!r}); see incoming.fetch") from None
+        folders.append(folder)
+        (imports if entry.get("deps") else others).append(name)
+    if not only_list:
+        if imports:
+            _dvc(root, "update", "--quiet", *imports)
+        if others:
+            _dvc(root, "pull", "--quiet", *others)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def track(root: Path, dataset: Path) -> None:
+    """`dvc add` of every batch that DVC does not know yet: one .dvc file each, so the work is that of the new ones."""
+    if not dataset.is_dir():
+        return
+    batches = sorted(path.parent for path in dataset.glob("*/manifest.json") if not path.parent.name.startswith("."))
+    new = [str(path.relative_to(root)) for path in batches if not path.with_name(f"{path.name}.dvc").exists()]
+    for start in range(0, len(new), TOGETHER):
+        _dvc(root, "add", "--quiet", *new[start : start + TOGETHER])
+
+
+def _dvc(root: Path, *arguments: str) -> None:
+    if not (root / ".dvc").is_dir():
+        raise DataError(f"{root}: not a DVC project; `dvc init`, or set incoming.track: false")
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", *arguments],
+            cwd=root,
+            env={**os.environ, "DVC_NO_ANALYTICS": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode == 0:
+            return
+        output = (done.stderr or done.stdout).strip()
+        busy = "is busy" in output or "Unable to acquire lock" in output
+        if not busy or time.monotonic() > deadline:
+            raise DataError(f"dvc {arguments[0]} failed; run `vlp ingest` again once it works:\n{output[-2000:]}")
+        time.sleep(1.0)
