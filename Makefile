@@ -68,4 +68,4 @@ bench: install
 	@for script in $(filter-out %/ablations_tden.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; python $$script || exit 1; done
 
 clean:
-	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards
+	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards data/reference.json

@@ -123,7 +123,7 @@ def make_project(root: Path, pairs: int) -> None:
 
 def hold(root: Path, pairs: int) -> None:
     """A batch of `pairs` pairs in the dataset, as far as the index reads it: lines and hashes, no pictures."""
-    folder = root / "data" / "raw" / "incoming" / "held"
+    folder = root / "data" / "accepted" / "held"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(7)
     with (folder / "pairs.jsonl").open("w") as file:

@@ -34,6 +34,7 @@ class Stage(StrEnum):
     tokenizer = "tokenizer"
     shards = "shards"
     pretrain = "pretrain"
+    reference = "reference"
     scheduled_sampling = "scheduled_sampling"
     finetune = "finetune"
     evaluate = "evaluate"

@@ -10,7 +10,7 @@ class IncomingParams:
     """`vlp ingest`: from drops of image-caption pairs to batches of a versioned dataset."""
 
     drop: str = "data/incoming"  # where drops arrive; empty: nothing is taken in
-    dataset: str = "data/raw/incoming"  # grows by one folder per accepted drop
+    dataset: str = "data/accepted"  # grows by one folder per accepted drop
     fetch: list[str] = field(
         default_factory=list
     )  # .dvc files: imports are updated, others pulled; their folders are drops

@@ -119,6 +119,7 @@ def render(params: Params, workspace: Workspace, records: list[dict[str, Any]]) 
         quarantined=quarantined(workspace),
         has_docs=(workspace.reports / "data_docs" / "index.html").exists(),
         detector=flatten(detector or {}),
+        drift=_optional(workspace.reports / "drift.json"),
         timings=timings(workspace),
         **examples(params, workspace, missing),
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],

@@ -1,0 +1,113 @@
+"""Measures between the statistics of training data and of new data, each with its limit.
+
+    length_psi, resolution_psi, aspect_psi   population stability index of the bins (0.1 little, 0.25 much)
+    vocabulary_js                            Jensen-Shannon divergence of the word frequencies, in bits, 0 to 1
+    unknown_words                            how much larger the share of words is that the vocabulary lacks
+    embedding_mmd_p                          p-value of the kernel two-sample test (Gretton et al., 2012) on embeddings
+
+A few captions differ from many by chance alone. `noise` is what that chance gives in one of a hundred pairs of samples
+of these sizes drawn from one distribution; a value drifts only if it exceeds both its limit and its noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from vlp_models.params import DriftParams
+
+DRAWS = 300
+PERMUTATIONS = 1000
+
+
+def compare(reference: dict[str, Any], new: dict[str, Any], p: DriftParams) -> list[dict[str, Any]]:
+    """Every measure of texts and sizes: name, value, limit, noise, drifted. Both sides are made by `describe`."""
+    rng = np.random.default_rng(p.seed)
+    found = []
+    for name, limit in (
+        ("length", p.max_length_psi),
+        ("resolution", p.max_resolution_psi),
+        ("aspect", p.max_aspect_psi),
+    ):
+        found.append(_measure(f"{name}_psi", psi, np.array(reference[name]), np.array(new[name]), limit, rng))
+    listed = list(reference["words"])
+    words, known = [], []
+    for side in (reference, new):
+        counts = [side["words"].get(word, 0) for word in listed]
+        words.append(np.array([*counts, side["total_words"] - sum(counts)]))
+        known.append(np.array([side["unknown_words"], side["total_words"] - side["unknown_words"]]))
+    found.append(_measure("vocabulary_js", js_divergence, words[0], words[1], p.max_vocabulary_divergence, rng))
+    found.append(_measure("unknown_words", rate_increase, known[0], known[1], p.max_unknown_words, rng))
+    return found
+
+
+def compare_embeddings(reference: np.ndarray, new: np.ndarray, p: DriftParams) -> dict[str, Any]:
+    """The kernel two-sample test on embeddings [N, D] and [M, D]."""
+    squared, value = mmd(reference, new, np.random.default_rng(p.seed))
+    return {
+        "name": "embedding_mmd_p",
+        "value": value,
+        "limit": p.min_embedding_p,
+        "mmd_squared": squared,
+        "drifted": value < p.min_embedding_p,
+    }
+
+
+def psi(reference: np.ndarray, new: np.ndarray) -> float:
+    """Population stability index of two histograms; half a count is added to every bin that either side uses."""
+    used = (reference + new) > 0
+    a, b = (side[used] + 0.5 for side in (reference, new))
+    a, b = a / a.sum(), b / b.sum()
+    return float(((b - a) * np.log(b / a)).sum())
+
+
+def js_divergence(reference: np.ndarray, new: np.ndarray) -> float:
+    """Jensen-Shannon divergence of two histograms, in bits: 0 for equal frequencies, 1 for disjoint ones."""
+    a, b = (side / max(side.sum(), 1) for side in (reference, new))
+    middle = (a + b) / 2
+
+    def divergence(side: np.ndarray) -> float:
+        some = side > 0
+        return float((side[some] * np.log2(side[some] / middle[some])).sum())
+
+    return (divergence(a) + divergence(b)) / 2
+
+
+def rate_increase(reference: np.ndarray, new: np.ndarray) -> float:
+    """Of [hits, misses]: how much larger the new side's share of hits is."""
+    return float(new[0] / max(new.sum(), 1) - reference[0] / max(reference.sum(), 1))
+
+
+def mmd(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    """Squared maximum mean discrepancy (biased estimate) and its permutation p-value.
+
+    The kernel is Gaussian, its width the median distance between all points.
+    """
+    points = np.concatenate([x, y])
+    norms = (points**2).sum(axis=1)
+    distances = np.maximum(norms[:, None] + norms[None] - 2 * points @ points.T, 0)
+    width = np.median(distances[np.triu_indices(len(points), 1)])
+    kernel = np.exp(-distances / max(width, 1e-12))
+    weights = np.concatenate([np.full(len(x), 1 / len(x)), np.full(len(y), -1 / len(y))])
+    shuffled = np.stack([weights, *(rng.permutation(weights) for _ in range(PERMUTATIONS))], axis=1)
+    values = (shuffled * (kernel @ shuffled)).sum(axis=0)
+    return float(values[0]), float((values >= values[0] - 1e-12).mean())
+
+
+def _measure(
+    name: str,
+    measure: Callable[[np.ndarray, np.ndarray], float],
+    reference: np.ndarray,
+    new: np.ndarray,
+    limit: float,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    value = measure(reference, new)
+    both = (reference + new) / max((reference + new).sum(), 1)
+    by_chance = [
+        measure(rng.multinomial(reference.sum(), both), rng.multinomial(new.sum(), both)) for _ in range(DRAWS)
+    ]
+    noise = float(np.quantile(by_chance, 0.99))
+    return {"name": name, "value": value, "limit": limit, "noise": noise, "drifted": value > max(limit, noise)}
