@@ -23,6 +23,7 @@ PRESETS = {
     "tiny": ([], 600_784),
     "tiny-coco": ([], DEMO),
     "own-pairs": ([], DEMO),
+    "incoming": ([], DEMO),
     "two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),
     "nlvr": ([], 2_728_001),

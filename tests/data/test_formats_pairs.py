@@ -152,3 +152,20 @@ def test_split_by_hash_is_80_10_10_and_stays_when_images_come() -> None:
     assert abs(counts["val"] - 500) < 100 and abs(counts["test"] - 500) < 100
     more = split_by_hash([*names, *(f"new-{n}.jpg" for n in range(500))])
     assert all(more[name] == split for name, split in splits.items())
+
+
+def test_a_pattern_reads_batches_whose_ids_do_not_depend_on_each_other(tmp_path: Path) -> None:
+    source = SourceParams(format="pairs", root=".", pairs="*/pairs.jsonl")
+    with pytest.raises(DataError, match="no file matches"):
+        read_source("p", source, tmp_path)
+    line = '{"image": "i/x.jpg", "caption": "words", "split": "train", "sha256": "more than is read"}\n'
+    for batch in ("bb", "aa", ".partial"):
+        (tmp_path / batch).mkdir()
+        (tmp_path / batch / "pairs.jsonl").write_text(line * 2)
+    tables = read_source("p", source, tmp_path)
+    assert [row["caption_id"] for row in tables.captions] == ["p/aa/1", "p/aa/2", "p/bb/1", "p/bb/2"]
+    assert [(row["image_id"], row["path"]) for row in tables.images] == [
+        ("p/aa/i/x.jpg", str(tmp_path / "aa/i/x.jpg")),
+        ("p/bb/i/x.jpg", str(tmp_path / "bb/i/x.jpg")),
+    ]
+    assert tables.captions[3]["provenance"] == "bb/pairs.jsonl:2"

@@ -244,12 +244,20 @@ def test_dvc_versions_batches_and_fetches_imports(tmp_path: Path, monkeypatch: p
     assert (dataset / f"{batch}.dvc").exists()
     ignored = subprocess.run(["git", "check-ignore", "-q", f"{dataset}/{batch}.dvc"], cwd=workspace.root)
     assert ignored.returncode == 1, "git sees the .dvc file"
+    stage = {"cmd": "echo read > read.txt", "deps": ["data/accepted"], "outs": ["read.txt"]}
+    (workspace.root / "dvc.yaml").write_text(json.dumps({"stages": {"prepare": stage}}))  # JSON is YAML
+    subprocess.run([*dvc, "repro", "-q"], cwd=workspace.root, check=True)
     assert take(workspace) == (0, 0, 0, 0)
     assert json.loads((workspace.reports / "incoming.json").read_text())["drops"] == []
+
+    def status() -> dict[str, object]:
+        done = subprocess.run([*dvc, "status", "--json"], cwd=workspace.root, capture_output=True, text=True)
+        return dict(json.loads(done.stdout))
+
+    assert status() == {}, "nothing new, so nothing is stale"
     publish(range(2, 6))
     assert take(workspace) == (2, 2, 0, 0)
-    status = subprocess.run([*dvc, "status", "--json"], cwd=workspace.root, capture_output=True, text=True)
-    assert json.loads(status.stdout) == {}
+    assert list(status()) == ["prepare"], "something new, and it is versioned"
 
     shutil.rmtree(dataset / batch)
     publish(range(2, 7))

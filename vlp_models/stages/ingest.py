@@ -8,7 +8,10 @@ at any point, and a second run, neither lose nor double a pair.
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import os
 import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -51,7 +54,8 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
     with _only_one(workspace):
         owned = fetch(workspace.root, p.fetch, only_list=check)
         if not check:
-            shutil.rmtree(_partial(dataset), ignore_errors=True)
+            for path in dataset.parent.glob(f".{dataset.name}.partial-*"):  # of runs that were killed
+                shutil.rmtree(path, ignore_errors=True)
             if p.track:
                 track(workspace.root, dataset)  # what a killed run left untracked
         drops, report["notes"] = find_drops(workspace.root / p.drop, owned)
@@ -113,63 +117,72 @@ def _take_one(
     drop: Drop, snapshot: str, entry: dict[str, Any], index: HashIndex, params: Params, workspace: Workspace
 ) -> str:
     """One drop into one batch; returns why it was refused, if it was."""
-    from vlp_models.data.incoming import batch as batches
-    from vlp_models.data.incoming.decide import decide
-    from vlp_models.data.incoming.reading import Staging
-    from vlp_models.data.incoming.workers import Job
     from vlp_models.stages.ingest_dvc import track
-    from vlp_models.stages.ingest_sources import processes, protect
 
     p = params.incoming
     dataset = workspace.root / p.dataset
-    partial = _partial(dataset)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    staging = Staging(workspace.root / ".work" / "ingest" / "drop.sqlite")
-    try:
-        try:
-            staging.read(drop, params.validate)
-        except DataError as error:
+    with _partial(dataset) as partial:
+        name, problem = _judge(drop, snapshot, entry, partial, index, params, workspace)
+        if problem:
             entry["state"] = "refused"
-            return str(error)
-        protect(index, params, workspace, evaluates=staging.evaluates())
-        limits = params.validate
-        job = Job(folder=drop.folder, keep=partial, max_pixels=limits.max_image_pixels, min_side=limits.min_image_side)
-        staging.hash_images(job, processes(p))
-        decide(staging, index, p.radius)
-        counts = staging.counts()
-        entry |= counts
-        listed = workspace.reports / "incoming" / f"{drop.name}.jsonl"
-        listed.parent.mkdir(parents=True, exist_ok=True)
-        batches.write_quarantine(listed, staging)
-        if counts["bad"] > p.max_bad_fraction * counts["rows"] or not counts["rows"]:
-            entry |= {"state": "refused", "rules": batches.rules(staging)}
-            return _refusal(drop, entry, p, listed)
-        about = {"drop": drop.name, "listing": drop.listing.name, "snapshot": snapshot, "radius": p.radius}
-        name = batches.write_batch(partial, staging, about)
-    finally:
-        staging.close()
-    if drop.snapshot().id != snapshot:
-        entry["state"] = "unfinished"  # it changed while it was read
-        shutil.rmtree(partial)
-        return ""
-    entry["state"] = "taken"
-    if counts["new"]:
-        entry["batch"] = name
-        publish(partial, dataset / name)
-        index.sync_batches(dataset)
-        if p.track:
-            track(workspace.root, dataset)
-    shutil.rmtree(partial, ignore_errors=True)
+            return problem
+        if drop.snapshot().id != snapshot:
+            entry["state"] = "unfinished"  # it changed while it was read
+            return ""
+        entry["state"] = "taken"
+        if entry["new"]:
+            entry["batch"] = name
+            publish(partial, dataset / name)
+            index.sync_batches(dataset)
+            if p.track:
+                track(workspace.root, dataset)
     index.remember(snapshot)
     _move_away(drop, workspace.root / p.drop)
     return ""
 
 
+def _judge(
+    drop: Drop,
+    snapshot: str,
+    entry: dict[str, Any],
+    partial: Path,
+    index: HashIndex,
+    params: Params,
+    workspace: Workspace,
+) -> tuple[str, str]:
+    """Makes a batch of the drop in `partial` and adds the counts to `entry`; the batch's name, or why there is none."""
+    from vlp_models.data.incoming import batch as batches
+    from vlp_models.data.incoming.decide import decide
+    from vlp_models.data.incoming.reading import Staging
+    from vlp_models.data.incoming.workers import Job
+    from vlp_models.stages.ingest_sources import processes, protect
+
+    p, limits = params.incoming, params.validate
+    staging = Staging(workspace.root / ".work" / "ingest" / "drop.sqlite")
+    try:
+        try:
+            staging.read(drop, limits)
+        except DataError as error:
+            return "", str(error)
+        protect(index, params, workspace, evaluates=staging.evaluates())
+        job = Job(folder=drop.folder, keep=partial, max_pixels=limits.max_image_pixels, min_side=limits.min_image_side)
+        staging.hash_images(job, processes(p))
+        decide(staging, index, p.radius)
+        entry |= staging.counts()
+        listed = workspace.reports / "incoming" / f"{drop.name}.jsonl"
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        batches.write_quarantine(listed, staging)
+        if entry["bad"] > p.max_bad_fraction * entry["rows"] or not entry["rows"]:
+            entry["rules"] = batches.rules(staging)
+            return "", _refusal(drop, entry, p, listed)
+        about = {"drop": drop.name, "listing": drop.listing.name, "snapshot": snapshot, "radius": p.radius}
+        return batches.write_batch(partial, staging, about), ""
+    finally:
+        staging.close()
+
+
 def publish(partial: Path, batch: Path) -> None:
     """The moment a batch counts. What it holds is on the disk before its name is."""
-    import os
-
     os.sync()
     batch.parent.mkdir(parents=True, exist_ok=True)
     if not batch.exists():  # the same pairs under the same name
@@ -191,8 +204,16 @@ def _refusal(drop: Drop, entry: dict[str, Any], p: IncomingParams, listed: Path)
     )
 
 
-def _partial(dataset: Path) -> Path:
-    return dataset.with_name(f".{dataset.name}.partial")
+@contextmanager
+def _partial(dataset: Path) -> Iterator[Path]:
+    """A folder beside the dataset for a batch in the making. No worker of a killed run knows its name."""
+    dataset.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(tempfile.mkdtemp(prefix=f".{dataset.name}.partial-", dir=dataset.parent))
+    try:
+        path.chmod(0o755)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_away(drop: Drop, folder: Path) -> None:
@@ -223,8 +244,6 @@ def _only_one(workspace: Workspace) -> Iterator[None]:
 
 
 def _finish(report: dict[str, Any], workspace: Workspace, p: IncomingParams, check: bool) -> dict[str, Any]:
-    import hashlib
-
     dataset = workspace.root / p.dataset
     names = sorted(path.parent.name for path in dataset.glob("*/manifest.json") if path.parent.name[0] != ".")
     report["batches"] = len(names)
