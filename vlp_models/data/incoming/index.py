@@ -65,7 +65,7 @@ class HashIndex:
         try:
             # A kill of the process loses nothing; what a power cut loses is read from the batches again.
             connection.execute("PRAGMA synchronous = OFF")
-            connection.execute("PRAGMA cache_size = -16384")  # KiB: the only memory the index takes
+            connection.execute("PRAGMA cache_size = -4096")  # KiB: the only memory the index takes
             connection.execute("PRAGMA temp_store = FILE")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version != _VERSION:
@@ -242,7 +242,7 @@ class HashIndex:
     def perceptual_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(ids int64, hashes uint64) of every picture that has a perceptual hash, a block at a time."""
         cursor = self.connection.execute("SELECT id, perceptual FROM images WHERE perceptual IS NOT NULL")
-        while rows := cursor.fetchmany(16 * BLOCK):
+        while rows := cursor.fetchmany(2 * BLOCK):
             table = np.array(rows, np.int64)
             yield table[:, 0], np.ascontiguousarray(table[:, 1]).view(np.uint64)
 

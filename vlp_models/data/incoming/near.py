@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 MAX_RADIUS = 8  # nine bands of seven bits: beyond, a band tells too little apart
-BLOCK = 1 << 21  # candidate pairs looked at together
+BLOCK = 1 << 18  # candidate pairs looked at together
 
 
 class NearHashes:

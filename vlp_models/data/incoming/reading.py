@@ -40,7 +40,7 @@ class Staging:
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self.connection = sqlite3.connect(path, isolation_level=None)
-        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -16384", "temp_store = FILE"):
+        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096", "temp_store = FILE"):
             self.connection.execute(f"PRAGMA {setting}")
         self.connection.executescript(_SCHEMA)
 
