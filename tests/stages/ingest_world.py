@@ -38,7 +38,7 @@ def make_project(root: Path, *, dvc: bool = False, **incoming: Any) -> Workspace
         "tested": {"format": "pairs", "root": "data/raw/tested", "pairs": "pairs.csv"},
         **yaml.safe_load((ROOT / "presets" / "incoming.yaml").read_text())["data"],
     }
-    raw["incoming"] |= {"settle_seconds": 0.0, "processes": 1, "track": dvc, "max_bad_fraction": 0.5, **incoming}
+    raw["incoming"] |= {"settle_seconds": 0.0, "processes": 1, "track": dvc, "max_bad_fraction": 0.5} | incoming
     raw["features"]["source"] = "grid"
     raw["detector"]["source"] = "none"
     root.mkdir(exist_ok=True)

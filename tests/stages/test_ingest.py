@@ -209,8 +209,10 @@ def test_a_listing_beside_its_images_and_a_damaged_index(tmp_path: Path) -> None
     (folder / "today.csv").write_text("image,caption\nphotos/1.jpg,a loose picture\n")
     (workspace.root / ".work" / "ingest").mkdir(parents=True)
     (workspace.root / ".work" / "ingest" / "index.sqlite").write_bytes(b"no database" * 100)
+    odd = simple_drop(workspace, "odd\udcff", range(2, 4))  # a name that is not UTF-8
+    (odd / "pairs.jsonl").rename(odd / "p\udcff.jsonl")
     assert ingest.run(params_of(workspace), workspace, check=True)["drops"][0]["state"] == "ready"
-    assert take(workspace) == (1, 0, 0, 0)
+    assert take(workspace) == (3, 0, 0, 0)
     assert (folder / "done" / "today.csv").exists() and (folder / "photos" / "1.jpg").exists()
     assert take(workspace) == (0, 0, 0, 0)
 
@@ -265,6 +267,33 @@ def test_dvc_versions_batches_and_fetches_imports(tmp_path: Path, monkeypatch: p
         ingest.run(params_of(workspace), workspace)
     subprocess.run([*dvc, "checkout", "-q"], cwd=workspace.root, check=True)
     assert take(workspace) == (1, 4, 0, 0)
+
+
+@pytest.mark.long
+def test_dvc_pulls_a_drop_from_a_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    workspace = make_project(tmp_path / "p", dvc=True, fetch=["data/remote/photos.dvc"])
+    photos = simple_drop(workspace, "photos", range(1, 4)).rename(tmp_path / "photos")
+    (workspace.root / "data" / "remote").mkdir()
+    photos.rename(workspace.root / "data" / "remote" / "photos")
+    for command in (
+        ["remote", "add", "-d", "store", str(tmp_path / "store")],
+        ["add", "-q", "data/remote/photos"],
+        ["push", "-q"],
+    ):
+        subprocess.run([sys.executable, "-m", "dvc", *command], cwd=workspace.root, check=True)
+    shutil.rmtree(workspace.root / "data" / "remote" / "photos")
+    shutil.rmtree(workspace.root / ".dvc" / "cache")
+    assert take(workspace) == (3, 0, 0, 0)
+
+
+def test_without_a_dvc_project_it_says_so_before_any_work(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p", track=True)
+    assert take(workspace) == (0, 0, 0, 0)
+    simple_drop(workspace, "drop", range(1, 4))
+    with pytest.raises(DataError, match=r"not a DVC project; `dvc init`, or set incoming\.track: false"):
+        ingest.run(params_of(workspace), workspace)
+    assert not held(workspace)
 
 
 @pytest.mark.pipeline

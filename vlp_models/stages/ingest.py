@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections import Counter
@@ -80,9 +81,12 @@ def _check(p: IncomingParams) -> None:
 
 def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[str, Any], check: bool) -> list[str]:
     from vlp_models.data.incoming.index import HashIndex
+    from vlp_models.stages.ingest_dvc import need_project
 
     p = params.incoming
     dataset = workspace.root / p.dataset
+    if p.track:
+        need_project(workspace.root)
     refused = []
     index = HashIndex(workspace.root / ".work" / "ingest" / "index.sqlite", dataset_name(params))
     try:
@@ -90,11 +94,16 @@ def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[
         for drop in drops:
             entry: dict[str, Any] = {"name": drop.name, "state": "", "batch": ""}
             report["drops"].append(entry)
-            snapshot = drop.snapshot()
+            try:
+                snapshot = drop.snapshot()
+            except OSError as error:
+                entry["state"] = "refused"
+                refused.append(f"{drop.folder}: can't be read: {error.strerror}: {error.filename}")
+                continue
             if index.taken(snapshot.id):
                 entry["state"] = "known"
                 if not check:
-                    _move_away(drop, workspace.root / p.drop)
+                    report["notes"] += _move_away(drop, workspace.root / p.drop)
                 if drop.owned:
                     report["drops"].remove(entry)  # it stays for ever; nothing to say
             elif not drop.owned and time.time() - snapshot.changed < p.settle_seconds:
@@ -103,7 +112,7 @@ def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[
                 entry |= {"state": "ready", "files": snapshot.files}
             else:
                 with measured(workspace, "ingest"):
-                    problem = _take_one(drop, snapshot.id, entry, index, params, workspace)
+                    problem = _take_one(drop, snapshot.id, entry, report["notes"], index, params, workspace)
                 if problem:
                     refused.append(problem)
     finally:
@@ -114,7 +123,13 @@ def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[
 
 
 def _take_one(
-    drop: Drop, snapshot: str, entry: dict[str, Any], index: HashIndex, params: Params, workspace: Workspace
+    drop: Drop,
+    snapshot: str,
+    entry: dict[str, Any],
+    notes: list[str],
+    index: HashIndex,
+    params: Params,
+    workspace: Workspace,
 ) -> str:
     """One drop into one batch; returns why it was refused, if it was."""
     from vlp_models.stages.ingest_dvc import track
@@ -122,7 +137,10 @@ def _take_one(
     p = params.incoming
     dataset = workspace.root / p.dataset
     with _partial(dataset) as partial:
-        name, problem = _judge(drop, snapshot, entry, partial, index, params, workspace)
+        try:
+            name, problem = _judge(drop, snapshot, entry, partial, index, params, workspace)
+        except (OSError, sqlite3.OperationalError) as error:  # a full disk
+            raise DataError(f"ingest: {error}; nothing of {drop.name} was taken") from error
         if problem:
             entry["state"] = "refused"
             return problem
@@ -137,7 +155,7 @@ def _take_one(
             if p.track:
                 track(workspace.root, dataset)
     index.remember(snapshot)
-    _move_away(drop, workspace.root / p.drop)
+    notes += _move_away(drop, workspace.root / p.drop)
     return ""
 
 
@@ -216,19 +234,23 @@ def _partial(dataset: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _move_away(drop: Drop, folder: Path) -> None:
-    """To `done/`, beside what is there already; a folder that DVC owns stays."""
+def _move_away(drop: Drop, folder: Path) -> list[str]:
+    """To `done/`, beside what is there already; a folder that DVC owns stays. Says so where it can't."""
     from vlp_models.data.incoming.drops import DONE
 
     if drop.owned:
-        return
+        return []
     source = drop.listing if drop.loose else drop.folder
     target, number = folder / DONE / source.name, 1
     while target.exists():
         number += 1
         target = folder / DONE / f"{source.stem if drop.loose else source.name}-{number}{source.suffix * drop.loose}"
-    target.parent.mkdir(exist_ok=True)
-    source.rename(target)
+    try:
+        target.parent.mkdir(exist_ok=True)
+        source.rename(target)
+    except OSError as error:  # somebody else's folder, say
+        return [f"{source}: taken in, but can't be moved to {target.parent}: {error.strerror}; it is not read again"]
+    return []
 
 
 @contextmanager

@@ -54,9 +54,13 @@ def track(root: Path, dataset: Path) -> None:
         _dvc(root, "add", "--quiet", *new[start : start + TOGETHER])
 
 
-def _dvc(root: Path, *arguments: str) -> None:
+def need_project(root: Path) -> None:
     if not (root / ".dvc").is_dir():
         raise DataError(f"{root}: not a DVC project; `dvc init`, or set incoming.track: false")
+
+
+def _dvc(root: Path, *arguments: str) -> None:
+    need_project(root)
     deadline = time.monotonic() + PATIENCE
     while True:
         done = subprocess.run(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlp_models.data.formats.base import printable
 from vlp_models.data.formats.pairs import DELIMITERS, JSON_LINES
 from vlp_models.data.images import MAX_BYTES, ImageError
 
@@ -45,14 +47,17 @@ class Drop:
     owned: bool = False  # DVC's: it stays where it is, and is finished when DVC is
 
     def snapshot(self) -> Snapshot:
-        """Looks at every name in the drop; opens nothing."""
+        """Looks at every name in the drop; opens nothing. A drop that shrinks meanwhile has changed just now."""
         lines, changed = [], 0.0
-        for path, status in self._entries():
-            changed = max(changed, status.st_ctime)
-            if not stat.S_ISDIR(status.st_mode):
-                relative = os.path.relpath(path, self.folder)
-                about = f"{status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
-                lines.append(f"{relative}\0{about}".encode("utf-8", "surrogateescape"))
+        try:
+            for path, status in self._entries():
+                changed = max(changed, status.st_ctime)
+                if not stat.S_ISDIR(status.st_mode):
+                    about = f"{status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
+                    relative = os.path.relpath(path, self.folder)
+                    lines.append(f"{relative}\0{about}".encode("utf-8", "surrogateescape"))
+        except FileNotFoundError:
+            return Snapshot("", math.inf, 0)
         digest = hashlib.sha256(b"\n".join(sorted(lines)))
         return Snapshot(digest.hexdigest(), changed, len(lines))
 
@@ -76,7 +81,7 @@ def find_drops(folder: Path, owned: list[Path]) -> tuple[list[Drop], list[str]]:
     drops, notes = [], []
     entries = [path for path in sorted(folder.iterdir()) if not _ignored(path)] if folder.is_dir() else []
     loose = [path for path in entries if path.suffix.lower() in LISTINGS and path.is_file() and not path.is_symlink()]
-    drops += [Drop(path.name, folder, path, loose=True) for path in loose]
+    drops += [Drop(printable(path.name), folder, path, loose=True) for path in loose]
     folders = [path for path in entries if path.is_dir() or path.is_symlink()]
     for path in dict.fromkeys([*folders, *owned]):
         if path.is_symlink():
@@ -85,12 +90,12 @@ def find_drops(folder: Path, owned: list[Path]) -> tuple[list[Drop], list[str]]:
         found = _listings(path)
         if len(found) == 1:
             tracked = path in owned or path.with_name(f"{path.name}.dvc").exists()
-            drops.append(Drop(path.name, path, found[0], owned=tracked))
+            drops.append(Drop(printable(path.name), path, found[0], owned=tracked))
         elif found:
             notes.append(f"{path}: {len(found)} listings ({', '.join(p.name for p in found[:3])}); a drop has one")
         elif not loose:
             notes.append(f"{path}: no {', '.join(LISTINGS)} at its top")
-    return drops, notes
+    return drops, [printable(note) for note in notes]
 
 
 def read_inside(folder: Path, relative: str) -> bytes:

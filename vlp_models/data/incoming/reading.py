@@ -59,7 +59,8 @@ class Staging:
         tables = Tables()
         run = self.connection.execute
         run("BEGIN")
-        for provenance, record in read_pairs(drop.listing, tables):
+        for place, record in read_pairs(drop.listing, tables):
+            provenance = printable(place)
             self._add_unreadable(tables)
             try:
                 path, caption, split = _fields(record)
@@ -133,7 +134,7 @@ class Staging:
 
     def _add_unreadable(self, tables: Tables) -> None:
         for row in tables.quarantine:
-            self._add_bad(row["provenance"], row["rule"], row["reason"])
+            self._add_bad(printable(row["provenance"]), row["rule"], row["reason"])
         tables.quarantine.clear()
 
     def _add_bad(self, provenance: str, rule: str, reason: str) -> None:

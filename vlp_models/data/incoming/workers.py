@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -66,7 +67,9 @@ def hash_all(
 
 
 def _hash_some(task: list[tuple[int, str]], job: Job) -> list[tuple[int, ImageHashes | ImageError]]:
-    return [(number, _hash_one(path, job)) for number, path in task]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow on odd EXIF and on sizes that `max_pixels` rules on
+        return [(number, _hash_one(path, job)) for number, path in task]
 
 
 def _hash_one(path: str, job: Job) -> ImageHashes | ImageError:
