@@ -48,14 +48,13 @@ class Drop:
 
     def snapshot(self) -> Snapshot:
         """Looks at every name in the drop; opens nothing. A drop that shrinks meanwhile has changed just now."""
-        lines, changed = [], 0.0
+        root, lines, changed = str(self.folder), [], 0.0
         try:
             for path, status in self._entries():
                 changed = max(changed, status.st_ctime)
                 if not stat.S_ISDIR(status.st_mode):
                     about = f"{status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
-                    relative = os.path.relpath(path, self.folder)
-                    lines.append(f"{relative}\0{about}".encode("utf-8", "surrogateescape"))
+                    lines.append(f"{path[len(root) :]}\0{about}".encode("utf-8", "surrogateescape"))
         except FileNotFoundError:
             return Snapshot("", math.inf, 0)
         digest = hashlib.sha256(b"\n".join(sorted(lines)))

@@ -71,7 +71,8 @@ def perceptual_hash(image: Image.Image) -> int | None:
     frequencies = (_COSINES @ grey @ _COSINES.T)[_ROWS, _COLUMNS]
     if np.sqrt((frequencies**2).sum()) / SIDE < FLAT:
         return None
-    bits = frequencies > np.median(frequencies)
+    middle = np.sort(frequencies)[BITS // 2 - 1 : BITS // 2 + 1].mean()  # the median
+    bits = frequencies > middle
     return int.from_bytes(np.packbits(bits).tobytes(), "big")
 
 

@@ -80,7 +80,7 @@ def _hash_one(path: str, job: Job) -> ImageHashes | ImageError:
             side = f"{hashes.width}x{hashes.height} pixels; the shorter side must have {job.min_side}"
             raise ImageError("image_side", side)
         if job.keep:
-            _keep(content, job.keep / stored_name(hashes))
+            _keep(content, f"{job.keep}/{stored_name(hashes)}")
         return hashes
     except ImageError as error:
         return error
@@ -94,14 +94,19 @@ def _read(path: str) -> bytes:
         raise ImageError("image_present", f"{path}: {error.strerror}") from None
 
 
-def _keep(content: bytes, target: Path) -> None:
+def _keep(content: bytes, target: str) -> None:
     """Writes what was judged, so that nobody can exchange it in between. Equal pictures meet in one file."""
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(target)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(target, flags, 0o644)
+    except FileExistsError:
+        return None
+    except FileNotFoundError:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        return _keep(content, target)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    return None
 
 
 def _die_with_parent() -> None:
