@@ -210,6 +210,19 @@ def status(
 
 
 @app.command()
+def evaluate_alias(
+    task: Annotated[str, typer.Argument(help="captioning, vqa, nlvr, retrieval or vcr.")],
+    alias: Annotated[str, typer.Argument(help="champion, challenger or previous.")] = "champion",
+) -> None:
+    """Scores a registered model on the test split as it is now, into reports/aliases/."""
+    from vlp_models.params import load_params
+    from vlp_models.stages.evaluate_alias import evaluate_alias
+    from vlp_models.stages.workspace import Workspace
+
+    evaluate_alias(load_params(), Workspace(), task, alias)
+
+
+@app.command()
 def import_checkpoint(
     source: Annotated[str, typer.Argument(help="A weights file (xmodaler-tden), or a folder (bert).")],
     form: Annotated[str, typer.Option("--format", help="xmodaler-tden or bert.")],

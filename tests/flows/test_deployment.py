@@ -1,148 +1,209 @@
-"""The README's deployment, on a real Prefect server: deploy, schedule, run through a worker.
+"""The README's deployment, on a real Prefect server and worker: deploy, event, refusal, failure, two at once, cancel.
 
 Two packages break Prefect 3.8 without failing at import or at deploy (fastapi >= 0.151, sqlalchemy >= 2.1): the
-second only stops schedules from ever making runs. So this test waits for a scheduled run.
+second only stops schedules from ever making runs. So the last test waits for a scheduled run.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import re
+import shlex
 import shutil
-import signal
-import socket
-import subprocess
-import sys
+import threading
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
+from flow_project import Listener, break_stage, make_project, set_flow
+from prefect_server import Server
 
 ROOT = Path(__file__).parent.parent.parent
-PREFECT = [sys.executable, "-m", "prefect"]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+TRAINER = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path("saved").touch()
+    sys.exit(75)
+signal.signal(signal.SIGINT, save)
+pathlib.Path("started").touch()
+time.sleep(120)
+"""
 
 
-class Server:
-    """A Prefect server on loopback with a home of its own, and the REST calls the test needs."""
+@dataclass
+class Site:
+    server: Server
+    project: Path
+    webhook: Listener
 
-    def __init__(self, home: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}/api"
-        self.env = {
-            **os.environ,
-            "PREFECT_HOME": str(home),
-            "PREFECT_API_URL": self.url,
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_WORKER_QUERY_SECONDS": "2",
-            "PREFECT_CLIENT_RETRY_EXTRA_CODES": "",
-            "DO_NOT_TRACK": "1",
-            "TMPDIR": str(home),
-        }
-        home.mkdir()
-        self.log = (home / "server.log").open("w")
-        self.process = self.start(["server", "start", "--host", "127.0.0.1", "--port", str(self.port)])
-        deadline = time.monotonic() + 120
-        while not self.healthy():
-            assert time.monotonic() < deadline and self.process.poll() is None, (home / "server.log").read_text()[
-                -2000:
-            ]
-            time.sleep(0.5)
-
-    def start(self, arguments: list[str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
-        # A shell that puts jobs in the background has them ignore SIGINT, and a worker stops on nothing else.
-        command = ["env", "--default-signal=INT", *PREFECT, *arguments]
-        return subprocess.Popen(command, env=self.env, cwd=cwd, stdout=self.log, stderr=subprocess.STDOUT)
-
-    def run(self, arguments: list[str], cwd: Path) -> str:
-        done = subprocess.run(
-            [*PREFECT, "--no-prompt", *arguments],
-            env={**self.env, "PWD": str(cwd)},
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def healthy(self) -> bool:
-        try:
-            return urllib.request.urlopen(f"{self.url}/health", timeout=2).status == 200
-        except OSError:
-            return False
-
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        return json.loads(urllib.request.urlopen(request, timeout=30).read())
-
-    def flow_runs(self, state: str) -> list[dict[str, Any]]:
-        runs: list[dict[str, Any]] = self.post(
-            "/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": [state]}}}}
-        )
-        return runs
-
-    def wait_for_run(self, state: str, seconds: float) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while not (runs := self.flow_runs(state)):
-            assert time.monotonic() < deadline, f"no {state} run; failed: {self.flow_runs('FAILED')}"
-            time.sleep(1)
-        return runs[0]
+    def told(self, state: str, seconds: float = 30) -> str:
+        """The webhook's next message about a run that ended in `state`."""
+        wait_until(lambda: any(body["state"] == state for body in self.webhook.bodies), seconds, self.webhook.bodies)
+        message = str(next(body["message"] for body in self.webhook.bodies if body["state"] == state))
+        self.webhook.bodies.clear()
+        return message
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    running = Server(tmp_path / "prefect")
-    yield running
-    running.process.send_signal(signal.SIGINT)
-    try:
-        running.process.wait(20)
-    except subprocess.TimeoutExpired:
-        running.process.kill()
-    running.log.close()
+def wait_until(condition: Callable[[], bool], seconds: float = 60, what: object = "it did not happen") -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
 
 
-@pytest.mark.server
-@pytest.mark.timeout(400)
-def test_deploy_schedule_and_run_through_a_worker(server: Server, project: Path) -> None:
-    shutil.copy(ROOT / "prefect.yaml", project)
-    (project / "flows").symlink_to(ROOT / "flows")
+def readme_commands() -> list[str]:
+    """The commands of the README's section, in order."""
+    section = (ROOT / "README.md").read_text().partition("## Unattended")[2].partition("\n## ")[0]
+    block = section.partition("```\n")[2].partition("```")[0]
+    return [line.partition("#")[0].strip() for line in block.splitlines() if line]
 
-    server.run(["work-pool", "create", "vlp", "--type", "process"], project)
-    server.run(["deploy", "--all"], project)
-    deployment = server.post("/deployments/filter", {})[0]
-    assert deployment["name"] == "weekly"
-    assert [schedule["active"] for schedule in deployment["schedules"]] == [False], "shipped paused"
-    assert server.flow_runs("SCHEDULED") == []
 
-    server.run(["deployment", "run", "retrain/weekly"], project)
-    worker = server.start(["worker", "start", "--pool", "vlp"], project)
-    try:
-        server.wait_for_run("COMPLETED", 180)
-    finally:
-        worker.send_signal(signal.SIGINT)
-        worker.wait(60)
-    assert (project / "report").exists()
-    names = {run["name"] for run in server.post("/task_runs/filter", {"limit": 50})}
-    assert {
-        "validate",
-        "features",
-        "pretrain",
-        "scheduled sampling",
-        "evaluate",
-        "register",
-        "report",
-        "finetune vqa",
-    } <= names
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Everything the README says up to the worker, in its order; a toy project; a webhook's other end."""
+    folder = tmp_path_factory.mktemp("site")
+    webhook = Listener()
+    threading.Thread(target=webhook.serve_forever, daemon=True).start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLP_WEBHOOK", webhook.url)
+        project = make_project(folder, patch)
+        set_flow(project, webhook="env:VLP_WEBHOOK")
+        for name in ("flows", "deploy"):
+            (project / name).symlink_to(ROOT / name)
+        shutil.copy(ROOT / "prefect.yaml", project)
+        (project / "answer-promote-vqa").write_text("3 refused: gain 0.2 is below 0.5")
+        write_reports(project / "reports")
+        server = Server(folder / "prefect")
+        worker = None
+        for command in readme_commands():
+            arguments = shlex.split(command.rstrip("&").partition("prefect ")[2])
+            if "worker start" in command:
+                worker = server.start(arguments, project)
+                break
+            if command.startswith("prefect ") and "server start" not in command:
+                server.run(arguments, project)
+        assert worker is not None
+        yield Site(server, project, webhook)
+        server.stop(worker)
+        server.stop(server.process)
+        server.log.close()
+    webhook.shutdown()
+    webhook.server_close()
 
-    server.run(["deployment", "schedule", "resume", "retrain/weekly", deployment["schedules"][0]["id"]], project)
-    assert server.wait_for_run("SCHEDULED", 90)["deployment_id"] == deployment["id"]
+
+def write_reports(reports: Path) -> None:
+    """What the stages would leave for the artifacts."""
+    (reports / "promotion").mkdir()
+    numbers = {"metric": "accuracy", "value": 41.0, "champion_value": 40.8}
+    decision = {"outcome": "refused", "version": 1, "reasons": ["gain 0.2 is below 0.5"], "numbers": numbers}
+    (reports / "promotion" / "vqa.json").write_text(json.dumps(decision))
+    record = {"task": "vqa", "run": "vqa", "dataset": "scenes", "split": "test", "metric": "accuracy", "value": 41.0}
+    (reports / "summary.json").write_text(json.dumps([record]))
+    (reports / "validation.json").write_text(json.dumps({"tables": {"captions": {"good": 200, "bad": 1}}}))
+    (reports / "index.html").write_text("<html></html>")
+
+
+def test_an_event_sets_off_a_run_that_shows_what_it_did(site: Site) -> None:
+    deployments = {d["name"]: d for d in site.server.post("/deployments/filter", {})}
+    assert set(deployments) == {"weekly", "model", "alias", "task", "webhook"}
+    assert [schedule["active"] for schedule in deployments["weekly"]["schedules"]] == [False], "shipped paused"
+    names = {automation["name"] for automation in site.server.post("/automations/filter", {})}
+    assert "mark dead runs as crashed" in names
+    assert site.server.flow_runs("SCHEDULED") == []
+
+    emit = next(command for command in readme_commands() if "event emit" in command)
+    site.server.run(shlex.split(emit.removeprefix("prefect ")), site.project)
+    run = str(site.server.wait_until_there_is("COMPLETED", 180)["id"])
+    assert site.server.flow_run(run)["parameters"]["reason"] == "dataset.updated vlp.dataset.incoming"
+    assert "promote vqa: refused" in site.server.flow_run(run)["state"]["message"]
+    assert "promote vqa: refused" in site.told("Completed")
+    states = site.server.task_states(run)
+    assert states.pop("promote vqa") == "Refused"
+    assert states.pop("ingest") == states.pop("drift") == "Skipped"
+    assert set(states.values()) == {"Completed"}
+    assert {"validate", "features", "pretrain", "finetune vqa", "evaluate", "register", "report"} <= set(states)
+    artifacts = site.server.artifacts(run)
+    links = {"report", "mlflow-captioning", "mlflow-vqa"}
+    assert set(artifacts) == {"parts", "promotion", "results", "validation"} | links
+    assert "40.8" in artifacts["results"], "the champion's value beside the challenger's"
+    assert "gain 0.2 is below 0.5" in artifacts["promotion"]
+    assert f"{site.project}/reports/index.html" in artifacts["report"]
+    assert "#/models/vlp-vqa/versions/1" in artifacts["mlflow-vqa"]
+
+
+def test_a_failing_stage_fails_the_run_with_its_last_lines(site: Site) -> None:
+    text = (site.project / "dvc.yaml").read_text()
+    break_stage(site.project, "pretrain", "sys.exit('disk on fire')")
+    run = site.server.start_run("retrain/weekly")
+    message = site.server.wait_for(run, "FAILED")["message"]
+    assert "dvc repro pretrain ended with 255" in message and "\ndisk on fire\n" in message
+    assert "\ndisk on fire\n" in site.told("Failed")
+    states = site.server.task_states(run)
+    assert states["features"] == "Up to date" and states["pretrain"] == "Failed" and "evaluate" not in states
+    assert "validate" in site.server.artifacts(run)["parts"], "what happened is published all the same"
+    (site.project / "dvc.yaml").write_text(text)
+
+
+def test_a_second_run_is_told_who_works_here_and_a_cancelled_trainer_saves(site: Site) -> None:
+    text = (site.project / "dvc.yaml").read_text()
+    (site.project / "trainer.py").write_text(TRAINER)
+    break_stage(site.project, "pretrain", "import trainer")
+    first = site.server.start_run("retrain/weekly")
+    wait_until(lambda: (site.project / "started").exists(), 120)
+    second = site.server.start_run("train/model", run="vqa")
+    message = site.server.wait_for(second, "CANCELLED")["message"]
+    assert re.search(r"retrain \(retrain\) \(process \d+ on .* works in ", message)
+    assert site.told("Cancelled") == message
+
+    site.server.run(["flow-run", "cancel", first], site.project)
+    site.server.wait_for(first, "CANCELLED")
+    wait_until(lambda: (site.project / "saved").exists())
+    (site.project / "dvc.yaml").write_text(text)
+
+
+def test_the_other_deployments(site: Site) -> None:
+    (site.project / "asked.txt").unlink()
+    runs = [
+        site.server.start_run("train/model", run="vqa"),
+        site.server.start_run("evaluate/alias", task="vqa"),
+        site.server.start_run("promote/task", task="captioning"),
+        site.server.start_run("rollback/task", task="captioning"),
+    ]
+    wrong = site.server.start_run("promote/task", task="captoning; rm -rf")
+    for run in runs:
+        site.server.wait_for(run, "COMPLETED")
+    assert set(site.server.task_states(runs[0])) == {
+        *("prepare the workspace", "validate", "features", "pretrain", "scheduled sampling"),
+        *("finetune vqa", "evaluate", "publish results"),
+    }
+    assert "no task; known: captioning" in site.server.wait_for(wrong, "FAILED")["message"]
+    asked = sorted((site.project / "asked.txt").read_text().split())
+    assert asked == ["evaluate-alias-vqa-champion", "promote-captioning", "rollback-captioning"]
+
+
+def test_a_schedule_that_is_resumed_makes_runs(site: Site) -> None:
+    weekly = next(d for d in site.server.post("/deployments/filter", {}) if d["name"] == "weekly")
+    schedule = weekly["schedules"][0]["id"]
+    site.server.run(["deployment", "schedule", "resume", "retrain/weekly", schedule], site.project)
+    assert site.server.wait_until_there_is("SCHEDULED", 90)["deployment_id"] == weekly["id"]
+
+
+def test_the_kubernetes_variant_can_be_registered(site: Site) -> None:
+    """On a real server, with the shipped job template; no cluster is needed for that."""
+    folder = "deploy/kubernetes"
+    template = ["--base-job-template", f"{folder}/job-template.json"]
+    site.server.run(["work-pool", "create", "vlp-kubernetes", "--type", "kubernetes", *template], site.project)
+    site.server.env["VLP_IMAGE"] = "registry.example.org/vlp@sha256:0"
+    site.server.run(["deploy", "--all", "--prefect-file", f"{folder}/prefect.yaml"], site.project)
+    found = [d for d in site.server.post("/deployments/filter", {}) if d["work_pool_name"] == "vlp-kubernetes"]
+    variables = {d["entrypoint"].partition(":")[2]: d["job_variables"] for d in found}
+    assert variables["retrain"]["image"] == "registry.example.org/vlp@sha256:0"
+    assert variables["retrain"]["gpus"] == 1 and variables["rollback"]["gpus"] == 0
+    for file in ("workspace.yaml", "worker-values.yaml"):
+        assert all(yaml.safe_load_all((ROOT / folder / file).read_text()))

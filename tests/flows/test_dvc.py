@@ -6,24 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc import StageFailed, is_stale, preflight, repro
+from flows.dvc import is_stale, preflight, repro
+from flows.process import StageFailed
 
 
 @pytest.mark.pipeline
 def test_repro_runs_what_is_stale_once(project: Path) -> None:
     lines: list[str] = []
     assert is_stale(project, ["pretrain"])
-    repro(project, ["pretrain"], lines.append)
+    assert repro(project, ["pretrain"], lines.append)
     assert (project / "pretrain").exists()
     assert not (project / "report").exists(), "only the target and what it needs"
     assert any("pretrain" in line for line in lines)
     assert not is_stale(project, ["pretrain"])
+    assert not repro(project, ["pretrain"], lines.append), "nothing ran"
 
 
 @pytest.mark.pipeline
 def test_a_failing_stage_is_reported_with_its_output(project: Path) -> None:
     text = (project / "dvc.yaml").read_text()
-    (project / "dvc.yaml").write_text(text.replace("open('shards','w')", "print('disk on fire') or sys.exit(3)"))
+    (project / "dvc.yaml").write_text(text.replace("open('shards','w')", "sys.exit('disk on fire')"))
     with pytest.raises(StageFailed, match="dvc repro shards ended with"):
         repro(project, ["shards"], lambda line: None)
     assert not (project / "shards").exists()

@@ -17,6 +17,7 @@ from vlp_models.params.data import (
     WorldParams,
 )
 from vlp_models.params.incoming import DriftParams, IncomingParams
+from vlp_models.params.flow import FlowParams
 from vlp_models.params.operations import EvaluateParams, TrackingParams
 from vlp_models.params.promotion import GateParams, PromotionParams
 from vlp_models.params.schema import build, to_plain
@@ -41,6 +42,7 @@ __all__ = [
     "FinetuneParams",
     "GateParams",
     "IncomingParams",
+    "FlowParams",
     "ModelParams",
     "OptimizerParams",
     "PairsParams",
@@ -83,6 +85,7 @@ class Params:
     cluster: ClusterParams = field(default_factory=ClusterParams)
     incoming: IncomingParams = field(default_factory=IncomingParams)
     drift: DriftParams = field(default_factory=DriftParams)
+    flow: FlowParams = field(default_factory=FlowParams)
 
 
 def load_params(path: Path | str = "params.yaml") -> Params:

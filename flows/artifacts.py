@@ -1,0 +1,142 @@
+"""What a run leaves to look at: tables and links made from reports/, as plain data. A missing file is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.pipeline import Outcome
+from vlp_models.params import Params
+
+COLUMNS = ("task", "run", "dataset", "split", "metric", "value", "low", "high", "n")
+MLFLOW_UI = "http://127.0.0.1:5000"  # where the README's `mlflow ui` listens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A table (`rows`) or a link."""
+
+    key: str
+    description: str
+    rows: list[dict[str, Any]] | None = None
+    link: str = ""
+
+
+def artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[Artifact]:
+    """Parts, new data, drift, validation, results against the champion, promotion decisions, links."""
+    reports = root / "reports"
+    decisions = _decisions(reports)
+    made = [
+        Artifact(
+            key="parts",
+            description="What each part did",
+            rows=[
+                {"part": o.part, "state": o.state, "seconds": round(o.seconds, 1), "detail": o.detail} for o in outcomes
+            ],
+        ),
+        _new_data(reports),
+        _drift(reports),
+        _validation(reports),
+        _results(reports, params, decisions),
+        Artifact(
+            key="promotion",
+            description="The gate's last decision for each task; `vlp history TASK` has all",
+            rows=[{"task": task, **_scalars(decision)} for task, decision in decisions.items()],
+        ),
+    ]
+    for folder in sorted((reports / "aliases").glob("*-*")):
+        records = _read(folder / "scores.json") or []
+        rows = [{name: record.get(name) for name in COLUMNS} for record in records]
+        made.append(Artifact(key=f"alias-{folder.name}", description="A registered model, evaluated anew", rows=rows))
+    return [artifact for artifact in made if artifact is not None and artifact.rows] + _links(root, params)
+
+
+def _new_data(reports: Path) -> Artifact | None:
+    incoming = _read(reports / "incoming.json")
+    return Artifact(key="incoming", description="The drop folder", rows=[_scalars(incoming)]) if incoming else None
+
+
+def _drift(reports: Path) -> Artifact | None:
+    drift = _read(reports / "drift.json") or {}
+    verdict = "drifted" if drift.get("drifted") else "no drift"
+    gate = "a gate" if drift.get("gate") else "reported only"
+    return Artifact(
+        key="drift",
+        description=f"New data against what the models learned from: {verdict} ({gate})",
+        rows=[_scalars(measure) for measure in drift.get("measures", [])],
+    )
+
+
+def _validation(reports: Path) -> Artifact | None:
+    tables = (_read(reports / "validation.json") or {}).get("tables", {})
+    return Artifact(
+        key="validation",
+        description="Rows that passed validation, and that did not",
+        rows=[{"table": name, **_scalars(counts)} for name, counts in tables.items()],
+    )
+
+
+def _results(reports: Path, params: Params, decisions: dict[str, dict[str, Any]]) -> Artifact | None:
+    """Every figure of the report; beside a task's deciding metric, the champion's value on the same items."""
+    rows = []
+    for record in _read(reports / "summary.json") or []:
+        row = {name: record.get(name) for name in COLUMNS}
+        decision = decisions.get(str(record.get("task")), {})
+        deciding = decision.get("metric") or params.tracking.metric.get(str(record.get("task")))
+        against = record.get("metric") == deciding and record.get("run") == decision.get("run", record.get("run"))
+        rows.append({**row, "champion": _champion(decision) if against else None})
+    return Artifact(key="results", description=f"Report: {reports / 'index.html'}", rows=rows)
+
+
+def _champion(decision: dict[str, Any]) -> float | None:
+    """The champion's value of the deciding metric, where the decision says it."""
+    numbers = decision.get("numbers", decision)
+    champion = numbers.get("champion")
+    if isinstance(champion, dict):
+        champion = champion.get("value")
+    for value in (numbers.get("champion_value"), champion):
+        if isinstance(value, float):
+            return value
+    return None
+
+
+def _links(root: Path, params: Params) -> list[Artifact]:
+    links = []
+    page = root / "reports" / "index.html"
+    if page.exists():
+        links.append(Artifact(key="report", description="The report, on the worker's disk", link=page.as_uri()))
+    uri = params.tracking.uri
+    base = uri.rstrip("/") if uri.startswith("http") else MLFLOW_UI
+    how = "" if base == uri.rstrip("/") else f" (mlflow ui --backend-store-uri {uri})"
+    for task, receipt in sorted((_read(root / "reports" / "registered.json") or {}).items()):
+        version = f"{base}/#/models/{receipt['name']}/versions/{receipt['version']}"
+        description = f"{receipt['name']} version {receipt['version']}, with its MLflow run{how}"
+        links.append(Artifact(key=f"mlflow-{task}", description=description, link=version))
+    return links
+
+
+def _decisions(reports: Path) -> dict[str, dict[str, Any]]:
+    found = {file.stem: _read(file) for file in sorted((reports / "promotion").glob("*.json"))}
+    return {task: decision for task, decision in found.items() if isinstance(decision, dict)}
+
+
+def _scalars(record: dict[str, Any]) -> dict[str, Any]:
+    """What fits into a table's cell: lists of words are joined, structures are left out."""
+    cells: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+            cells[name] = "; ".join(value)
+        elif value is None or isinstance(value, (str, int, float)):
+            cells[name] = value
+    return cells
+
+
+def _read(path: Path) -> Any:
+    """The file's JSON; None where it is missing or damaged: an artifact never fails a run."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

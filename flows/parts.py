@@ -1,0 +1,137 @@
+"""The parts of the unattended run, in order: what each one runs, and when it need not. Plain data, made from params."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlp_models.params import Params, to_plain
+
+REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Either DVC targets or a `vlp` command.
+
+    kind: its name in `flow.timeout_hours`. gpu: takes a GPU slot when stale. timeout: seconds; 0: none.
+    refusal: the exit code that means "no", an answer and not a failure.
+    evidence: what the command's answer depends on; while that stays the same it is not asked again. An empty text:
+        always ask. None: there is nothing to ask about.
+    skip: why there is nothing to do; empty: there is.
+    """
+
+    name: str
+    kind: str
+    targets: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    gpu: bool = False
+    timeout: float = 0
+    refusal: int | None = None
+    evidence: Callable[[Path], str | None] = lambda root: ""
+    skip: str = ""
+
+
+def retrain_parts(params: Params) -> list[Part]:
+    """New data to promoted models."""
+    training = training_parts(params, list(params.finetune))
+    register = Part(name="register", kind="register", targets=("register",))
+    report = Part(name="report", kind="report", targets=("report",))
+    return [
+        *_new_data(params),
+        *training,
+        _timed(register, params),
+        *promotion_parts(params),
+        _timed(report, params),
+    ]
+
+
+def training_parts(params: Params, runs: list[str]) -> list[Part]:
+    """Raw data to evaluated models, for the given fine-tuning runs."""
+    parts = [
+        Part(name="validate", kind="validate", targets=("validate",)),
+        Part(name="features", kind="features", targets=("shards", "tokenizer"), gpu=True),
+        Part(name="pretrain", kind="pretrain", targets=("pretrain",), gpu=True),
+        Part(name="scheduled sampling", kind="scheduled_sampling", targets=("scheduled_sampling",), gpu=True),
+        *[Part(name=f"finetune {run}", kind="finetune", targets=(f"finetune@{run}",), gpu=True) for run in runs],
+        Part(name="evaluate", kind="evaluate", targets=tuple(f"evaluate@{run}" for run in runs), gpu=True),
+    ]
+    return [_timed(part, params) for part in parts]
+
+
+def promotion_parts(params: Params) -> list[Part]:
+    """One a task that has a registered model."""
+    tasks = sorted({run.task for run in params.finetune.values() if not run.blank_images})
+    return [replace(promotion_part(params, task), evidence=_promotion_evidence(params, task)) for task in tasks]
+
+
+def promotion_part(params: Params, task: str) -> Part:
+    part = Part(name=f"promote {task}", kind="promote", command=("promote", task), refusal=REFUSED)
+    return _timed(part, params)
+
+
+def _new_data(params: Params) -> list[Part]:
+    skip = "" if _is_configured(getattr(params, "incoming", None)) else "no drop folder configured"
+    ingest = Part(name="ingest", kind="ingest", command=("ingest",), skip=skip)
+    drift = Part(name="drift", kind="drift", command=("drift",), evidence=_drift_evidence(params), skip=skip)
+    return [_timed(ingest, params), _timed(drift, params)]
+
+
+def _timed(part: Part, params: Params) -> Part:
+    hours = params.flow.timeout_hours.get(part.kind, 0)
+    return replace(part, timeout=hours * 3600)
+
+
+def _is_configured(section: Any) -> bool:
+    """Whether params name a place that new data comes from."""
+    return section is not None and any(
+        getattr(section, name, "") for name in ("folder", "path", "drop", "remote", "repository", "url")
+    )
+
+
+def _drift_evidence(params: Params) -> Callable[[Path], str | None]:
+    """A refused drift has no record, so it is asked again even when no new data came since."""
+
+    def evidence(root: Path) -> str:
+        content = _read(root / "reports" / "incoming.json").get("content")
+        return _hash(content, _section(params, "drift")) if content else ""
+
+    return evidence
+
+
+def _promotion_evidence(params: Params, task: str) -> Callable[[Path], str | None]:
+    """The registered version, the gate and the scores: a promotion that was rolled back is not made again by itself."""
+
+    def evidence(root: Path) -> str | None:
+        registered = _read(root / "reports" / "registered.json").get(task)
+        if registered is None:
+            return None
+        runs = [name for name, run in params.finetune.items() if run.task == task]
+        scores = [_digest(root / "reports" / "eval" / run / "scores.json") for run in runs]
+        return _hash(registered, _section(params, "promotion"), to_plain(params.tracking), scores)
+
+    return evidence
+
+
+def _section(params: Params, name: str) -> Any:
+    return to_plain(getattr(params, name, None))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+def _hash(*values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

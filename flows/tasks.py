@@ -1,0 +1,159 @@
+"""The parts as Prefect tasks, and what every flow shares: lock, GPU slot, artifacts, notification."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import prefect.artifacts
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
+from prefect.concurrency._asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+from prefect.logging import get_logger
+from prefect.runtime import flow_run as current
+from prefect.states import Cancelled, Completed
+
+from flows.artifacts import artifacts
+from flows.dvc import preflight
+from flows.lock import WorkspaceHeld, hold_workspace
+from flows.notify import notify
+from flows.parts import Part
+from flows.pipeline import Run, summary
+from flows.process import WORTH_A_RETRY
+from vlp_models.errors import ParamsError
+from vlp_models.params import FlowParams, Params, load_params
+
+STATES = {"ran": "Completed", "up to date": "Up to date", "skipped": "Skipped", "refused": "Refused"}
+
+
+def run_parts(root: str, select: Callable[[Params], list[Part]]) -> State[Any]:
+    """The body of every flow: holds the workspace, runs the parts in order, publishes what there is to see.
+
+    The flow's own state keeps its standard name: automations and heartbeats know a finished run by it.
+
+    Raises:
+        StageFailed: a part failed; the parts after it were not run, what happened is published.
+    """
+    folder = Path(root).absolute()
+    logger = get_run_logger()
+    params = load_params(folder / "params.yaml")
+    parts = select(params)
+    name = f"{current.get_flow_name()} ({current.get_name()})"
+    try:
+        with hold_workspace(folder, name, params.flow.wait_minutes * 60, logger.info) as hold:
+            prepare_workspace(str(folder))
+            run = Run(folder, hold)
+            try:
+                for part in parts:
+                    _task(part, params.flow)(run, part, params.flow.gpu_limit)
+            finally:
+                # Also when a part failed; not when the run is being ended, which leaves 30 s.
+                if not _is_ending():
+                    publish(run, params)
+            line = summary(run.outcomes)
+            logger.info(line)
+            return Completed(message=line, data={outcome.part: outcome.state for outcome in run.outcomes})
+    except WorkspaceHeld as error:
+        # Prefect calls no hook for a flow that ends itself as cancelled.
+        flow, run_name = str(current.get_flow_name()), str(current.get_name())
+        told = {"state": "Cancelled", "message": str(error)}
+        notify(params.flow, flow=flow, run=run_name, bad=True, log=logger.warning, **told)
+        return Cancelled(message=str(error))
+
+
+def _is_ending() -> bool:
+    error = sys.exc_info()[1]
+    return error is not None and not isinstance(error, Exception)
+
+
+def _task(part: Part, params: FlowParams) -> Any:
+    delays: list[float] = [float(delay) for delay in params.retry_delays]
+    return bring_up_to_date.with_options(task_run_name=part.name, retries=len(delays), retry_delay_seconds=delays or 0)
+
+
+def _is_worth_a_retry(task_: Any, run: TaskRun, state: State[Any]) -> bool:
+    """Only what waiting can mend: a busy workspace, a preempted trainer, a lost connection."""
+    try:
+        state.result()
+    except WORTH_A_RETRY:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=_is_worth_a_retry)
+def bring_up_to_date(run: Run, part: Part, gpu_limit: str) -> State[Any]:
+    """One part of the pipeline; its state's name tells whether it ran, was up to date, or was refused."""
+    logger = get_run_logger()
+    outcome = run.run_part(part, logger.info, lambda: gpu_slot(gpu_limit, logger.warning))
+    return Completed(name=STATES[outcome.state], message=outcome.detail or None)
+
+
+@contextlib.contextmanager
+def gpu_slot(limit: str, log: Callable[[str], None]) -> Iterator[None]:
+    """A slot of the Prefect concurrency limit. Goes on without one when there is no such limit, or no server."""
+    slot = contextlib.ExitStack()
+    if limit:
+        try:
+            slot.enter_context(concurrency(limit, occupy=1, raise_on_lease_renewal_failure=False))
+        except ConcurrencySlotAcquisitionError as error:
+            log(f"no slot of `{limit}`, going on without: {error}")
+    try:
+        yield
+    finally:
+        try:
+            slot.close()
+        except Exception as error:  # the server is away: the lease runs out by itself
+            log(f"the slot of `{limit}` was not given back: {type(error).__name__}")
+
+
+@task(task_run_name="prepare the workspace", cache_policy=NO_CACHE, persist_result=False)
+def prepare_workspace(root: str) -> None:
+    for line in preflight(Path(root)):
+        get_run_logger().warning(line)
+
+
+@task(task_run_name="publish results", cache_policy=NO_CACHE, persist_result=False)
+def publish(run: Run, params: Params) -> None:
+    """Artifacts of this run. A server that does not take them fails nothing."""
+    for artifact in artifacts(run.root, params, run.outcomes):
+        try:
+            if artifact.rows is not None:
+                prefect.artifacts.create_table_artifact(
+                    artifact.rows, key=artifact.key, description=artifact.description
+                )
+            else:
+                prefect.artifacts.create_link_artifact(
+                    artifact.link, key=artifact.key, description=artifact.description
+                )
+        except Exception as error:
+            get_run_logger().warning("artifact %s was not published: %s", artifact.key, error)
+
+
+def tell_webhook(flow: Any, run: FlowRun, state: State[Any]) -> None:
+    """State hook of every flow: says how it ended. Never raises."""
+    logger = get_logger("flows")
+    try:
+        params = load_params(Path(str(run.parameters.get("root", "."))) / "params.yaml").flow
+    except ParamsError as error:
+        logger.warning("no notification: %s", error)
+        return
+    notify(
+        params,
+        flow=flow.name,
+        run=run.name or str(run.id),
+        state=state.name or state.type.value,
+        message=state.message or "",
+        bad=not state.is_completed() or ": refused (" in (state.message or ""),
+        log=logger.warning,
+    )
+
+
+# Not on_crashed: who crashed can't speak. The deployment tell/webhook does, told by the server.
+HOOKS: dict[str, Any] = {name: [tell_webhook] for name in ("on_completion", "on_failure", "on_cancellation")}

@@ -1,0 +1,117 @@
+"""A toy DVC project with the real stage names and commands that take no time, and a listener for webhooks."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+REGISTERED = {task: {"name": f"vlp-{task}", "version": 1, "run": task} for task in ("captioning", "vqa")}
+# Stands in for `vlp promote` and its kin: says what it was asked, answers with the exit code that a file tells it.
+VLP = f"""#!{sys.executable}
+import pathlib, sys
+name = "-".join(sys.argv[1:])
+with open("asked.txt", "a") as asked:
+    asked.write(name + "\\n")
+answer = pathlib.Path("answer-" + name)
+code, _, text = (answer.read_text() if answer.exists() else "0").partition(" ")
+print(text or name + " done")
+sys.exit(int(code))
+"""
+
+
+def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stages `validate` ... `report` as in dvc.yaml, each writing one small file that depends on the one before."""
+    folder, programs = tmp_path / "project", tmp_path / "bin"
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]))
+    programs.mkdir()
+    (programs / "vlp").write_text(VLP)
+    (programs / "vlp").chmod(0o755)
+    (folder / "reports").mkdir(parents=True)
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["flow"] |= {"retry_delays": [1], "wait_minutes": 0}
+    raw.pop("incoming", None)
+    (folder / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    shutil.copytree(ROOT / "presets", folder / "presets")
+    runs = list(raw["finetune"])
+    names = ["validate", "tokenizer", "shards", "pretrain", "scheduled_sampling"]
+    stages: dict[str, object] = {}
+    for before, name in zip([None, *names], names, strict=False):
+        stages[name] = stage(name, [before] if before else ["seed"])
+    for group, before in (("finetune", "pretrain"), ("evaluate", None)):
+        cmd = f"{sys.executable} -c \"open('{group}-${{item}}','w').write('x')\""
+        dep = before or "finetune-${item}"
+        stages[group] = {"foreach": runs, "do": {"cmd": cmd, "deps": [dep], "outs": [f"{group}-${{item}}"]}}
+    write = f"cp registered.json reports/registered.json && {stage('register', [])['cmd']}"
+    stages["register"] = {**stage("register", [f"evaluate-{run}" for run in runs]), "cmd": write}
+    stages["report"] = stage("report", [f"evaluate-{run}" for run in runs])
+    (folder / "seed").write_text("1")
+    (folder / "registered.json").write_text(json.dumps(REGISTERED))
+    (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+        subprocess.run(command, cwd=folder, check=True)
+    return folder
+
+
+def stage(name: str, deps: list[str]) -> dict[str, object]:
+    code = f"open('{name}','w').write('x')"
+    return {"cmd": f'{sys.executable} -c "import sys; {code}"', "deps": deps, "outs": [name]}
+
+
+def set_flow(project: Path, **values: object) -> None:
+    """Changes the `flow` section of the project's params.yaml."""
+    raw = yaml.safe_load((project / "params.yaml").read_text())
+    raw["flow"] |= values
+    (project / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+
+
+def break_stage(project: Path, name: str, code: str) -> None:
+    """Makes a stage run `code` (which has `sys`) before it writes its output."""
+    text, write = (project / "dvc.yaml").read_text(), f"open('{name}','w')"
+    assert text.count(write) == 1
+    (project / "dvc.yaml").write_text(text.replace(write, f"{code}; {write}"))
+
+
+class Listener(http.server.ThreadingHTTPServer):
+    """A webhook's other end on loopback: `bodies` is what it was told; `answer` and `delay` how it behaves."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.answer, self.delay = 200, threading.Event()
+        self.slow = False
+        self.url = f"http://127.0.0.1:{self.server_port}/hook?token=secret"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Listener
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.slow:
+            self.server.delay.wait(30)
+        self.server.bodies.append(json.loads(body))
+        self.send_response(self.server.answer)
+        if self.server.answer == 302:
+            self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.server.bodies.append({"redirected": True})
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass

@@ -1,0 +1,71 @@
+"""The webhook, against a real listener: what it is told, and that nothing it does can hurt a run."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from flows.notify import notify
+from vlp_models.errors import ParamsError
+from vlp_models.params import FlowParams
+
+
+def send(bad: bool = True, **params: Any) -> list[str]:
+    lines: list[str] = []
+    flow = FlowParams(webhook_timeout=params.pop("timeout", 5.0), **params)
+    notify(flow, flow="retrain", run="monday", state="Failed", message="disk full", bad=bad, log=lines.append)
+    return lines
+
+
+def test_it_is_told_as_json(listener: Any) -> None:
+    assert send(webhook=listener.url) == []
+    body = listener.bodies[0]
+    assert body.pop("time") == pytest.approx(time.time(), abs=30)
+    text = "retrain monday: Failed. disk full"
+    assert body == {"text": text, "flow": "retrain", "run": "monday", "state": "Failed", "message": "disk full"}
+
+
+def test_the_url_may_come_from_the_environment(listener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "VLP_TEST_HOOK is not set" in send(webhook="env:VLP_TEST_HOOK")[0]
+    monkeypatch.setenv("VLP_TEST_HOOK", listener.url)
+    assert send(webhook="env:VLP_TEST_HOOK") == []
+    assert len(listener.bodies) == 1
+
+
+def test_with_failures_only_good_news_is_kept(listener: Any) -> None:
+    send(webhook=listener.url, notify="failures", bad=False)
+    assert listener.bodies == []
+    send(webhook=listener.url, notify="failures", bad=True)
+    assert len(listener.bodies) == 1
+
+
+def test_trouble_is_one_line_without_the_url(listener: Any) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{probe.getsockname()[1]}/hook?token=secret"
+    listener.answer = 500
+    for url in (dead, listener.url, "http://[::1/hook?token=secret", "http://no port:x/hook?token=secret"):
+        lines = send(webhook=url)
+        assert len(lines) == 1 and "was not told" in lines[0]
+        assert "secret" not in lines[0]
+
+
+def test_a_redirect_is_not_followed(listener: Any) -> None:
+    listener.answer = 302
+    assert "it answered 302" in send(webhook=listener.url)[0]
+    assert {"redirected": True} not in listener.bodies
+
+
+def test_a_slow_webhook_costs_no_more_than_its_timeout(listener: Any) -> None:
+    listener.slow = True
+    began = time.monotonic()
+    assert "was not told" in send(webhook=listener.url, timeout=1.0)[0]
+    assert time.monotonic() - began < 5
+
+
+def test_another_scheme_is_refused_with_the_params() -> None:
+    with pytest.raises(ParamsError, match=r"flow\.webhook"):
+        FlowParams(webhook="file:///etc/passwd")

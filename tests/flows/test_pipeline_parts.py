@@ -1,0 +1,128 @@
+"""The unattended run without Prefect: order, answers that are remembered, failures, retries, no server."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from flow_project import break_stage, set_flow
+
+from flows.parts import Part, retrain_parts
+from flows.pipeline import DataDrifted, Outcome, run_plainly, summary
+from flows.process import StageFailed
+from vlp_models.errors import ParamsError
+from vlp_models.params import FlowParams, load_params
+
+ROOT = Path(__file__).parent.parent.parent
+NAMES = [
+    "ingest",
+    "drift",
+    "validate",
+    "features",
+    "pretrain",
+    "scheduled sampling",
+    "finetune captioning",
+    "finetune vqa",
+]
+NAMES += ["evaluate", "register", "promote captioning", "promote vqa", "report"]
+
+
+def retrain(project: Path, lines: list[str] | None = None) -> dict[str, Outcome]:
+    params = load_params(project / "params.yaml")
+    log = (lines if lines is not None else []).append
+    outcomes = run_plainly(project, retrain_parts(params), params.flow, name="retrain", log=log)
+    return {outcome.part: outcome for outcome in outcomes}
+
+
+def states(outcomes: dict[str, Outcome]) -> list[str]:
+    return [outcome.state for outcome in outcomes.values()]
+
+
+@pytest.mark.pipeline
+def test_everything_once_with_no_server_then_nothing_and_a_refusal_is_an_answer(project: Path, listener: Any) -> None:
+    set_flow(project, webhook=listener.url)
+    (project / "answer-promote-vqa").write_text("3 refused: gain 0.2 is below 0.5")
+    env = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_HOME": str(project / "prefect")}
+    done = subprocess.run([sys.executable, "-m", "flows.retrain"], cwd=project, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (project / "report").exists()
+    last = done.stderr.splitlines()[-1]
+    assert "ran validate, features, pretrain, scheduled sampling, finetune captioning, finetune vqa, evaluate" in last
+    assert "promote captioning: done (promote-captioning done)" in last
+    assert "promote vqa: refused (refused: gain 0.2 is below 0.5)" in last
+    assert listener.bodies[0]["message"] in last
+
+    again = retrain(project)
+    assert list(again) == NAMES
+    assert states(again) == ["skipped"] * 2 + ["up to date"] * 11
+    assert again["ingest"].detail == "no drop folder configured"
+    assert summary(again.values()) == "nothing was stale; nothing ran"
+    asked = ["promote-captioning", "promote-vqa"]
+    assert (project / "asked.txt").read_text().split() == asked, "the gate is not asked again about the same version"
+
+    registered = project / "reports" / "registered.json"
+    registered.write_text(registered.read_text().replace("vlp-vqa", "vlp-vqa2"))
+    assert retrain(project)["promote vqa"].state == "refused"
+    assert (project / "asked.txt").read_text().split() == [*asked, "promote-vqa"]
+
+
+@pytest.mark.pipeline
+def test_a_failing_stage_ends_the_run_and_says_why(project: Path, listener: Any) -> None:
+    set_flow(project, webhook=listener.url)
+    break_stage(project, "pretrain", "open('tries', 'a').write('x'); sys.exit('disk on fire')")
+    with pytest.raises(StageFailed, match=r"\ndisk on fire\n"):
+        retrain(project)
+    assert (project / "shards").exists()
+    assert not (project / "scheduled_sampling").exists() and not (project / "asked.txt").exists()
+    assert (project / "tries").read_text() == "x", "what waiting can't mend is not tried again"
+    assert listener.bodies[0]["state"] == "Failed" and "\ndisk on fire\n" in listener.bodies[0]["message"]
+
+
+@pytest.mark.pipeline
+def test_a_preempted_trainer_goes_on(project: Path) -> None:
+    once = "import pathlib; f = pathlib.Path('tries'); f.open('a').write('x'); len(f.read_text()) > 1 or sys.exit(75)"
+    break_stage(project, "pretrain", once)
+    lines: list[str] = []
+    params = load_params(project / "params.yaml")
+    [part] = [part for part in retrain_parts(params) if part.name == "pretrain"]
+    assert run_plainly(project, [part], params.flow, name="retrain", log=lines.append)[0].state == "ran"
+    assert "pretrain: Preempted; trying again in 1 s" in lines
+
+
+@pytest.mark.pipeline
+def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
+    params = load_params(project / "params.yaml")
+    (project / "reports" / "incoming.json").write_text('{"new": 3, "content": "abc"}')
+    new_data = [dataclasses.replace(part, skip="") for part in retrain_parts(params)[:2]]
+
+    def run() -> list[str]:
+        return [o.state for o in run_plainly(project, new_data, params.flow, name="retrain", log=lambda line: None)]
+
+    (project / "answer-drift").write_text("4 caption length 31 exceeds 12")
+    for _ in range(2):
+        with pytest.raises(DataDrifted, match=r"caption length 31(.|\n)*drift\.gate"):
+            run()
+    (project / "answer-drift").unlink()
+    assert run() == ["ran", "ran"]
+    assert run() == ["ran", "up to date"], "the drop folder is always looked at; the same data is not measured twice"
+
+
+def test_limits_are_read_per_part_and_unknown_parts_refused(project: Path) -> None:
+    set_flow(project, timeout_hours={"finetune": 2})
+    parts: dict[str, Part] = {part.name: part for part in retrain_parts(load_params(project / "params.yaml"))}
+    assert [parts["finetune vqa"].timeout, parts["pretrain"].timeout] == [7200, 0]
+    with pytest.raises(ParamsError, match=r"timeout_hours\.finetun.*is no part"):
+        FlowParams(timeout_hours={"finetun": 2})
+
+
+def test_a_params_file_without_the_section_is_valid(project: Path) -> None:
+    raw = yaml.safe_load((project / "params.yaml").read_text())
+    del raw["flow"]
+    (project / "params.yaml").write_text(yaml.safe_dump(raw))
+    assert load_params(project / "params.yaml").flow == FlowParams()
