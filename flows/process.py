@@ -97,7 +97,7 @@ def supervised(
     (root / ".work").mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=root / ".work", prefix="part-", suffix=".log", delete=False) as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.supervise", "--", *command],
+            [sys.executable, "-m", "flows.supervise", "--parent", str(os.getpid()), "--", *command],
             cwd=root,
             env=env,
             stdout=sink,

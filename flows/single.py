@@ -27,18 +27,14 @@ def train(run: str, preset: str = "", root: str = ".") -> State[Any]:
         preset: a name in presets/ (without .yaml) to merge into params.yaml first. It stays there, as after `vlp use`.
     """
 
+    def use(params: Params) -> list[Part]:
+        return [Part(name=f"use {preset}", kind="validate", command=("use", _preset(root, preset)))]
+
     def parts(params: Params) -> list[Part]:
-        if preset:
-            return [Part(name=f"use {preset}", kind="validate", command=("use", _preset(root, preset)))]
         _known(run, list(params.finetune), "finetune run")
         return training_parts(params, [run])
 
-    if preset:
-        state = run_parts(root, parts)
-        if not state.is_completed():
-            return state
-        preset = ""
-    return run_parts(root, parts)
+    return run_parts(root, use, parts) if preset else run_parts(root, parts)
 
 
 @flow(name="evaluate", flow_run_name="evaluate {task} {alias}", **OPTIONS)

@@ -28,8 +28,12 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def supervise(command: list[str], grace: float = GRACE) -> int:
-    """Runs `command` in a session of its own and returns its exit code, 128 + signal where a signal ended it."""
+def supervise(command: list[str], grace: float = GRACE, parent: int | None = None) -> int:
+    """Runs `command` in a session of its own and returns its exit code, 128 + signal where a signal ended it.
+
+    Args:
+        parent: whose death ends it; the one who started this may be dead before it can look.
+    """
     stop: list[int] = []
 
     def request_stop(number: int, frame: FrameType | None) -> None:
@@ -37,7 +41,9 @@ def supervise(command: list[str], grace: float = GRACE) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, request_stop)
-    die_with_parent(os.getppid())
+    die_with_parent(os.getppid() if parent is None else parent)
+    if stop:
+        return 128 + stop[0]
     child = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
     deadline: float | None = None
     while True:
@@ -59,9 +65,11 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
+    arguments, started_by = sys.argv[1:], None
+    if arguments[:1] == ["--parent"]:
+        started_by, arguments = int(arguments[1]), arguments[2:]
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
     if not arguments:
-        sys.exit("usage: python -m flows.supervise -- COMMAND [ARGUMENT...]")
-    sys.exit(supervise(arguments))
+        sys.exit("usage: python -m flows.supervise [--parent PID] -- COMMAND [ARGUMENT...]")
+    sys.exit(supervise(arguments, parent=started_by))

@@ -31,10 +31,13 @@ from vlp_models.params import FlowParams, Params, load_params
 STATES = {"ran": "Completed", "up to date": "Up to date", "skipped": "Skipped", "refused": "Refused"}
 
 
-def run_parts(root: str, select: Callable[[Params], list[Part]]) -> State[Any]:
+def run_parts(root: str, *selections: Callable[[Params], list[Part]]) -> State[Any]:
     """The body of every flow: holds the workspace, runs the parts in order, publishes what there is to see.
 
     The flow's own state keeps its standard name: automations and heartbeats know a finished run by it.
+
+    Args:
+        selections: asked in turn, each with the params as they are then: a part may have changed them.
 
     Raises:
         StageFailed: a part failed; the parts after it were not run, what happened is published.
@@ -42,15 +45,17 @@ def run_parts(root: str, select: Callable[[Params], list[Part]]) -> State[Any]:
     folder = Path(root).absolute()
     logger = get_run_logger()
     params = load_params(folder / "params.yaml")
-    parts = select(params)
+    selections[0](params)  # a wrong parameter is told before anything is waited for
     name = f"{current.get_flow_name()} ({current.get_name()})"
     try:
         with hold_workspace(folder, name, params.flow.wait_minutes * 60, logger.info) as hold:
             prepare_workspace(str(folder))
             run = Run(folder, hold)
             try:
-                for part in parts:
-                    _task(part, params.flow)(run, part, params.flow.gpu_limit)
+                for select in selections:
+                    params = load_params(folder / "params.yaml")
+                    for part in select(params):
+                        _task(part, params.flow)(run, part, params.flow.gpu_limit)
             finally:
                 # Also when a part failed; not when the run is being ended, which leaves 30 s.
                 if not _is_ending():

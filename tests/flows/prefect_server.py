@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class Server:
             "PREFECT_API_URL": self.url,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
             "PREFECT_CLIENT_RETRY_EXTRA_CODES": "",
             "DO_NOT_TRACK": "1",
             "TMPDIR": str(home),
@@ -76,7 +78,14 @@ class Server:
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        return json.loads(urllib.request.urlopen(request, timeout=30).read())
+        for attempt in range(5):
+            try:
+                return json.loads(urllib.request.urlopen(request, timeout=30).read())
+            except urllib.error.HTTPError as error:  # SQLite is locked; Prefect's own client tries again as well
+                if error.code != 503 or attempt == 4:
+                    raise
+                time.sleep(1)
+        return None
 
     def flow_runs(self, state: str) -> list[dict[str, Any]]:
         runs: list[dict[str, Any]] = self.post(
@@ -119,6 +128,10 @@ class Server:
         """Key -> data, of those the run left."""
         found = self.post("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
         return {artifact["key"]: str(artifact["data"]) for artifact in found}
+
+    def close(self) -> None:
+        self.stop(self.process)
+        self.log.close()
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGINT)

@@ -6,107 +6,22 @@ second only stops schedules from ever making runs. So the last test waits for a 
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import yaml
-from flow_project import Listener, break_stage, make_project, set_flow
-from prefect_server import Server
+from flow_project import break_stage, set_flow
+from unattended_site import ROOT, TRAINER, Site, open_site, readme_commands, wait_until
 
-ROOT = Path(__file__).parent.parent.parent
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
-
-
-TRAINER = """
-import pathlib, signal, sys, time
-def save(*_):
-    pathlib.Path("saved").touch()
-    sys.exit(75)
-signal.signal(signal.SIGINT, save)
-pathlib.Path("started").touch()
-time.sleep(120)
-"""
-
-
-@dataclass
-class Site:
-    server: Server
-    project: Path
-    webhook: Listener
-
-    def told(self, state: str, seconds: float = 30) -> str:
-        """The webhook's next message about a run that ended in `state`."""
-        wait_until(lambda: any(body["state"] == state for body in self.webhook.bodies), seconds, self.webhook.bodies)
-        message = str(next(body["message"] for body in self.webhook.bodies if body["state"] == state))
-        self.webhook.bodies.clear()
-        return message
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60, what: object = "it did not happen") -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-
-
-def readme_commands() -> list[str]:
-    """The commands of the README's section, in order."""
-    section = (ROOT / "README.md").read_text().partition("## Unattended")[2].partition("\n## ")[0]
-    block = section.partition("```\n")[2].partition("```")[0]
-    return [line.partition("#")[0].strip() for line in block.splitlines() if line]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Everything the README says up to the worker, in its order; a toy project; a webhook's other end."""
-    folder = tmp_path_factory.mktemp("site")
-    webhook = Listener()
-    threading.Thread(target=webhook.serve_forever, daemon=True).start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLP_WEBHOOK", webhook.url)
-        project = make_project(folder, patch)
-        set_flow(project, webhook="env:VLP_WEBHOOK")
-        for name in ("flows", "deploy"):
-            (project / name).symlink_to(ROOT / name)
-        shutil.copy(ROOT / "prefect.yaml", project)
-        (project / "answer-promote-vqa").write_text("3 refused: gain 0.2 is below 0.5")
-        write_reports(project / "reports")
-        server = Server(folder / "prefect")
-        worker = None
-        for command in readme_commands():
-            arguments = shlex.split(command.rstrip("&").partition("prefect ")[2])
-            if "worker start" in command:
-                worker = server.start(arguments, project)
-                break
-            if command.startswith("prefect ") and "server start" not in command:
-                server.run(arguments, project)
-        assert worker is not None
-        yield Site(server, project, webhook)
-        server.stop(worker)
-        server.stop(server.process)
-        server.log.close()
-    webhook.shutdown()
-    webhook.server_close()
-
-
-def write_reports(reports: Path) -> None:
-    """What the stages would leave for the artifacts."""
-    (reports / "promotion").mkdir()
-    numbers = {"metric": "accuracy", "value": 41.0, "champion_value": 40.8}
-    decision = {"outcome": "refused", "version": 1, "reasons": ["gain 0.2 is below 0.5"], "numbers": numbers}
-    (reports / "promotion" / "vqa.json").write_text(json.dumps(decision))
-    record = {"task": "vqa", "run": "vqa", "dataset": "scenes", "split": "test", "metric": "accuracy", "value": 41.0}
-    (reports / "summary.json").write_text(json.dumps([record]))
-    (reports / "validation.json").write_text(json.dumps({"tables": {"captions": {"good": 200, "bad": 1}}}))
-    (reports / "index.html").write_text("<html></html>")
+    with open_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
 
 
 def test_an_event_sets_off_a_run_that_shows_what_it_did(site: Site) -> None:
@@ -130,9 +45,10 @@ def test_an_event_sets_off_a_run_that_shows_what_it_did(site: Site) -> None:
     assert {"validate", "features", "pretrain", "finetune vqa", "evaluate", "register", "report"} <= set(states)
     artifacts = site.server.artifacts(run)
     links = {"report", "mlflow-captioning", "mlflow-vqa"}
-    assert set(artifacts) == {"parts", "promotion", "results", "validation"} | links
+    assert set(artifacts) == {"parts", "incoming", "drift", "promotion", "results", "validation"} | links
     assert "40.8" in artifacts["results"], "the champion's value beside the challenger's"
     assert "gain 0.2 is below 0.5" in artifacts["promotion"]
+    assert "caption length" in artifacts["drift"]
     assert f"{site.project}/reports/index.html" in artifacts["report"]
     assert "#/models/vlp-vqa/versions/1" in artifacts["mlflow-vqa"]
 
@@ -168,9 +84,11 @@ def test_a_second_run_is_told_who_works_here_and_a_cancelled_trainer_saves(site:
 
 
 def test_the_other_deployments(site: Site) -> None:
+    """All at once: they wait for one another."""
     (site.project / "asked.txt").unlink()
+    set_flow(site.project, wait_minutes=5)
     runs = [
-        site.server.start_run("train/model", run="vqa"),
+        site.server.start_run("train/model", run="vqa", preset="tiny"),
         site.server.start_run("evaluate/alias", task="vqa"),
         site.server.start_run("promote/task", task="captioning"),
         site.server.start_run("rollback/task", task="captioning"),
@@ -179,12 +97,17 @@ def test_the_other_deployments(site: Site) -> None:
     for run in runs:
         site.server.wait_for(run, "COMPLETED")
     assert set(site.server.task_states(runs[0])) == {
-        *("prepare the workspace", "validate", "features", "pretrain", "scheduled sampling"),
+        *("prepare the workspace", "use tiny", "validate", "features", "pretrain", "scheduled sampling"),
         *("finetune vqa", "evaluate", "publish results"),
     }
     assert "no task; known: captioning" in site.server.wait_for(wrong, "FAILED")["message"]
     asked = sorted((site.project / "asked.txt").read_text().split())
-    assert asked == ["evaluate-alias-vqa-champion", "promote-captioning", "rollback-captioning"]
+    assert asked == [
+        "evaluate-alias-vqa-champion",
+        "promote-captioning",
+        "rollback-captioning",
+        "use-presets/tiny.yaml",
+    ]
 
 
 def test_a_schedule_that_is_resumed_makes_runs(site: Site) -> None:

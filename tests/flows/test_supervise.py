@@ -49,6 +49,14 @@ def test_exit_code_passes_through(tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=ROOT).returncode == 7
 
 
+def test_a_parent_that_died_before_the_start_starts_nothing(tmp_path: Path) -> None:
+    code = "open('started', 'w')"
+    command = [sys.executable, "-m", "flows.supervise", "--parent", "1", "--", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 128 + signal.SIGTERM
+    assert not (tmp_path / "started").exists()
+
+
 def test_termination_becomes_an_interrupt_and_the_state_is_saved(tmp_path: Path) -> None:
     process = start(tmp_path, TRAINER)
     process.send_signal(signal.SIGTERM)
