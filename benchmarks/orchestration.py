@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,13 @@ class Site:
     def _call(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        return json.loads(urllib.request.urlopen(request, timeout=30).read())
+        while True:
+            try:
+                return json.loads(urllib.request.urlopen(request, timeout=30).read())
+            except urllib.error.HTTPError as error:
+                if error.code != 503:  # SQLite is locked; Prefect's own client tries again as well
+                    raise
+                time.sleep(0.5)
 
     def deploy(self, folder: Path) -> None:
         shutil.copy(ROOT / "prefect.yaml", folder)
@@ -166,6 +173,7 @@ def measure(site: Site, folder: Path, rounds: int) -> dict[str, Any]:
         flow.append(site.retrain()[1])
         no_op.append(site.retrain()[0])
         plain.append(timed([sys.executable, "-m", "flows.retrain"], folder, site.env))
+        print(f"dvc {dvc[-1]:.1f}  flow {flow[-1]:.1f}  no-op {no_op[-1]:.1f}  plain {plain[-1]:.1f}", flush=True)
     added = [(f - d) / PARTS for f, d in zip(flow, dvc, strict=True)]
     return {
         "parts": PARTS,

@@ -45,6 +45,7 @@ class Run:
         self.hold = hold
         self.outcomes: list[Outcome] = []
         self._all_fresh: bool | None = None  # None: not asked yet
+        self._something_ran = False
 
     def run_part(self, part: Part, log: Log, slot: Callable[[], AbstractContextManager[None]]) -> Outcome:
         """Brings one part up to date.
@@ -72,10 +73,12 @@ class Run:
         targets = list(part.targets)
         if self._all_fresh is None:
             self._all_fresh = not is_stale(self.root, [])
-        if self._all_fresh or (part.gpu and not is_stale(self.root, targets)):
+        # What follows a part that ran is taken to be stale: asking costs as much as running, a mistake a slot's wait.
+        if self._all_fresh or (part.gpu and not self._something_ran and not is_stale(self.root, targets)):
             return "up to date", ""
         with slot() if part.gpu else contextlib.nullcontext():
             ran = repro(self.root, targets, log, timeout=part.timeout, hold=self.hold)
+        self._something_ran = self._something_ran or ran
         return ("ran", "") if ran else ("up to date", "")
 
     def _ask(self, part: Part, log: Log) -> tuple[Literal["ran", "up to date", "skipped", "refused"], str]:

@@ -141,21 +141,22 @@ def publish(run: Run, params: Params) -> None:
             get_run_logger().warning("artifact %s was not published: %s", artifact.key, error)
 
 
-def tell_webhook(flow: Any, run: FlowRun, state: State[Any]) -> None:
-    """State hook of every flow: says how it ended. Never raises."""
+def tell_webhook(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """State hook of every flow: says how it ended. Never raises. A worker passes its arguments by name."""
     logger = get_logger("flows")
     try:
-        params = load_params(Path(str(run.parameters.get("root", "."))) / "params.yaml").flow
+        params = load_params(Path(str(flow_run.parameters.get("root", "."))) / "params.yaml").flow
     except ParamsError as error:
         logger.warning("no notification: %s", error)
         return
+    message = state.message or ""
     notify(
         params,
         flow=flow.name,
-        run=run.name or str(run.id),
-        state=state.name or state.type.value,
-        message=state.message or "",
-        bad=not state.is_completed() or ": refused (" in (state.message or ""),
+        run=flow_run.name or str(flow_run.id),
+        state="Cancelled" if state.is_cancelling() else state.name or state.type.value,
+        message=message or ("stopped by hand" if state.is_cancelling() else ""),
+        bad=not state.is_completed() or ": refused (" in message,
         log=logger.warning,
     )
 

@@ -35,7 +35,7 @@ class Server:
             "PREFECT_API_URL": self.url,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
-            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "15",
             "PREFECT_CLIENT_RETRY_EXTRA_CODES": "",
             "DO_NOT_TRACK": "1",
             "TMPDIR": str(home),

@@ -79,6 +79,7 @@ def test_a_second_run_is_told_who_works_here_and_a_cancelled_trainer_saves(site:
 
     site.server.run(["flow-run", "cancel", first], site.project)
     site.server.wait_for(first, "CANCELLED")
+    assert site.told("Cancelled") == "stopped by hand"
     wait_until(lambda: (site.project / "saved").exists())
     (site.project / "dvc.yaml").write_text(text)
 
