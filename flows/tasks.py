@@ -155,7 +155,7 @@ def tell_webhook(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
         flow=flow.name,
         run=flow_run.name or str(flow_run.id),
         state="Cancelled" if state.is_cancelling() else state.name or state.type.value,
-        message=message or ("stopped by hand" if state.is_cancelling() else ""),
+        message=message,
         bad=not state.is_completed() or ": refused (" in message,
         log=logger.warning,
     )
