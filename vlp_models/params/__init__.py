@@ -16,8 +16,8 @@ from vlp_models.params.data import (
     ValidateParams,
     WorldParams,
 )
-from vlp_models.params.incoming import DriftParams, IncomingParams
 from vlp_models.params.flow import FlowParams
+from vlp_models.params.incoming import DriftParams, IncomingParams
 from vlp_models.params.operations import EvaluateParams, TrackingParams
 from vlp_models.params.promotion import GateParams, PromotionParams
 from vlp_models.params.schema import build, to_plain
@@ -40,9 +40,9 @@ __all__ = [
     "EvaluateParams",
     "FeaturesParams",
     "FinetuneParams",
+    "FlowParams",
     "GateParams",
     "IncomingParams",
-    "FlowParams",
     "ModelParams",
     "OptimizerParams",
     "PairsParams",

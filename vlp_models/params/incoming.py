@@ -11,9 +11,7 @@ class IncomingParams:
 
     drop: str = "data/incoming"  # where drops arrive; empty: nothing is taken in
     dataset: str = "data/accepted"  # grows by one folder per accepted drop
-    fetch: list[str] = field(
-        default_factory=list
-    )  # .dvc files: imports are updated, others pulled; their folders are drops
+    fetch: list[str] = field(default_factory=list)  # .dvc files to update or pull; their folders are drops
     settle_seconds: float = 300.0  # a drop is finished once nothing in it has changed for so long
     radius: int = 4  # bits (of 64) in which two perceptual hashes may differ and still be one picture; -1: exact only
     max_bad_fraction: float = 0.05  # of a drop's pairs; above it the drop stays where it is
