@@ -8,22 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from flows.process import environment, supervised
+from vlp_models.preflight import preflight
 
-
-def preflight(root: Path) -> list[str]:
-    """Removes what a killed DVC can leave behind: an empty rwlock stops every later command. Returns what it did."""
-    lock = root / ".dvc" / "tmp" / "rwlock"
-    if not lock.exists() or _dvc_is_running(root):
-        return []
-    try:
-        json.loads(lock.read_text() or "broken")
-        return []
-    except json.JSONDecodeError:
-        lock.unlink()
-        return [f"removed a damaged {lock.relative_to(root)}: no DVC process is alive"]
+__all__ = ["is_stale", "preflight", "repro"]
 
 
 def is_stale(root: Path, targets: list[str]) -> bool:
@@ -58,11 +46,3 @@ def repro(
 
     supervised(root, [sys.executable, "-m", "dvc", "repro", *targets], watch, timeout=timeout, hold=hold)
     return changed
-
-
-def _dvc_is_running(root: Path) -> bool:
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        command = process.info["cmdline"] or []
-        if "dvc" in " ".join(command[:4]) and process.info["cwd"] == str(root):
-            return True
-    return False

@@ -170,5 +170,6 @@ def test_a_checkpoint_of_another_detector_is_refused(clone: Path, tmp_path: Path
     (tmp_path / "features.json").write_text(json.dumps({"source": "detector", "min_score": 0.2, "max_regions": 16}))
     config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps({**config, "detector_id": "another"}))
+    (tmp_path / "checkpoint" / "SHA256SUMS").unlink()
     with pytest.raises(CheckpointError, match="trained on features of detector another"):
         Predictor(tmp_path)

@@ -134,7 +134,7 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 
 
 def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_s")} for row in rows]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_s", "time")} for row in rows]
 
 
 def make_toy(root: Path) -> Toy:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from vlp_models.errors import VLPError
+from vlp_models.errors import VLPError, is_disk_full
 
 app = typer.Typer(
     name="vlp",
@@ -263,6 +263,14 @@ def main() -> None:
             raise
         print(f"vlp: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except Exception as error:
+        if not is_disk_full(error) or os.environ.get("VLP_DEBUG"):
+            raise
+        print(
+            f"vlp: the disk is full ({error}). Nothing finished is lost: make room, then run the same command again",
+            file=sys.stderr,
+        )
+        sys.exit(os.EX_IOERR)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError
+from vlp_models.exclusive import exclusive
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
+    from vlp_models.stages.workspace import Workspace
 
 
 ON_CLUSTER = ("features", "shards")
@@ -23,32 +26,50 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     import importlib
 
     from vlp_models.params import load_params
+    from vlp_models.stages.guard import guarded
     from vlp_models.stages.workspace import Workspace
 
-    params = load_params(params_file)
-    if name in ON_CLUSTER and params.cluster.address:
-        # A process: what is under the flows does not import them.
-        command = [sys.executable, "-m", "flows.cluster", name, "--params", params_file]
-        code = subprocess.run(command).returncode
-        if code:
-            raise SystemExit(code)
-        return
-    importlib.import_module(f"vlp_models.stages.{name}").run(params, Workspace(), key)
+    params, workspace = load_params(params_file), Workspace()
+    with guarded(workspace, f"{name}@{key}" if key else name):
+        if name in ON_CLUSTER and params.cluster.address:
+            # A process: what is under the flows does not import them.
+            command = [sys.executable, "-m", "flows.cluster", name, "--params", params_file]
+            code = subprocess.run(command).returncode
+            if code:
+                raise SystemExit(code)
+        else:
+            importlib.import_module(f"vlp_models.stages.{name}").run(params, workspace, key)
 
 
 def run_pipeline(targets: list[str]) -> int:
-    """`dvc repro`, then the results table, the report's path and the command that opens MLflow. Returns DVC's code."""
+    """`dvc repro`, then the results table, the report's path and the command that opens MLflow. Returns DVC's code.
+
+    Raises:
+        DataError: another `vlp run` is at work in this workspace.
+    """
     from vlp_models.params import load_params
+    from vlp_models.preflight import preflight
     from vlp_models.stages.workspace import Workspace
 
     params, workspace = load_params(), Workspace()
     _check_options(params)
+    with exclusive(workspace.root / ".work" / "run.lock", "`vlp run`"):
+        for line in preflight(workspace.root):
+            print(line, file=sys.stderr)
+        code = _run_dvc(params, workspace, targets)
+        _send_waiting(params, workspace)
+        return code
+
+
+def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
     start, began = time.perf_counter(), time.time()
     environment = dict(os.environ)
     # A stage's command is `vlp ...`: the one beside this interpreter, also when the venv is not activated.
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     environment.setdefault("GX_ANALYTICS_ENABLED", "false")
-    code = subprocess.run([sys.executable, "-m", "dvc", "repro", *targets], env=environment).returncode
+    environment.setdefault("VLP_GRACE", "600")  # nobody hurries us here, and a large training saves slowly
+    command = [sys.executable, "-m", "dvc", "repro", *targets]
+    code = _supervised(command, environment)
     if code:
         print(
             "\nThe pipeline stopped at the stage above. What was finished stays; run the same command to go on from "
@@ -66,6 +87,22 @@ def run_pipeline(targets: list[str]) -> int:
     print(f"MLflow UI  mlflow ui --backend-store-uri {params.tracking.uri} --host 127.0.0.1 --port 5000")
     print(f"took       {time.perf_counter() - start:.0f} s")
     return 0
+
+
+def _send_waiting(params: Params, workspace: Workspace) -> None:
+    """The metrics of runs that ended while MLflow was away."""
+    if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):  # else MLflow need not be loaded
+        from vlp_models.tracking.spool import replay
+
+        replay(params.tracking, workspace.root)
+
+
+def _supervised(command: list[str], environment: dict[str, str]) -> int:
+    """Runs a command under a supervisor; SIGINT and SIGTERM go through it and give a trainer the time to save."""
+    process = subprocess.Popen([sys.executable, "-m", "vlp_models.supervise", "--", *command], env=environment)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, frame: process.terminate())
+    return process.wait()
 
 
 def _check_options(params: Params) -> None:

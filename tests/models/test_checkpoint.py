@@ -13,7 +13,7 @@ from torch import nn
 from toy_world import CLASSES, FEATURE_DIM, Toy, make_toy, same_weights
 
 from vlp_models.errors import CheckpointError
-from vlp_models.models.checkpoint import load_model, load_strictly, write_checkpoint
+from vlp_models.models.checkpoint import load_model, load_strictly, write_checkpoint, write_sums
 from vlp_models.params import to_plain
 
 
@@ -80,6 +80,7 @@ def test_tied_tensors_are_stored_once_and_tied_again(tmp_path: Path, toy: Toy) -
 def edit_config(directory: Path, **changes: Any) -> None:
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    write_sums(directory)
 
 
 def test_another_architecture_is_listed(toy: Toy, tmp_path: Path) -> None:
@@ -119,6 +120,9 @@ def test_damaged_files_are_named(toy: Toy, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
         load_model(tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()  # a checkpoint of before there were any
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
+        load_model(tmp_path)
     save_file({"model.spare": torch.zeros(1)}, weights)
     with pytest.raises(CheckpointError, match="1 unexpected: spare"):
         load_model(tmp_path)
@@ -127,3 +131,14 @@ def test_damaged_files_are_named(toy: Toy, tmp_path: Path) -> None:
         load_model(tmp_path)
     with pytest.raises(CheckpointError, match="no such file"):
         load_model(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt", "tokenizer.json", "SHA256SUMS"])
+def test_a_flipped_bit_is_found_in_any_file(toy: Toy, tmp_path: Path, name: str) -> None:
+    """In the middle of the weights it would load without a word."""
+    write(toy, tmp_path)
+    content = bytearray((tmp_path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"damaged.*dvc checkout"):
+        load_model(tmp_path)

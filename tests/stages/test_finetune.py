@@ -97,6 +97,7 @@ def test_scratch_takes_the_architecture_alone(workspace: Workspace) -> None:
 def test_a_checkpoint_of_other_features_or_words_is_refused(workspace: Workspace) -> None:
     config = workspace.checkpoint("pretrain") / "config.json"
     text = config.read_text()
+    (workspace.checkpoint("pretrain") / "SHA256SUMS").unlink()
     config.write_text(text.replace('"detector_id": "toy"', '"detector_id": "other"'))
     with pytest.raises(CheckpointError, match="detector_id 'other', the shards hold 'toy'"):
         finetune.run(params_of(workspace), workspace, "vqa")

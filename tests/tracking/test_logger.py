@@ -77,4 +77,6 @@ def test_a_server_that_does_not_answer_costs_a_warning(tmp_path: Path, capsys: p
     assert time.monotonic() - start < 30
     said = capsys.readouterr().err
     assert said.count("does not answer") == 1
-    assert str(log) in said
+    (waits,) = (tmp_path / ".work" / "mlflow").iterdir()
+    assert str(waits) in said
+    assert (waits / LOG).read_text() == log.read_text()

@@ -118,3 +118,13 @@ def test_a_pickle_that_would_run_code_is_not_loaded(tmp_path: Path, capsys: pyte
     with pytest.raises(CheckpointError, match="more than tensors"):
         load_published(tmp_path / "bad.pth", "small", ["cat"])
     assert "executed" not in capsys.readouterr().out
+
+
+def test_a_flipped_bit_in_the_weights_is_found(tmp_path: Path) -> None:
+    save_detector(tmp_path, build_detector(CONFIG, 3), CONFIG, CLASSES, {})
+    file = tmp_path / "detector.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"detector\.safetensors: damaged"):
+        load_detector(tmp_path)

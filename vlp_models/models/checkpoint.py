@@ -6,7 +6,9 @@ of another architecture is an error that lists what differs, never a half-initia
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from vlp_models.models import build_model
 
 FORMAT = "vlp-checkpoint/1"
 WEIGHTS, CONFIG, ANSWERS = "model.safetensors", "config.json", "answers.json"
+SUMS = "SHA256SUMS"  # of the files above and the tokenizer's, as `sha256sum --check` reads it
 # What `config.json` must hold besides `format`.
 KEYS = ("model", "model_config", "task", "max_text_len", "max_regions", "detector_id", "feature_dim", "classes")
 
@@ -54,13 +57,53 @@ def write_checkpoint(
     if answers:
         listed = json.dumps(list(answers), indent=0, ensure_ascii=False)
         (directory / ANSWERS).write_text(listed + "\n", encoding="utf-8")
+    write_sums(directory)
+
+
+def write_sums(directory: Path) -> None:
+    """Notes the content of every file there, and sees it to the disk."""
+    lines = []
+    for path in sorted(p for p in directory.iterdir() if p.is_file() and p.name != SUMS):
+        with path.open("rb+") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+            os.fsync(file.fileno())
+    (directory / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def verify(directory: Path) -> None:
+    """Checks a checkpoint against its sums; one without (written before there were any) is taken as it is.
+
+    Raises:
+        CheckpointError: names the file that is not what was written.
+    """
+    try:
+        lines = (directory / SUMS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return
+    except UnicodeDecodeError:
+        lines = [""]
+    way_out = f"`dvc checkout {directory}` may have it whole; else copy or make the checkpoint anew"
+    for line in lines:
+        written, _, name = line.partition("  ")
+        path = directory / name
+        if len(written) != 64 or path.name != name:
+            raise CheckpointError(f"{directory / SUMS}: damaged; {way_out}")
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{path}: damaged: can't be read: {error.strerror}; {way_out}") from None
+        if found != written:
+            raise CheckpointError(f"{path}: damaged: its sha256 is not the one in {SUMS}; {way_out}")
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """
+    """config.json, after a look at the sums of all files.
+
     Raises:
-        CheckpointError: config.json is missing, damaged, or of another format.
+        CheckpointError: config.json is missing or of another format, or a file of the checkpoint is damaged.
     """
+    verify(directory)
     file = directory / CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from vlp_models.data import features as storage
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
+from vlp_models.stages.finished import keep, link_or_copy, restore
 from vlp_models.stages.mapper import LocalMapper, Mapper
 from vlp_models.stages.workspace import (
     Workspace,
@@ -60,6 +61,8 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
             {"images": validated / "images.parquet", "objects": validated / "objects.parquet"},
         )
         work = workspace.work("features", print_)
+        if restore(workspace, work, "features"):
+            return
         start = time.perf_counter()
         made = _make_chunks(mapper, source, params, images, workspace.root, work)
         seconds = time.perf_counter() - start
@@ -67,7 +70,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         _refuse_missing(notes, images, workspace)
         with output_directory(workspace.features) as directory:
             for path in sorted(work.glob("features-*.safetensors")):
-                shutil.move(path, directory / path.name)
+                link_or_copy(path, directory / path.name)  # until the stage has ended, they are worth keeping
             counts = storage.write_index(directory)
             write_table(notes, "quarantine", directory)
             write_manifest(
@@ -79,7 +82,11 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
                 classes=list(source.classes),
                 detector_id=source.detector_id,
             )
-        shutil.rmtree(work)
+        keep(workspace, work, "features", [workspace.features])
+        for path in [*work.glob("features-*.safetensors"), *work.glob("notes-*.json")]:
+            path.unlink()
+        with suppress(OSError):  # not empty: it keeps the result
+            work.rmdir()
     print(
         f"features {source.detector_id}: {counts['regions']:,} regions of {counts['images']:,} images, "
         f"{source.feature_dim} numbers each" + (f", {made / seconds:.0f} images/s" if made else "")

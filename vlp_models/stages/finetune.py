@@ -27,7 +27,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
     from vlp_models.models.checkpoint import CONFIG
-    from vlp_models.stages.fitting import forget, publish, read_inputs, tracking, work_directory
+    from vlp_models.stages.finished import keep, restore
+    from vlp_models.stages.fitting import curve_file, forget, publish, read_inputs, tracking, work_directory
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.run import Plan, fit
 
@@ -39,6 +40,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         files = {**inputs.files, "init": init / CONFIG if p.scratch else init}
         settings = {"finetune": to_plain(p)}
         work = work_directory(workspace, stage.replace("@", "-"), params.trainer, settings, files)
+        if restore(workspace, work, stage):
+            forget(work)
+            return
         task_model = _task_model(p, init, inputs, workspace)
         loaders = LoaderFactory(
             inputs.shards,
@@ -83,6 +87,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             counts={"train_samples": len(loaders.train), "val_samples": len(loaders.val)},
             result=result,
         )
+        keep(workspace, work, stage, [workspace.checkpoint(key), curve_file(workspace, key)])
         forget(work)
 
 

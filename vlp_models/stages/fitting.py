@@ -141,7 +141,7 @@ def publish(
     counts: dict[str, int],
     result: FitResult,
 ) -> dict[str, Any]:
-    """Writes the checkpoint and the curve, then lets go of the resume state. Returns the run's final numbers."""
+    """Writes the checkpoint and the curve. Returns the run's final numbers."""
     from vlp_models.training.curve import as_csv, final_numbers
 
     counts = {**counts, "parameters": sum(p.numel() for p in module.parameters()), "steps": result.steps}
@@ -149,13 +149,17 @@ def publish(
     with output_directory(workspace.checkpoint(name)) as directory:
         write_checkpoint(directory, module, {**config, "provenance": provenance}, tokenizer, answers)
         write_manifest(directory, stage=stage, params=settings, counts=counts)
-    write_text(workspace.reports / "curves" / f"{name}.csv", as_csv(result.rows))
+    write_text(curve_file(workspace, name), as_csv(result.rows))
     return {
         **counts,
         **final_numbers(result.rows),
         "seconds": result.seconds,
         "samples_per_s": result.samples_per_second,
     }
+
+
+def curve_file(workspace: Workspace, name: str) -> Path:
+    return workspace.reports / "curves" / f"{name}.csv"
 
 
 def forget(work: Path) -> None:

@@ -11,7 +11,8 @@ from torch import nn
 from vlp_models.data.collate import collate_samples
 from vlp_models.models import build_model
 from vlp_models.params import PairsParams, Params, to_plain
-from vlp_models.stages.fitting import Inputs, forget, publish, tracking, work_directory
+from vlp_models.stages.finished import keep, restore
+from vlp_models.stages.fitting import Inputs, curve_file, forget, publish, tracking, work_directory
 from vlp_models.stages.workspace import Workspace, write_json
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.module import LossFunction
@@ -51,6 +52,9 @@ def learn_from_pairs(
     """
     settings: dict[str, Any] = {"model": to_plain(params.model), stage: to_plain(p)}
     work = work_directory(workspace, stage, params.trainer, settings, inputs.files)
+    if restore(workspace, work, stage):
+        forget(work)
+        return
     model, loss = prepare()
     loaders = LoaderFactory(
         inputs.shards,
@@ -104,5 +108,7 @@ def learn_from_pairs(
         counts={"train_samples": len(loaders.train), "val_samples": len(loaders.val)},
         result=result,
     )
-    write_json(workspace.reports / f"{stage}.json", final)
+    report = workspace.reports / f"{stage}.json"
+    write_json(report, final)
+    keep(workspace, work, stage, [workspace.checkpoint(stage), curve_file(workspace, stage), report])
     forget(work)

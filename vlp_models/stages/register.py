@@ -14,17 +14,25 @@ from vlp_models.stages.workspace import Workspace, hash_path, measured, need, re
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
+    """Writes reports/registered.json.
+
+    Raises:
+        TrackingError: MLflow does not answer.
+        DataError: a run has not been evaluated.
+    """
     from rich.console import Console
 
     from vlp_models.stages.provenance import lineage_files, lineage_record
     from vlp_models.tracking.card import model_card
-    from vlp_models.tracking.client import connect
+    from vlp_models.tracking.client import answering, connect, tracking_uri
     from vlp_models.tracking.lineage import lineage
     from vlp_models.tracking.registry import model_name, register
+    from vlp_models.tracking.spool import replay
 
     console = Console(stderr=True)
     with measured(workspace, "register"):
         client = connect(params.tracking, workspace.root)
+        replay(params.tracking, workspace.root)
         receipts: dict[str, Any] = {}
         for task, (name, scores) in sorted(best_runs(params, workspace).items()):
             checkpoint = need(workspace.checkpoint(name), f"finetune@{name}")
@@ -38,21 +46,22 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 command=f"dvc repro finetune@{name}",
             )
             registered_name = model_name(params.tracking, task)
-            registered = register(
-                client,
-                name=registered_name,
-                task=task,
-                checkpoint=checkpoint,
-                detector=detector,
-                features=to_plain(params.features),
-                content=content,
-                metrics={_slug(s): float(s["value"]) for s in scores if s["value"] is not None},
-                tags={**facts, "run": name, "task": task},
-                card=model_card(name=registered_name, config=config, scores=scores, lineage=facts),
-                evaluation=workspace.evaluation(name),
-                lineage=lineage_record(params, workspace, name),
-                files=lineage_files(workspace),
-            )
+            with answering(tracking_uri(params.tracking, workspace.root)):
+                registered = register(
+                    client,
+                    name=registered_name,
+                    task=task,
+                    checkpoint=checkpoint,
+                    detector=detector,
+                    features=to_plain(params.features),
+                    content=content,
+                    metrics={_slug(s): float(s["value"]) for s in scores if s["value"] is not None},
+                    tags={**facts, "run": name, "task": task},
+                    card=model_card(name=registered_name, config=config, scores=scores, lineage=facts),
+                    evaluation=workspace.evaluation(name),
+                    lineage=lineage_record(params, workspace, name),
+                    files=lineage_files(workspace),
+                )
             receipts[task] = {"name": registered.name, "version": registered.version, "run": name, "content": content}
             state = "registered" if registered.created else "already registered"
             console.print(f"{registered.name} version {registered.version}: {state} (from {name}), alias challenger")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
 
 if TYPE_CHECKING:
@@ -33,7 +36,11 @@ def tracking_uri(params: TrackingParams, root: Path) -> str:
 
 
 def connect(params: TrackingParams, root: Path) -> MlflowClient:
-    """A client, with `mlflow` itself pointed at the same place and the experiment there."""
+    """A client, with `mlflow` itself pointed at the same place and the experiment there.
+
+    Raises:
+        TrackingError: MLflow does not answer.
+    """
     for key, value in DEFAULTS.items():
         os.environ.setdefault(key, value)
     import logging
@@ -49,8 +56,33 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     client = MlflowClient()
+    with answering(uri):
+        _set_experiment(client, params, root, uri)
+    return client
+
+
+@contextmanager
+def answering(uri: str) -> Iterator[None]:
+    """
+    Raises:
+        TrackingError: what the block asks of MLflow fails.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, OSError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise TrackingError(
+            f"MLflow at {uri} does not answer as it should ({reason}); see that it runs (tracking.uri in params.yaml) "
+            "and has room on its disk, then run again: nothing finished is lost"
+        ) from error
+
+
+def _set_experiment(client: MlflowClient, params: TrackingParams, root: Path, uri: str) -> None:
+    import mlflow
+
     if client.get_experiment_by_name(params.experiment) is None:
         location = None if uri.startswith("http") else (root / params.artifacts).absolute().as_uri()
         client.create_experiment(params.experiment, artifact_location=location)
     mlflow.set_experiment(params.experiment)
-    return client

@@ -1,7 +1,9 @@
 """A training run in MLflow: one run per piece of work, continued after a kill, never in training's way.
 
 The log beside the run (training/curve.py) is the truth; MLflow gets a copy of its lines. A server that can't be reached
-costs a warning and a pause between attempts; what it missed is sent at the next attempt, at the latest by a rerun.
+costs a warning and a pause between attempts; what it missed is sent at the next attempt, by a rerun, or, when the run
+has ended meanwhile, from where tracking/spool.py keeps it. Each line is there once: its metrics bear the time that the
+line was written, and MLflow drops what it has already.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import json
 import os
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlp_models.errors import Preempted
+from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
 from vlp_models.tracking.client import connect, tracking_uri
 from vlp_models.training.curve import LOG, read_log
@@ -23,9 +26,14 @@ from vlp_models.training.curve import LOG, read_log
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-STATE = "mlflow.json"  # in the work directory: {"uri", "run_id", "step": the last one sent}
+# In the work directory: {"uri", "key": finds a run whose creation was not answered, "began": ms, "run_id",
+# "params": whether they are there, "step": the last one sent}
+STATE = "mlflow.json"
+KEY = "vlp.run_key"  # the tag that holds it
 PAUSE = 120.0  # seconds between attempts while the server can't be reached
 METRICS_PER_REQUEST = 900  # MLflow takes 1,000
+PARAMS_PER_REQUEST = 100
+NOT_METRICS = ("step", "seconds", "time")
 # A training step waits for these: shorter than elsewhere.
 TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 
@@ -45,8 +53,8 @@ class MLflowRun:
         run_params: dict[str, Any],
         tags: dict[str, str],
     ) -> None:
-        self._params = params
-        self._root = root
+        self.params = params
+        self.root = root
         self._state_file = work / STATE
         self._name = name
         self._run_params = run_params
@@ -61,18 +69,41 @@ class MLflowRun:
         if time.monotonic() >= self._silent_until:
             self._try(lambda: self._send(log))
 
-    def close(self, log: Path, status: Status) -> None:
-        """Sends the rest and ends the run. Does nothing if no run was ever begun."""
-        if not self._state.get("run_id") and not self._warned:
-            return
+    def close(self, log: Path, status: Status, ended: int | None = None) -> bool:
+        """Sends the rest and ends the run; whether MLflow has it all. Does nothing if no run was ever begun.
+
+        Args:
+            ended: when, in ms; default: now.
+        """
+        if not self._state["key"]:
+            return True
 
         def finish() -> None:
             self._send(log)
             assert self._client is not None
-            self._client.set_terminated(self._state["run_id"], status)
+            self._client.set_terminated(self._state["run_id"], status, end_time=ended)
 
-        if not self._try(finish):
-            print(f"MLflow at {self._uri}: the run's numbers stay in {log}", file=sys.stderr)
+        return self._try(finish)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `from_record` makes the same run of."""
+        return {"name": self._name, "run_params": self._run_params, "tags": self._tags, "state": self._state}
+
+    @classmethod
+    def from_record(cls, params: TrackingParams, root: Path, work: Path, record: dict[str, Any]) -> MLflowRun:
+        run = cls(params, root, work, name=record["name"], run_params=record["run_params"], tags=record["tags"])
+        if not run._state["key"]:  # else its own state is newer
+            run._state = record["state"]
+        return run
+
+    @property
+    def key(self) -> str:
+        return str(self._state["key"])
+
+    @property
+    def uri(self) -> str:
+        return self._uri
 
     def _try(self, action: Any) -> bool:
         try:
@@ -84,53 +115,83 @@ class MLflowRun:
             self._silent_until = time.monotonic() + PAUSE
             if not self._warned:
                 self._warned = True
-                reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                cause = error.__cause__ if isinstance(error, TrackingError) and error.__cause__ else error
+                reason = str(cause).splitlines()[0][:200] if str(cause) else type(cause).__name__
                 print(f"MLflow at {self._uri} does not answer ({reason}); training goes on", file=sys.stderr)
             return False
 
     def _send(self, log: Path) -> None:
+        self._begin()
         client = self._connected()
         from mlflow.entities import Metric  # only now: `connect` sets what MLflow reads when it is imported
 
-        rows = [row for row in read_log(log) if row["step"] > self._state["step"]]
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(name, float(value), now, row["step"])
-            for row in rows
-            for name, value in row.items()
-            if name not in ("step", "seconds")
-        ]
-        for start in range(0, len(metrics), METRICS_PER_REQUEST):
-            client.log_batch(self._state["run_id"], metrics=metrics[start : start + METRICS_PER_REQUEST])
-        if rows:
-            self._state["step"] = rows[-1]["step"]
-            self._write_state()
+        pending: list[Metric] = []
+        for row in read_log(log):
+            if row["step"] <= self._state["step"]:
+                continue
+            written = int(row.get("time") or time.time() * 1000)
+            new = [Metric(n, float(v), written, row["step"]) for n, v in row.items() if n not in NOT_METRICS]
+            if len(pending) + len(new) > METRICS_PER_REQUEST:
+                self._send_batch(client, pending)
+                pending = []
+            pending += new
+        if pending:
+            self._send_batch(client, pending)
+
+    def _send_batch(self, client: MlflowClient, metrics: list[Any]) -> None:
+        client.log_batch(self._state["run_id"], metrics=metrics)
+        self._state["step"] = metrics[-1].step
+        self._write_state()
 
     def _connected(self) -> MlflowClient:
         if self._client is not None:
             return self._client
         for key, value in TIMEOUTS.items():
             os.environ.setdefault(key, value)
-        client = connect(self._params, self._root)
-        if self._state.get("run_id"):
+        client = connect(self.params, self.root)
+        if self._state["run_id"]:
             client.update_run(self._state["run_id"], status="RUNNING")
         else:
-            experiment = client.get_experiment_by_name(self._params.experiment)
-            assert experiment is not None
-            run = client.create_run(experiment.experiment_id, run_name=self._name, tags=self._tags)
-            self._state = {"uri": self._uri, "run_id": run.info.run_id, "step": 0}
+            self._state["run_id"] = self._create(client)
             self._write_state()
-            for key, value in _flat(self._run_params).items():
-                client.log_param(run.info.run_id, key, value)
+        if not self._state["params"]:
+            self._log_params(client)
+            self._state["params"] = True
+            self._write_state()
         self._client = client
         return client
 
+    def _create(self, client: MlflowClient) -> str:
+        """The id of a new run, or of the one that an attempt whose answer was lost has made."""
+        experiment = client.get_experiment_by_name(self.params.experiment)
+        assert experiment is not None
+        found = client.search_runs([experiment.experiment_id], f"tags.`{KEY}` = '{self._state['key']}'")
+        if found:
+            return str(found[0].info.run_id)
+        tags = {**self._tags, KEY: self._state["key"]}
+        run = client.create_run(experiment.experiment_id, self._state["began"], tags, run_name=self._name)
+        return str(run.info.run_id)
+
+    def _log_params(self, client: MlflowClient) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(key, value) for key, value in _flat(self._run_params).items()]
+        for start in range(0, len(params), PARAMS_PER_REQUEST):
+            client.log_batch(self._state["run_id"], params=params[start : start + PARAMS_PER_REQUEST])
+
+    def _begin(self) -> None:
+        """Before the first attempt: what makes a second one find what the first has made."""
+        if not self._state["key"]:
+            self._state |= {"key": uuid.uuid4().hex, "began": int(time.time() * 1000)}
+            self._write_state()
+
     def _read_state(self) -> dict[str, Any]:
+        fresh = {"uri": self._uri, "key": "", "began": 0, "run_id": "", "params": False, "step": 0}
         try:
             state = json.loads(self._state_file.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
-            state = {}
-        return state if state.get("uri") == self._uri else {"uri": self._uri, "run_id": "", "step": 0}
+        except (OSError, ValueError):
+            return fresh
+        return state if fresh.keys() <= state.keys() and state["uri"] == self._uri else fresh
 
     def _write_state(self) -> None:
         partial = self._state_file.with_name(f".{STATE}.partial")
@@ -146,10 +207,13 @@ def tracked(run: MLflowRun | None, work: Path) -> Iterator[MLflowRun | None]:
         yield run
     except BaseException as error:
         if run is not None:
-            run.close(log, "KILLED" if isinstance(error, Preempted) else "FAILED")
+            stopped = isinstance(error, (SystemExit, KeyboardInterrupt))
+            run.close(log, "KILLED" if stopped else "FAILED")  # if that fails: its state stays in `work`
         raise
     if run is not None:
-        run.close(log, "FINISHED")
+        from vlp_models.tracking.spool import close_or_keep
+
+        close_or_keep(run, log)
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -76,7 +76,7 @@ def register(
     import mlflow.pyfunc
 
     package = Path(__file__).parent.parent
-    with tempfile.TemporaryDirectory() as temporary, mlflow.start_run(run_name=f"register {name}"):
+    with tempfile.TemporaryDirectory() as temporary, _registering(client, name, content):
         bundle = Path(temporary) / "bundle"
         shutil.copytree(checkpoint, bundle / "checkpoint")
         shutil.copytree(detector, bundle / "detector")
@@ -147,6 +147,17 @@ def bundle_of(version: ModelVersion) -> Path:
 def _version_with(client: MlflowClient, name: str, content: str) -> ModelVersion | None:
     found = [v for v in client.search_model_versions(f"name='{name}'") if v.tags.get("content") == content]
     return found[0] if found else None
+
+
+def _registering(client: MlflowClient, name: str, content: str) -> Any:
+    """The MLflow run of a registration; a killed one is gone on with."""
+    import mlflow
+
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    query = f"tags.`vlp.registering` = '{content}' and attributes.run_name = 'register {name}'"
+    for run in client.search_runs(experiments, query, max_results=1):
+        return mlflow.start_run(run_id=run.info.run_id)
+    return mlflow.start_run(run_name=f"register {name}", tags={"vlp.registering": content})
 
 
 def _has_model(client: MlflowClient, name: str) -> bool:

@@ -13,7 +13,7 @@ from vlp_models.data.loader import ResumableLoader
 from vlp_models.training.module import TrainingModule
 
 LOG = "log.jsonl"
-TIMING = ("seconds", "samples_per_s", "reward_share")  # of the machine, not of the result
+TIMING = ("seconds", "samples_per_s", "reward_share", "time")  # of the machine, not of the result
 
 
 class Recorder(Callback):
@@ -61,7 +61,8 @@ class Recorder(Callback):
         now = time.perf_counter()
         seconds, samples = now - self._since[0], self.samples - self._since[1]
         rate = world_size * samples / max(seconds, 1e-9)
-        return {"seconds": round(now - self._start[0], 3), "samples_per_s": round(rate, 1)}
+        written = int(time.time() * 1000)  # ms, as MLflow counts
+        return {"seconds": round(now - self._start[0], 3), "samples_per_s": round(rate, 1), "time": written}
 
 
 def _mean(module: TrainingModule) -> dict[str, float]:

@@ -43,11 +43,15 @@ def save_detector(
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, directory / WEIGHTS)
     what = {"architecture": _plain(config), "classes": list(classes)}
-    digest = hashlib.sha256((directory / WEIGHTS).read_bytes())
-    digest.update(json.dumps(what, sort_keys=True).encode())
-    detector_id = digest.hexdigest()[:16]
+    detector_id = _identity(directory, what)
     _write_config(directory, {**what, "detector_id": detector_id, "training": dict(training)})
     return detector_id
+
+
+def _identity(directory: Path, what: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256((directory / WEIGHTS).read_bytes())
+    digest.update(json.dumps(what, sort_keys=True).encode())
+    return digest.hexdigest()[:16]
 
 
 def save_no_detector(directory: Path, training: Mapping[str, Any]) -> str:
@@ -82,6 +86,12 @@ def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) 
         ) from None
     model = build_detector(config, len(classes))
     load_state(model, read_weights(directory / weights), directory / weights)
+    what = {"architecture": record["architecture"], "classes": record["classes"]}
+    if weights == WEIGHTS and _identity(directory, what) != record["detector_id"]:
+        raise CheckpointError(
+            f"{directory / WEIGHTS}: damaged: weights and config.json are not what detector {record['detector_id']} "
+            f"was; `dvc checkout {directory}` may have it whole, `dvc repro --force detector` makes it anew"
+        )
     model.to(device).eval()
     return Detector(model=model, config=config, classes=classes, detector_id=record["detector_id"])
 

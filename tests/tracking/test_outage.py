@@ -1,0 +1,125 @@
+"""An MLflow server that is killed and comes back has every line once, in order, in one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vlp_models.params import TrackingParams
+from vlp_models.tracking import logger
+from vlp_models.tracking.client import connect
+from vlp_models.tracking.logger import MLflowRun, tracked
+from vlp_models.tracking.spool import replay, waiting
+from vlp_models.training.curve import LOG
+
+
+class Server:
+    """`mlflow server` on loopback over a database of its own, to be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.folder = folder
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        store = ["--backend-store-uri", f"sqlite:///{self.folder / 'mlflow.db'}"]
+        place = ["--artifacts-destination", str(self.folder / "artifacts"), "--host", "127.0.0.1"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *store, *place, "--port", str(self.port), "--workers", "1"],
+            cwd=self.folder,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=2)
+                return
+            except OSError:
+                assert time.monotonic() < deadline and self.process.poll() is None
+                time.sleep(0.3)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    running = Server(tmp_path)
+    yield running
+    running.kill()
+
+
+def write(log: Path, *steps: int) -> None:
+    with log.open("a") as file:
+        for step in steps:
+            row = {"step": step, "epoch": 1, "loss": 1 / step, "seconds": 0.1, "time": 1_700_000_000_000 + step}
+            file.write(json.dumps(row) + "\n")
+
+
+@pytest.mark.server
+def test_every_line_once_over_a_killed_server(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(logger, "PAUSE", 0.0)
+    params = TrackingParams(uri=server.uri, artifacts="a", experiment="toy", model_prefix="toy", metric={})
+
+    def run() -> MLflowRun:
+        return MLflowRun(params, tmp_path, work, name="pretrain", run_params={"a": {"b": 1}}, tags={})
+
+    work = tmp_path / "work"
+    work.mkdir()
+    log = work / LOG
+    with tracked(run(), work) as tracker:
+        assert tracker is not None
+        write(log, 1)
+        tracker.sync(log)  # nobody there yet
+        server.start()
+        write(log, 2)
+        tracker.sync(log)
+        server.kill()
+        write(log, 3, 4)
+        tracker.sync(log)
+        server.start()
+        write(log, 5)
+        tracker.sync(log)
+        state = work / logger.STATE
+        state.write_text(json.dumps({**json.loads(state.read_text()), "step": 3}))  # sent, but not noted
+        tracker.close(log, "KILLED")
+    # killed and resumed, MLflow gone at its end
+    with tracked(run(), work) as tracker:
+        assert tracker is not None
+        tracker.sync(log)
+        server.kill()
+        write(log, 6)
+    assert len(waiting(tmp_path)) == 1
+    assert replay(params, tmp_path) == 1, "still away"
+    state.unlink()  # what `forget` does
+    server.start()
+    assert replay(params, tmp_path) == 0
+
+    client = connect(params, tmp_path)
+    experiment = client.get_experiment_by_name("toy")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params == {"a.b": "1"}
+    history = client.get_metric_history(found.info.run_id, "loss")
+    assert [(m.step, m.value) for m in history] == [(step, 1 / step) for step in range(1, 7)]

@@ -1,0 +1,78 @@
+"""Runs that ended while MLflow was away: their numbers wait under .work/mlflow/ until it answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlp_models.errors import DataError
+from vlp_models.exclusive import exclusive
+from vlp_models.params import TrackingParams
+from vlp_models.training.curve import LOG
+
+if TYPE_CHECKING:
+    from vlp_models.tracking.logger import MLflowRun
+
+RUN = "run.json"
+
+
+def spool(root: Path) -> Path:
+    return root / ".work" / "mlflow"
+
+
+def close_or_keep(run: MLflowRun, log: Path) -> None:
+    """Ends a finished run. If MLflow does not answer, keeps all it needs; if it does, sends what others have left."""
+    place = spool(run.root) / run.key
+    ended = int(time.time() * 1000)
+    if run.close(log, "FINISHED", ended):
+        shutil.rmtree(place, ignore_errors=True)
+        replay(run.params, run.root)
+        return
+    partial = place.with_name(f".{place.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        shutil.copy(log, partial / LOG)
+        (partial / RUN).write_text(json.dumps({**run.record, "ended": ended}), encoding="utf-8")
+        shutil.rmtree(place, ignore_errors=True)
+        partial.rename(place)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    print(
+        f"MLflow at {run.uri}: the run's numbers wait in {place}; the next training, `vlp run` or "
+        "`vlp stage register` sends them",
+        file=sys.stderr,
+    )
+
+
+def waiting(root: Path) -> list[Path]:
+    """The runs that wait, in the order they ended."""
+    return sorted(spool(root).glob(f"[!.]*/{RUN}"), key=lambda path: path.stat().st_mtime)
+
+
+def replay(params: TrackingParams, root: Path) -> int:
+    """Sends what waits for this MLflow; returns how many runs still wait. Never raises for MLflow's sake."""
+    if not params.uri or not waiting(root):
+        return 0
+    from vlp_models.tracking.logger import MLflowRun
+
+    try:
+        with exclusive(root / ".work" / "mlflow.lock", "sending of metrics"):
+            for path in waiting(root):
+                place = path.parent
+                record = json.loads(path.read_text(encoding="utf-8"))
+                run = MLflowRun.from_record(params, root, place, record)
+                if record["state"]["uri"] != run.uri:
+                    continue
+                if not run.close(place / LOG, "FINISHED", record["ended"]):
+                    break
+                shutil.rmtree(place)
+                print(f"MLflow at {run.uri}: {record['name']}'s numbers, which waited, are there", file=sys.stderr)
+    except DataError:  # another process is sending them
+        pass
+    return len(waiting(root))
