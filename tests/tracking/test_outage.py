@@ -76,6 +76,7 @@ def write(log: Path, *steps: int) -> None:
 
 
 @pytest.mark.server
+@pytest.mark.long
 def test_every_line_once_over_a_killed_server(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -27,13 +27,13 @@ def spool(root: Path) -> Path:
 def close_or_keep(run: MLflowRun, log: Path) -> None:
     """Ends a finished run. If MLflow does not answer, keeps all it needs; if it does, sends what others have left."""
     place = spool(run.root) / run.key
+    partial = place.with_name(f".{place.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     ended = int(time.time() * 1000)
     if run.close(log, "FINISHED", ended):
         shutil.rmtree(place, ignore_errors=True)
         replay(run.params, run.root)
         return
-    partial = place.with_name(f".{place.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
         shutil.copy(log, partial / LOG)

@@ -1,0 +1,285 @@
+"""A finished tiny pipeline to hurt: made once, copied for each fault, checked against itself afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+BIN = Path(sys.executable).parent
+TRAININGS = ("pretrain", "scheduled_sampling", "finetune@vqa")
+STEPS = 24
+# The seconds and scores that these write are read by register and report, which then run again with good reason.
+UNEVEN = ("evaluate@vqa", "detector")
+DEPENDENTS = {"register", "report"}
+COMMANDS = {
+    "vlp run": [str(BIN / "vlp"), "run"],
+    "dvc repro": [sys.executable, "-m", "dvc", "repro"],
+    "flow": [sys.executable, "-m", "flows.retrain"],
+}
+
+
+class Command:
+    """One of the commands, in a process group of its own; its output is read as it comes."""
+
+    def __init__(self, name: str, folder: Path, file_limit: int = 0) -> None:
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+
+        self.folder = folder
+        self.process = subprocess.Popen(
+            COMMANDS[name],
+            cwd=folder,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=limit if file_limit else None,
+        )
+        self._chunks: list[bytes] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for chunk in iter(lambda: self.process.stdout.read1(65536), b""):  # type: ignore[union-attr]
+            self._chunks.append(chunk)
+
+    @property
+    def output(self) -> str:
+        return b"".join(self._chunks).decode(errors="replace")
+
+    def wait(self, seconds: float = 300) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join(5)
+        return code
+
+
+def environment(folder: Path) -> dict[str, str]:
+    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
+    env |= {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    env |= {"PREFECT_HOME": str(folder.parent / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    env |= {"DVC_NO_ANALYTICS": "1", "GX_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    env |= {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120"}
+    for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PYTHONDONTWRITEBYTECODE"):
+        env.pop(name, None)
+    return env
+
+
+class Ground:
+    """`folder`/snapshot: the finished pipeline; `folder`/project: the copy that a fault hits.
+
+    Always the same path, since MLflow notes where its artifacts lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.snapshot, self.project = folder / "snapshot", folder / "project"
+
+    def make(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """Runs the pipeline undisturbed, unless that was done before with the same code."""
+        mark = self.folder / "code"
+        code = _hash_code()
+        if mark.exists() and mark.read_text() == code:
+            return
+        say("running the pipeline undisturbed, once")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        _clone(self.project)
+        (self.project / "params.yaml").write_text(yaml.safe_dump(_params(), sort_keys=False))
+        self._call(sys.executable, "-c", _CONNECT)  # an MLflow database with nothing in it, made once
+        shutil.copy(self.project / "mlflow.db", self.folder / "empty.db")
+        self._call(*COMMANDS["vlp run"])
+        shutil.rmtree(self.project / ".dvc" / "cache" / "runs", ignore_errors=True)  # else DVC need not run a stage
+        shutil.rmtree(self.project / ".work")
+        self.project.rename(self.snapshot)
+        mark.write_text(code)
+
+    def _call(self, *command: str) -> str:
+        done = subprocess.run(command, cwd=self.project, env=environment(self.project), capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    @property
+    def stages(self) -> list[str]:
+        return list(self._lock(self.snapshot))
+
+    def before(self, stage: str) -> None:
+        """Makes `project` the finished pipeline without `stage`."""
+        shutil.rmtree(self.project, ignore_errors=True)
+        subprocess.run(["cp", "-a", self.snapshot, self.project], check=True)
+        text = (self.project / "dvc.lock").read_text()
+        lock = yaml.safe_load(text)
+        for out in lock["stages"].pop(stage)["outs"]:
+            path = self.project / out["path"]
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (self.project / "dvc.lock").write_text(yaml.safe_dump(lock, sort_keys=False))
+        if stage == "register" or stage in TRAININGS:
+            shutil.copy(self.folder / "empty.db", self.project / "mlflow.db")
+            shutil.rmtree(self.project / "mlartifacts", ignore_errors=True)
+
+    def recorded(self) -> set[str]:
+        try:
+            return set(self._lock(self.project))
+        except (yaml.YAMLError, TypeError, KeyError):
+            return set()
+
+    @staticmethod
+    def _lock(folder: Path) -> dict[str, Any]:
+        return dict(yaml.safe_load((folder / "dvc.lock").read_text())["stages"])
+
+    def processes(self) -> list[psutil.Process]:
+        """All that work in `project`."""
+        found = []
+        for process in psutil.process_iter(["cwd"]):
+            if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(self.project):
+                found.append(process)
+        return found
+
+    def process(self, role: str) -> psutil.Process | None:
+        """The process in the role `stage`, `dvc`, `supervisor` or `top` (what the user has started)."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if role_of(process.cmdline()) == role:
+                    return process
+        return None
+
+    def wait_for_quiet(self, seconds: float = 40) -> list[str]:
+        """The command lines of what is still there after so long; it is ended."""
+        deadline = time.monotonic() + seconds
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        lines = []
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                lines.append(" ".join(process.cmdline()))
+                process.kill()
+        return lines
+
+    def wrong(self, stage: str) -> list[str]:
+        """What differs from the undisturbed run, in words; nothing where all is well."""
+        problems = [f"litter: {path.relative_to(self.project)}" for path in self.project.rglob("*.partial")]
+        for before in [*self.snapshot.glob("checkpoints/*/*"), *self.snapshot.glob("reports/curves/*")]:
+            after = self.project / before.relative_to(self.snapshot)
+            if not after.exists() or after.read_bytes() != before.read_bytes():
+                problems.append(f"differs: {before.relative_to(self.snapshot)}")
+        status = self._call(sys.executable, "-m", "dvc", "status", "--json")
+        if status.strip() != "{}":
+            problems.append(f"dvc status: {status.strip()[:300]}")
+        if stage in TRAININGS:
+            problems += self._wrong_history(stage)
+        if stage == "register":
+            problems += self._wrong_versions()
+        return problems
+
+    def _wrong_history(self, stage: str) -> list[str]:
+        with _database(self.project) as db:
+            runs = db.execute("select run_uuid, status from runs where name = ?", (stage,)).fetchall()
+            if len(runs) != 1 or runs[0][1] != "FINISHED":
+                return [f"MLflow: {len(runs)} runs of {stage}: {[status for _, status in runs]}"]
+            query = "select step from metrics where run_uuid = ? and key = 'loss' order by rowid"
+            steps = [row[0] for row in db.execute(query, (runs[0][0],))]
+        return [] if steps == list(range(1, STEPS + 1)) else [f"MLflow: the loss of {stage} is there for steps {steps}"]
+
+    def _wrong_versions(self) -> list[str]:
+        with _database(self.project) as db:
+            versions = db.execute("select name, version from model_versions").fetchall()
+            runs = db.execute("select status from runs where name like 'register %'").fetchall()
+        wrong = [] if versions == [("vlp-vqa", 1)] else [f"MLflow: versions {versions}"]
+        return wrong + ([] if runs == [("FINISHED",)] else [f"MLflow: registrations {runs}"])
+
+
+def role_of(command: list[str]) -> str:
+    words = [Path(word).name for word in command[:4]]
+    if "vlp" in words and "stage" in words:
+        return "stage"
+    if "dvc" in words and "repro" in words:
+        return "dvc"
+    if "vlp_models.supervise" in words or "flows.supervise" in words:
+        return "supervisor"
+    return "top" if ("vlp" in words and "run" in words) or "flows.retrain" in words else ""
+
+
+def ran(output: str) -> set[str]:
+    return set(re.findall(r"Running stage '([^']+)'", output))
+
+
+def end_all(processes: list[psutil.Process]) -> None:
+    """At once, as a power cut would."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGSTOP)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+@contextlib.contextmanager
+def _database(folder: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(folder / "mlflow.db")
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+_CONNECT = """
+from pathlib import Path
+from vlp_models.params import load_params
+from vlp_models.tracking.client import connect
+connect(load_params().tracking, Path.cwd()).search_registered_models()
+"""
+
+
+def _clone(folder: Path) -> None:
+    """The tracked files without the tests, as a git project."""
+    for path in _tracked():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, folder / path)
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "clone"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+
+def _tracked() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    return [name for name in listed.split("\0") if name and not name.startswith("tests/") and (ROOT / name).is_file()]
+
+
+def _hash_code() -> str:
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for name in _tracked():
+        if not name.endswith(".md"):
+            digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _params() -> dict[str, Any]:
+    """presets/tiny.yaml with more, smaller steps, two passes, and no captioning, whose evaluation is slow."""
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    tiny = yaml.safe_load((ROOT / "presets" / "tiny.yaml").read_text())
+    for section, values in tiny.items():
+        for key, value in values.items():
+            params[section][key] = {**params[section][key], **value} if section == "finetune" else value
+    training = {"batch_size": 4, "max_epochs": 9, "max_steps": STEPS}
+    params["pretrain"] |= training
+    params["scheduled_sampling"] |= training | {"scheme": "c"}
+    params["finetune"] = {"vqa": params["finetune"]["vqa"] | training}
+    params["trainer"] |= {"checkpoint_every_steps": 4, "log_every_steps": 1, "accelerator": "cpu", "torch_threads": 1}
+    return params

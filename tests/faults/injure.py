@@ -1,0 +1,255 @@
+"""The faults: what is done to a run, and when."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psutil
+from ground import DEPENDENTS, TRAININGS, UNEVEN, Command, Ground, end_all, ran
+
+# kind -> (the role that is hit, by what)
+SIGNALS = {
+    "kill -9 stage": ("stage", signal.SIGKILL),
+    "kill -9 dvc": ("dvc", signal.SIGKILL),
+    "kill -9 supervisor": ("supervisor", signal.SIGKILL),
+    "kill -9 command": ("top", signal.SIGKILL),
+    "SIGTERM stage": ("stage", signal.SIGTERM),
+    "SIGTERM dvc": ("dvc", signal.SIGTERM),
+    "SIGTERM command": ("top", signal.SIGTERM),
+    "SIGINT command": ("top", signal.SIGINT),
+}
+DAMAGES = ("flipped byte in checkpoint", "checkpoint cut off")  # after a power cut in mid-training
+LOCKS = ("power cut", "power cut, rwlock empty", "power cut, dvc.lock cut off", "power cut, dvc.lock empty")
+KINDS = (*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once")
+MOMENTS = ("begin", "load", "train", "write", "record")
+STEP_FILES = "step-????????.ckpt"
+TEMPORARY_SERVER = "prefect.server.api.server"
+
+
+@dataclass(frozen=True)
+class Fault:
+    number: int
+    kind: str
+    stage: str
+    moment: str
+    command: str
+    at_once: bool  # whether the rerun waits for what is left of the first run
+    chance: float  # where in the moment, how many bytes, ...
+
+
+@dataclass
+class Outcome:
+    fault: Fault
+    hit: bool = True  # False: the run was over before the fault came
+    exit_code: int = 0
+    reruns: int = 0
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    said: str = ""  # the last lines of the hurt run
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {**asdict(self.fault), **{k: v for k, v in asdict(self).items() if k != "fault"}}
+
+
+def draw(seed: int, number: int, stages: list[str]) -> Fault:
+    """The `number`-th fault of a campaign: a function of seed and number alone."""
+    rng = random.Random(f"{seed}/{number}")
+    kind = KINDS[number % len(KINDS)] if number < 2 * len(KINDS) else rng.choice(KINDS)  # each twice, then at random
+    trains = kind in (*DAMAGES, "MLflow away") or rng.random() < 0.5
+    stage = rng.choice([s for s in stages if not trains or s in TRAININGS])
+    moments = ["train"] if kind in DAMAGES else [m for m in MOMENTS if m != "train" or stage in TRAININGS]
+    if kind.endswith("stage"):
+        moments.remove("record")
+    command = rng.choices(["vlp run", "dvc repro", "flow"], [6, 2, 2])[0]
+    if kind == "kill -9 supervisor" and command == "dvc repro":
+        command = "vlp run"
+    if kind == "SIGINT command" and command == "dvc repro":
+        command = "vlp run"  # a terminal would send it to the whole group
+    if "supervisor" not in kind and command == "dvc repro" and kind.endswith("command"):
+        kind = kind.replace("command", "dvc")
+    return Fault(number, kind, stage, rng.choice(moments), command, rng.random() < 0.5, rng.random())
+
+
+def inflict(ground: Ground, fault: Fault) -> Outcome:
+    """Runs the pipeline without `fault.stage`, hurts it, runs it again to the end and looks at what is there."""
+    outcome = Outcome(fault)
+    began = time.monotonic()
+    ground.before(fault.stage)
+    hurt = _hurt(ground, fault, outcome)
+    outcome.said = hurt.output[-1500:]
+    if outcome.hit and hurt.process.returncode == 0 and fault.kind in SIGNALS and fault.moment != "record":
+        outcome.problems += [] if fault.stage in ground.recorded() else ["exit code 0, and the stage not recorded"]
+    if not fault.at_once:
+        outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
+    recorded = ground.recorded()
+    rerun = _run_to_the_end(ground, outcome)
+    repeated = ran(rerun.output) & recorded - (DEPENDENTS if fault.stage in UNEVEN else set())
+    if repeated and "dvc.lock" not in fault.kind:
+        outcome.problems.append(f"repeated: {', '.join(sorted(repeated))}")
+    if fault.kind in DAMAGES and outcome.hit and "set aside" not in rerun.output:
+        outcome.problems.append("the damaged checkpoint is not spoken of")
+    outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
+    if fault.kind == "kill -9 command":  # what Prefect alone could end (docs/faults.md)
+        outcome.problems = [line for line in outcome.problems if TEMPORARY_SERVER not in line]
+    if not outcome.problems:
+        outcome.problems += ground.wrong(fault.stage)
+    if outcome.problems:
+        outcome.said += "\n--- rerun\n" + rerun.output[-3000:]
+    outcome.seconds = round(time.monotonic() - began, 1)
+    return outcome
+
+
+def _run_to_the_end(ground: Ground, outcome: Outcome, tries: int = 8) -> Command:
+    """`vlp run`, as often as what is left of the first run keeps it from starting."""
+    while True:
+        rerun = Command("vlp run", ground.project)
+        code = rerun.wait(400)
+        outcome.reruns += 1
+        busy = any(text in rerun.output for text in ("is busy", "at work in this workspace", "Unable to acquire lock"))
+        if code == 0 or not busy or outcome.reruns == tries:
+            if code:
+                outcome.problems.append(f"the rerun ended with {code}")
+            return rerun
+        time.sleep(4)
+
+
+def _hurt(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    if fault.kind == "full disk":
+        # No file may grow beyond this: EFBIG where a full disk gives ENOSPC, and no privilege needed.
+        run = Command(fault.command, ground.project, file_limit=int(1000 * 500**fault.chance))
+        outcome.exit_code = run.wait()
+        outcome.hit = outcome.exit_code != 0
+        if outcome.hit and not any(t in run.output for t in ("make room", "disk", "too large", "Errno 27")):
+            outcome.problems.append("the full disk is not spoken of")
+        return run
+    if fault.kind == "MLflow away":
+        return _without_mlflow(ground, fault, outcome)
+    run = Command(fault.command, ground.project)
+    outcome.hit = _reach(ground, fault, run)
+    if fault.kind == "two at once":
+        second = Command("dvc repro" if fault.chance < 0.3 else "vlp run", ground.project)
+        code = second.wait()
+        if code == 0 and outcome.hit and run.process.poll() is None:
+            outcome.problems.append("a second run ended with 0 beside the first")
+        if code and "at work" not in second.output and "busy" not in second.output and "lock" not in second.output:
+            outcome.problems.append(f"the second run does not say why: {second.output[-500:]}")
+    elif outcome.hit:
+        _strike(ground, fault, run, outcome)
+    outcome.exit_code = run.wait()
+    if fault.kind == "two at once" and outcome.exit_code:
+        outcome.problems.append(f"the first of two runs ended with {outcome.exit_code}")
+    return run
+
+
+def _strike(ground: Ground, fault: Fault, run: Command, outcome: Outcome) -> None:
+    if fault.kind in SIGNALS:
+        role, number = SIGNALS[fault.kind]
+        target = run.process.pid if role == "top" else getattr(ground.process(role), "pid", None)
+        try:
+            psutil.Process(target).send_signal(number)
+        except (psutil.Error, TypeError):
+            outcome.hit = False
+        return
+    end_all(ground.processes())
+    run.wait()
+    if fault.kind in DAMAGES:
+        files = sorted(ground.project.glob(f".work/*/*/{STEP_FILES}"))
+        content = bytearray(files[-1].read_bytes())
+        place = int(fault.chance * len(content))
+        content[place] ^= 1 << (fault.number % 8)
+        files[-1].write_bytes(content if fault.kind.startswith("flipped") else content[:place])
+    if fault.kind.endswith("rwlock empty"):
+        (ground.project / ".dvc" / "tmp" / "rwlock").write_text("")
+    if "dvc.lock" in fault.kind:
+        file = ground.project / "dvc.lock"
+        text = file.read_text()
+        file.write_text("" if fault.kind.endswith("empty") else text[: int(fault.chance * (len(text) - 2)) + 1])
+
+
+def _without_mlflow(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    """The database can't be opened: from the beginning, or from the middle on; till the end, or for a while."""
+    database, away = ground.project / "mlflow.db", ground.project / "away.db"
+    late, back = fault.chance < 0.5, fault.chance % 0.5 < 0.25
+
+    def leave() -> None:
+        database.rename(away)
+        database.mkdir()
+
+    if not late:
+        leave()
+    run = Command(fault.command, ground.project)
+    if late:
+        outcome.hit = _reach(ground, fault, run)
+    if late and outcome.hit:
+        with contextlib.suppress(FileNotFoundError):
+            leave()
+    if back and outcome.hit:
+        _until(lambda: bool(list(ground.project.glob(f".work/*/*/{STEP_FILES}"))), run)
+        time.sleep(fault.chance)
+        _come_back(database, away)
+    outcome.exit_code = run.wait()
+    _come_back(database, away)
+    if outcome.exit_code and ground.recorded() != set(ground.stages):
+        outcome.problems.append(f"training without MLflow ended with {outcome.exit_code}")
+    return run
+
+
+def _come_back(database: Any, away: Any) -> None:
+    if away.exists():
+        if database.is_dir():
+            database.rmdir()
+        for leftover in database.parent.glob("mlflow.db-*"):
+            leftover.unlink()
+        away.rename(database)
+
+
+def _reach(ground: Ground, fault: Fault, run: Command) -> bool:
+    """Waits for the moment; False if the run ends before it."""
+    present = _until(lambda: _stage_runs(ground, fault.stage), run)
+    if not present:
+        return False
+    if fault.moment == "begin":
+        time.sleep(0.3 * fault.chance)
+    elif fault.moment == "load":
+        time.sleep(0.3 + 6 * fault.chance if fault.stage in TRAININGS else 3 * fault.chance)
+    elif fault.moment == "train":
+        step = 4 * (1 + int(fault.chance * 5))
+        work = ground.project / ".work" / fault.stage.replace("@", "-")
+        if not _until(lambda: any(int(p.name[5:13]) >= step for p in work.glob(f"*/{STEP_FILES}")), run):
+            return False
+    elif fault.moment == "write":
+        outs = [ground.project / out["path"] for out in ground._lock(ground.snapshot)[fault.stage]["outs"]]
+        names = [p for out in outs for p in (out, out.with_name(f".{out.name}.partial"))]
+        if not _until(lambda: any(name.exists() for name in names), run):
+            return False
+        time.sleep(0.1 * fault.chance)
+    elif fault.moment == "record":
+        if not _until(lambda: not _stage_runs(ground, fault.stage), run):
+            return False
+        time.sleep(0.3 * fault.chance)
+    return run.process.poll() is None
+
+
+def _stage_runs(ground: Ground, stage: str) -> bool:
+    process = ground.process("stage")
+    if process is None:
+        return False
+    with contextlib.suppress(psutil.Error):
+        words = process.cmdline()
+        return "@".join(words[words.index("stage") + 1 :]) == stage
+    return False
+
+
+def _until(met: Callable[[], bool], run: Command) -> bool:
+    while not met():
+        if run.process.poll() is not None:
+            return False
+        time.sleep(0.01)
+    return True
