@@ -12,7 +12,7 @@ export GX_ANALYTICS_ENABLED := false
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo nlvr test test-long lint bench ablations-tden pictures clean
+.PHONY: help install demo nlvr test test-long faults lint bench ablations-tden pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
 	@echo "make test-long  the tests that take minutes each"
+	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (about an hour)"
 	@echo "make ablations-tden  the rows of TDEN's tables 1 and 2 over three seeds (hours), after make demo"
 	@echo "make pictures   the README's pictures, after make demo (needs Chromium)"
 	@echo "make bench      speed benchmarks, into benchmarks/results/"
@@ -49,6 +50,9 @@ test: install
 
 test-long: install
 	@python -m pytest -m long tests
+
+faults: install
+	@python tests/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)
 
 lint: install
 	@ruff check .

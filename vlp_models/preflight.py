@@ -84,7 +84,7 @@ def _stages(path: Path) -> dict[str, Any] | None:
     if not text.endswith("\n"):  # cut off where it happens to be YAML still
         return None
     stages = found.get("stages") if isinstance(found, dict) else None
-    return stages if isinstance(stages, dict) else None
+    return stages if isinstance(stages, dict) and all(isinstance(s, dict) for s in stages.values()) else None
 
 
 def _replace(path: Path, content: bytes) -> None:

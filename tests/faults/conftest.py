@@ -1,0 +1,8 @@
+"""The faults' own modules, which the campaign imports by the same names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

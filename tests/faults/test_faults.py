@@ -1,0 +1,172 @@
+"""A pretraining under DVC is killed, its state damaged, its disk full: the result is that of an undisturbed run.
+
+The quick tests hurt one real stage on a toy world; the long ones inflict each kind of fault of the campaign on the
+whole tiny pipeline. Full disks: RLIMIT_FSIZE, which needs no privilege (EFBIG instead of ENOSPC).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from ground import BIN, ROOT, Ground, environment, role_of
+from injure import KINDS, STEP_FILES, draw, inflict
+from toy_world import write_workspace
+
+STAGE = {
+    "cmd": "vlp stage pretrain",
+    "params": ["pretrain"],
+    "deps": ["data/shards", "data/tokenizer"],
+    "outs": ["checkpoints/pretrain"],
+    "metrics": [{"reports/pretrain.json": {"cache": False}}],
+    "plots": [{"reports/curves/pretrain.csv": {"cache": False}}],
+}
+
+
+class Project:
+    """A DVC project with `pretrain` as its only stage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = environment(folder) | {"PYTHONPATH": str(ROOT)}
+        folder.mkdir()
+        write_workspace(folder, pretrain={"max_epochs": 8}, trainer={"checkpoint_every_steps": 1})
+        (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"pretrain": STAGE}}))
+        for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+            subprocess.run(command, cwd=folder, check=True, env=self.env)
+
+    def start(self, *command: str, file_limit: int = 0) -> subprocess.Popen[str]:
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+
+        return subprocess.Popen(
+            [str(BIN / command[0]), *command[1:]],
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=limit if file_limit else None,
+        )
+
+    def run(self, *command: str, file_limit: int = 0) -> tuple[int, str]:
+        process = self.start(*command, file_limit=file_limit)
+        output, _ = process.communicate(timeout=200)
+        return process.returncode, output
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        return sorted(self.folder.glob(f".work/pretrain/*/{STEP_FILES}"))
+
+    @property
+    def result(self) -> tuple[bytes, bytes]:
+        files = ("checkpoints/pretrain/model.safetensors", "reports/curves/pretrain.csv")
+        return tuple((self.folder / name).read_bytes() for name in files)  # type: ignore[return-value]
+
+    def pid(self, role: str) -> int:
+        import psutil
+
+        for process in psutil.process_iter(["cwd", "cmdline"]):
+            if process.info["cwd"] == str(self.folder) and role_of(process.info["cmdline"] or []) == role:
+                return int(process.pid)
+        raise AssertionError(f"no {role}")
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project(tmp_path_factory.mktemp("faults") / "project")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(project: Project) -> Iterator[tuple[bytes, bytes]]:
+    code, output = project.run("vlp", "run")
+    assert code == 0, output
+    yield project.result
+
+
+@pytest.fixture
+def anew(project: Project, undisturbed: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    """As if nothing had run yet; gives what a run must give."""
+    for name in ("dvc.lock", ".work", "checkpoints", "reports", ".dvc/cache"):
+        path = project.folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return undisturbed
+
+
+@pytest.mark.pipeline
+def test_dvc_killed_a_byte_flipped_and_a_second_run_beside(project: Project, anew: tuple[bytes, bytes]) -> None:
+    first = project.start("vlp", "run")
+    wait_for(lambda: project.checkpoints)
+    stage = project.pid("stage")
+    os.kill(stage, signal.SIGSTOP)
+    code, output = project.run("vlp", "run")
+    assert code == 2 and "another `vlp run`" in output, output
+    os.kill(project.pid("dvc"), signal.SIGKILL)
+    os.kill(stage, signal.SIGCONT)
+    assert first.communicate(timeout=60)[0]
+    assert first.returncode != 0
+    wait_for(lambda: not Path(f"/proc/{stage}").exists(), 30)  # it stopped by itself, with its state saved
+    assert not (project.folder / "checkpoints" / "pretrain").exists()
+
+    newest = project.checkpoints[-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    code, output = project.run("vlp", "run")
+    assert code == 0, output
+    assert "set aside" in output and "going on from step" in output
+    assert project.result == anew
+
+
+@pytest.mark.pipeline
+def test_a_result_that_dvc_had_no_time_to_record(project: Project, anew: tuple[bytes, bytes]) -> None:
+    assert project.run("vlp", "run")[0] == 0
+    (project.folder / "dvc.lock").unlink()  # as it was when DVC was killed after the stage's end
+    shutil.rmtree(project.folder / ".dvc" / "cache" / "runs")
+    code, output = project.run("vlp", "run")
+    assert code == 0 and "its result is put back" in output, output
+    assert "steps  loss" not in output, "nothing is trained again"
+    assert project.result == anew
+
+
+@pytest.mark.pipeline
+def test_a_full_disk_is_an_error_in_words_and_nothing_is_lost(project: Project, anew: tuple[bytes, bytes]) -> None:
+    code, output = project.run("vlp", "stage", "pretrain", file_limit=20_000)
+    assert code == 2 and "make room" in output and "Traceback" not in output, output
+    assert not list(project.folder.rglob("*.partial"))
+    code, output = project.run("vlp", "run")
+    assert code == 0, output
+    assert project.result == anew
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    made = Ground(tmp_path_factory.mktemp("ground") / "tiny")
+    made.make()
+    return made
+
+
+@pytest.mark.pipeline
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(len(KINDS)), ids=KINDS)
+def test_each_kind_of_fault(ground: Ground, number: int) -> None:
+    outcome = inflict(ground, draw(0, number, ground.stages))
+    assert not outcome.problems, outcome.record

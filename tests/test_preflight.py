@@ -1,0 +1,48 @@
+"""What DVC leaves half-written is mended before the next run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vlp_models.preflight import KEPT, keep_lock_file, lock_entry, preflight
+
+WHOLE = "schema: '2.0'\nstages:\n  a:\n    cmd: run a\n  b:\n    cmd: run b\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "dvc.lock").write_text(WHOLE)
+    keep_lock_file(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("length", range(len(WHOLE) - 1))
+def test_a_lock_file_cut_off_anywhere_is_put_back_or_read_as_far_as_it_goes(root: Path, length: int) -> None:
+    (root / "dvc.lock").write_text(WHOLE[:length])
+    done = preflight(root)
+    if WHOLE[:length] == WHOLE[: WHOLE.index("  b:")]:  # a whole file, of one stage
+        assert lock_entry(root, "a") == {"cmd": "run a"}
+    else:
+        assert len(done) == 1 and "put back" in done[0]
+        assert (root / "dvc.lock").read_text() == WHOLE
+    assert preflight(root) == []
+
+
+def test_a_whole_lock_file_is_left_alone_and_kept(root: Path) -> None:
+    other = WHOLE.replace("run b", "run c")
+    (root / "dvc.lock").write_text(other)
+    assert preflight(root) == []
+    keep_lock_file(root)
+    (root / "dvc.lock").write_text("")
+    keep_lock_file(root)  # nothing worth keeping
+    assert (root / KEPT).read_text() == other
+    preflight(root)
+    assert (root / "dvc.lock").read_text() == other
+
+
+def test_without_a_copy_a_damaged_lock_file_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "dvc.lock").write_text(WHOLE[:-1])
+    assert "set aside" in preflight(tmp_path)[0]
+    assert not (tmp_path / "dvc.lock").exists()
