@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREEMPTED = 75  # a trainer that was told to stop has saved its state and exits with this
+BUSY = ("is busy", "Unable to acquire lock", "is at work in this workspace")  # DVC's two ways to say it, and a stage's
 TAIL = 20  # lines of output that a failure carries
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONNECTION = re.compile(
@@ -139,7 +140,7 @@ def supervised(
 
 def _failure(code: int, lines: list[str]) -> type[StageFailed]:
     text = "\n".join(lines)
-    if "is busy" in text:
+    if any(words in text for words in BUSY):
         return WorkspaceBusy
     # DVC's own exit code is 255 whatever the stage's was.
     if code == PREEMPTED or f"exited with {PREEMPTED}" in text:

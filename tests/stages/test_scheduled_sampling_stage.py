@@ -57,6 +57,7 @@ def test_it_goes_on_from_pretraining_and_a_fine_tuning_goes_on_from_it(tmp_path:
         finetune.run(replace(params, finetune={"scheduled_sampling": tuned}), workspace, "scheduled_sampling")
 
     config = workspace.checkpoint("pretrain") / "config.json"
+    (config.parent / "SHA256SUMS").unlink()
     config.write_text(config.read_text().replace('"detector_id": "toy"', '"detector_id": "other"'))
     with pytest.raises(CheckpointError, match="detector_id 'other'"):
         scheduled_sampling.run(with_(params, scheme="b"), workspace)
