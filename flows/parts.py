@@ -11,6 +11,7 @@ from typing import Any
 
 from vlp_models.params import Params, to_plain
 
+NO_DROP = "no drop folder"
 REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`
 
 
@@ -22,7 +23,7 @@ class Part:
     refusal: the exit code that means "no", an answer and not a failure.
     evidence: what the command's answer depends on; while that stays the same it is not asked again. An empty text:
         always ask. None: there is nothing to ask about.
-    skip: why there is nothing to do; empty: there is.
+    nothing: why there may be nothing to ask about. skip: why there is nothing to do at all; empty: there is.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Part:
     timeout: float = 0
     refusal: int | None = None
     evidence: Callable[[Path], str | None] = lambda root: ""
+    nothing: str = "no registered model"
     skip: str = ""
 
 
@@ -75,10 +77,17 @@ def promotion_part(params: Params, task: str) -> Part:
 
 
 def _new_data(params: Params) -> list[Part]:
-    skip = "" if _is_configured(getattr(params, "incoming", None)) else "no drop folder configured"
-    ingest = Part(name="ingest", kind="ingest", command=("ingest",), skip=skip)
-    drift = Part(name="drift", kind="drift", command=("drift",), evidence=_drift_evidence(params), skip=skip)
-    return [_timed(ingest, params), _timed(drift, params)]
+    section = getattr(params, "incoming", None)
+    drop, fetch = getattr(section, "drop", ""), getattr(section, "fetch", [])
+    skip = "" if drop or fetch else NO_DROP
+
+    def folder(root: Path) -> str | None:
+        return None if drop and not fetch and not (root / drop).exists() else ""
+
+    ingest = Part(name="ingest", kind="ingest", command=("ingest",), evidence=folder, nothing=NO_DROP, skip=skip)
+    drift = _drift_evidence(params)
+    measure = Part(name="drift", kind="drift", command=("drift",), evidence=drift, nothing="no new data", skip=skip)
+    return [_timed(ingest, params), _timed(measure, params)]
 
 
 def _timed(part: Part, params: Params) -> Part:
@@ -86,17 +95,12 @@ def _timed(part: Part, params: Params) -> Part:
     return replace(part, timeout=hours * 3600)
 
 
-def _is_configured(section: Any) -> bool:
-    """Whether params name a place that new data comes from."""
-    return section is not None and any(
-        getattr(section, name, "") for name in ("folder", "path", "drop", "remote", "repository", "url")
-    )
-
-
 def _drift_evidence(params: Params) -> Callable[[Path], str | None]:
     """A refused drift has no record, so it is asked again even when no new data came since."""
 
-    def evidence(root: Path) -> str:
+    def evidence(root: Path) -> str | None:
+        if not (root / "reports" / "incoming.json").exists():
+            return None
         content = _read(root / "reports" / "incoming.json").get("content")
         return _hash(content, _section(params, "drift")) if content else ""
 

@@ -63,7 +63,7 @@ class Run:
         else:
             state, detail = self._bring_up_to_date(part, log, slot) if part.targets else self._ask(part, log)
             outcome = Outcome(part.name, state, detail, time.perf_counter() - began)
-            log(f"{part.name}: {state}")
+            log(f"{part.name}: {state}" + (f", {detail}" if state == "skipped" else ""))
         self.outcomes.append(outcome)
         return outcome
 
@@ -84,7 +84,7 @@ class Run:
     def _ask(self, part: Part, log: Log) -> tuple[Literal["ran", "up to date", "skipped", "refused"], str]:
         evidence = part.evidence(self.root)
         if evidence is None:
-            return "skipped", "no registered model"
+            return "skipped", part.nothing
         began = time.time()
         record = self.root / ".work" / "flow" / f"{part.name.replace(' ', '-')}.json"
         if evidence and _recorded(record) == evidence:

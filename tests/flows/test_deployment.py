@@ -40,7 +40,8 @@ def test_an_event_sets_off_a_run_that_shows_what_it_did(site: Site) -> None:
     assert "promote vqa: refused" in site.told("Completed")
     states = site.server.task_states(run)
     assert states.pop("promote vqa") == "Refused"
-    assert states.pop("ingest") == states.pop("drift") == "Skipped"
+    assert states.pop("ingest") == "Skipped"
+    states.pop("drift")  # asked where reports/incoming.json may hold something new
     assert set(states.values()) == {"Completed"}
     assert {"validate", "features", "pretrain", "finetune vqa", "evaluate", "register", "report"} <= set(states)
     artifacts = site.server.artifacts(run)

@@ -61,7 +61,7 @@ def test_everything_once_with_no_server_then_nothing_and_a_refusal_is_an_answer(
     again = retrain(project)
     assert list(again) == NAMES
     assert states(again) == ["skipped"] * 2 + ["up to date"] * 11
-    assert again["ingest"].detail == "no drop folder configured"
+    assert again["ingest"].detail == "no drop folder"
     assert summary(again.values()) == "nothing was stale; nothing ran"
     asked = ["promote-captioning", "promote-vqa"]
     assert (project / "asked.txt").read_text().split() == asked, "the gate is not asked again about the same version"
@@ -98,6 +98,7 @@ def test_a_preempted_trainer_goes_on(project: Path) -> None:
 @pytest.mark.pipeline
 def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
     params = load_params(project / "params.yaml")
+    (project / "data" / "incoming").mkdir(parents=True)
     (project / "reports" / "incoming.json").write_text('{"new": 3, "content": "abc"}')
     new_data = [dataclasses.replace(part, skip="") for part in retrain_parts(params)[:2]]
 
