@@ -122,13 +122,7 @@ def _run_to_the_end(ground: Ground, outcome: Outcome, tries: int = 8) -> Command
 
 def _hurt(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     if fault.kind == "full disk":
-        # No file may grow beyond this: EFBIG where a full disk gives ENOSPC, and no privilege needed.
-        run = Command(fault.command, ground.project, file_limit=int(1000 * 500**fault.chance))
-        outcome.exit_code = run.wait()
-        outcome.hit = outcome.exit_code != 0
-        if outcome.hit and not any(t in run.output for t in ("make room", "disk", "too large", "Errno 27")):
-            outcome.problems.append("the full disk is not spoken of")
-        return run
+        return _full_disk(ground, fault, outcome)
     if fault.kind == "MLflow away":
         return _without_mlflow(ground, fault, outcome)
     run = Command(fault.command, ground.project)
@@ -145,6 +139,27 @@ def _hurt(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     outcome.exit_code = run.wait()
     if fault.kind == "two at once" and outcome.exit_code:
         outcome.problems.append(f"the first of two runs ended with {outcome.exit_code}")
+    return run
+
+
+def _full_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    """No file of the stage, or of anything, may grow beyond so many bytes: EFBIG where a full disk gives ENOSPC.
+
+    Needs no privilege, unlike a small file system. DVC's own databases are the first to suffer where all is limited.
+    """
+    most = int(100 * 3000 ** (4 * fault.chance % 1))
+    if fault.chance > 0.75:
+        run = Command(fault.command, ground.project, file_limit=most)
+    else:
+        run = Command(fault.command, ground.project)
+        if _reach(ground, fault, run) and (process := ground.process("stage")):
+            with contextlib.suppress(psutil.Error):
+                process.rlimit(psutil.RLIMIT_FSIZE, (most, most))
+    outcome.exit_code = run.wait()
+    outcome.hit = outcome.exit_code != 0
+    words = ("disk",) if fault.chance > 0.75 else ("make room", "room on its disk")
+    if outcome.hit and not any(text in run.output for text in words):
+        outcome.problems.append("the full disk is not spoken of")
     return run
 
 

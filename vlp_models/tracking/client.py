@@ -72,7 +72,8 @@ def answering(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, OSError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = next((line for line in lines if "rror" in line), lines[0])[:200]
         raise TrackingError(
             f"MLflow at {uri} does not answer as it should ({reason}); see that it runs (tracking.uri in params.yaml) "
             "and has room on its disk, then run again: nothing finished is lost"
