@@ -16,10 +16,12 @@ import torch
 
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import DataError
 from vlp_models.models import build_model
 from vlp_models.models.checkpoint import read_config, write_checkpoint
 from vlp_models.params import GateParams, Params, WorldParams, load_params, to_plain
 from vlp_models.stages import evaluate, features, generate, prepare, register, shards
+from vlp_models.stages.evaluate_alias import evaluate_alias
 from vlp_models.stages.promotion import promote_task
 from vlp_models.stages.promotion_tables import find_version, print_lineage
 from vlp_models.stages.workspace import Workspace, hash_path, read_json, write_json
@@ -113,6 +115,18 @@ def make_model(workspace: Workspace, seed: int) -> None:
 def accuracy(workspace: Workspace) -> float:
     records = read_json(workspace.evaluation("vqa") / "scores.json")
     return float(next(record["value"] for record in records if record["metric"] == "accuracy"))
+
+
+def test_an_alias_is_scored_as_its_run_was(params: Params, workspace: Workspace) -> None:
+    target = evaluate_alias(params, workspace, "vqa", "champion")
+    assert target == workspace.reports / "aliases" / "vqa-champion"
+    scored, was = (
+        {s["metric"]: s["value"] for s in read_json(folder / "scores.json")}
+        for folder in (target, workspace.evaluation("vqa"))
+    )
+    assert scored == was
+    with pytest.raises(DataError, match="vlp-vqa: no version has the alias `previous`"):
+        evaluate_alias(params, workspace, "vqa", "previous")
 
 
 def test_lineage_comes_from_the_version_alone(
