@@ -110,6 +110,7 @@ def serve(clone: Path, model: str, image: Path) -> list[dict[str, object]]:
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     env |= {
         "MLFLOW_TRACKING_URI": f"sqlite:///{clone / 'mlflow.db'}",
+        "MLFLOW_REGISTRY_URI": f"sqlite:///{clone / 'mlflow.db'}",
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
         "TMPDIR": str(clone.parent),
     }

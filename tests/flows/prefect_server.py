@@ -80,7 +80,7 @@ class Server:
         )
         for attempt in range(5):
             try:
-                return json.loads(urllib.request.urlopen(request, timeout=30).read())
+                return json.loads(urllib.request.urlopen(request, timeout=120).read())
             except urllib.error.HTTPError as error:  # SQLite is locked; Prefect's own client tries again as well
                 if error.code != 503 or attempt == 4:
                     raise
@@ -95,12 +95,12 @@ class Server:
 
     def start_run(self, deployment: str, **parameters: Any) -> str:
         """Creates a run of `flow/deployment`, as `prefect deployment run` does; its id."""
-        with urllib.request.urlopen(f"{self.url}/deployments/name/{deployment}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}/deployments/name/{deployment}", timeout=120) as answer:
             found = json.loads(answer.read())
         return str(self.post(f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
 
     def flow_run(self, run: str) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.url}/flow_runs/{run}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}/flow_runs/{run}", timeout=120) as answer:
             return dict(json.loads(answer.read()))
 
     def wait_for(self, run: str, state: str, seconds: float = 120) -> dict[str, Any]:
