@@ -12,7 +12,7 @@ import pytest
 from vlp_models.errors import Preempted
 from vlp_models.params import TrackingParams
 from vlp_models.tracking.client import connect
-from vlp_models.tracking.logger import MLflowRun, tracked
+from vlp_models.tracking.logger import STATE, MLflowRun, tracked
 from vlp_models.training.curve import LOG
 
 
@@ -61,6 +61,22 @@ def test_one_run_with_each_step_once_over_a_preemption(tmp_path: Path) -> None:
     assert again.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+
+
+def test_killed_between_the_answer_and_the_note_of_it_no_step_is_there_twice(tmp_path: Path) -> None:
+    log = tmp_path / LOG
+    first = run_in(tmp_path)
+    append(log, 1, 2)
+    first.sync(log)
+    note = (tmp_path / STATE).read_bytes()
+    append(log, 3, 4)
+    first.sync(log)
+    (tmp_path / STATE).write_bytes(note)  # as if the note of 3 and 4 had never been written
+    append(log, 5)
+    run_in(tmp_path).sync(log)
+    client = connect(params(), tmp_path)
+    (run,) = client.search_runs([client.get_experiment_by_name("toy").experiment_id])
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == [1, 2, 3, 4, 5]
 
 
 def test_a_server_that_does_not_answer_costs_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,6 +151,7 @@ class MLflowRun:
         client = connect(self.params, self.root)
         if self._state["run_id"]:
             client.update_run(self._state["run_id"], status="RUNNING")
+            self._state["step"] = max(self._state["step"], _last_step(client, self._state["run_id"]))
         else:
             self._state["run_id"] = self._create(client)
             self._write_state()
@@ -214,6 +215,13 @@ def tracked(run: MLflowRun | None, work: Path) -> Iterator[MLflowRun | None]:
         from vlp_models.tracking.spool import close_or_keep
 
         close_or_keep(run, log)
+
+
+def _last_step(client: MlflowClient, run_id: str) -> int:
+    """The last step that MLflow has: a kill can come between its answer and our note of it."""
+    names = client.get_run(run_id).data.metrics
+    name = "loss" if "loss" in names else next(iter(names), "")
+    return max((int(metric.step) for metric in client.get_metric_history(run_id, name)), default=0) if name else 0
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
