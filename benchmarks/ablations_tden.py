@@ -3,9 +3,11 @@
     make ablations-tden            (= python benchmarks/ablations_tden.py; after `make demo`, whose data it uses)
     python benchmarks/ablations_tden.py --rows all-four two-pass-c --seeds 1 --share 0.1
 
-Each row is a command of docs/ablations.md; every seed pretrains by it, fine-tunes captioning and VQA, and evaluates,
-through the same stages as the pipeline, in a folder of its own below .work/ablations. A row and seed that is finished
-is not run again, so an interrupted study goes on. `--share` scales all epochs, for a look before the long run.
+Each row is a command of docs/ablations.md; every seed pretrains by it, fine-tunes captioning, VQA and caption-based
+image retrieval (of presets/scenes-tasks.yaml), and evaluates, through the same stages as the pipeline, in a folder of
+its own below .work/ablations. What is finished is not run again, so an interrupted study goes on; several processes
+with the same arguments share the work (one row and seed each, held by a lock that ends with its process), and the
+last to end has the whole table. `--share` scales all epochs, for a look before the long run.
 Writes benchmarks/results/ablations-tden.json and docs/ablations/tden.md: the paper's figures, ours with 95% intervals
 (Student's t over seeds), and for every pair of rows whether the order agrees. A pair whose interval of paired
 differences holds 0 is "open", neither agreement nor disagreement.
@@ -14,6 +16,7 @@ differences holds 0 is "open", neither agreement nor disagreement.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import itertools
 import json
 import math
@@ -22,39 +25,45 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pretraining_gain import ROOT, T_975, value_of
 
 from vlp_models.overlay import apply_overlay
 
-TASKS = {"captioning": "CIDEr", "vqa": "accuracy"}
+TASKS = {"captioning": "CIDEr", "vqa": "accuracy", "retrieval": "R@1"}
 RESULTS = ROOT / "benchmarks" / "results" / "ablations-tden.json"
 TABLE = ROOT / "docs" / "ablations" / "tden.md"
 
 
 @dataclass(frozen=True)
 class Row:
-    """`label` begins its line in docs/ablations.md; the paper's CIDEr (COCO, self-critical) and VQA (test-dev)."""
+    """`label` begins its line in docs/ablations.md; the paper's figures follow.
+
+    CIDEr on COCO after self-critical training, VQA on test-dev, retrieval's R@1 on Flickr30k.
+    """
 
     label: str
-    cider: float
+    captioning: float
     vqa: float
+    retrieval: float
 
 
 ROWS = {
-    "no-pretraining": Row("TDEN-: no pretraining", 128.2, 69.8),
-    "single-stream": Row("TDEN (Single-stream)", 128.6, 70.7),
-    "two-stream": Row("TDEN (Two-stream)", 129.6, 70.9),
-    "encoder": Row("encoder alone", 129.1, 71.9),
-    "decoder": Row("decoder alone", 131.0, 71.7),
-    "no-ism": Row("no ISM", 131.8, 72.0),
-    "ism-cross": Row("ISM on the cross-modal encoder", 130.3, 71.9),
-    "all-four": Row("all four, one pass", 132.4, 72.1),
-    "two-pass-a": Row("Two-Pass-A", 133.4, 72.5),
-    "two-pass-b": Row("Two-Pass-B", 133.0, 72.3),
-    "two-pass-c": Row("Two-Pass-C", 133.0, 72.2),
+    "no-pretraining": Row("TDEN-: no pretraining", 128.2, 69.8, 55.6),
+    "single-stream": Row("TDEN (Single-stream)", 128.6, 70.7, 56.2),
+    "two-stream": Row("TDEN (Two-stream)", 129.6, 70.9, 59.2),
+    "encoder": Row("encoder alone", 129.1, 71.9, 61.8),
+    "decoder": Row("decoder alone", 131.0, 71.7, 61.7),
+    "no-ism": Row("no ISM", 131.8, 72.0, 60.6),
+    "ism-cross": Row("ISM on the cross-modal encoder", 130.3, 71.9, 60.2),
+    "all-four": Row("all four, one pass", 132.4, 72.1, 62.5),
+    "two-pass-a": Row("Two-Pass-A", 133.4, 72.5, 63.6),
+    "two-pass-b": Row("Two-Pass-B", 133.0, 72.3, 63.6),
+    "two-pass-c": Row("Two-Pass-C", 133.0, 72.2, 63.4),
 }
 Values = dict[str, dict[str, list[float]]]  # row -> task -> one value a seed
 
@@ -72,30 +81,36 @@ def command_of(row: Row) -> list[str]:
     raise LookupError(f"docs/ablations.md has no row {row.label!r}")
 
 
-def prepare(folder: Path, row: Row, seed: int, share: float) -> list[list[str]]:
-    """Writes the folder's params.yaml; returns the stages to run."""
+def params_of(row: Row, seed: int, share: float) -> dict[str, Any]:
+    """The whole of params.yaml for one row and seed, retrieval beside its two tasks."""
     from ruamel.yaml import YAML
 
-    yaml = YAML()  # round-trip: safe, keeps comments
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    path = folder / "params.yaml"
-    shutil.copy(ROOT / "params.yaml", path)
-    words = command_of(row)
-    preset = ROOT / words.pop(0) if words and words[0] != "--set" else None
-    if words or preset:
-        apply_overlay(path, preset, [word for word in words if word != "--set"])
-    params = yaml.load(path.read_text(encoding="utf-8"))
-    sections = [params["pretrain"], params["scheduled_sampling"], *params["finetune"].values()]
-    for section in sections:
+    yaml = YAML()  # round-trip: safe
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "params.yaml"
+        shutil.copy(ROOT / "params.yaml", path)
+        words = command_of(row)
+        preset = ROOT / words.pop(0) if words and words[0] != "--set" else None
+        if words or preset:
+            apply_overlay(path, preset, [word for word in words if word != "--set"])
+        params = yaml.load(path.read_text(encoding="utf-8"))
+    retrieval = yaml.load((ROOT / "presets" / "scenes-tasks.yaml").read_text(encoding="utf-8"))["finetune"]["retrieval"]
+    captioning = params["finetune"]["captioning"]  # starts where the row has captioning start
+    retrieval |= {key: captioning[key] for key in ("init", "scratch") if key in captioning}
+    params["finetune"]["retrieval"] = retrieval
+    params["finetune"] = {task: params["finetune"][task] for task in TASKS}
+    for section in (params["pretrain"], params["scheduled_sampling"], *params["finetune"].values()):
         section["seed"] = seed
         section["max_epochs"] = max(1, math.ceil(section["max_epochs"] * share))
-    params["finetune"] = {task: params["finetune"][task] for task in TASKS}
+    if captioning.get("scratch"):
+        params["pretrain"]["max_steps"] = 1  # fine-tuning takes the architecture from it and no weights
     params["evaluate"]["blank_control"] = []
     params["tracking"]["uri"] = ""
-    with path.open("w", encoding="utf-8") as file:
-        yaml.dump(params, file)
-    (folder / "data").symlink_to(ROOT / "data")
+    return dict(params)
+
+
+def stages_of(params: dict[str, Any]) -> list[list[str]]:
+    """What to run, in order: one pretraining, then each task."""
     sampling = params["scheduled_sampling"]
     stages = [["scheduled_sampling"]] if sampling["scheme"] != "none" else []
     if sampling["scheme"] == "none" or sampling["init"] == "pretrain":
@@ -103,17 +118,31 @@ def prepare(folder: Path, row: Row, seed: int, share: float) -> list[list[str]]:
     return stages + [[stage, task] for task in TASKS for stage in ("finetune", "evaluate")]
 
 
-def run(name: str, seed: int, share: float, work: Path) -> dict[str, float]:
-    """{task: value} of one row and seed, made unless it is there."""
+def run(name: str, seed: int, share: float, work: Path) -> dict[str, float] | None:
+    """{task: value} of one row and seed, made unless it is there; None: another process is making it."""
+    from ruamel.yaml import YAML
+
     folder = work / name / f"seed-{seed}"
-    done = folder / "done.json"
-    if not done.exists():
-        for stage in prepare(folder, ROWS[name], seed, share):
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        params = params_of(ROWS[name], seed, share)
+        YAML().dump(params, folder / "params.yaml")
+        if not (folder / "data").is_symlink():
+            (folder / "data").symlink_to(ROOT / "data")
+        finished = folder / "finished.txt"
+        done = finished.read_text(encoding="utf-8").splitlines() if finished.exists() else []
+        for stage in stages_of(params):
+            if " ".join(stage) in done:
+                continue
             print(f"{name}, seed {seed}: {' '.join(stage)}", flush=True)
             subprocess.run([sys.executable, "-m", "vlp_models.cli", "stage", *stage], cwd=folder, check=True)
-        values = {task: value_of(folder / "reports" / "eval" / task, metric) for task, metric in TASKS.items()}
-        done.write_text(json.dumps(values), encoding="utf-8")
-    return dict(json.loads(done.read_text(encoding="utf-8")))
+            with finished.open("a", encoding="utf-8") as file:
+                file.write(" ".join(stage) + "\n")
+    return {task: value_of(folder / "reports" / "eval" / task, metric) for task, metric in TASKS.items()}
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -134,28 +163,37 @@ def verdict(paper: float, differences: list[float]) -> str:
 
 
 def table(values: Values, note: str) -> str:
-    lines = ["# TDEN's ablations on the scenes", "", note, ""]
-    lines += ["| row | CIDEr, paper | CIDEr, here | VQA, paper | VQA, here |", "|---|---|---|---|---|"]
+    heads = " | ".join(f"{metric}, paper | {metric}, here" for metric in TASKS.values())
+    lines = [
+        "# TDEN's ablations on the scenes",
+        "",
+        note,
+        "",
+        f"| row | {heads} |",
+        "|---" * (1 + 2 * len(TASKS)) + "|",
+    ]
     for name, tasks in values.items():
-        ours = {}
+        cells = []
         for task in TASKS:
             mean, half = interval(tasks[task])
-            ours[task] = f"{mean:.1f}" if math.isnan(half) else f"{mean:.1f} +- {half:.1f}"
-        row = ROWS[name]
-        lines.append(f"| {row.label} | {row.cider} | {ours['captioning']} | {row.vqa} | {ours['vqa']} |")
+            cells += [
+                str(getattr(ROWS[name], task)),
+                f"{mean:.1f}" if math.isnan(half) else f"{mean:.1f} +- {half:.1f}",
+            ]
+        lines.append(f"| {' | '.join([ROWS[name].label, *cells])} |")
     lines += ["", "Order of each pair of rows, the paper's against ours:", ""]
     lines += ["| | agrees | disagrees | open |", "|---|---|---|---|"]
     named = []
-    for task, figure in (("captioning", "cider"), ("vqa", "vqa")):
+    for task, metric in TASKS.items():
         found: dict[str, list[str]] = {"agrees": [], "disagrees": [], "open": []}
         for a, b in itertools.combinations(values, 2):
-            paper = getattr(ROWS[a], figure) - getattr(ROWS[b], figure)
+            paper = getattr(ROWS[a], task) - getattr(ROWS[b], task)
             differences = [x - y for x, y in zip(values[a][task], values[b][task], strict=True)]
-            found[verdict(paper, differences)].append(f"{a} / {b}")
-        cells = [str(len(pairs)) for pairs in found.values()]
-        lines.append(f"| {TASKS[task]} | {' | '.join(cells)} |")
+            higher, lower = (a, b) if paper >= 0 else (b, a)
+            found[verdict(paper, differences)].append(f"{higher} over {lower}")
+        lines.append(f"| {metric} | {' | '.join(str(len(pairs)) for pairs in found.values())} |")
         for judged in ("agrees", "disagrees"):
-            named.append(f"- {TASKS[task]} {judged}: {'; '.join(found[judged]) or 'none'}.")
+            named.append(f"- {metric} {judged} with the paper's: {'; '.join(found[judged]) or 'none'}.")
     return "\n".join([*lines, "", *named]) + "\n"
 
 
@@ -168,16 +206,23 @@ def main() -> None:
     if not (ROOT / "data" / "shards" / "manifest.json").exists():
         sys.exit("no data/shards: run `make demo` first")
     work = ROOT / ".work" / "ablations" / f"share-{arguments.share}"
+    parts = [(name, seed) for seed in range(1, arguments.seeds + 1) for name in arguments.rows]
+    for name, seed in parts:
+        run(name, seed, arguments.share, work)
     values: Values = {name: {task: [] for task in TASKS} for name in arguments.rows}
-    for seed in range(1, arguments.seeds + 1):
-        for name in arguments.rows:
-            for task, value in run(name, seed, arguments.share, work).items():
-                values[name][task].append(value)
+    for name, seed in parts:  # again: what another process had in hand the first time
+        found = run(name, seed, arguments.share, work)
+        if found is None:
+            print(f"another process is at {name}, seed {seed}: the last one to end writes the table")
+            return
+        for task, value in found.items():
+            values[name][task].append(value)
     command = " ".join(["python", "benchmarks/ablations_tden.py", *sys.argv[1:]])
     note = (
-        f"`{command}`: {arguments.seeds} seeds, the demo's tiny model on synthetic scenes, captions after cross-"
-        "entropy alone. The paper's figures are COCO's after self-critical training, and VQA v2's: sizes do not "
-        "compare, orders may."
+        f"`{command}`: {arguments.seeds} seeds, means with 95% intervals (Student's t), the demo's tiny model on "
+        f"synthetic scenes, {arguments.share:g} of the epochs of params.yaml (rounded up), captions after cross-entropy "
+        "alone. The paper's figures are COCO's after self-critical training, VQA v2's and Flickr30k's: sizes do not "
+        "compare, orders may. Its VCR columns and other metrics were not studied."
     )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"note": note, "values": values}, indent=2) + "\n", encoding="utf-8")

@@ -20,15 +20,17 @@ def study() -> ModuleType:
     return ablations_tden
 
 
-def test_every_row_is_a_command_of_the_docs_and_gives_stages(study: ModuleType, tmp_path: Path) -> None:
-    fine_tuning = [["finetune", "captioning"], ["evaluate", "captioning"], ["finetune", "vqa"], ["evaluate", "vqa"]]
+def test_every_row_is_a_command_of_the_docs_and_gives_stages(study: ModuleType) -> None:
+    fine_tuning = [[stage, task] for task in ("captioning", "vqa", "retrieval") for stage in ("finetune", "evaluate")]
     for name, row in study.ROWS.items():
-        stages = study.prepare(tmp_path / name, row, seed=2, share=0.1)
+        params = study.params_of(row, seed=2, share=0.1)
         two_pass = name.startswith("two-pass")
-        assert stages == [["scheduled_sampling"] if two_pass else ["pretrain"], *fine_tuning], name
-        text = (tmp_path / name / "params.yaml").read_text()
-        assert "max_epochs: 1" in text
+        assert study.stages_of(params) == [["scheduled_sampling"] if two_pass else ["pretrain"], *fine_tuning], name
         assert (study.command_of(row) == []) == (name == "all-four")
+        for task in params["finetune"].values():
+            assert task["init"] == ("scheduled_sampling" if two_pass else "pretrain"), name
+            assert task.get("scratch", False) == (name == "no-pretraining"), name
+            assert (task["seed"], task["max_epochs"]) == (2, 1)
 
 
 def test_an_order_is_called_only_where_the_interval_leaves_out_zero(study: ModuleType) -> None:
@@ -41,11 +43,11 @@ def test_an_order_is_called_only_where_the_interval_leaves_out_zero(study: Modul
 
 def test_the_table_states_disagreements(study: ModuleType) -> None:
     values = {
-        "all-four": {"captioning": [90.0, 91.0, 92.0], "vqa": [80.0, 81.0, 82.0]},
-        "no-pretraining": {"captioning": [95.0, 96.0, 97.0], "vqa": [70.0, 71.0, 72.0]},
+        "all-four": {"captioning": [90.0, 91.0, 92.0], "vqa": [80.0, 81.0, 82.0], "retrieval": [9.0, 7.0, 8.0]},
+        "no-pretraining": {"captioning": [95.0, 96.0, 97.0], "vqa": [70.0, 71.0, 72.0], "retrieval": [8.0, 9.0, 7.0]},
     }
     text = study.table(values, "note")
-    assert "| all four, one pass | 132.4 | 91.0 +- 2.5 | 72.1 | 81.0 +- 2.5 |" in text
-    assert "- CIDEr disagrees: all-four / no-pretraining." in text
-    assert "- accuracy agrees: all-four / no-pretraining." in text
-    assert "\n| CIDEr | 0 | 1 | 0 |\n| accuracy | 1 | 0 | 0 |\n" in text, "one table, unbroken"
+    assert "| all four, one pass | 132.4 | 91.0 +- 2.5 | 72.1 | 81.0 +- 2.5 | 62.5 | 8.0 +- 2.5 |" in text
+    assert "- CIDEr disagrees with the paper's: all-four over no-pretraining." in text
+    assert "- accuracy agrees with the paper's: all-four over no-pretraining." in text
+    assert "\n| CIDEr | 0 | 1 | 0 |\n| accuracy | 1 | 0 | 0 |\n| R@1 | 0 | 0 | 1 |\n" in text, "one table, unbroken"
