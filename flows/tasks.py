@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from flows.process import WORTH_A_RETRY
 from vlp_models.errors import ParamsError
 from vlp_models.params import FlowParams, Params, load_params
 
+# A server on SQLite, asked for a slot in the instant in which it writes down that the task has begun, answers 503, and
+# the client then waits two seconds. This is enough for it to have written.
+SETTLE = 0.15
 STATES = {"ran": "Completed", "up to date": "Up to date", "skipped": "Skipped", "refused": "Refused"}
 
 
@@ -105,6 +109,7 @@ def gpu_slot(limit: str, log: Callable[[str], None]) -> Iterator[None]:
     """A slot of the Prefect concurrency limit. Goes on without one when there is no such limit, or no server."""
     slot = contextlib.ExitStack()
     if limit:
+        time.sleep(SETTLE)
         try:
             slot.enter_context(concurrency(limit, occupy=1, raise_on_lease_renewal_failure=False))
         except ConcurrencySlotAcquisitionError as error:

@@ -42,7 +42,8 @@ class Server:
         }
         home.mkdir()
         self.log = (home / "server.log").open("w")
-        self.process = self.start(["server", "start", "--host", "127.0.0.1", "--port", str(self.port)])
+        self.command = ["server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        self.process = self.start(self.command)
         deadline = time.monotonic() + 120
         while not self.healthy():
             assert time.monotonic() < deadline and self.process.poll() is None, (home / "server.log").read_text()[
