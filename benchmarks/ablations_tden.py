@@ -220,9 +220,9 @@ def main() -> None:
     command = " ".join(["python", "benchmarks/ablations_tden.py", *sys.argv[1:]])
     note = (
         f"`{command}`: {arguments.seeds} seeds, means with 95% intervals (Student's t), the demo's tiny model on "
-        f"synthetic scenes, {arguments.share:g} of the epochs of params.yaml (rounded up), captions after cross-entropy "
-        "alone. The paper's figures are COCO's after self-critical training, VQA v2's and Flickr30k's: sizes do not "
-        "compare, orders may. Its VCR columns and other metrics were not studied."
+        f"synthetic scenes, {arguments.share:g} of the epochs of params.yaml (rounded up), captions after "
+        "cross-entropy alone. The paper's figures are COCO's after self-critical training, VQA v2's and Flickr30k's: "
+        "sizes do not compare, orders may. Its VCR columns and other metrics were not studied."
     )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"note": note, "values": values}, indent=2) + "\n", encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 PREEMPTED = 75  # a trainer that was told to stop has saved its state and exits with this
 BUSY = ("is busy", "Unable to acquire lock", "is at work in this workspace")  # DVC's two ways to say it, and a stage's
+NO_ROOM = 16 * 2**20  # bytes
 TAIL = 20  # lines of output that a failure carries
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONNECTION = re.compile(
@@ -134,6 +136,8 @@ def supervised(
     if late:
         raise TimedOut(f"{_name(command)} was interrupted after {timeout:.0f} s (flow.timeout_hours):\n" + _text(lines))
     if code not in accept:
+        if shutil.disk_usage(root).free < NO_ROOM:  # it may have had no room to say so
+            lines.append("the disk is full: make room, then run again; nothing finished is lost")
         raise _failure(code, lines)(f"{_name(command)} ended with {code}:\n" + _text(lines))
     return Ended(code, lines)
 

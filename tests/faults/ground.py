@@ -130,9 +130,18 @@ class Ground:
             path = self.project / out["path"]
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         (self.project / "dvc.lock").write_text(yaml.safe_dump(lock, sort_keys=False))
-        if stage == "register" or stage in TRAININGS:
+        if stage == "register":
             shutil.copy(self.folder / "empty.db", self.project / "mlflow.db")
             shutil.rmtree(self.project / "mlartifacts", ignore_errors=True)
+        elif stage in TRAININGS:
+            self._forget_run(stage)
+
+    def _forget_run(self, name: str) -> None:
+        with _database(self.project) as db:
+            runs = [row[0] for row in db.execute("select run_uuid from runs where name = ?", (name,))]
+            for table in ("metrics", "latest_metrics", "params", "tags", "runs"):
+                db.executemany(f"delete from {table} where run_uuid = ?", [(run,) for run in runs])
+            db.commit()
 
     def recorded(self) -> set[str]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -74,6 +75,8 @@ def draw(seed: int, number: int, stages: list[str]) -> Fault:
         command = "vlp run"  # a terminal would send it to the whole group
     if "supervisor" not in kind and command == "dvc repro" and kind.endswith("command"):
         kind = kind.replace("command", "dvc")
+    if kind == "full disk" and command == "flow":
+        command = "vlp run"  # a flow reads a stage's words from a file, which the limit would cut off as well
     return Fault(number, kind, stage, rng.choice(moments), command, rng.random() < 0.5, rng.random())
 
 
@@ -82,7 +85,12 @@ def inflict(ground: Ground, fault: Fault) -> Outcome:
     outcome = Outcome(fault)
     began = time.monotonic()
     ground.before(fault.stage)
-    hurt = _hurt(ground, fault, outcome)
+    try:
+        hurt = _hurt(ground, fault, outcome)
+    except subprocess.TimeoutExpired as error:
+        end_all(ground.processes())
+        outcome.problems.append(f"it does not end: {error}")
+        return outcome
     outcome.said = hurt.output[-1500:]
     if outcome.hit and hurt.process.returncode == 0 and fault.kind in SIGNALS and fault.moment != "record":
         outcome.problems += [] if fault.stage in ground.recorded() else ["exit code 0, and the stage not recorded"]

@@ -35,7 +35,7 @@ class FlowParams:
     notify: Literal["all", "failures"] = "all"
     gpu_limit: str = "gpu"
     retry_delays: list[int] = field(default_factory=lambda: [10, 30, 60])  # seconds before each retry
-    wait_minutes: float = 30.0  # for another run to let go of the workspace
+    wait_minutes: float = 720.0  # for another run to let go of the workspace
     timeout_hours: dict[str, float] = field(default_factory=dict)  # part -> hours; a part without one may take for ever
 
     def __post_init__(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
-    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # what goes wrong is told once, in our words and with its reason
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",
 }
@@ -57,6 +58,7 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     mlflow.set_registry_uri(uri)
     client = MlflowClient()
     with answering(uri):
+        _open_at_all(uri)
         _set_experiment(client, params, root, uri)
     return client
 
@@ -71,13 +73,20 @@ def answering(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, OSError) as error:
+    except (MlflowException, OSError, sqlite3.Error) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         reason = next((line for line in lines if "rror" in line), lines[0])[:200]
         raise TrackingError(
             f"MLflow at {uri} does not answer as it should ({reason}); see that it runs (tracking.uri in params.yaml) "
             "and has room on its disk, then run again: nothing finished is lost"
         ) from error
+
+
+def _open_at_all(uri: str) -> None:
+    """MLflow tries a database that can't be opened again for more than three minutes; training would wait for it."""
+    if uri.startswith("sqlite:///"):
+        with closing(sqlite3.connect(uri.removeprefix("sqlite:///").partition("?")[0], timeout=10)) as database:
+            database.execute("pragma schema_version").fetchone()
 
 
 def _set_experiment(client: MlflowClient, params: TrackingParams, root: Path, uri: str) -> None:
