@@ -34,6 +34,7 @@ class Server:
             "PREFECT_HOME": str(home),
             "PREFECT_API_URL": self.url,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "15",
             "PREFECT_CLIENT_RETRY_EXTRA_CODES": "",

@@ -37,10 +37,10 @@ def test_training_goes_on_without_the_server(tmp_path: Path, ends_meanwhile: boo
         site.server.process.wait()
         if ends_meanwhile:
             (site.project / "enough").touch()
-        time.sleep(60)
+        time.sleep(45)
         site.server.process = site.server.start(site.server.command)
         wait_until(site.server.healthy, 120)
         (site.project / "enough").touch()
-        site.server.wait_for(run, "COMPLETED", 240)
+        site.server.wait_for(run, "COMPLETED", 150)
         assert (site.project / "starts").read_text() == "x"
         assert site.told("Completed")
