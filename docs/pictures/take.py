@@ -134,8 +134,9 @@ def prefect_pages(camera: Camera, home: Path) -> None:
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with server(command, f"{api}/health", environment, home / "prefect.log"):
+        run = "from flows.retrain import retrain; retrain()"  # as a worker would, with its server
         subprocess.run(
-            [sys.executable, "-c", "from flows.retrain import retrain; retrain()"],  # as a worker would, with its server
+            [sys.executable, "-c", run],
             cwd=ROOT,
             env={**environment, "PREFECT_API_URL": api},
             check=True,

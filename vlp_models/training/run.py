@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,7 +21,7 @@ from torch import nn
 
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, Preempted, ProcessLostError
-from vlp_models.params import OptimizerParams, TrainerParams
+from vlp_models.params import FinetuneParams, OptimizerParams, PairsParams, TrainerParams
 from vlp_models.training.curve import LOG, Recorder, read_log, truncate_log
 from vlp_models.training.ema import WeightAverage
 from vlp_models.training.fsdp import WholeWeights, put_back
@@ -47,6 +47,11 @@ class Plan:
     max_steps: int
     accumulate: int
     optimizer: OptimizerParams
+
+    @classmethod
+    def of(cls, section: PairsParams | FinetuneParams) -> Plan:
+        """What a section of params.yaml asks for."""
+        return cls(**{field.name: getattr(section, field.name) for field in fields(cls)})
 
     def total_steps(self, batches: int) -> int:
         """Updates of the whole run, given the batches of an epoch.
