@@ -5,7 +5,8 @@
 
 Each row is a command of docs/ablations.md; every seed pretrains by it, fine-tunes captioning, VQA and caption-based
 image retrieval (of presets/scenes-tasks.yaml), and evaluates, through the same stages as the pipeline, in a folder of
-its own below .work/ablations. What is finished is not run again, so an interrupted study goes on; several processes
+its own below .work/ablations. It starts from the committed params.yaml, whatever yours says. What is finished with the
+same params and data is not run again, so an interrupted study goes on; several processes
 with the same arguments share the work (one row and seed each, held by a lock that ends with its process), and the
 last to end has the whole table. `--share` scales all epochs, for a look before the long run.
 Writes benchmarks/results/ablations-tden.json and docs/ablations/tden.md: the paper's figures, ours with 95% intervals
@@ -17,12 +18,12 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import io
 import itertools
 import json
 import math
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from pretraining_gain import ROOT, T_975, value_of
 from vlp_models.overlay import apply_overlay
 
 TASKS = {"captioning": "CIDEr", "vqa": "accuracy", "retrieval": "R@1"}
+MANIFEST = Path("data/shards/manifest.json")
 RESULTS = ROOT / "benchmarks" / "results" / "ablations-tden.json"
 TABLE = ROOT / "docs" / "ablations" / "tden.md"
 
@@ -88,7 +90,9 @@ def params_of(row: Row, seed: int, share: float) -> dict[str, Any]:
     yaml = YAML()  # round-trip: safe
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "params.yaml"
-        shutil.copy(ROOT / "params.yaml", path)
+        path.write_bytes(
+            subprocess.run(["git", "show", "HEAD:params.yaml"], cwd=ROOT, check=True, capture_output=True).stdout
+        )
         words = command_of(row)
         preset = ROOT / words.pop(0) if words and words[0] != "--set" else None
         if words or preset:
@@ -130,7 +134,13 @@ def run(name: str, seed: int, share: float, work: Path) -> dict[str, float] | No
         except BlockingIOError:
             return None
         params = params_of(ROWS[name], seed, share)
-        YAML().dump(params, folder / "params.yaml")
+        text = io.StringIO()
+        YAML().dump(params, text)
+        made_of = {"params.yaml": text.getvalue(), "manifest.json": (ROOT / MANIFEST).read_text(encoding="utf-8")}
+        for file, content in made_of.items():
+            if (folder / file).exists() and (folder / file).read_text(encoding="utf-8") != content:
+                sys.exit(f"{folder} was made with another {file}; move {work} away to begin anew")
+            (folder / file).write_text(content, encoding="utf-8")
         if not (folder / "data").is_symlink():
             (folder / "data").symlink_to(ROOT / "data")
         finished = folder / "finished.txt"
@@ -203,7 +213,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--share", type=float, default=1.0, help="of the epochs of params.yaml")
     arguments = parser.parse_args()
-    if not (ROOT / "data" / "shards" / "manifest.json").exists():
+    if not (ROOT / MANIFEST).exists():
         sys.exit("no data/shards: run `make demo` first")
     work = ROOT / ".work" / "ablations" / f"share-{arguments.share}"
     parts = [(name, seed) for seed in range(1, arguments.seeds + 1) for name in arguments.rows]

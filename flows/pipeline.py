@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from flows.dvc import is_stale, preflight, repro
-from flows.lock import hold_workspace
+from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import DRIFTED, Part
 from flows.process import WORTH_A_RETRY, StageFailed, supervised
@@ -127,19 +127,22 @@ def run_plainly(root: Path, parts: list[Part], params: FlowParams, *, name: str,
     def tell(state: str, message: str, bad: bool) -> None:
         notify(params, flow=name, run=label, state=state, message=message, bad=bad, log=log)
 
-    with hold_workspace(root, f"{name} without a server", params.wait_minutes * 60, log) as hold:
-        for line in preflight(root):
-            log(line)
-        run = Run(root, hold)
-        try:
+    try:
+        with hold_workspace(root, f"{name} without a server", params.wait_minutes * 60, log) as hold:
+            for line in preflight(root):
+                log(line)
+            run = Run(root, hold)
             for part in parts:
                 _with_retries(run, part, params.retry_delays, log)
-        except StageFailed as error:
-            tell("Failed", str(error), True)
-            raise
-        except KeyboardInterrupt:
-            tell("Cancelled", "interrupted", True)
-            raise
+    except WorkspaceHeld as error:
+        tell("Cancelled", str(error), True)
+        raise
+    except KeyboardInterrupt:
+        tell("Cancelled", "interrupted", True)
+        raise
+    except Exception as error:  # a stage that failed, a full disk, a bug: nobody may be watching
+        tell("Failed", str(error) or type(error).__name__, True)
+        raise
     line = summary(run.outcomes)
     log(line)
     tell("Completed", line, any(outcome.state == "refused" for outcome in run.outcomes))

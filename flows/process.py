@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not answer a stage that can't do without
 PREEMPTED = 75  # a trainer that was told to stop has saved its state and exits with this
 BUSY = ("is busy", "Unable to acquire lock", "is at work in this workspace")  # DVC's two ways to say it, and a stage's
 NO_ROOM = 16 * 2**20  # bytes
@@ -136,7 +137,8 @@ def supervised(
     if late:
         raise TimedOut(f"{_name(command)} was interrupted after {timeout:.0f} s (flow.timeout_hours):\n" + _text(lines))
     if code not in accept:
-        if shutil.disk_usage(root).free < NO_ROOM:  # it may have had no room to say so
+        full = code == os.EX_IOERR or any(f"exited with {os.EX_IOERR}" in line for line in lines)
+        if full or shutil.disk_usage(root).free < NO_ROOM:  # it may have had no room to say so
             lines.append("the disk is full: make room, then run again; nothing finished is lost")
         raise _failure(code, lines)(f"{_name(command)} ended with {code}:\n" + _text(lines))
     return Ended(code, lines)
@@ -149,7 +151,7 @@ def _failure(code: int, lines: list[str]) -> type[StageFailed]:
     # DVC's own exit code is 255 whatever the stage's was.
     if code == PREEMPTED or f"exited with {PREEMPTED}" in text:
         return Preempted
-    if _CONNECTION.search(text):
+    if code == UNAVAILABLE or f"exited with {UNAVAILABLE}" in text or _CONNECTION.search(text):
         return Unreachable
     return StageFailed
 

@@ -19,7 +19,7 @@ from flows.parts import retrain_parts
 from flows.pipeline import log_to_terminal, run_plainly
 from flows.process import StageFailed
 from flows.tasks import HOOKS, run_parts
-from vlp_models.errors import VLPError
+from vlp_models.errors import VLPError, is_disk_full
 from vlp_models.params import load_params
 
 
@@ -47,6 +47,11 @@ def main() -> int:
         return error.exit_code
     except (StageFailed, WorkspaceHeld) as error:
         log_to_terminal(str(error))
+        return 1
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        log_to_terminal(f"the disk is full ({error}): make room, then run again; nothing finished is lost")
         return 1
     except KeyboardInterrupt:
         return 130

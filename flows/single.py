@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from flows.notify import notify
 from flows.parts import Part, promotion_part, training_parts
 from flows.tasks import HOOKS, run_parts
 from vlp_models.errors import ParamsError
+from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
 
 OPTIONS: dict[str, Any] = {"persist_result": False, **HOOKS}
@@ -28,6 +31,7 @@ def train(run: str, preset: str = "", root: str = ".") -> State[Any]:
     """
 
     def use(params: Params) -> list[Part]:
+        _known(run, _runs_with(root, _preset(root, preset)), "finetune run")  # before the preset is merged for good
         return [Part(name=f"use {preset}", kind="validate", command=("use", _preset(root, preset)))]
 
     def parts(params: Params) -> list[Part]:
@@ -77,6 +81,14 @@ def tell(run: str, state: str, message: str = "", root: str = ".") -> None:
     params = load_params(Path(root) / "params.yaml").flow
     log = get_run_logger().warning
     notify(params, flow="vlp", run=run, state=state, message=message or "see the run's log", bad=True, log=log)
+
+
+def _runs_with(root: str, preset: str) -> list[str]:
+    """The fine-tuning runs of params.yaml once the preset is laid over it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(shutil.copy(Path(root) / "params.yaml", scratch))
+        apply_overlay(copy, Path(root) / preset, [])
+        return list(load_params(copy).finetune)
 
 
 def _known(value: str, known: list[str], what: str) -> None:

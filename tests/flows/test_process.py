@@ -22,6 +22,7 @@ def command(code: str) -> list[str]:
         ("import sys; sys.exit('ERROR: failed to run: vlp stage pretrain, exited with 75')", Preempted),
         ("import sys; sys.exit('ERROR: pretrain is busy, it is being blocked by (PID 7)')", WorkspaceBusy),
         ("import sys; sys.exit('MLflow at http://mlflow: Max retries exceeded with url')", Unreachable),
+        ("import sys; sys.exit('ERROR: failed to run: vlp stage register, exited with 69')", Unreachable),
         ("import sys; sys.exit('disk on fire')", StageFailed),
     ],
 )

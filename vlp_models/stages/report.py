@@ -86,11 +86,12 @@ def flatten(value: Any, name: str = "") -> list[tuple[str, float]]:
 def nested(records: list[dict[str, Any]]) -> dict[str, Any]:
     """run -> dataset and split -> metric -> value: `dvc metrics show` reads mappings, not lists.
 
-    Accuracies per question type are left to summary.json.
+    The headline figures alone: it prints a column for each. summary.json has all.
     """
     result: dict[str, Any] = {}
     for record in records:
-        if record["value"] is not None and not record["metric"].startswith("accuracy (question type"):
+        detection = record["run"] == "detector" and record["metric"].rpartition(".")[2] in ("AP", "AP50")
+        if record["value"] is not None and (is_headline(record) or detection):
             place = " ".join(part for part in (record["dataset"], record["split"]) if part) or "all"
             result.setdefault(record["run"], {}).setdefault(place, {})[record["metric"]] = record["value"]
     return result
