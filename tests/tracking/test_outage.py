@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
 from vlp_models.tracking import logger
 from vlp_models.tracking.client import connect
@@ -124,3 +125,12 @@ def test_every_line_once_over_a_killed_server(server: Server, tmp_path: Path, mo
     assert found.data.params == {"a.b": "1"}
     history = client.get_metric_history(found.info.run_id, "loss")
     assert [(m.step, m.value) for m in history] == [(step, 1 / step) for step in range(1, 7)]
+
+
+def test_a_database_that_can_not_be_opened_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").mkdir()
+    params = TrackingParams(uri="sqlite:///mlflow.db", artifacts="a", experiment="toy", model_prefix="toy", metric={})
+    began = time.monotonic()
+    with pytest.raises(TrackingError, match="unable to open database file"):
+        connect(params, tmp_path)
+    assert time.monotonic() - began < 60, "MLflow alone takes 200 s"

@@ -56,9 +56,9 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     uri = tracking_uri(params, root)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
-    client = MlflowClient()
     with answering(uri):
         _open_at_all(uri)
+        client = MlflowClient()
         _set_experiment(client, params, root, uri)
     return client
 
