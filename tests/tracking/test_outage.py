@@ -127,7 +127,8 @@ def test_every_line_once_over_a_killed_server(server: Server, tmp_path: Path, mo
     assert [(m.step, m.value) for m in history] == [(step, 1 / step) for step in range(1, 7)]
 
 
-def test_a_database_that_can_not_be_opened_is_told_at_once(tmp_path: Path) -> None:
+def test_a_database_that_can_not_be_opened_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "mlflow.db").mkdir()
     params = TrackingParams(uri="sqlite:///mlflow.db", artifacts="a", experiment="toy", model_prefix="toy", metric={})
     began = time.monotonic()
