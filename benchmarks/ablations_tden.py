@@ -155,6 +155,16 @@ def run(name: str, seed: int, share: float, work: Path) -> dict[str, float] | No
     return {task: value_of(folder / "reports" / "eval" / task, metric) for task, metric in TASKS.items()}
 
 
+def is_finished(name: str, seed: int, share: float, work: Path) -> bool:
+    """Also all seeds before it: a row's values are those of seeds 1, 2, ..."""
+    for number in range(1, seed + 1):
+        finished = work / name / f"seed-{number}" / "finished.txt"
+        stages = [" ".join(stage) for stage in stages_of(params_of(ROWS[name], number, share))]
+        if not finished.exists() or not set(stages) <= set(finished.read_text(encoding="utf-8").splitlines()):
+            return False
+    return True
+
+
 def interval(values: list[float]) -> tuple[float, float]:
     """Mean and half of the 95% interval; nan for a single value."""
     mean = math.fsum(values) / len(values)
@@ -173,14 +183,14 @@ def verdict(paper: float, differences: list[float]) -> str:
 
 
 def table(values: Values, note: str) -> str:
-    heads = " | ".join(f"{metric}, paper | {metric}, here" for metric in TASKS.values())
+    heads = "seeds | " + " | ".join(f"{metric}, paper | {metric}, here" for metric in TASKS.values())
     lines = [
         "# TDEN's ablations on the scenes",
         "",
         note,
         "",
         f"| row | {heads} |",
-        "|---" * (1 + 2 * len(TASKS)) + "|",
+        "|---" * (2 + 2 * len(TASKS)) + "|",
     ]
     for name, tasks in values.items():
         cells = []
@@ -190,18 +200,25 @@ def table(values: Values, note: str) -> str:
                 str(getattr(ROWS[name], task)),
                 f"{mean:.1f}" if math.isnan(half) else f"{mean:.1f} +- {half:.1f}",
             ]
-        lines.append(f"| {' | '.join([ROWS[name].label, *cells])} |")
-    lines += ["", "Order of each pair of rows, the paper's against ours:", ""]
+        seeds = str(len(next(iter(tasks.values()))))
+        lines.append(f"| {' | '.join([ROWS[name].label, seeds, *cells])} |")
+    count = math.comb(len(values), 2)
+    lines += [
+        "",
+        "Order of each pair of rows, the paper's against ours; open: the 95% interval of paired differences holds 0.",
+    ]
+    lines += [f"Of {count} pairs about {count / 20:.0f} would be called by chance alone.", ""]
     lines += ["| | agrees | disagrees | open |", "|---|---|---|---|"]
     named = []
     for task, metric in TASKS.items():
         found: dict[str, list[str]] = {"agrees": [], "disagrees": [], "open": []}
         for a, b in itertools.combinations(values, 2):
             paper = getattr(ROWS[a], task) - getattr(ROWS[b], task)
-            differences = [x - y for x, y in zip(values[a][task], values[b][task], strict=True)]
+            pairs = zip(values[a][task], values[b][task], strict=False)  # seeds 1, 2, ... of each
+            differences = [x - y for x, y in pairs]
             higher, lower = (a, b) if paper >= 0 else (b, a)
             found[verdict(paper, differences)].append(f"{higher} over {lower}")
-        lines.append(f"| {metric} | {' | '.join(str(len(pairs)) for pairs in found.values())} |")
+        lines.append(f"| {metric} | {' | '.join(str(len(group)) for group in found.values())} |")
         for judged in ("agrees", "disagrees"):
             named.append(f"- {metric} {judged} with the paper's: {'; '.join(found[judged]) or 'none'}.")
     return "\n".join([*lines, "", *named]) + "\n"
@@ -211,12 +228,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--finished", action="store_true", help="run nothing: the table of what is finished")
     parser.add_argument("--share", type=float, default=1.0, help="of the epochs of params.yaml")
     arguments = parser.parse_args()
     if not (ROOT / MANIFEST).exists():
         sys.exit("no data/shards: run `make demo` first")
     work = ROOT / ".work" / "ablations" / f"share-{arguments.share}"
     parts = [(name, seed) for seed in range(1, arguments.seeds + 1) for name in arguments.rows]
+    if arguments.finished:
+        parts = [part for part in parts if is_finished(*part, arguments.share, work)]
     for name, seed in parts:
         run(name, seed, arguments.share, work)
     values: Values = {name: {task: [] for task in TASKS} for name in arguments.rows}
@@ -227,12 +247,13 @@ def main() -> None:
             return
         for task, value in found.items():
             values[name][task].append(value)
+    values = {name: tasks for name, tasks in values.items() if all(tasks.values())}
     command = " ".join(["python", "benchmarks/ablations_tden.py", *sys.argv[1:]])
     note = (
-        f"`{command}`: {arguments.seeds} seeds, means with 95% intervals (Student's t), the demo's tiny model on "
-        f"synthetic scenes, {arguments.share:g} of the epochs of params.yaml (rounded up), captions after "
-        "cross-entropy alone. The paper's figures are COCO's after self-critical training, VQA v2's and Flickr30k's: "
-        "sizes do not compare, orders may. Its VCR columns and other metrics were not studied."
+        f"`{command}`: means over seeds with 95% intervals (Student's t), the demo's tiny model on synthetic scenes, "
+        f"{arguments.share:g} of the epochs of params.yaml (rounded up), captions after cross-entropy alone. Pairs are "
+        "compared over the seeds that both have. The paper's figures are COCO's after self-critical training, VQA v2's "
+        "and Flickr30k's: sizes do not compare, orders may. Its VCR columns and other metrics were not studied."
     )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"note": note, "values": values}, indent=2) + "\n", encoding="utf-8")

@@ -47,7 +47,7 @@ def test_the_table_states_disagreements(study: ModuleType) -> None:
         "no-pretraining": {"captioning": [95.0, 96.0, 97.0], "vqa": [70.0, 71.0, 72.0], "retrieval": [8.0, 9.0, 7.0]},
     }
     text = study.table(values, "note")
-    assert "| all four, one pass | 132.4 | 91.0 +- 2.5 | 72.1 | 81.0 +- 2.5 | 62.5 | 8.0 +- 2.5 |" in text
+    assert "| all four, one pass | 3 | 132.4 | 91.0 +- 2.5 | 72.1 | 81.0 +- 2.5 | 62.5 | 8.0 +- 2.5 |" in text
     assert "- CIDEr disagrees with the paper's: all-four over no-pretraining." in text
     assert "- accuracy agrees with the paper's: all-four over no-pretraining." in text
     assert "\n| CIDEr | 0 | 1 | 0 |\n| accuracy | 1 | 0 | 0 |\n| R@1 | 0 | 0 | 1 |\n" in text, "one table, unbroken"
