@@ -42,7 +42,16 @@ def test_a_whole_lock_file_is_left_alone_and_kept(root: Path) -> None:
     assert (root / "dvc.lock").read_text() == other
 
 
-def test_without_a_copy_a_damaged_lock_file_is_set_aside(tmp_path: Path) -> None:
-    (tmp_path / "dvc.lock").write_text(WHOLE[:-1])
+def test_a_run_keeps_the_lock_file_before_its_first_stage_begins(tmp_path: Path) -> None:
+    (tmp_path / "dvc.lock").write_text(WHOLE)
+    assert preflight(tmp_path) == []
+    (tmp_path / "dvc.lock").write_text("")
+    assert "put back" in preflight(tmp_path)[0]
+    assert (tmp_path / "dvc.lock").read_text() == WHOLE
+
+
+@pytest.mark.parametrize("left", [WHOLE[:-1], ""])
+def test_without_a_copy_a_damaged_lock_file_is_set_aside(tmp_path: Path, left: str) -> None:
+    (tmp_path / "dvc.lock").write_text(left)
     assert "set aside" in preflight(tmp_path)[0]
     assert not (tmp_path / "dvc.lock").exists()

@@ -23,10 +23,12 @@ def preflight(root: Path) -> list[str]:
     lock, lock_file = root / ".dvc" / "tmp" / "rwlock", root / LOCK_FILE
     rwlock_damaged, lock_file_damaged = _damaged_json(lock), lock_file.exists() and _stages(lock_file) is None
     kept = root / KEPT
-    if lock_file.exists() and not _stages(lock_file) and _stages(kept):
+    if lock_file.exists() and not _stages(lock_file) and (_stages(kept) or not lock_file.stat().st_size):
         lock_file_damaged = True  # emptied
-    if not (rwlock_damaged or lock_file_damaged) or dvc_is_running(root):
+    if not (rwlock_damaged or lock_file_damaged or _stages(lock_file)) or dvc_is_running(root):
         return []
+    if not lock_file_damaged:
+        keep_lock_file(root)  # the first stage may be killed before it has done so
     done = []
     if rwlock_damaged:
         lock.unlink()
