@@ -30,7 +30,6 @@ LOCKS = ("power cut", "power cut, rwlock empty", "power cut, dvc.lock cut off", 
 KINDS = (*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once")
 MOMENTS = ("begin", "load", "train", "write", "record")
 STEP_FILES = "step-????????.ckpt"
-TEMPORARY_SERVER = "prefect.server.api.server"
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,6 @@ def inflict(ground: Ground, fault: Fault) -> Outcome:
     if fault.kind in DAMAGES and outcome.hit and "set aside" not in rerun.output:
         outcome.problems.append("the damaged checkpoint is not spoken of")
     outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
-    if fault.kind == "kill -9 command":  # what Prefect alone could end (docs/faults.md)
-        outcome.problems = [line for line in outcome.problems if TEMPORARY_SERVER not in line]
     if not outcome.problems:
         outcome.problems += ground.wrong(fault.stage)
     if outcome.problems:
