@@ -51,7 +51,7 @@ class Scripted(nn.Module):
         self.encoded += 1
         return "image"
 
-    def masked_pass(self, batch, corruption, image, objectives, ids=None):
+    def masked_pass(self, batch, corruption, image, objectives, ids=None, after=None):
         assert image == "image"
         read = {path: (ids or {}).get(path, corruption.ids_BT).tolist() for path in self.word_paths}
         self.calls.append((set(objectives), read))

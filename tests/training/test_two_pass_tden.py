@@ -139,13 +139,71 @@ def test_other_structures_learn_in_two_passes(structure: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["a", "b", "c"])
-def test_the_image_is_encoded_once_an_update(scheme: str) -> None:
+def test_an_update_encodes_the_image_once_and_no_sentences_beginning_twice(scheme: str) -> None:
     model, batch = tiny.build_tiny(), tiny.random_batch()
-    calls = {"object": 0, "sentence": 0}
-    model.object_encoder[0].register_forward_hook(lambda *_: calls.update(object=calls["object"] + 1))
-    model.sentence_encoder[0].register_forward_hook(lambda *_: calls.update(sentence=calls["sentence"] + 1))
+    words_BT = model.corrupt(batch, objectives=ALL, generator=generator(), mask_probability=0.4).words_BT
+    encoded: list[tuple[int, ...]] = []
+    decoded: list[tuple[int, ...]] = []
+    model.object_encoder[0].register_forward_hook(lambda _m, _i, out: encoded.append(tuple(out.shape)))
+    model.cross_decoder[0].register_forward_hook(lambda _m, _i, out: decoded.append(tuple(out.shape)))
     two_pass(model, scheme)(batch, update=0, generator=generator()).total.backward()
-    assert calls == {"object": 1, "sentence": 2}, "sentences: one batch of all streams a pass"
+    assert len(encoded) == 1
+    whole = (*batch.text.ids_BT.shape, model.config.hidden)
+    assert decoded[0] == whole
+    if scheme == "c":
+        assert len(decoded) == 1
+    else:  # at most from the first masked word to the last one that another follows: a sampled word may be [MASK]
+        rest = 0
+        for words, real in zip(words_BT.tolist(), batch.text.mask_BT.tolist(), strict=True):
+            rest += sum(real) - 1 - words.index(True) if True in words else 0
+        assert decoded[1][0] <= rest < words_BT.numel() and decoded[1][1:] == whole[2:]
+
+
+def test_a_pass_after_another_equals_one_by_itself() -> None:
+    """The same losses and gradients, in float64; also after a second one, and where nothing or everything differs."""
+    model, batch = tiny.build_tiny(), tiny.random_batch()
+    corruption = model.corrupt(batch, objectives=ALL, generator=generator(), mask_probability=0.4)
+    draws = torch.Generator().manual_seed(5)
+    image = model.encode_corrupted(batch, corruption)
+    after = model.masked_pass(batch, corruption, image, ALL)
+    earlier = after.losses["msg"].total
+    for again in ("words", "nothing", "everything"):
+        ids_BT = corruption.ids_BT.clone()
+        if again == "words":
+            ids_BT[corruption.words_BT] = torch.randint(5, 30, (int(corruption.words_BT.sum()),), generator=draws)
+        elif again == "everything":
+            ids_BT[:, 0] = 7
+        read = {"encoder": ids_BT, "decoder": ids_BT}
+        found = []
+        after_it = model.masked_pass(batch, corruption, image, ALL, read, after)
+        for passed in (after_it, model.masked_pass(batch, corruption, image, ALL, read)):
+            model.zero_grad()
+            total = earlier + sum(passed.losses[name].total for name in ("mlm", "moc", "msg"))
+            total.backward(retain_graph=True)
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+            found.append((total.detach(), passed.word_logits["decoder"], gradients))
+        torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+        after = after_it
+
+
+@pytest.mark.parametrize("source", ["object_encoder", "cross_encoder"])
+def test_dropout_is_drawn_anew_where_the_words_are_new(source: str) -> None:
+    """What both passes have in common they drop in common, unless the decoder's memory differs as well."""
+    config = {"dropout": 0.5, "attention_dropout": 0.5, "decoder_visual_source": source}
+    model, batch = tiny.build_tiny(**config).train(), tiny.random_batch()
+    words_BT = torch.zeros_like(batch.text.mask_BT)
+    words_BT[:, 3] = True
+    corruption = replace(
+        model.corrupt(batch, objectives=ALL, generator=generator(), mask_probability=0.4),
+        ids_BT=batch.text.ids_BT.masked_fill(words_BT, model.config.mask_id),
+        words_BT=words_BT,
+    )
+    image = model.encode_corrupted(batch, corruption)
+    first = model.masked_pass(batch, corruption, image, ALL)
+    second = model.masked_pass(batch, corruption, image, ALL, {"decoder": batch.text.ids_BT}, first)
+    one, two = first.output.msg_logits_NV[:5], second.output.msg_logits_NV[:5]  # after the tokens 0 to 4 of the first
+    assert torch.equal(one[:3], two[:3]) is (source == "object_encoder")
+    assert not torch.isclose(one[3:], two[3:]).any()
 
 
 @pytest.mark.parametrize("scheme", ["a", "b", "c"])

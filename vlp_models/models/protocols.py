@@ -99,10 +99,12 @@ class MaskedPass:
 
     losses       one unweighted loss per objective
     word_logits  path -> [M, V], detached: its predictions of the M masked words, in row-major order of the batch
+    output       opaque: what the model wants back in a later pass over the same batch
     """
 
     losses: dict[str, Loss]
     word_logits: Mapping[str, Tensor]
+    output: Any = None
 
 
 @runtime_checkable
@@ -128,6 +130,10 @@ class PredictsMaskedWords(Pretrains, Protocol):
         image: Any,
         objectives: Collection[str],
         ids: Mapping[str, Tensor] | None = None,
+        after: MaskedPass | None = None,
     ) -> MaskedPass:
-        """A pass for these objectives. ids: path -> the sentences it reads; else `corruption.ids_BT`."""
+        """A pass for these objectives. ids: path -> the sentences it reads; else `corruption.ids_BT`.
+
+        after: an earlier pass with this corruption and image, for a model that need not compute everything twice.
+        """
         ...

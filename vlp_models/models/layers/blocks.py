@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.models.layers.attention import KeyValues, MultiHeadAttention
+from vlp_models.models.layers.reading import Reading
 
 
 class FeedForward(nn.Sequential):
@@ -42,8 +43,9 @@ class TransformerBlock(nn.Module):
         self.ffn = FeedForward(hidden, intermediate)
         self.ffn_end = Residual(hidden, dropout, eps)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = self.attention_end(x_BTD, self.attention(x_BTD, mask))
+    def forward(self, x_BTD: Tensor, mask: Tensor | None = None, reading: Reading | None = None) -> Tensor:
+        """With a causal `reading`, of the tokens that it has."""
+        x = self.attention_end(x_BTD, self.attention(x_BTD, mask, reading))
         return self.ffn_end(x, self.ffn(x))
 
     def step(self, x_N1D: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
@@ -90,29 +92,24 @@ class DecoderBlock(nn.Module):
         self.ffn = FeedForward(hidden, intermediate)
         self.ffn_end = Residual(hidden, dropout, eps)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor, memory: KeyValues, memory_mask: Tensor) -> Tensor:
-        """`memory` comes from `self.cross.project`, perhaps of fewer images than there are texts: as for `step`."""
-        x = self.attention_end(x_BTD, self.attention(x_BTD, mask))
-        x_BKD = _by_image(x, len(memory.keys))
-        x = self.cross_end(x, self.cross.cross(x_BKD, memory, memory_mask).reshape(x.shape))
+    def forward(
+        self, x_BTD: Tensor, mask: Tensor, memory_BSD: Tensor, memory_mask: Tensor, reading: Reading | None = None
+    ) -> Tensor:
+        """`memory_BSD` may be of fewer images than there are texts (`MultiHeadAttention.cross`). With a causal
+        `reading`, of the tokens that it has."""
+        x = self.attention_end(x_BTD, self.attention(x_BTD, mask, reading))
+        memory = self.cross.project(memory_BSD) if reading is None else reading.memory(self.cross, memory_BSD)
+        x = self.cross_end(x, self.cross.cross(x, memory, memory_mask, reading))
         return self.ffn_end(x, self.ffn(x))
 
     def step(
         self, x_N1D: Tensor, past: KeyValues | None, memory: KeyValues, memory_mask: Tensor
     ) -> tuple[Tensor, KeyValues]:
-        """One more token. `memory` may be of fewer images than hypotheses: N is a multiple of its batch size,
-        hypotheses of one image lie together, and become that image's queries: nothing is copied."""
+        """One more token. `memory` comes from `self.cross.project`."""
         y, past = self.attention.step(x_N1D, past)
-        x_N1D = self.attention_end(x_N1D, y)
-        x_BKD = _by_image(x_N1D, len(memory.keys))
-        x_N1D = self.cross_end(x_N1D, self.cross.cross(x_BKD, memory, memory_mask).reshape(x_N1D.shape))
-        return self.ffn_end(x_N1D, self.ffn(x_N1D)), past
-
-
-def _by_image(x_NTD: Tensor, images: int) -> Tensor:
-    """Rows of one image lie together and become its queries; a batch may have no rows."""
-    rows, tokens, hidden = x_NTD.shape
-    return x_NTD.reshape(images, rows // max(1, images) * tokens, hidden)
+        x = self.attention_end(x_N1D, y)
+        x = self.cross_end(x, self.cross.cross(x, memory, memory_mask))
+        return self.ffn_end(x, self.ffn(x)), past
 
 
 BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock)

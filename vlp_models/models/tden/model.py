@@ -19,7 +19,7 @@ sentence word by word from the past words and the image. All four are summed, in
 Where the paper is silent, what is done here (and the switch in `TDENConfig`, if the public code differs):
 - Sizes are "as in ViLBERT"; the defaults are the public code's, 768 wide throughout. Post-LN, GELU, N(0, 0.02).
 - The sentence encoder serves both paths, so for generation it must be causal, too: each sentence is encoded twice,
-  with type 0 and all words visible, with type 1 and only the past visible. Both go through as one batch.
+  with type 0 and all words visible, with type 1 and only the past visible.
 - The decoder attends to the object encoder's output, which is what "conditioned on the input image" asks for. In the
   public code's pretraining it is the cross-modal encoder's, which has seen the caption through MLM's path
   (`decoder_visual_source`).
@@ -37,9 +37,10 @@ Where the paper is silent, what is done here (and the switch in `TDENConfig`, if
   image after every cross-modal layer (`fusion_pooling`) and classifies the decoder's part by itself
   (`fusion_decoder`). Its VCR has token types for the segments of a text (`segment_types`).
 
-Two-pass scheduled sampling calls `masked_pass` twice with one `VisualStates` (training/scheduled_sampling.py). The four
-modules and pooling are in modules.py, the objectives in pretraining.py, the paper's single-stream and two-stream
-variants (`structure`) in shared.py; `ism_source` is ISM's variant of table 2.
+Two-pass scheduled sampling calls `masked_pass` twice with one `VisualStates` (training/scheduled_sampling.py); the
+second pass generates a sentence from its first sampled word on only (layers/reading.py). The four modules and pooling
+are in modules.py, the objectives in pretraining.py, the paper's single-stream and two-stream variants (`structure`) in
+shared.py; `ism_source` is ISM's variant of table 2.
 
 Shape suffixes: B batch, S visual tokens ([IMG] and R regions), T text tokens, D hidden, P similarity dimension,
 V vocabulary, N hypotheses.

@@ -20,6 +20,7 @@ from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.init import init_weights
 from vlp_models.models.layers.masks import causal_mask, padding_mask
 from vlp_models.models.layers.pooling import AttentionPooler
+from vlp_models.models.layers.reading import Reading
 from vlp_models.models.tden import shared
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.state import VisualStates
@@ -104,11 +105,16 @@ class TDENModules(nn.Module):
         return VisualStates(layers=tuple(layers) or (x_BSD,), mask_BS=mask_BS)
 
     def encode_text(
-        self, ids: Mapping[int, Tensor], mask_BT: Tensor, last_segment_BT: Tensor | None = None
+        self,
+        ids: Mapping[int, Tensor],
+        mask_BT: Tensor,
+        last_segment_BT: Tensor | None = None,
+        reading: Reading | None = None,
     ) -> dict[int, Tensor]:
         """The sentence encoder, once over all streams: {UNDERSTANDING or GENERATION: ids_BT} -> {...: [B, T, D]}.
 
         last_segment_BT bool: of texts in several segments; `segment_types` tells them apart when understanding.
+        reading: of the generation stream by itself; the states are those of the tokens that it has.
         """
         batch, length = mask_BT.shape
         if length > self.config.max_positions:
@@ -122,8 +128,10 @@ class TDENModules(nn.Module):
         masks = [causal_mask(mask_BT) if s == GENERATION else padding_mask(mask_BT) for s in ids]
         mask = masks[0] if len(masks) == 1 else torch.cat([m.expand(-1, -1, length, -1) for m in masks])
         x = self.text_embedding(torch.cat(list(ids.values())), types)
+        if reading is not None:
+            x = reading.tokens(x)
         for block in self.sentence_encoder:
-            x = block(x, mask)
+            x = block(x, mask, reading)
         return dict(zip(ids, x.chunk(len(ids)), strict=True))
 
     def cross_encode(self, text_BTD: Tensor, mask_BT: Tensor, visual: VisualStates) -> tuple[Tensor, list[Tensor]]:
@@ -140,12 +148,17 @@ class TDENModules(nn.Module):
             image_layers.append(x[:, length:])
         return x[:, :length], image_layers
 
-    def decode(self, text_BTD: Tensor, text_mask: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """The cross-modal decoder. `text_mask` is an attention mask: `causal_mask`, but for the public code's VQA."""
+    def decode(
+        self, text_BTD: Tensor, text_mask: Tensor, memory_BSD: Tensor, mask_BS: Tensor, reading: Reading | None = None
+    ) -> Tensor:
+        """The cross-modal decoder. `text_mask` is an attention mask: `causal_mask`, but for the public code's VQA.
+
+        reading: what `encode_text` read; not of a decoder that is shared with the encoder.
+        """
         if self.config.shared:
             return shared.decode(self._shared_blocks(), text_BTD, text_mask, memory_BSD, mask_BS)
         for block in self._decoder_blocks():
-            text_BTD = block(text_BTD, text_mask, block.cross.project(memory_BSD), padding_mask(mask_BS))
+            text_BTD = block(text_BTD, text_mask, memory_BSD, padding_mask(mask_BS), reading)
         return text_BTD
 
     def _decoder_blocks(self) -> list[DecoderBlock]:

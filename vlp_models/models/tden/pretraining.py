@@ -9,14 +9,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.masks import causal_mask
+from vlp_models.models.layers.reading import Reading, Rereading, changed_from
 from vlp_models.models.protocols import MaskedPass
 from vlp_models.models.tden.modules import GENERATION, UNDERSTANDING, TDENModules
-from vlp_models.models.tden.state import PassOutput, VisualStates
+from vlp_models.models.tden.state import PassOutput, Told, VisualStates
 from vlp_models.objectives.ism import match_in_batch, matched_or_not
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, select_regions, select_tokens
@@ -85,10 +87,13 @@ class TDENPretraining(TDENModules):
         image: VisualStates,
         objectives: Collection[str],
         ids: Mapping[str, Tensor] | None = None,
+        after: MaskedPass | None = None,
     ) -> MaskedPass:
         """One pass for these objectives; only the paths that they need run.
 
         ids: what the `encoder` and the `decoder` path read; the masked sentences where it says nothing.
+        after: an earlier pass over the same batch and image. Up to its first word that is another one now, the decoder
+            reads no sentence again.
         """
         ids, wanted, mask_BT = ids or {}, set(objectives), batch.text.mask_BT
         words_BT, regions_BR = corruption.words_BT, corruption.regions_BR if "moc" in wanted else None
@@ -99,6 +104,7 @@ class TDENPretraining(TDENModules):
             decoder_ids_BT=ids.get("decoder", corruption.ids_BT) if "msg" in wanted else None,
             words_BT=words_BT if "mlm" in wanted else None,
             regions_BR=regions_BR,
+            after=after.output if after is not None else None,
         )
         losses = self.pass_losses(output, batch, words_BT=words_BT, regions_BR=regions_BR)
         if "ism" in wanted and output.text_BTD is not None:
@@ -108,7 +114,7 @@ class TDENPretraining(TDENModules):
             word_logits["encoder"] = output.mlm_logits_MV.detach()
         if output.msg_logits_NV is not None:
             word_logits["decoder"] = output.msg_logits_at(words_BT, mask_BT).detach()
-        return MaskedPass(losses=losses, word_logits=word_logits)
+        return MaskedPass(losses=losses, word_logits=word_logits, output=output)
 
     def run_pass(
         self,
@@ -119,34 +125,51 @@ class TDENPretraining(TDENModules):
         decoder_ids_BT: Tensor | None = None,
         words_BT: Tensor | None = None,
         regions_BR: Tensor | None = None,
+        after: PassOutput | None = None,
     ) -> PassOutput:
         """One pass, given encoded images and corrupted sentences.
 
         encoder_ids_BT: what the cross-modal encoder reads (S_E in the paper), None to leave MLM, MOC and ISM out.
         decoder_ids_BT: what the cross-modal decoder reads (S_D), None to leave MSG out.
         words_BT, regions_BR bool: the masked positions that MLM and MOC predict, None to leave the objective out.
+        after: of an earlier pass with the same `visual`, whose work on unchanged words is taken over.
         """
-        ids = {UNDERSTANDING: encoder_ids_BT, GENERATION: decoder_ids_BT}
-        text = self.encode_text({stream: i for stream, i in ids.items() if i is not None}, mask_BT)
-        output = PassOutput(text_BTD=text.get(UNDERSTANDING))
-        memory_BSD = visual.last_BSD
-
-        needs_encoder = words_BT is not None or regions_BR is not None
-        if UNDERSTANDING in text and (needs_encoder or self._decoder_reads_cross_encoder(text)):
-            text_BTD, (*_, image_BSD) = self.cross_encode(text[UNDERSTANDING], mask_BT, visual)
-            if words_BT is not None:
-                output = replace(output, mlm_logits_MV=self.predict_words(text_BTD[words_BT]))
-            if regions_BR is not None and self.object_head is not None:
-                output = replace(output, moc_logits_KC=self.object_head(image_BSD[:, 1:][regions_BR]))
-            if self._decoder_reads_cross_encoder(text):
-                memory_BSD = image_BSD
-        if GENERATION in text:
-            decoded_BTD = self.decode(text[GENERATION], causal_mask(mask_BT), memory_BSD, visual.mask_BS)
-            output = replace(output, msg_logits_NV=self.predict_words(decoded_BTD[:, :-1][mask_BT[:, 1:]]))
+        output, memory_BSD = PassOutput(), visual.last_BSD
+        both = encoder_ids_BT is not None and decoder_ids_BT is not None
+        decoder_reads_encoder = both and self.config.decoder_visual_source == "cross_encoder"
+        if encoder_ids_BT is not None:
+            text_BTD = self.encode_text({UNDERSTANDING: encoder_ids_BT}, mask_BT)[UNDERSTANDING]
+            output = replace(output, text_BTD=text_BTD)
+            if words_BT is not None or regions_BR is not None or decoder_reads_encoder:
+                text_BTD, (*_, image_BSD) = self.cross_encode(text_BTD, mask_BT, visual)
+                if words_BT is not None:
+                    output = replace(output, mlm_logits_MV=self.predict_words(text_BTD[words_BT]))
+                if regions_BR is not None and self.object_head is not None:
+                    output = replace(output, moc_logits_KC=self.object_head(image_BSD[:, 1:][regions_BR]))
+                if decoder_reads_encoder:
+                    memory_BSD = image_BSD
+        if decoder_ids_BT is not None:
+            before = None if after is None or self.config.shared or decoder_reads_encoder else after.told
+            told = self._tell(decoder_ids_BT, mask_BT, memory_BSD, visual.mask_BS, before)
+            output = replace(output, told=told)
         return output
 
-    def _decoder_reads_cross_encoder(self, text: Mapping[int, Tensor]) -> bool:
-        return self.config.decoder_visual_source == "cross_encoder" and len(text) == 2
+    def _tell(self, ids_BT: Tensor, mask_BT: Tensor, memory_BSD: Tensor, mask_BS: Tensor, before: Told | None) -> Told:
+        """MSG's part of a pass: the generation stream, the decoder and its predictions.
+
+        before: told from the same memory; only what comes after a sentence's first new word is computed.
+        """
+        predicts_BT = F.pad(mask_BT[:, 1:], (0, 1))  # a token that another one follows
+        again_BT = predicts_BT if before is None else predicts_BT & changed_from(ids_BT, before.ids_BT)
+        reading = Reading() if before is None else Rereading(before.reading, again_BT)
+        text = self.encode_text({GENERATION: ids_BT}, mask_BT, reading=reading)[GENERATION]
+        decoded = self.decode(text, causal_mask(mask_BT), memory_BSD, mask_BS, reading)
+        if before is None:
+            logits_NV = self.predict_words(decoded[predicts_BT])
+        else:
+            rows_M = again_BT[predicts_BT].nonzero().squeeze(1)
+            logits_NV = before.logits_NV.index_copy(0, rows_M, self.predict_words(decoded))
+        return Told(logits_NV=logits_NV, ids_BT=ids_BT, reading=reading)
 
     def pass_losses(
         self, output: PassOutput, batch: Batch, *, words_BT: Tensor, regions_BR: Tensor | None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vlp_models.models.layers.attention import KeyValues
+from vlp_models.models.layers.reading import Reading
 from vlp_models.objectives.ranks import previous_rows
 
 
@@ -43,24 +44,42 @@ class VisualStates:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Told:
+    """MSG's part of a pass.
+
+    logits_NV  of every token but [CLS], from the tokens before it, in row-major order of the batch
+    ids_BT     what the decoder read
+    reading    what its layers keep of that, for a second pass
+    """
+
+    logits_NV: Tensor
+    ids_BT: Tensor
+    reading: Reading
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassOutput:
     """The predictions of one pass over a batch; what was not asked for is None.
 
     mlm_logits_MV  at the masked words, in row-major order of the batch
     moc_logits_KC  at the masked regions, likewise
-    msg_logits_NV  of every token but [CLS], from the tokens before it
     text_BTD       the sentence encoder's understanding stream, for ISM
+    told           by the decoder
     """
 
     mlm_logits_MV: Tensor | None = None
     moc_logits_KC: Tensor | None = None
-    msg_logits_NV: Tensor | None = None
     text_BTD: Tensor | None = None
+    told: Told | None = None
+
+    @property
+    def msg_logits_NV(self) -> Tensor | None:
+        return self.told.logits_NV if self.told is not None else None
 
     def msg_logits_at(self, selected_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """The decoder's predictions of the selected words, row for row beside `mlm_logits_MV`."""
-        assert self.msg_logits_NV is not None, "the pass ran without the decoder"
-        return self.msg_logits_NV[selected_BT[:, 1:][mask_BT[:, 1:]]]
+        assert self.told is not None, "the pass ran without the decoder"
+        return self.told.logits_NV[selected_BT[:, 1:][mask_BT[:, 1:]]]
 
 
 @dataclass(frozen=True, kw_only=True)
