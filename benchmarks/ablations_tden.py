@@ -1,14 +1,14 @@
-"""The rows of TDEN's tables 1 and 2 on the embedded scenes, against the paper's order.
+"""The rows of TDEN's tables 1 and 2 on synthetic scenes, against the paper's order.
 
-    make ablations-tden            (= python benchmarks/ablations_tden.py; after `make demo`, whose data it uses)
+    make ablations-tden            (= python benchmarks/ablations_tden.py)
     python benchmarks/ablations_tden.py --rows all-four two-pass-c --seeds 1 --share 0.1
 
-Each row is a command of docs/ablations.md; every seed pretrains by it, fine-tunes captioning, VQA and caption-based
-image retrieval (of presets/scenes-tasks.yaml), and evaluates, through the same stages as the pipeline, in a folder of
-its own below .work/ablations. It starts from the committed params.yaml, whatever yours says. What is finished with the
-same params and data is not run again, so an interrupted study goes on; several processes
-with the same arguments share the work (one row and seed each, held by a lock that ends with its process), and the
-last to end has the whole table. `--share` scales all epochs, for a look before the long run.
+Each row is a command of docs/ablations.md on the committed params.yaml and presets/scenes-tasks.yaml, whatever your
+params.yaml says. The data are made once; then every seed of a row pretrains, fine-tunes captioning, VQA, caption-based
+image retrieval and VCR, and evaluates, through the same stages as the pipeline, in a folder of its own below
+.work/ablations. What is finished with the same params and data is not run again, so an interrupted study goes on;
+several processes with the same arguments share the work (one row and seed each, held by a lock that ends with its
+process), and the last to end has the whole table. `--share` scales all epochs, for a look before the long run.
 Writes benchmarks/results/ablations-tden.json and docs/ablations/tden.md: the paper's figures, ours with 95% intervals
 (Student's t over seeds), and for every pair of rows whether the order agrees. A pair whose interval of paired
 differences holds 0 is "open", neither agreement nor disagreement.
@@ -27,6 +27,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ from pretraining_gain import ROOT, T_975, value_of
 
 from vlp_models.overlay import apply_overlay
 
-TASKS = {"captioning": "CIDEr", "vqa": "accuracy", "retrieval": "R@1"}
-MANIFEST = Path("data/shards/manifest.json")
+PARTS = {"generate": "generate", "prepare": "data"}  # stage -> the section of params.yaml that names its parts
+TASKS = {"captioning": "CIDEr", "vqa": "accuracy", "retrieval": "R@1", "vcr": "Q->AR"}
+WORK = ROOT / ".work" / "ablations"
 RESULTS = ROOT / "benchmarks" / "results" / "ablations-tden.json"
 TABLE = ROOT / "docs" / "ablations" / "tden.md"
 
@@ -45,27 +47,28 @@ TABLE = ROOT / "docs" / "ablations" / "tden.md"
 class Row:
     """`label` begins its line in docs/ablations.md; the paper's figures follow.
 
-    CIDEr on COCO after self-critical training, VQA on test-dev, retrieval's R@1 on Flickr30k.
+    CIDEr on COCO after self-critical training, VQA on test-dev, retrieval's R@1 on Flickr30k, VCR's Q->AR on val.
     """
 
     label: str
     captioning: float
     vqa: float
     retrieval: float
+    vcr: float
 
 
 ROWS = {
-    "no-pretraining": Row("TDEN-: no pretraining", 128.2, 69.8, 55.6),
-    "single-stream": Row("TDEN (Single-stream)", 128.6, 70.7, 56.2),
-    "two-stream": Row("TDEN (Two-stream)", 129.6, 70.9, 59.2),
-    "encoder": Row("encoder alone", 129.1, 71.9, 61.8),
-    "decoder": Row("decoder alone", 131.0, 71.7, 61.7),
-    "no-ism": Row("no ISM", 131.8, 72.0, 60.6),
-    "ism-cross": Row("ISM on the cross-modal encoder", 130.3, 71.9, 60.2),
-    "all-four": Row("all four, one pass", 132.4, 72.1, 62.5),
-    "two-pass-a": Row("Two-Pass-A", 133.4, 72.5, 63.6),
-    "two-pass-b": Row("Two-Pass-B", 133.0, 72.3, 63.6),
-    "two-pass-c": Row("Two-Pass-C", 133.0, 72.2, 63.4),
+    "no-pretraining": Row("TDEN-: no pretraining", 128.2, 69.8, 55.6, 54.5),
+    "single-stream": Row("TDEN (Single-stream)", 128.6, 70.7, 56.2, 55.2),
+    "two-stream": Row("TDEN (Two-stream)", 129.6, 70.9, 59.2, 55.8),
+    "encoder": Row("encoder alone", 129.1, 71.9, 61.8, 56.9),
+    "decoder": Row("decoder alone", 131.0, 71.7, 61.7, 56.8),
+    "no-ism": Row("no ISM", 131.8, 72.0, 60.6, 57.3),
+    "ism-cross": Row("ISM on the cross-modal encoder", 130.3, 71.9, 60.2, 57.2),
+    "all-four": Row("all four, one pass", 132.4, 72.1, 62.5, 57.3),
+    "two-pass-a": Row("Two-Pass-A", 133.4, 72.5, 63.6, 58.1),
+    "two-pass-b": Row("Two-Pass-B", 133.0, 72.3, 63.6, 58.2),
+    "two-pass-c": Row("Two-Pass-C", 133.0, 72.2, 63.4, 58.3),
 }
 Values = dict[str, dict[str, list[float]]]  # row -> task -> one value a seed
 
@@ -83,26 +86,29 @@ def command_of(row: Row) -> list[str]:
     raise LookupError(f"docs/ablations.md has no row {row.label!r}")
 
 
-def params_of(row: Row, seed: int, share: float) -> dict[str, Any]:
-    """The whole of params.yaml for one row and seed, retrieval beside its two tasks."""
+def scenes_params(words: list[str]) -> dict[str, Any]:
+    """The committed params.yaml with presets/scenes-tasks.yaml, then `words` as after `vlp use`."""
     from ruamel.yaml import YAML
 
-    yaml = YAML()  # round-trip: safe
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "params.yaml"
         path.write_bytes(
             subprocess.run(["git", "show", "HEAD:params.yaml"], cwd=ROOT, check=True, capture_output=True).stdout
         )
-        words = command_of(row)
-        preset = ROOT / words.pop(0) if words and words[0] != "--set" else None
-        if words or preset:
-            apply_overlay(path, preset, [word for word in words if word != "--set"])
-        params = yaml.load(path.read_text(encoding="utf-8"))
-    retrieval = yaml.load((ROOT / "presets" / "scenes-tasks.yaml").read_text(encoding="utf-8"))["finetune"]["retrieval"]
-    captioning = params["finetune"]["captioning"]  # starts where the row has captioning start
-    retrieval |= {key: captioning[key] for key in ("init", "scratch") if key in captioning}
-    params["finetune"]["retrieval"] = retrieval
+        apply_overlay(path, ROOT / "presets" / "scenes-tasks.yaml", [])
+        if words:
+            preset = None if words[0] == "--set" else ROOT / words[0]
+            apply_overlay(path, preset, [word for word in words[preset is not None :] if word != "--set"])
+        return dict(YAML().load(path.read_text(encoding="utf-8")))  # round-trip: safe
+
+
+def params_of(row: Row, seed: int, share: float) -> dict[str, Any]:
+    """The whole of params.yaml for one row and seed."""
+    params = scenes_params(command_of(row))
     params["finetune"] = {task: params["finetune"][task] for task in TASKS}
+    captioning = params["finetune"]["captioning"]
+    for task in ("retrieval", "vcr"):  # start where the row has captioning start
+        params["finetune"][task] |= {key: captioning[key] for key in ("init", "scratch") if key in captioning}
     for section in (params["pretrain"], params["scheduled_sampling"], *params["finetune"].values()):
         section["seed"] = seed
         section["max_epochs"] = max(1, math.ceil(section["max_epochs"] * share))
@@ -110,7 +116,7 @@ def params_of(row: Row, seed: int, share: float) -> dict[str, Any]:
         params["pretrain"]["max_steps"] = 1  # fine-tuning takes the architecture from it and no weights
     params["evaluate"]["blank_control"] = []
     params["tracking"]["uri"] = ""
-    return dict(params)
+    return params
 
 
 def stages_of(params: dict[str, Any]) -> list[list[str]]:
@@ -122,36 +128,62 @@ def stages_of(params: dict[str, Any]) -> list[list[str]]:
     return stages + [[stage, task] for task in TASKS for stage in ("finetune", "evaluate")]
 
 
-def run(name: str, seed: int, share: float, work: Path) -> dict[str, float] | None:
-    """{task: value} of one row and seed, made unless it is there; None: another process is making it."""
-    from ruamel.yaml import YAML
+def run_stages(what: str, folder: Path, stages: list[list[str]], made_of: dict[str, str]) -> bool:
+    """Runs what is not finished yet in the workspace `folder`. False: another process is at it.
 
-    folder = work / name / f"seed-{seed}"
+    made_of: file -> its content; whatever was made of anything else has to be moved away first.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return None
-        params = params_of(ROWS[name], seed, share)
-        text = io.StringIO()
-        YAML().dump(params, text)
-        made_of = {"params.yaml": text.getvalue(), "manifest.json": (ROOT / MANIFEST).read_text(encoding="utf-8")}
+            return False
         for file, content in made_of.items():
             if (folder / file).exists() and (folder / file).read_text(encoding="utf-8") != content:
-                sys.exit(f"{folder} was made with another {file}; move {work} away to begin anew")
+                sys.exit(f"{folder} was made with another {file}; move {folder.parent} away to begin anew")
             (folder / file).write_text(content, encoding="utf-8")
-        if not (folder / "data").is_symlink():
-            (folder / "data").symlink_to(ROOT / "data")
         finished = folder / "finished.txt"
         done = finished.read_text(encoding="utf-8").splitlines() if finished.exists() else []
-        for stage in stages_of(params):
+        for stage in stages:
             if " ".join(stage) in done:
                 continue
-            print(f"{name}, seed {seed}: {' '.join(stage)}", flush=True)
+            print(f"{what}: {' '.join(stage)}", flush=True)
             subprocess.run([sys.executable, "-m", "vlp_models.cli", "stage", *stage], cwd=folder, check=True)
             with finished.open("a", encoding="utf-8") as file:
                 file.write(" ".join(stage) + "\n")
+    return True
+
+
+def text_of(params: dict[str, Any]) -> str:
+    from ruamel.yaml import YAML
+
+    text = io.StringIO()
+    YAML().dump(params, text)
+    return text.getvalue()
+
+
+def make_data() -> Path:
+    """The scenes, from nothing to shards; waits for a process that is making them."""
+    params, folder = scenes_params([]), WORK / "data"
+    stages = [[stage, name] for stage in ("generate", "prepare") for name in params[PARTS[stage]]]
+    stages += [[stage] for stage in ("validate", "detector", "features", "tokenizer", "shards")]
+    while not run_stages("data", folder, stages, {"params.yaml": text_of(params)}):
+        time.sleep(1)
+    return folder / "data"
+
+
+def run(name: str, seed: int, share: float, work: Path, data: Path) -> dict[str, float] | None:
+    """{task: value} of one row and seed, made unless it is there; None: another process is making it."""
+    folder = work / name / f"seed-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "data").is_symlink():
+        (folder / "data").symlink_to(data)
+    params = params_of(ROWS[name], seed, share)
+    manifest = (data / "shards" / "manifest.json").read_text(encoding="utf-8")
+    made_of = {"params.yaml": text_of(params), "manifest.json": manifest}
+    if not run_stages(f"{name}, seed {seed}", folder, stages_of(params), made_of):
+        return None
     return {task: value_of(folder / "reports" / "eval" / task, metric) for task, metric in TASKS.items()}
 
 
@@ -231,17 +263,16 @@ def main() -> None:
     parser.add_argument("--finished", action="store_true", help="run nothing: the table of what is finished")
     parser.add_argument("--share", type=float, default=1.0, help="of the epochs of params.yaml")
     arguments = parser.parse_args()
-    if not (ROOT / MANIFEST).exists():
-        sys.exit("no data/shards: run `make demo` first")
-    work = ROOT / ".work" / "ablations" / f"share-{arguments.share}"
+    work = WORK / f"share-{arguments.share}"
     parts = [(name, seed) for seed in range(1, arguments.seeds + 1) for name in arguments.rows]
     if arguments.finished:
         parts = [part for part in parts if is_finished(*part, arguments.share, work)]
+    data = make_data()
     for name, seed in parts:
-        run(name, seed, arguments.share, work)
+        run(name, seed, arguments.share, work, data)
     values: Values = {name: {task: [] for task in TASKS} for name in arguments.rows}
     for name, seed in parts:  # again: what another process had in hand the first time
-        found = run(name, seed, arguments.share, work)
+        found = run(name, seed, arguments.share, work, data)
         if found is None:
             print(f"another process is at {name}, seed {seed}: the last one to end writes the table")
             return
@@ -252,8 +283,8 @@ def main() -> None:
     note = (
         f"`{command}`: means over seeds with 95% intervals (Student's t), the demo's tiny model on synthetic scenes, "
         f"{arguments.share:g} of the epochs of params.yaml (rounded up), captions after cross-entropy alone. Pairs are "
-        "compared over the seeds that both have. The paper's figures are COCO's after self-critical training, VQA v2's "
-        "and Flickr30k's: sizes do not compare, orders may. Its VCR columns and other metrics were not studied."
+        "compared over the seeds that both have. The paper's figures are COCO's after self-critical training, VQA "
+        "v2's, Flickr30k's and VCR's: sizes do not compare, orders may."
     )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"note": note, "values": values}, indent=2) + "\n", encoding="utf-8")
