@@ -84,7 +84,8 @@ def test_training_starts_from_an_imported_model(root: Path) -> None:
     )
     with pytest.raises(CheckpointError, match=r"tie_lm_head: True here, False there.*vlp use"):
         pretrain.run(load_params("params.yaml"), Workspace(root))
-    apply_overlay(root / "params.yaml", root / "checkpoints" / "public" / "preset.yaml", [])
+    free = "model.config.segment_types=true"  # no weight is another one for it
+    apply_overlay(root / "params.yaml", root / "checkpoints" / "public" / "preset.yaml", [free])
     pretrain.run(load_params("params.yaml"), Workspace(root))
     assert unchanged(root / "checkpoints" / "pretrain" / "model.safetensors", wanted_of_captioning)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import TransformerBlock
 from vlp_models.params import OptimizerParams
 from vlp_models.training.optim import build_optimizer, build_scheduler, learning_rate_factor, parameter_groups
@@ -22,12 +23,35 @@ def test_linear_schedule_by_hand() -> None:
     assert factors == pytest.approx([0.5, 1.0, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0.0])
 
 
+def test_stepwise_schedule_by_hand() -> None:
+    """20 epochs of 10 updates, warmed up for 4, times 0.2 after 10 and 12: the public code's VQA."""
+    params = OptimizerParams(lr=1.0, warmup_fraction=0.2, schedule="steps", decay_at=[0.5, 0.6], decay_by=0.2)
+    factors = [learning_rate_factor(k, total=200, params=params) for k in (0, 39, 40, 99, 100, 119, 120, 199)]
+    assert factors == pytest.approx([1 / 40, 1.0, 1.0, 1.0, 0.2, 0.2, 0.04, 0.04])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"schedule": "steps"}, "needs `decay_at`"),
+        ({"decay_at": [0.5]}, "needs `decay_at`"),
+        ({"schedule": "steps", "decay_at": [0.6, 0.5]}, "must rise"),
+        ({"schedule": "steps", "decay_at": [0.5, 1.0]}, "must rise"),
+        ({"schedule": "steps", "decay_at": [0.5], "decay_by": 1.5}, "decay_by"),
+    ],
+)
+def test_steps_that_can_not_be_are_refused(settings: dict, says: str) -> None:
+    with pytest.raises(ParamsError, match=says):
+        OptimizerParams(lr=1.0, **settings)
+
+
 FRACTION = st.floats(0, 1, allow_subnormal=False)  # training flushes denormals to zero, for the whole process
 
 
-@given(st.sampled_from(["linear", "cosine", "constant"]), FRACTION, st.integers(1, 500), FRACTION)
+@given(st.sampled_from(["linear", "cosine", "constant", "steps"]), FRACTION, st.integers(1, 500), FRACTION)
 def test_every_update_moves_and_none_too_far(schedule: str, warmup: float, total: int, place: float) -> None:
-    params = OptimizerParams(lr=1.0, warmup_fraction=warmup, schedule=schedule)  # type: ignore[arg-type]
+    decay_at = [0.3, 0.9] if schedule == "steps" else []
+    params = OptimizerParams(lr=1.0, warmup_fraction=warmup, schedule=schedule, decay_at=decay_at)  # type: ignore[arg-type]
     step = min(int(place * total), total - 1)
     assert 0 < learning_rate_factor(step, total=total, params=params) <= 1
 

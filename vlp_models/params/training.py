@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vlp_models.errors import ParamsError
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParams:
@@ -35,9 +37,22 @@ class OptimizerParams:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-8
     warmup_fraction: float = 0.1
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    schedule: Literal["linear", "cosine", "constant", "steps"] = "linear"
+    decay_at: list[float] = field(default_factory=list)  # steps: after which shares of the updates `lr` falls
+    decay_by: float = 0.1  # steps: by this factor each time
     clip_norm: float = 1.0
     ema_decay: float = 0.0  # 0: off
+
+    def __post_init__(self) -> None:
+        if (self.schedule == "steps") != bool(self.decay_at):
+            raise ParamsError(
+                "params.yaml: `optimizer.schedule: steps` needs `decay_at`, and nothing else does: the shares of the "
+                "updates after which `lr` falls, e.g. [0.5, 0.6]"
+            )
+        if self.decay_at != sorted(self.decay_at) or not all(0 < share < 1 for share in self.decay_at):
+            raise ParamsError(f"params.yaml: `optimizer.decay_at: {self.decay_at}` must rise between 0 and 1")
+        if not 0 < self.decay_by < 1:
+            raise ParamsError(f"params.yaml: `optimizer.decay_by: {self.decay_by}` must lie between 0 and 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,7 @@ def start_from(model: nn.Module, name: str, init: Path, inputs: Inputs) -> None:
     check_same_data(before, init, inputs, "import it anew")
     own = to_plain(model.config)
     settings = {"dropout", "attention_dropout", "init_std", "mask_scheme", "zero_overlapping_regions"}
-    settings |= {"ism_margin", "ism_negatives"}  # of training: free to differ
+    settings |= {"ism_margin", "ism_negatives", "segment_types"}  # no weight's shape or place: free to differ
     differ = [
         f"{key}: {own.get(key)} here, {value} there"
         for key, value in before["model_config"].items()

@@ -92,14 +92,15 @@ def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.O
 def learning_rate_factor(step: int, *, total: int, params: OptimizerParams) -> float:
     """What `lr` is multiplied with at update `step` (from 0) of `total`.
 
-    Rises linearly over the first `warmup_fraction` of the updates, then falls to zero (linear, cosine) or stays.
+    Rises linearly over the first `warmup_fraction` of the updates, then falls to zero (linear, cosine), stays
+    (constant), or is multiplied with `decay_by` after each share `decay_at` of all updates (steps).
     The first update already moves, and the last one still does.
     """
     warmup = round(params.warmup_fraction * total)
     if step < warmup:
         return (step + 1) / warmup
-    if params.schedule == "constant":
-        return 1.0
+    if params.schedule in ("constant", "steps"):
+        return params.decay_by ** sum(step >= round(share * total) for share in params.decay_at)
     left = max(0.0, (total - step) / max(1, total - warmup))
     return left if params.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
 
