@@ -22,7 +22,7 @@ help:
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (about an hour)"
-	@echo "make ablations-tden  the rows of TDEN's tables 1 and 2 over three seeds (hours), after make demo"
+	@echo "make ablations-tden  the rows of TDEN's tables 1 and 2 over three seeds (hours)"
 	@echo "make pictures   the README's pictures, after make demo (needs Chromium)"
 	@echo "make bench      speed benchmarks, into benchmarks/results/"
 

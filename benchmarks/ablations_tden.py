@@ -8,7 +8,8 @@ params.yaml says. The data are made once; then every seed of a row pretrains, fi
 image retrieval and VCR, and evaluates, through the same stages as the pipeline, in a folder of its own below
 .work/ablations. What is finished with the same params and data is not run again, so an interrupted study goes on;
 several processes with the same arguments share the work (one row and seed each, held by a lock that ends with its
-process), and the last to end has the whole table. `--share` scales all epochs, for a look before the long run.
+process), and the last to end has the whole table. `--share` scales all epochs, for a look before the long run. Changed
+code makes nothing anew: move .work/ablations away for that.
 Writes benchmarks/results/ablations-tden.json and docs/ablations/tden.md: the paper's figures, ours with 95% intervals
 (Student's t over seeds), and for every pair of rows whether the order agrees. A pair whose interval of paired
 differences holds 0 is "open", neither agreement nor disagreement.
@@ -17,6 +18,7 @@ differences holds 0 is "open", neither agreement nor disagreement.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import io
 import itertools
@@ -37,6 +39,7 @@ from pretraining_gain import ROOT, T_975, value_of
 from vlp_models.overlay import apply_overlay
 
 PARTS = {"generate": "generate", "prepare": "data"}  # stage -> the section of params.yaml that names its parts
+DATA_STAGES = ("validate", "detector", "features", "tokenizer", "shards")  # each has a section of its name
 TASKS = {"captioning": "CIDEr", "vqa": "accuracy", "retrieval": "R@1", "vcr": "Q->AR"}
 WORK = ROOT / ".work" / "ablations"
 RESULTS = ROOT / "benchmarks" / "results" / "ablations-tden.json"
@@ -128,10 +131,13 @@ def stages_of(params: dict[str, Any]) -> list[list[str]]:
     return stages + [[stage, task] for task in TASKS for stage in ("finetune", "evaluate")]
 
 
-def run_stages(what: str, folder: Path, stages: list[list[str]], made_of: dict[str, str]) -> bool:
+def run_stages(
+    what: str, folder: Path, stages: list[list[str]], *, files: dict[str, str], made_of: dict[str, str], anew: Path
+) -> bool:
     """Runs what is not finished yet in the workspace `folder`. False: another process is at it.
 
-    made_of: file -> its content; whatever was made of anything else has to be moved away first.
+    files, made_of: name -> content. Where something was made of other contents of the latter, `anew` has to be moved
+    away first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -141,7 +147,8 @@ def run_stages(what: str, folder: Path, stages: list[list[str]], made_of: dict[s
             return False
         for file, content in made_of.items():
             if (folder / file).exists() and (folder / file).read_text(encoding="utf-8") != content:
-                sys.exit(f"{folder} was made with another {file}; move {folder.parent} away to begin anew")
+                sys.exit(f"{folder} was made with another {file}; move {anew} away to begin anew")
+        for file, content in (files | made_of).items():
             (folder / file).write_text(content, encoding="utf-8")
         finished = folder / "finished.txt"
         done = finished.read_text(encoding="utf-8").splitlines() if finished.exists() else []
@@ -163,12 +170,20 @@ def text_of(params: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def make_data() -> Path:
-    """The scenes, from nothing to shards; waits for a process that is making them."""
-    params, folder = scenes_params([]), WORK / "data"
-    stages = [[stage, name] for stage in ("generate", "prepare") for name in params[PARTS[stage]]]
-    stages += [[stage] for stage in ("validate", "detector", "features", "tokenizer", "shards")]
-    while not run_stages("data", folder, stages, {"params.yaml": text_of(params)}):
+def make_data(folder: Path) -> Path:
+    """The scenes, from nothing to shards, below `folder`; waits for a process that is making them."""
+    params = scenes_params([])
+    stages = [[stage, name] for stage, section in PARTS.items() for name in params[section]]
+    stages += [[stage] for stage in DATA_STAGES]
+    sections = {name: params[name] for name in (*PARTS.values(), *DATA_STAGES)}
+    made_of = {"sections.yaml": text_of(sections)}
+    told = False
+    while not run_stages(
+        "data", folder, stages, files={"params.yaml": text_of(params)}, made_of=made_of, anew=folder.parent
+    ):
+        if not told:
+            print("waiting for the process that makes the data", flush=True)
+        told = True
         time.sleep(1)
     return folder / "data"
 
@@ -177,12 +192,12 @@ def run(name: str, seed: int, share: float, work: Path, data: Path) -> dict[str,
     """{task: value} of one row and seed, made unless it is there; None: another process is making it."""
     folder = work / name / f"seed-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "data").is_symlink():
+    with contextlib.suppress(FileExistsError):  # another process may be at it
         (folder / "data").symlink_to(data)
     params = params_of(ROWS[name], seed, share)
     manifest = (data / "shards" / "manifest.json").read_text(encoding="utf-8")
     made_of = {"params.yaml": text_of(params), "manifest.json": manifest}
-    if not run_stages(f"{name}, seed {seed}", folder, stages_of(params), made_of):
+    if not run_stages(f"{name}, seed {seed}", folder, stages_of(params), files={}, made_of=made_of, anew=work):
         return None
     return {task: value_of(folder / "reports" / "eval" / task, metric) for task, metric in TASKS.items()}
 
@@ -267,7 +282,9 @@ def main() -> None:
     parts = [(name, seed) for seed in range(1, arguments.seeds + 1) for name in arguments.rows]
     if arguments.finished:
         parts = [part for part in parts if is_finished(*part, arguments.share, work)]
-    data = make_data()
+        if not parts:
+            sys.exit(f"nothing is finished in {work}")
+    data = make_data(WORK / "data")
     for name, seed in parts:
         run(name, seed, arguments.share, work, data)
     values: Values = {name: {task: [] for task in TASKS} for name in arguments.rows}

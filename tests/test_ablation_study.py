@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,41 @@ def test_every_row_is_a_command_of_the_docs_and_gives_stages(study: ModuleType) 
             assert task["init"] == ("scheduled_sampling" if two_pass else "pretrain"), name
             assert task.get("scratch", False) == (name == "no-pretraining"), name
             assert (task["seed"], task["max_epochs"]) == (2, 1)
+
+
+def test_the_data_are_made_once_in_order(study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    real = study.subprocess.run
+
+    def stage(command: list[str], **options: Any) -> Any:
+        if "stage" not in command:
+            return real(command, **options)
+        ran.append(" ".join(command[command.index("stage") + 1 :]))
+        if ran[-1] == "features" and ran.count("features") == 1:
+            raise subprocess.CalledProcessError(1, command)
+        return None
+
+    monkeypatch.setattr(study.subprocess, "run", stage)
+    with pytest.raises(subprocess.CalledProcessError):
+        study.make_data(tmp_path / "data")
+    assert study.make_data(tmp_path / "data") == tmp_path / "data" / "data"
+    study.make_data(tmp_path / "data")
+    before = ["generate scenes", "prepare scenes", "prepare scenes_vcr", "validate", "detector"]
+    assert ran == [*before, "features", "features", "tokenizer", "shards"]
+    (tmp_path / "data" / "sections.yaml").write_text("others\n")
+    with pytest.raises(SystemExit, match=f"move {tmp_path} away"):
+        study.make_data(tmp_path / "data")
+
+
+def test_what_is_finished_is_nothing_at_first(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "WORK", tmp_path)
+    monkeypatch.setattr(study, "TABLE", tmp_path / "table.md")
+    monkeypatch.setattr(sys, "argv", ["ablations_tden.py", "--finished", "--rows", "all-four"])
+    with pytest.raises(SystemExit, match="nothing is finished"):
+        study.main()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_order_is_called_only_where_the_interval_leaves_out_zero(study: ModuleType) -> None:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import TransformerBlock
 from vlp_models.params import OptimizerParams
+from vlp_models.params.schema import build
 from vlp_models.training.optim import build_optimizer, build_scheduler, learning_rate_factor, parameter_groups
 
 
@@ -34,15 +35,17 @@ def test_stepwise_schedule_by_hand() -> None:
     ("settings", "says"),
     [
         ({"schedule": "steps"}, "needs `decay_at`"),
-        ({"decay_at": [0.5]}, "needs `decay_at`"),
+        ({"decay_at": [0.5]}, "for `schedule: steps`, not linear"),
         ({"schedule": "steps", "decay_at": [0.6, 0.5]}, "must rise"),
-        ({"schedule": "steps", "decay_at": [0.5, 1.0]}, "must rise"),
+        ({"schedule": "steps", "decay_at": [0.5, 0.5]}, "must rise"),
+        ({"schedule": "steps", "decay_at": [10, 12]}, "shares of all updates, not epochs"),
+        ({"schedule": "steps", "decay_at": [0.1]}, "above `warmup_fraction`"),
         ({"schedule": "steps", "decay_at": [0.5], "decay_by": 1.5}, "decay_by"),
     ],
 )
-def test_steps_that_can_not_be_are_refused(settings: dict, says: str) -> None:
-    with pytest.raises(ParamsError, match=says):
-        OptimizerParams(lr=1.0, **settings)
+def test_steps_that_can_not_be_are_refused_by_their_place(settings: dict, says: str) -> None:
+    with pytest.raises(ParamsError, match=rf"params.yaml: `finetune.vqa.optimizer`: .*{says}"):
+        build(OptimizerParams, {"lr": 1.0, **settings}, where="finetune.vqa.optimizer")
 
 
 FRACTION = st.floats(0, 1, allow_subnormal=False)  # training flushes denormals to zero, for the whole process
@@ -50,7 +53,8 @@ FRACTION = st.floats(0, 1, allow_subnormal=False)  # training flushes denormals 
 
 @given(st.sampled_from(["linear", "cosine", "constant", "steps"]), FRACTION, st.integers(1, 500), FRACTION)
 def test_every_update_moves_and_none_too_far(schedule: str, warmup: float, total: int, place: float) -> None:
-    decay_at = [0.3, 0.9] if schedule == "steps" else []
+    decay_at = [0.2 + 0.7 * warmup, 0.95] if schedule == "steps" and warmup < 0.5 else []
+    schedule = "constant" if schedule == "steps" and not decay_at else schedule
     params = OptimizerParams(lr=1.0, warmup_fraction=warmup, schedule=schedule, decay_at=decay_at)  # type: ignore[arg-type]
     step = min(int(place * total), total - 1)
     assert 0 < learning_rate_factor(step, total=total, params=params) <= 1

@@ -168,7 +168,7 @@ def test_a_pass_after_another_equals_one_by_itself() -> None:
     after = model.masked_pass(batch, corruption, image, ALL)
     earlier = after.losses["msg"].total
     for again in ("words", "nothing", "everything"):
-        ids_BT = corruption.ids_BT.clone()
+        ids_BT = after.output.generated.ids_BT.clone()
         if again == "words":
             ids_BT[corruption.words_BT] = torch.randint(5, 30, (int(corruption.words_BT.sum()),), generator=draws)
         elif again == "everything":
@@ -176,6 +176,7 @@ def test_a_pass_after_another_equals_one_by_itself() -> None:
         read = {"encoder": ids_BT, "decoder": ids_BT}
         found = []
         after_it = model.masked_pass(batch, corruption, image, ALL, read, after)
+        assert (len(after_it.output.generated.reading.index_M) == 0) is (again == "nothing")
         for passed in (after_it, model.masked_pass(batch, corruption, image, ALL, read)):
             model.zero_grad()
             total = earlier + sum(passed.losses[name].total for name in ("mlm", "moc", "msg"))
@@ -184,6 +185,17 @@ def test_a_pass_after_another_equals_one_by_itself() -> None:
             found.append((total.detach(), passed.word_logits["decoder"], gradients))
         torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
         after = after_it
+
+
+def test_nothing_is_taken_over_from_another_memory() -> None:
+    """ISM lets the encoder run in the first pass, so that the decoder attends to its output; then MSG is alone."""
+    model, batch = tiny.build_tiny(decoder_visual_source="cross_encoder"), tiny.random_batch()
+    corruption = model.corrupt(batch, objectives=ALL, generator=generator(), mask_probability=0.4)
+    image = model.encode_corrupted(batch, corruption)
+    first = model.masked_pass(batch, corruption, image, {"ism", "msg"})
+    read = {"decoder": batch.text.ids_BT}
+    after, alone = (model.masked_pass(batch, corruption, image, {"msg"}, read, before) for before in (first, None))
+    assert torch.equal(after.losses["msg"].total, alone.losses["msg"].total)
 
 
 @pytest.mark.parametrize("source", ["object_encoder", "cross_encoder"])

@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.yaml") -> T:
-    """Makes the dataclass `cls` from plain data, checking keys and types all the way down."""
+    """Makes the dataclass `cls` from plain data, checking keys and types all the way down.
+
+    A ValueError of its `__post_init__` is told with the place.
+    """
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in raw:
@@ -32,7 +35,10 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
             values[name] = _convert(raw[name], hints[name], _dot(where, name), file)
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise ParamsError(f"{file}: missing key `{_dot(where, name)}`")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ParamsError(f"{file}: `{where}`: {error}") from None
 
 
 def to_plain(value: Any) -> Any:

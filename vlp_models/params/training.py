@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from vlp_models.errors import ParamsError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +43,18 @@ class OptimizerParams:
     ema_decay: float = 0.0  # 0: off
 
     def __post_init__(self) -> None:
-        if (self.schedule == "steps") != bool(self.decay_at):
-            raise ParamsError(
-                "params.yaml: `optimizer.schedule: steps` needs `decay_at`, and nothing else does: the shares of the "
-                "updates after which `lr` falls, e.g. [0.5, 0.6]"
+        if self.schedule == "steps" and not self.decay_at:
+            raise ValueError("`schedule: steps` needs `decay_at`, the shares of all updates after which `lr` falls")
+        if self.schedule != "steps" and self.decay_at:
+            raise ValueError(f"`decay_at` is for `schedule: steps`, not {self.schedule}; drop it (`decay_at: null`)")
+        places = [self.warmup_fraction, *self.decay_at, 1.0] if self.decay_at else []
+        if not all(before < after for before, after in itertools.pairwise(places)):
+            raise ValueError(
+                f"`decay_at: {self.decay_at}` must rise from above `warmup_fraction` ({self.warmup_fraction}) to below "
+                "1: shares of all updates, not epochs"
             )
-        if self.decay_at != sorted(self.decay_at) or not all(0 < share < 1 for share in self.decay_at):
-            raise ParamsError(f"params.yaml: `optimizer.decay_at: {self.decay_at}` must rise between 0 and 1")
         if not 0 < self.decay_by < 1:
-            raise ParamsError(f"params.yaml: `optimizer.decay_by: {self.decay_by}` must lie between 0 and 1")
+            raise ValueError(f"`decay_by: {self.decay_by}` must lie between 0 and 1")
 
 
 @dataclass(frozen=True, kw_only=True)

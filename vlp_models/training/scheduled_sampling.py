@@ -8,9 +8,9 @@ same with its masked words sampled from what the cross-modal encoder and the dec
     C (eq. 3)  a [MLM(S) + MOC(S) + MSG(S_E)] + (1 - a) [MSG(S) + MLM(S_D) + MOC(S_D)] + ISM(S)
 
 L(S) is the sum of all objectives in the first pass. Both passes are learnt in one update; the image is encoded once, a
-model may take over what its second pass would compute as its first did, and nothing flows back through the sampled ids.
-Targets stay the original words and regions. The paper leaves open what `a` is drawn for: here it is 0 or 1, half and
-half, for a whole batch (a micro-batch, if an update adds up several).
+model may reuse from its first pass what the second would compute identically, and nothing flows back through the
+sampled ids. Targets stay the original words and regions. The paper leaves open what `a` is drawn for: here it is 0 or
+1, half and half, for a whole batch (a micro-batch, if an update adds up several).
 
 The public code does Two-Pass-A with two updates a batch, encodes the image again, and takes the most probable word
 (`sample: argmax`). `ramp` goes beyond the paper, which replaces every masked word from the first update on.
@@ -98,7 +98,7 @@ class TwoPassLoss:
         for path, source in sorted(plan.source.items()):
             words_M = sample_words(first.word_logits[source], how=self.sample, generator=generator)
             read[path] = replace_words(corruption.ids_BT, corruption.words_BT, words_M, replaced_BT)
-        second = self.model.masked_pass(batch, corruption, image, plan.second, read, first)
+        second = self.model.masked_pass(batch, corruption, image, plan.second, read, after=first)
 
         one, two = self.recipe.combine(first.losses), self.recipe.combine(second.losses)
         return Loss(

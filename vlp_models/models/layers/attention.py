@@ -49,9 +49,9 @@ class MultiHeadAttention(nn.Module):
         """Self-attention; with a causal `reading`, of the tokens that it has."""
         query, keys, values = self.qkv(x_BQD).chunk(3, dim=-1)
         if reading is not None:
-            query, (keys, values) = reading.queries(query), reading.words(self, keys, values)
+            query, (keys, values) = reading.padded(query), reading.keys_values(self, keys, values)
         y_BQD = self._attend(query, KeyValues(self._split(keys), self._split(values)), mask)
-        return self.out(y_BQD if reading is None else reading.tokens(y_BQD))
+        return self.out(y_BQD if reading is None else reading.select(y_BQD))
 
     def cross(
         self, x_NQD: Tensor, memory: KeyValues, mask: Tensor | None = None, reading: Reading | None = None
@@ -61,11 +61,11 @@ class MultiHeadAttention(nn.Module):
         hidden = x_NQD.shape[-1]
         query_NQD = F.linear(x_NQD, self.qkv.weight[:hidden], self.qkv.bias[:hidden])
         if reading is not None:
-            query_NQD = reading.queries(query_NQD)
+            query_NQD = reading.padded(query_NQD)
         images, (rows, length, _) = len(memory.keys), query_NQD.shape
         query_BKD = query_NQD.reshape(images, rows // max(1, images) * length, hidden)  # a batch may have no rows
         y_NQD = self._attend(query_BKD, memory, mask).reshape(query_NQD.shape)
-        return self.out(y_NQD if reading is None else reading.tokens(y_NQD))
+        return self.out(y_NQD if reading is None else reading.select(y_NQD))
 
     def step(self, x_N1D: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
         """Causal self-attention of one new token over itself and the `past` ones; returns the grown past, too."""

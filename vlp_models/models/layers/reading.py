@@ -23,20 +23,20 @@ class Reading:
     """A first reading: every token in its padded place, [B, T, D]. Keeps the keys and values of each layer."""
 
     def __init__(self) -> None:
-        self.keys_values: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self.read: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self.memories: dict[nn.Module, KeyValues] = {}
 
-    def tokens(self, x_BTD: Tensor) -> Tensor:
-        """Those that this reading computes, as its layers have them."""
+    def select(self, x_BTD: Tensor) -> Tensor:
+        """The tokens that this reading computes, of all."""
         return x_BTD
 
-    def queries(self, query: Tensor) -> Tensor:
-        """In their padded places, [B, T, D], whatever stands where nothing is asked."""
-        return query
+    def padded(self, x: Tensor) -> Tensor:
+        """Those tokens back in their places, [B, T, D]; whatever stands in the others."""
+        return x
 
-    def words(self, layer: nn.Module, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All of the sentences' keys and values, [B, T, D], given those that this reading computed."""
-        self.keys_values[layer] = keys, values
+    def keys_values(self, layer: nn.Module, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The whole sentences' in `layer`, [B, T, D] each, given those of the tokens that this reading computes."""
+        self.read[layer] = keys, values
         return keys, values
 
     def memory(self, layer: MultiHeadAttention, memory_BSD: Tensor) -> KeyValues:
@@ -58,15 +58,15 @@ class Rereading(Reading):
         self.shape = again_BT.shape
         self.index_M = again_BT.flatten().nonzero().squeeze(1)
 
-    def tokens(self, x_BTD: Tensor) -> Tensor:
+    def select(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.flatten(0, 1).index_select(0, self.index_M)
 
-    def queries(self, query: Tensor) -> Tensor:
-        return self._written(query.new_zeros(*self.shape, query.shape[-1]), query)
+    def padded(self, x: Tensor) -> Tensor:
+        return self._written(x.new_zeros(*self.shape, x.shape[-1]), x)
 
-    def words(self, layer: nn.Module, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        before_keys, before_values = self.first.keys_values[layer]
-        return super().words(layer, self._written(before_keys, keys), self._written(before_values, values))
+    def keys_values(self, layer: nn.Module, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        before_keys, before_values = self.first.read[layer]
+        return super().keys_values(layer, self._written(before_keys, keys), self._written(before_values, values))
 
     def memory(self, layer: MultiHeadAttention, memory_BSD: Tensor) -> KeyValues:
         self.memories[layer] = self.first.memories[layer]

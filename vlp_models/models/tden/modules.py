@@ -129,7 +129,7 @@ class TDENModules(nn.Module):
         mask = masks[0] if len(masks) == 1 else torch.cat([m.expand(-1, -1, length, -1) for m in masks])
         x = self.text_embedding(torch.cat(list(ids.values())), types)
         if reading is not None:
-            x = reading.tokens(x)
+            x = reading.select(x)
         for block in self.sentence_encoder:
             x = block(x, mask, reading)
         return dict(zip(ids, x.chunk(len(ids)), strict=True))

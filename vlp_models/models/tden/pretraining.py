@@ -18,7 +18,7 @@ from vlp_models.models.layers.masks import causal_mask
 from vlp_models.models.layers.reading import Reading, Rereading, changed_from
 from vlp_models.models.protocols import MaskedPass
 from vlp_models.models.tden.modules import GENERATION, UNDERSTANDING, TDENModules
-from vlp_models.models.tden.state import PassOutput, Told, VisualStates
+from vlp_models.models.tden.state import Generated, PassOutput, VisualStates
 from vlp_models.objectives.ism import match_in_batch, matched_or_not
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, select_regions, select_tokens
@@ -92,8 +92,8 @@ class TDENPretraining(TDENModules):
         """One pass for these objectives; only the paths that they need run.
 
         ids: what the `encoder` and the `decoder` path read; the masked sentences where it says nothing.
-        after: an earlier pass over the same batch and image. Up to its first word that is another one now, the decoder
-            reads no sentence again.
+        after: an earlier pass over the same batch and image. The decoder recomputes each sentence only from its first
+            changed word on.
         """
         ids, wanted, mask_BT = ids or {}, set(objectives), batch.text.mask_BT
         words_BT, regions_BR = corruption.words_BT, corruption.regions_BR if "moc" in wanted else None
@@ -132,7 +132,7 @@ class TDENPretraining(TDENModules):
         encoder_ids_BT: what the cross-modal encoder reads (S_E in the paper), None to leave MLM, MOC and ISM out.
         decoder_ids_BT: what the cross-modal decoder reads (S_D), None to leave MSG out.
         words_BT, regions_BR bool: the masked positions that MLM and MOC predict, None to leave the objective out.
-        after: of an earlier pass with the same `visual`, whose work on unchanged words is taken over.
+        after: of an earlier pass with the same `visual` and `mask_BT`, whose work on unchanged words is taken over.
         """
         output, memory_BSD = PassOutput(), visual.last_BSD
         both = encoder_ids_BT is not None and decoder_ids_BT is not None
@@ -149,27 +149,30 @@ class TDENPretraining(TDENModules):
                 if decoder_reads_encoder:
                     memory_BSD = image_BSD
         if decoder_ids_BT is not None:
-            before = None if after is None or self.config.shared or decoder_reads_encoder else after.told
-            told = self._tell(decoder_ids_BT, mask_BT, memory_BSD, visual.mask_BS, before)
-            output = replace(output, told=told)
+            before = after.generated if after is not None else None
+            output = replace(output, generated=self._generate(decoder_ids_BT, mask_BT, memory_BSD, visual, before))
         return output
 
-    def _tell(self, ids_BT: Tensor, mask_BT: Tensor, memory_BSD: Tensor, mask_BS: Tensor, before: Told | None) -> Told:
+    def _generate(
+        self, ids_BT: Tensor, mask_BT: Tensor, memory_BSD: Tensor, visual: VisualStates, before: Generated | None
+    ) -> Generated:
         """MSG's part of a pass: the generation stream, the decoder and its predictions.
 
-        before: told from the same memory; only what comes after a sentence's first new word is computed.
+        before: an earlier pass's. From the same memory, each sentence is computed from its first changed word on only.
         """
+        if self.config.shared or (before is not None and before.memory_BSD is not memory_BSD):
+            before = None
         predicts_BT = F.pad(mask_BT[:, 1:], (0, 1))  # a token that another one follows
         again_BT = predicts_BT if before is None else predicts_BT & changed_from(ids_BT, before.ids_BT)
         reading = Reading() if before is None else Rereading(before.reading, again_BT)
         text = self.encode_text({GENERATION: ids_BT}, mask_BT, reading=reading)[GENERATION]
-        decoded = self.decode(text, causal_mask(mask_BT), memory_BSD, mask_BS, reading)
+        decoded = self.decode(text, causal_mask(mask_BT), memory_BSD, visual.mask_BS, reading)
         if before is None:
             logits_NV = self.predict_words(decoded[predicts_BT])
         else:
             rows_M = again_BT[predicts_BT].nonzero().squeeze(1)
             logits_NV = before.logits_NV.index_copy(0, rows_M, self.predict_words(decoded))
-        return Told(logits_NV=logits_NV, ids_BT=ids_BT, reading=reading)
+        return Generated(logits_NV=logits_NV, ids_BT=ids_BT, memory_BSD=memory_BSD, reading=reading)
 
     def pass_losses(
         self, output: PassOutput, batch: Batch, *, words_BT: Tensor, regions_BR: Tensor | None

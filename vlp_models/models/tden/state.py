@@ -44,16 +44,18 @@ class VisualStates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Generated:
     """MSG's part of a pass.
 
-    logits_NV  of every token but [CLS], from the tokens before it, in row-major order of the batch
-    ids_BT     what the decoder read
-    reading    what its layers keep of that, for a second pass
+    logits_NV   of every token but [CLS], from the tokens before it, in row-major order of the batch
+    ids_BT      what the generation stream read
+    memory_BSD  what the decoder attended to
+    reading     what its layers keep of both, for a second pass
     """
 
     logits_NV: Tensor
     ids_BT: Tensor
+    memory_BSD: Tensor
     reading: Reading
 
 
@@ -64,22 +66,22 @@ class PassOutput:
     mlm_logits_MV  at the masked words, in row-major order of the batch
     moc_logits_KC  at the masked regions, likewise
     text_BTD       the sentence encoder's understanding stream, for ISM
-    told           by the decoder
+    generated      by the decoder
     """
 
     mlm_logits_MV: Tensor | None = None
     moc_logits_KC: Tensor | None = None
     text_BTD: Tensor | None = None
-    told: Told | None = None
+    generated: Generated | None = None
 
     @property
     def msg_logits_NV(self) -> Tensor | None:
-        return self.told.logits_NV if self.told is not None else None
+        return self.generated.logits_NV if self.generated is not None else None
 
     def msg_logits_at(self, selected_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """The decoder's predictions of the selected words, row for row beside `mlm_logits_MV`."""
-        assert self.told is not None, "the pass ran without the decoder"
-        return self.told.logits_NV[selected_BT[:, 1:][mask_BT[:, 1:]]]
+        assert self.generated is not None, "the pass ran without the decoder"
+        return self.generated.logits_NV[selected_BT[:, 1:][mask_BT[:, 1:]]]
 
 
 @dataclass(frozen=True, kw_only=True)
