@@ -114,7 +114,7 @@ def params_of(row: Row, seed: int, share: float) -> dict[str, Any]:
         params["finetune"][task] |= {key: captioning[key] for key in ("init", "scratch") if key in captioning}
     for section in (params["pretrain"], params["scheduled_sampling"], *params["finetune"].values()):
         section["seed"] = seed
-        section["max_epochs"] = max(1, math.ceil(section["max_epochs"] * share))
+        section["max_epochs"] = max(1, round(section["max_epochs"] * share))
     if captioning.get("scratch"):
         params["pretrain"]["max_steps"] = 1  # fine-tuning takes the architecture from it and no weights
     params["evaluate"]["blank_control"] = []
@@ -299,9 +299,9 @@ def main() -> None:
     command = " ".join(["python", "benchmarks/ablations_tden.py", *sys.argv[1:]])
     note = (
         f"`{command}`: means over seeds with 95% intervals (Student's t), the demo's tiny model on synthetic scenes, "
-        f"{arguments.share:g} of the epochs of params.yaml (rounded up), captions after cross-entropy alone. Pairs are "
-        "compared over the seeds that both have. The paper's figures are COCO's after self-critical training, VQA "
-        "v2's, Flickr30k's and VCR's: sizes do not compare, orders may."
+        f"{arguments.share:g} of the epochs of the params (rounded, at least one), captions after cross-entropy alone. "
+        "Pairs are compared over the seeds that both have. The paper's figures are COCO after self-critical training, "
+        "VQA v2, Flickr30k and VCR: sizes do not compare, orders may."
     )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"note": note, "values": values}, indent=2) + "\n", encoding="utf-8")
