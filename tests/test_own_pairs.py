@@ -14,7 +14,7 @@ from PIL import Image
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params, to_plain
 from vlp_models.serving.predictor import Predictor
-from vlp_models.stages.workspace import Workspace
+from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parent.parent
 TINY = [

@@ -83,9 +83,9 @@ def ingest(
     check: Annotated[bool, typer.Option("--check", help="Only look: what lies there, is it finished?")] = False,
 ) -> None:
     """Takes in what was dropped: deduplicated, checked against every evaluation split, added to the dataset."""
+    from vlp_models.incoming.ingest import run as take_in
     from vlp_models.params import load_params
-    from vlp_models.stages.ingest import run as take_in
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.workspace.paths import Workspace
 
     take_in(load_params(), Workspace(), check)
 
@@ -93,9 +93,9 @@ def ingest(
 @app.command()
 def drift() -> None:
     """Compares new pairs with those the model was trained on. Exit code 4: they differ, and `drift.gate` is set."""
+    from vlp_models.incoming.drift import run as compare
     from vlp_models.params import load_params
-    from vlp_models.stages.drift import run as compare
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.workspace.paths import Workspace
 
     report = compare(load_params(), Workspace())
     raise typer.Exit(4 if report["drifted"] and report["gate"] else 0)
@@ -150,8 +150,8 @@ def promote(
 ) -> None:
     """Makes the challenger of a task its champion if the gate lets it pass. Exit code 3: refused, with the reasons."""
     from vlp_models.params import load_params
-    from vlp_models.stages.promotion import REFUSED, explain, promote_task
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.promotion.actions import REFUSED, explain, promote_task
+    from vlp_models.workspace.paths import Workspace
 
     decision = promote_task(load_params(), Workspace(), task, version=version or None, force_first=force_first, by=by)
     print("\n".join(explain(decision)))
@@ -165,8 +165,8 @@ def rollback(
 ) -> None:
     """Restores the champion before; the one withdrawn is promoted again only by its number."""
     from vlp_models.params import load_params
-    from vlp_models.stages.promotion import explain, rollback_task
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.promotion.actions import explain, rollback_task
+    from vlp_models.workspace.paths import Workspace
 
     print("\n".join(explain(rollback_task(load_params(), Workspace(), task, by=by))))
 
@@ -178,9 +178,9 @@ def history(
 ) -> None:
     """Every decision on a task's champion, from the ledger; checks the ledger's chain."""
     from vlp_models.params import load_params
-    from vlp_models.stages.promotion import history_rows
-    from vlp_models.stages.promotion_tables import print_history
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.promotion.actions import history_rows
+    from vlp_models.promotion.tables import print_history
+    from vlp_models.workspace.paths import Workspace
 
     print_history(history_rows(load_params(), Workspace(), task), as_json=as_json)
 
@@ -193,8 +193,8 @@ def lineage(
 ) -> None:
     """Where a registered version came from, and the commands that rebuild it."""
     from vlp_models.params import load_params
-    from vlp_models.stages.promotion_tables import print_lineage
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.promotion.tables import print_lineage
+    from vlp_models.workspace.paths import Workspace
 
     print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json)
 
@@ -216,8 +216,8 @@ def evaluate_alias(
 ) -> None:
     """Scores a registered model on the test split as it is now, into reports/aliases/."""
     from vlp_models.params import load_params
-    from vlp_models.stages.evaluate_alias import evaluate_alias
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.promotion.evaluate_alias import evaluate_alias
+    from vlp_models.workspace.paths import Workspace
 
     evaluate_alias(load_params(), Workspace(), task, alias)
 
@@ -234,8 +234,8 @@ def import_checkpoint(
     from pathlib import Path
 
     from vlp_models.params import load_params
-    from vlp_models.stages.import_checkpoint import import_checkpoint
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.runs.import_checkpoint import import_checkpoint
+    from vlp_models.workspace.paths import Workspace
 
     known = Path(answers) if answers else None
     for line in import_checkpoint(

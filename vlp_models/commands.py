@@ -15,7 +15,7 @@ from vlp_models.exclusive import exclusive
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.workspace.paths import Workspace
 
 
 ON_CLUSTER = ("features", "shards")
@@ -26,8 +26,8 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     import importlib
 
     from vlp_models.params import load_params
-    from vlp_models.stages.guard import guarded
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.workspace.guard import guarded
+    from vlp_models.workspace.paths import Workspace
 
     params, workspace = load_params(params_file), Workspace()
     with guarded(workspace, f"{name}@{key}" if key else name):
@@ -49,7 +49,7 @@ def run_pipeline(targets: list[str]) -> int:
     """
     from vlp_models.params import load_params
     from vlp_models.preflight import preflight
-    from vlp_models.stages.workspace import Workspace
+    from vlp_models.workspace.paths import Workspace
 
     params, workspace = load_params(), Workspace()
     _check_options(params)
@@ -80,7 +80,7 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
     summary = workspace.reports / "summary.json"
     if summary.exists():
         if summary.stat().st_mtime < began:  # else the report stage has just printed it
-            from vlp_models.stages.results_table import print_results
+            from vlp_models.report.table import print_results
 
             print_results(summary)
         print(f"\nreport     {workspace.reports / 'index.html'}")

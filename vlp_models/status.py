@@ -79,7 +79,7 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
 
 def describe_entry(entry: dict[str, Any]) -> str:
     """A ledger entry in one line."""
-    from vlp_models.stages.promotion_tables import describe
+    from vlp_models.promotion.tables import describe
 
     reasons = "; ".join(entry.get("decision", {}).get("reasons", []))
     version = f" version {entry['version']}" if entry["version"] else ""
@@ -156,7 +156,7 @@ def _progress(root: Path, stage: str) -> str:
 
 
 def _champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> None:
-    from vlp_models.tracking.ledger import Ledger, LedgerError, replay
+    from vlp_models.promotion.ledger import Ledger, LedgerError, replay
 
     entries: list[dict[str, Any]] = []
     try:

@@ -3,7 +3,7 @@
 Prefect's worker kills a cancelled flow after 30 s, and DVC dies at once on a signal and leaves its trainer behind.
 This small process stands between them. When it is told to stop (SIGTERM, SIGINT) or its parent dies, it interrupts
 the command's whole process group, so that the trainer saves its state, waits `GRACE` seconds, and only then kills.
-Should it be killed itself, the command gets a SIGTERM: a DVC that ends so takes its stage along (stages/guard.py).
+Should it be killed itself, the command gets a SIGTERM: a DVC that ends so takes its stage along (workspace/guard.py).
 """
 
 from __future__ import annotations

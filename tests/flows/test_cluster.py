@@ -14,7 +14,7 @@ from flows.cluster import task_runner
 from vlp_models.data.tables import write_table
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.params import ClusterParams, load_params
-from vlp_models.stages.workspace import hash_path
+from vlp_models.workspace.paths import hash_path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "stages"))

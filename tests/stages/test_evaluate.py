@@ -23,8 +23,8 @@ from vlp_models.models import build_model
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.params import FinetuneParams, Params, WorldParams, load_params
 from vlp_models.stages import evaluate, generate, prepare, shards
-from vlp_models.stages.workspace import Workspace, read_json
 from vlp_models.tasks.base import task_class
+from vlp_models.workspace.paths import Workspace, read_json
 
 ANSWERS = ["yes", "no", "1", "2", "red", "blue"]
 CLASSES = ["background", "circle", "square"]

@@ -16,7 +16,7 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.stages import detector
 from vlp_models.stages.features import run
-from vlp_models.stages.workspace import Workspace, hash_path
+from vlp_models.workspace.paths import Workspace, hash_path
 
 IDS = [f"drawn/{number}" for number in range(len(SPLITS))]
 LENIENT = {"min_score": 0.01, "max_regions": 4}  # the detector of these tests has hardly learned

@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from vlp_models.data.scenes import objects
-from vlp_models.data.scenes.checker import check
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, WorldParams, load_params
 from vlp_models.stages.generate import run
-from vlp_models.stages.workspace import Workspace, hash_path
+from vlp_models.workspace.paths import Workspace, hash_path
+from vlp_models.worlds.scenes import objects
+from vlp_models.worlds.scenes.checker import check
 
 WORLD = WorldParams(world="objects", seed=3, train=8, val=2, test=3, questions_per_image=6, size=64)
 

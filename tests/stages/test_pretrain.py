@@ -16,7 +16,7 @@ from toy_world import TRAINER, write_workspace
 
 from vlp_models.params import to_plain
 from vlp_models.stages import pretrain
-from vlp_models.stages.workspace import Workspace
+from vlp_models.workspace.paths import Workspace
 
 EPOCHS, STEPS = 40, 240
 
@@ -98,7 +98,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
 def test_changed_params_are_another_piece_of_work(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from vlp_models.stages.fitting import read_inputs, work_directory
+    from vlp_models.runs.fitting import read_inputs, work_directory
 
     params = write_workspace(tmp_path)
     inputs = read_inputs(Workspace(tmp_path))

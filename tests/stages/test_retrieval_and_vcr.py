@@ -13,6 +13,7 @@ from toy_world import TINY, TRAINER
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import ParamsError
+from vlp_models.evaluation.scoring import score_choices, write_official
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
 from vlp_models.stages import (
@@ -28,9 +29,8 @@ from vlp_models.stages import (
     tokenizer,
     validate,
 )
-from vlp_models.stages.scoring import score_choices, write_official
-from vlp_models.stages.workspace import Workspace, read_json
 from vlp_models.tasks.base import load_task_model
+from vlp_models.workspace.paths import Workspace, read_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,7 +175,7 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
 
 
 def test_the_registry_ranks_the_run_that_learns_both(done: tuple[Workspace, Params]) -> None:
-    from vlp_models.stages.ranking import best_runs
+    from vlp_models.evaluation.ranking import best_runs
 
     workspace, params = done
     best = best_runs(params, workspace)

@@ -19,7 +19,7 @@ from toy_world import write_workspace
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.params import Params
 from vlp_models.stages import finetune, pretrain, scheduled_sampling
-from vlp_models.stages.workspace import Workspace
+from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -77,7 +77,7 @@ def test_switched_off_it_hands_on_in_no_time_without_torch(tmp_path: Path) -> No
     before.mkdir(parents=True)
     (before / "model.safetensors").write_bytes(b"weights")
     code = (
-        "import sys, pathlib; from vlp_models.params import load_params; from vlp_models.stages.workspace import "
+        "import sys, pathlib; from vlp_models.params import load_params; from vlp_models.workspace.paths import "
         "Workspace; from vlp_models.stages import scheduled_sampling as s; s.run(load_params(), Workspace()); "
         "sys.exit('torch' in sys.modules)"
     )

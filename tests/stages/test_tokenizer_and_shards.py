@@ -20,7 +20,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, load_params
 from vlp_models.stages import shards, tokenizer
-from vlp_models.stages.workspace import Workspace, hash_path
+from vlp_models.workspace.paths import Workspace, hash_path
 
 SPLIT_OF = {0: "train", 1: "train", 2: "train", 3: "val", 4: "test"}
 COLOURS = ["red", "green", "blue", "yellow", "purple"]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
-from vlp_models.data.validation.rules import rules_for
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
 from vlp_models.stages import validate
-from vlp_models.stages.workspace import Workspace, hash_path
+from vlp_models.validation.rules import rules_for
+from vlp_models.workspace.paths import Workspace, hash_path
 
 ROOT = Path(__file__).parents[2]
 Rows = dict[str, list[dict[str, Any]]]

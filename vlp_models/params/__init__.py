@@ -19,15 +19,15 @@ from vlp_models.params.data import (
 from vlp_models.params.flow import FlowParams
 from vlp_models.params.incoming import DriftParams, IncomingParams
 from vlp_models.params.operations import EvaluateParams, TrackingParams
+from vlp_models.params.optimizer import OptimizerParams
 from vlp_models.params.promotion import GateParams, PromotionParams
+from vlp_models.params.recipe import ObjectiveParams, PassesParams, RampParams, RecipeParams
 from vlp_models.params.schema import build, to_plain
 from vlp_models.params.training import (
     FinetuneParams,
     ModelParams,
-    OptimizerParams,
     PairsParams,
     PretrainParams,
-    RampParams,
     ScheduledSamplingParams,
     SelfCriticalParams,
     TrainerParams,
@@ -44,12 +44,15 @@ __all__ = [
     "GateParams",
     "IncomingParams",
     "ModelParams",
+    "ObjectiveParams",
     "OptimizerParams",
     "PairsParams",
     "Params",
+    "PassesParams",
     "PretrainParams",
     "PromotionParams",
     "RampParams",
+    "RecipeParams",
     "ScheduledSamplingParams",
     "SelfCriticalParams",
     "ShardsParams",

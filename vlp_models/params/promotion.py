@@ -14,7 +14,7 @@ class GateParams:
     """One task's gate. Numbers are in the metric's own unit (percent points; CIDEr 1.2 is 120).
 
     floors: slice -> the worst value allowed there; `all` is the whole test set, others are named as
-        `question_type=how many`, `objects=6+`, `caption_length=1-6` (stages/slices.py).
+        `question_type=how many`, `objects=6+`, `caption_length=1-6` (evaluation/slices.py).
     """
 
     metric: str = ""  # empty: tracking.metric's

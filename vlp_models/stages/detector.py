@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.data.tables import object_words, read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DetectorParams, Params, to_plain
-from vlp_models.stages.workspace import (
+from vlp_models.workspace.paths import (
     Workspace,
     hash_file,
     measured,

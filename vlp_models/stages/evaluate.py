@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.items import ItemScores, item_scores, write_items
-from vlp_models.metrics.score import Score
-from vlp_models.params import EvaluateParams, Params, to_plain
-from vlp_models.stages.scoring import (
+from vlp_models.evaluation.scoring import (
     Scored,
     score_answers,
     score_captioning,
@@ -31,8 +27,12 @@ from vlp_models.stages.scoring import (
     score_statements,
     write_official,
 )
-from vlp_models.stages.slices import slices_of
-from vlp_models.stages.workspace import (
+from vlp_models.evaluation.slices import slices_of
+from vlp_models.metrics.bootstrap import interval
+from vlp_models.metrics.items import ItemScores, item_scores, write_items
+from vlp_models.metrics.score import Score
+from vlp_models.params import EvaluateParams, Params, to_plain
+from vlp_models.workspace.paths import (
     Workspace,
     hash_file,
     measured,

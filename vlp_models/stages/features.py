@@ -19,9 +19,9 @@ from vlp_models.data import features as storage
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
-from vlp_models.stages.finished import keep, link_or_copy, restore
-from vlp_models.stages.mapper import LocalMapper, Mapper
-from vlp_models.stages.workspace import (
+from vlp_models.workspace.finished import keep, link_or_copy, restore
+from vlp_models.workspace.mapper import LocalMapper, Mapper
+from vlp_models.workspace.paths import (
     Workspace,
     fingerprint,
     measured,

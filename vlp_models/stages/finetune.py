@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, to_plain
-from vlp_models.stages.workspace import Workspace, measured, need, read_json
+from vlp_models.workspace.paths import Workspace, measured, need, read_json
 
 if TYPE_CHECKING:
-    from vlp_models.stages.fitting import Inputs
+    from vlp_models.runs.fitting import Inputs
     from vlp_models.tasks.base import TaskModel
     from vlp_models.tasks.captioning import Captioning
     from vlp_models.training.module import LossFunction
@@ -27,10 +27,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
     from vlp_models.models.checkpoint import CONFIG
-    from vlp_models.stages.finished import keep, restore
-    from vlp_models.stages.fitting import curve_file, forget, publish, read_inputs, tracking, work_directory
+    from vlp_models.runs.fitting import curve_file, forget, publish, read_inputs, tracking, work_directory
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.run import Plan, fit
+    from vlp_models.workspace.finished import keep, restore
 
     p = _run_params(params, key)
     stage = f"finetune@{key}"
@@ -123,7 +123,7 @@ def _task_model(p: FinetuneParams, init: Path, inputs: Inputs, workspace: Worksp
         read_config,
         read_weights,
     )
-    from vlp_models.stages.fitting import check_same_data
+    from vlp_models.runs.fitting import check_same_data
     from vlp_models.tasks.base import read_options, task_class
 
     before = read_config(init)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
-from vlp_models.stages.workspace import Workspace, measured, output_directory, write_manifest
+from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -18,9 +18,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         raise ParamsError(f"params.yaml: no `generate.{key}`; known: {known}. Run `vlp stage generate NAME`")
     world = params.generate[key]
     if world.world == "objects":
-        from vlp_models.data.scenes.objects import write
+        from vlp_models.worlds.scenes.objects import write
     else:
-        from vlp_models.data.scenes.boxes import write
+        from vlp_models.worlds.boxes.dataset import write
     with measured(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
         counts = write(world, directory)
         write_manifest(directory, stage="generate", params=to_plain(world), counts=counts)

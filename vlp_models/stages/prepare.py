@@ -19,7 +19,7 @@ from vlp_models.data.images import ImageError, ImageInfo, probe
 from vlp_models.data.tables import SCHEMAS, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
-from vlp_models.stages.workspace import Workspace, measured, output_directory, write_manifest
+from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from vlp_models.params import Params
-from vlp_models.stages.workspace import Workspace, measured
+from vlp_models.workspace.paths import Workspace, measured
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,8 +21,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         DataError, ParamsError: an input is missing or does not fit.
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
-    from vlp_models.stages.fitting import read_inputs, start_from
-    from vlp_models.stages.pretraining import fresh_model, learn_from_pairs
+    from vlp_models.runs.fitting import read_inputs, start_from
+    from vlp_models.runs.pretraining import fresh_model, learn_from_pairs
     from vlp_models.training.recipe import PretrainingLoss, make_recipe
 
     p = params.pretrain

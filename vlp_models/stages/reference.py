@@ -17,7 +17,7 @@ from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import Params
-from vlp_models.stages.workspace import Workspace, measured, need, write_text
+from vlp_models.workspace.paths import Workspace, measured, need, write_text
 
 SAMPLE = 256  # images whose embeddings are kept
 SEED = 1  # of their projection

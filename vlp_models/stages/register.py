@@ -1,6 +1,6 @@
 """register: the best run of each task becomes a version in MLflow's registry, alias `challenger`.
 
-Which run is best, stages/ranking.py says. Running it again on the same weights makes no second version.
+Which run is best, evaluation/ranking.py says. Running it again on the same weights makes no second version.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vlp_models.evaluation.ranking import best_runs
 from vlp_models.params import Params, to_plain
-from vlp_models.stages.ranking import best_runs
-from vlp_models.stages.workspace import Workspace, hash_path, measured, need, read_json, write_json
+from vlp_models.workspace.paths import Workspace, hash_path, measured, need, read_json, write_json
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -22,7 +22,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from rich.console import Console
 
-    from vlp_models.stages.provenance import lineage_files, lineage_record
+    from vlp_models.runs.provenance import lineage_files, lineage_record
     from vlp_models.tracking.card import model_card
     from vlp_models.tracking.client import answering, connect, tracking_uri
     from vlp_models.tracking.lineage import lineage

@@ -16,11 +16,11 @@ from typing import Any
 from markupsafe import Markup
 
 from vlp_models.params import Params
-from vlp_models.stages.report_charts import interval_bar, line_chart
-from vlp_models.stages.report_examples import GALLERIES, read_examples
-from vlp_models.stages.report_pictures import Pictures
-from vlp_models.stages.results_table import is_headline, print_results
-from vlp_models.stages.workspace import Workspace, measured, read_json, write_json, write_text
+from vlp_models.report.charts import interval_bar, line_chart
+from vlp_models.report.examples import GALLERIES, read_examples
+from vlp_models.report.pictures import Pictures
+from vlp_models.report.table import is_headline, print_results
+from vlp_models.workspace.paths import Workspace, measured, read_json, write_json, write_text
 
 TASKS = {
     "captioning": "Captioning",
@@ -105,10 +105,10 @@ def render(params: Params, workspace: Workspace, records: list[dict[str, Any]]) 
     validation = _optional(workspace.reports / "validation.json", missing)
     detector = _optional(workspace.reports / "detector.json", missing)
     environment = Environment(
-        loader=PackageLoader("vlp_models.stages", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("vlp_models.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["number"] = number
-    template = environment.get_template("report_template.html.j2")
+    template = environment.get_template("page.html.j2")
     return template.render(
         facts=facts(params, workspace, records),
         warnings=warnings(params, records),

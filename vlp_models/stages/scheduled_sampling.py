@@ -7,7 +7,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from vlp_models.params import Params
-from vlp_models.stages.workspace import Workspace, measured, need, output_directory, write_json, write_text
+from vlp_models.workspace.paths import Workspace, measured, need, output_directory, write_json, write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,8 +34,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             return
 
         from vlp_models.models.checkpoint import load_strictly, part_of, read_config, read_weights
-        from vlp_models.stages.fitting import check_same_data, read_inputs
-        from vlp_models.stages.pretraining import fresh_model, learn_from_pairs
+        from vlp_models.runs.fitting import check_same_data, read_inputs
+        from vlp_models.runs.pretraining import fresh_model, learn_from_pairs
         from vlp_models.training.recipe import make_recipe
         from vlp_models.training.scheduled_sampling import make_two_pass_loss
 

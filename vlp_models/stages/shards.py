@@ -26,8 +26,8 @@ from vlp_models.data.shards import VIEW_COLUMNS, ImageRecord, ShardWriter, join_
 from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, to_plain
-from vlp_models.stages.mapper import LocalMapper, Mapper
-from vlp_models.stages.workspace import (
+from vlp_models.workspace.mapper import LocalMapper, Mapper
+from vlp_models.workspace.paths import (
     Workspace,
     fingerprint,
     measured,

@@ -13,7 +13,7 @@ from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, TokenizerParams, to_plain
-from vlp_models.stages.workspace import (
+from vlp_models.workspace.paths import (
     Workspace,
     measured,
     need,

@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from vlp_models.data.tables import ID_COLUMN, read_table, write_table
-from vlp_models.data.validation.columns import derive
-from vlp_models.data.validation.rules import Rule, rules_for
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
-from vlp_models.stages.workspace import (
+from vlp_models.validation.columns import derive
+from vlp_models.validation.rules import Rule, rules_for
+from vlp_models.workspace.paths import (
     Workspace,
     measured,
     need,
@@ -90,7 +90,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 def _judge(sources: list[Path], unreadable: list[Row], params: ValidateParams, docs: Path) -> dict[str, _Verdict]:
-    from vlp_models.stages.validation_suites import Suites
+    from vlp_models.validation.suites import Suites
 
     shutil.rmtree(docs, ignore_errors=True)
     suites = Suites(docs)

@@ -6,7 +6,7 @@ Sentences that are true of a training image become its captions, the pairs that 
 
 Official train is train here, less the directories in `validation_directories`, which are val (no sentence spans two
 directories); dev, test and hidden are all test, and ids keep the official name: `nlvr/dev-1373-0-0`. The synthetic
-boxes (data/scenes/boxes.py) have the same layout and a val of their own.
+boxes (worlds/boxes/dataset.py) have the same layout and a val of their own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,72 @@
+"""Which run of a task is registered: numbers of different datasets never compete."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlp_models.errors import ParamsError
+from vlp_models.evaluation.ranking import best_runs
+from vlp_models.params import Params, load_params
+from vlp_models.workspace.paths import Workspace
+
+ROOT = Path(__file__).parents[2]
+
+
+def world(tmp_path: Path, runs: dict[str, dict[str, float | None]], **tracking: Any) -> tuple[Params, Workspace]:
+    """runs: run -> dataset -> accuracy of an NLVR run on test."""
+    params = load_params(ROOT / "params.yaml")
+    vqa = params.finetune["vqa"]
+    workspace = Workspace(tmp_path)
+    for name, values in runs.items():
+        workspace.evaluation(name).mkdir(parents=True)
+        scores = [{"dataset": d, "split": "test", "metric": "accuracy", "value": v} for d, v in values.items()]
+        (workspace.evaluation(name) / "scores.json").write_text(json.dumps(scores))
+    finetune = {name: dataclasses.replace(vqa, task="nlvr", blank_images="blind" in name) for name in runs}
+    tracked = dataclasses.replace(params.tracking, **tracking)
+    return dataclasses.replace(params, finetune=finetune, tracking=tracked), workspace
+
+
+def test_a_lesson_does_not_win_by_an_easier_test(tmp_path: Path) -> None:
+    runs: dict[str, dict[str, float | None]] = {
+        "lesson": {"simple": 97.0, "boxes": 90.0},
+        "final": {"boxes": 88.0, "nlvr": 84.0},
+        "worse": {"nlvr": 80.0},
+        "blind": {"nlvr": 99.0},
+    }
+    params, workspace = world(tmp_path, runs, dataset={"nlvr": "nlvr"})
+    assert best_runs(params, workspace)["nlvr"][0] == "final"
+
+
+def test_without_a_named_dataset_the_shared_ones_decide(tmp_path: Path) -> None:
+    runs: dict[str, dict[str, float | None]] = {"a": {"x": 99.0, "y": 50.0}, "b": {"y": 60.0}}
+    params, workspace = world(tmp_path, runs)
+    assert best_runs(params, workspace)["nlvr"][0] == "b"
+
+
+@pytest.mark.parametrize(
+    ("runs", "tracking", "says"),
+    [
+        ({"a": {"x": 9.0}, "b": {"y": 8.0}}, {}, r"a on x; b on y.*tracking.dataset: \{nlvr: NAME\}"),
+        (
+            {"a": {"x": 9.0}},
+            {"dataset": {"nlvr": "z"}},
+            "nlvr: no run was scored on `z`.*there are: x",
+        ),
+        ({"a": {}}, {}, "no run of nlvr has accuracy on test"),
+        ({"a": {"x": 9.0}}, {"metric": {}}, "tracking.metric says nothing about the task nlvr"),
+    ],
+)
+def test_what_can_not_be_ranked_is_said(tmp_path: Path, runs: Any, tracking: Any, says: str) -> None:
+    params, workspace = world(tmp_path, runs, **tracking)
+    with pytest.raises(ParamsError, match=says):
+        best_runs(params, workspace)
+
+
+def test_a_metric_that_no_run_could_compute_registers_nothing(tmp_path: Path) -> None:
+    params, workspace = world(tmp_path, {"a": {"x": None}})
+    assert best_runs(params, workspace) == {}

@@ -1,0 +1,98 @@
+"""A small DVC project with a tested dataset, and drops for it whose truth is known."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from vlp_models.params import Params, load_params
+from vlp_models.workspace.paths import Workspace
+
+ROOT = Path(__file__).parents[2]
+
+
+def picture(seed: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
+    return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, form: str = "JPEG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def make_project(root: Path, *, dvc: bool = False, **incoming: Any) -> Workspace:
+    """Datasets `tested` (pictures 1000 to 1009: train, val and test) and `incoming`, as its preset adds it."""
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["generate"] = {}
+    raw["data"] = {
+        "tested": {"format": "pairs", "root": "data/raw/tested", "pairs": "pairs.csv"},
+        **yaml.safe_load((ROOT / "presets" / "incoming.yaml").read_text())["data"],
+    }
+    raw["incoming"] |= {"settle_seconds": 0.0, "processes": 1, "track": dvc, "max_bad_fraction": 0.5} | incoming
+    raw["features"]["source"] = "grid"
+    raw["detector"]["source"] = "none"
+    root.mkdir(exist_ok=True)
+    (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    tested = root / "data" / "raw" / "tested"
+    tested.mkdir(parents=True)
+    lines = ["image,caption,split"]
+    for number in range(10):
+        picture(1000 + number).save(tested / f"{number}.png")
+        lines.append(f"{number}.png,a tested picture,{('train', 'val', 'test')[number % 3]}")
+    (tested / "pairs.csv").write_text("\n".join(lines) + "\n")
+    if dvc:
+        (root / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+        for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+            subprocess.run(command, cwd=root, check=True)
+    return Workspace(root)
+
+
+def params_of(workspace: Workspace) -> Params:
+    return load_params(workspace.root / "params.yaml")
+
+
+def make_drop(workspace: Workspace, name: str, rows: list[tuple[str, str, str]], files: dict[str, bytes]) -> Path:
+    """A drop of (image, caption, split) rows and image files."""
+    folder = workspace.root / "data" / "incoming" / name
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"image": image, "caption": caption, "split": split or None}) for image, caption, split in rows]
+    (folder / "pairs.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def simple_drop(workspace: Workspace, name: str, seeds: range) -> Path:
+    """One good pair for each seed."""
+    rows = [(f"{seed}.jpg", f"picture number {seed}", "") for seed in seeds]
+    return make_drop(workspace, name, rows, {f"{seed}.jpg": encoded(picture(seed)) for seed in seeds})
+
+
+def held(workspace: Workspace) -> list[dict[str, Any]]:
+    """Every pair of the dataset, read from its batches."""
+    dataset = workspace.root / "data" / "accepted"
+    rows = []
+    for path in sorted(dataset.glob("*/pairs.jsonl")):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            assert (path.parent / row["image"]).is_file()
+            rows.append({**row, "batch": path.parent.name})
+    return rows
+
+
+def quarantined(workspace: Workspace, name: str) -> dict[str, tuple[str, str, str]]:
+    """image -> verdict, rule and reason of what a drop lost."""
+    path = workspace.reports / "incoming" / f"{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["image"] or row["from"]: (row["verdict"], row["rule"], row["reason"]) for row in rows}

@@ -1,0 +1,109 @@
+"""Hashes of pictures: another file of one picture keeps the perceptual hash, and no two pictures share it."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vlp_models.data.images import ImageError
+from vlp_models.incoming import near as near_module
+from vlp_models.incoming.hashes import hash_image, perceptual_hash
+from vlp_models.incoming.near import BLOCK, NearHashes
+
+
+def picture(seed: int) -> Image.Image:
+    """Smooth and random, 128 x 96."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
+    return Image.fromarray(coarse).resize((128, 96), Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, form: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def distance(a: int | None, b: int | None) -> int:
+    assert a is not None
+    assert b is not None
+    return (a ^ b).bit_count()
+
+
+def test_what_keeps_the_picture_keeps_the_hash() -> None:
+    apart = []
+    for seed in range(40):
+        image = picture(seed)
+        own = perceptual_hash(image)
+        assert own is not None and own.bit_count() == 32, "half of the bits are set"
+        for quality, scale in ((85, 1.0), (60, 0.5), (50, 1.7)):
+            size = (round(128 * scale), round(96 * scale))
+            changed = Image.open(io.BytesIO(encoded(image.resize(size), "JPEG", quality=quality)))
+            apart.append(distance(own, perceptual_hash(changed)))
+    assert max(apart) <= 4
+    hashes = [perceptual_hash(picture(seed)) for seed in range(40)]
+    assert min(distance(a, b) for i, a in enumerate(hashes) for b in hashes[:i]) >= 12, "and others are far"
+
+
+def test_pixels_are_hashed_as_seen_whatever_the_file() -> None:
+    image = picture(1)
+    png, bmp = (hash_image(encoded(image, form), "", 10**6) for form in ("PNG", "BMP"))
+    assert png.sha256 != bmp.sha256
+    assert png.pixels == bmp.pixels and png.perceptual == bmp.perceptual
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    turned = hash_image(encoded(image.rotate(90, expand=True), "PNG", exif=exif), ".png", 10**6)
+    assert turned.pixels == png.pixels
+    assert hash_image(encoded(picture(2), "PNG"), ".png", 10**6).pixels != png.pixels
+
+
+def test_a_picture_without_structure_has_no_perceptual_hash() -> None:
+    assert perceptual_hash(Image.new("RGB", (50, 50), "red")) is None
+    clear = Image.new("RGBA", (50, 50), (255, 0, 0, 0))
+    clear.putpixel((3, 3), (0, 255, 0, 0))
+    assert perceptual_hash(clear) is None, "what is transparent is not seen"
+
+
+@pytest.mark.parametrize(
+    ("content", "suffix", "rule"),
+    [
+        (b"", ".jpg", "image_not_empty"),
+        (b"GIF89", ".gif", "image_readable"),
+        (encoded(picture(1), "JPEG")[:900], ".jpg", "image_decodes"),
+        (encoded(picture(1), "JPEG"), ".png", "image_format"),
+        (encoded(Image.new("1", (2000, 2000)), "PNG"), ".png", "image_not_a_bomb"),
+    ],
+)
+def test_bad_files_are_told_apart(content: bytes, suffix: str, rule: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        hash_image(content, suffix, 10**6)
+    assert caught.value.rule == rule
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 8), st.integers(0, 2**32), st.booleans())
+def test_near_hashes_are_those_that_comparing_all_finds(radius: int, seed: int, clustered: bool) -> None:
+    rng = random.Random(seed)
+    held = [rng.getrandbits(64) for _ in range(30)]
+    if clustered:
+        held = [held[0] ^ (1 << rng.randrange(64)) ^ (1 << rng.randrange(64)) for _ in range(30)]
+    queries = [h ^ sum(1 << b for b in rng.sample(range(64), rng.randrange(0, 10))) for h in rng.choices(held, k=30)]
+    near = NearHashes(np.array(held, np.uint64), radius)
+    found = {
+        (int(q), int(h)) for qs, hs in near.pairs(np.array(queries, np.uint64)) for q, h in zip(qs, hs, strict=True)
+    }
+    expected = {(i, j) for i, q in enumerate(queries) for j, h in enumerate(held) if (q ^ h).bit_count() <= radius}
+    assert found == expected
+
+
+def test_blocks_bound_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_module, "BLOCK", 7)
+    same = np.full(20, 5, np.uint64)
+    pairs = list(NearHashes(same, 0).pairs(same))
+    assert BLOCK > 7 and len(pairs) == 20, "one query's twenty candidates at a time"
+    assert sum(len(queries) for queries, _ in pairs) == 400

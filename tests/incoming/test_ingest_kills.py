@@ -1,0 +1,125 @@
+"""A kill -9 at any point of an ingest, then a second run: no pair is lost, and none is there twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ingest_world import ROOT, encoded, held, make_drop, make_project, params_of, picture, simple_drop
+
+from vlp_models.incoming import batch, index, ingest, workers
+from vlp_models.incoming import versioning as ingest_dvc
+from vlp_models.workspace.paths import Workspace
+
+POINTS: dict[str, tuple[Any, str, int, bool]] = {
+    # name: where, the function, at which call, before or after its work
+    "a picture is half read": (workers, "_hash_one", 7, False),
+    "all is judged": (batch, "write_batch", 1, False),
+    "the batch is written": (batch, "write_batch", 1, True),
+    "the batch is in the dataset": (ingest, "publish", 1, True),
+    "the index is half written": (index, "read_batch_manifest", 1, True),
+    "DVC is at work": (ingest_dvc, "_dvc", 1, False),
+    "the batch is tracked": (ingest_dvc, "_dvc", 1, True),
+    "the drop is about to move": (ingest, "_move_away", 1, False),
+    "the drop has moved": (ingest, "_move_away", 1, True),
+}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ingest_until(point: str, workspace: Workspace) -> None:
+    """`vlp ingest` in a child that dies of SIGKILL at this point."""
+    module, name, call, after = POINTS[point]
+    child = os.fork()
+    if child == 0:
+        try:
+            work, calls = getattr(module, name), 0
+
+            def deadly(*arguments: Any, **more: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == call and not after:
+                    if name == "_dvc":  # DVC goes on without its parent
+                        subprocess.Popen([sys.executable, "-m", "dvc", *arguments[1:]], cwd=arguments[0])
+                        time.sleep(0.5)
+                    die()
+                result = work(*arguments, **more)
+                if calls == call:
+                    die()
+                return result
+
+            setattr(module, name, deadly)
+            ingest.run(params_of(workspace), workspace)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"{point} was not reached"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_second_run_completes_a_killed_one(tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    dvc = "DVC" in point or "tracked" in point
+    workspace = make_project(tmp_path / "p", dvc=dvc)
+    rows = [(f"{seed}.jpg", f"picture number {seed}", "") for seed in range(1, 13)]
+    rows += [("1.jpg", "the same picture, otherwise put", ""), ("12b.jpg", "a repeated one", "")]
+    files = {f"{seed}.jpg": encoded(picture(seed)) for seed in range(1, 13)}
+    make_drop(workspace, "drop", rows, files | {"12b.jpg": files["12.jpg"]})
+    ingest_until(point, workspace)
+    ingest.run(params_of(workspace), workspace)
+    check(workspace, [caption for _, caption, _ in rows[:-1]])
+    simple_drop(workspace, "after", range(10, 15))
+    report = ingest.run(params_of(workspace), workspace)
+    assert (report["new"], report["duplicates"]) == (2, 3), "the index knows what the killed run took in"
+    if dvc:
+        batches = {row["batch"] for row in held(workspace)}
+        tracked = {path.stem for path in (workspace.root / "data" / "accepted").glob("*.dvc")}
+        assert tracked == batches
+        status = [sys.executable, "-m", "dvc", "status", "--json"]
+        assert subprocess.run(status, cwd=workspace.root, capture_output=True, text=True).stdout.strip() == "{}"
+
+
+def check(workspace: Workspace, captions: list[str]) -> None:
+    """The dataset holds these pairs once each, the drop folder none, and no half batch lies about."""
+    assert Counter(row["caption"] for row in held(workspace)) == Counter(captions)
+    assert not (workspace.root / "data" / "incoming" / "drop").exists()
+    assert (workspace.root / "data" / "incoming" / "done" / "drop").exists()
+    assert not list((workspace.root / "data").glob(".*.partial*"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_kills_at_random_moments_with_workers(tmp_path: Path) -> None:
+    """The command itself, with two workers, killed after random times until it gets through."""
+    workspace = make_project(tmp_path / "p", processes=2)
+    seeds = range(1, 601)
+    simple_drop(workspace, "drop", seeds)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "vlp_models.cli", "ingest"]
+    rng = random.Random(5)
+    kills = 0
+    for attempt in range(40):
+        process = subprocess.Popen(command, cwd=workspace.root, env=env, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(rng.uniform(0.3, 1.0 + attempt / 4))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+        else:
+            assert process.returncode == 0
+            break
+    assert kills
+    ingest.run(params_of(workspace), workspace)
+    check(workspace, [f"picture number {seed}" for seed in seeds])

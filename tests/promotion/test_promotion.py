@@ -1,0 +1,261 @@
+"""The gate before a real MLflow on SQLite: who becomes champion, who is refused and why, what a kill leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_registry import IMAGES, QUESTIONS, ToyRegistry, answers, toy_items
+
+from vlp_models.errors import DataError
+from vlp_models.promotion.ledger import LedgerError
+
+HERE = Path(__file__).parent
+GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
+
+
+@pytest.fixture(autouse=True)
+def no_tracking_uri_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("registry")
+
+
+@pytest.fixture
+def new(root: Path) -> Any:
+    """A registry of a model of its own (one database serves all tests: its migrations take seconds)."""
+    return lambda **gate: ToyRegistry(root, f"toy-{uuid.uuid4().hex[:8]}", **gate)
+
+
+def test_better_wins_and_worse_and_equal_are_refused_with_their_numbers(new: Any) -> None:
+    registry = new()
+    assert registry.add(GOOD) == 1
+    assert registry.promote().outcome == "promoted"
+    registry.add(BETTER)
+    second = registry.promote()
+    assert (second.outcome, second.champion) == ("promoted", 1)
+    assert second.numbers["gain"] == pytest.approx(100 * (np.mean(BETTER) - np.mean(GOOD)), abs=1e-3)
+    assert second.numbers["gain_low"] > 0 and second.numbers["share_above_min_gain"] >= 0.95
+    assert registry.aliases() == {"champion": 2, "previous": 1}
+
+    registry.add(GOOD)
+    worse = registry.promote()
+    assert worse.outcome == "refused" and worse.reasons[0].startswith("gain: accuracy")
+    noise = list(BETTER)
+    noise[:QUESTIONS] = [1.0] * QUESTIONS  # one image of sixty: more, but within the noise
+    registry.add(noise)
+    equal = registry.promote()
+    assert equal.outcome == "refused" and equal.numbers["gain"] > 0 and equal.numbers["share_above_min_gain"] < 0.95
+    registry.add(BETTER)
+    assert registry.promote().numbers["gain"] == 0.0
+    assert registry.aliases() == {"champion": 2, "previous": 1, "challenger": 5}
+
+    last = registry.ledger.entries()[-1]
+    assert (last["kind"], last["version"], last["by"]) == ("refused", 5, "test")
+    assert last["decision"]["reasons"] == list(registry.promote().reasons)
+    tags = registry.client.get_model_version(registry.model, "5").tags
+    assert tags["promotion.outcome"] == "promote: refused" and tags["promotion.reasons"].startswith("gain:")
+    assert registry.client.get_model_version(registry.model, "2").tags["promotion.outcome"] == "promote: done"
+
+
+def test_no_champion_still_means_floors_and_validation(new: Any) -> None:
+    registry = new(floors={"all": 40.0, "question_type=how many": 80.0, "objects=9": 1.0})
+    how_many = [float(i % QUESTIONS != QUESTIONS - 1) for i in range(IMAGES * QUESTIONS)]  # knows all but numbers
+    registry.add(how_many, validation={"passed": False, "reasons": ["captions: 9 of 10 rows are bad"]})
+    refused = registry.promote()
+    assert refused.outcome == "refused" and refused.numbers["value"] == 80.0
+    assert refused.reasons == [
+        "failed validation: captions: 9 of 10 rows are bad",
+        "floor: accuracy 0.00 of question_type=how many is below 80",
+        "floor: no test item is in the slice objects=9",
+    ]
+    assert [row["held"] for row in refused.numbers["floors"]] == [True, False, False]
+    registry.unvalidated = True  # allows a missing validation, never a failed one
+    assert "failed validation" in registry.promote().reasons[0]
+    forced = registry.promote(force_first=True)
+    assert forced.outcome == "promoted" and forced.forced and len(forced.reasons) == 3
+    registry.add([1.0] * len(GOOD), validation=None)
+    assert [r for r in registry.promote(force_first=True).reasons if "floor" not in r] == []
+    registry.unvalidated = False
+    assert any(r.startswith("unvalidated") for r in registry.promote(force_first=True).reasons)
+
+
+def test_what_can_not_be_measured_is_refused(new: Any) -> None:
+    registry = new()
+    with pytest.raises(DataError, match="no challenger"):
+        registry.promote()
+    registry.add([float("nan"), *GOOD[1:]])
+    assert registry.promote().reasons[0].startswith("non-finite")
+    registry.add(GOOD, metric="BLEU-4")
+    assert "missing metric: no scores per item of accuracy" in registry.promote().reasons[0]
+    registry.add(GOOD, items=[])
+    assert "missing metric" in registry.promote().reasons[0]
+    assert registry.promote(99).reasons == [f"unregistered: {registry.model} has no version 99"]
+    version = registry.add(GOOD)
+    run_id = registry.client.get_model_version(registry.model, str(version)).run_id
+    experiment = registry.client.get_run(run_id).info.artifact_uri.removeprefix("file://")
+    (Path(experiment) / "model" / "artifacts" / "bundle" / "weights").write_text("flipped")
+    assert "not those that were registered" in registry.promote().reasons[0]
+    assert registry.promote(force_first=True).outcome == "refused"  # nothing was measured
+    (Path(experiment) / "model" / "artifacts" / "bundle" / "weights").unlink()
+    assert "unreadable version" in registry.promote().reasons[0]
+    assert set(registry.kinds()) == {"refused"} and len(registry.kinds()) == 7
+    assert "champion" not in registry.aliases()
+
+
+def test_on_other_test_data_the_champion_is_evaluated_anew_once(new: Any) -> None:
+    registry = new()
+    registry.add(GOOD)
+    registry.promote()
+    registry.add(BETTER, test="t2")
+    refused = registry.promote()
+    assert refused.outcome == "refused"
+    assert "can't be compared with: no test data here" in refused.reasons[0]
+    with pytest.MonkeyPatch.context() as patch:  # a fault of the program's own is a recorded refusal, too
+        patch.setattr(registry, "_reevaluate", lambda bundle, lineage: 1 / 0)
+        assert "its evaluation failed: ZeroDivisionError" in registry.promote().reasons[0]
+    registry.reevaluated = toy_items(GOOD, test="t3")  # the workspace has moved on: neither one's test
+    assert "the test data differ" in registry.promote().reasons[0]
+    registry.reevaluated = toy_items(BEST, test="t2")
+    decided = registry.promote()
+    assert decided.outcome == "refused" and decided.numbers["champion_reevaluated"]
+    assert decided.numbers["champion_value"] == pytest.approx(100 * np.mean(BEST), abs=1e-3)
+    count = registry.reevaluations
+    again = registry.promote()
+    assert not again.numbers["champion_reevaluated"] and registry.reevaluations == count  # it was stored
+    registry.add(BETTER, test="t1", note="tokenised otherwise")
+    registry.reevaluated = toy_items(GOOD, test="t1", note="tokenised otherwise")
+    other = registry.promote()
+    assert other.outcome == "promoted" and other.numbers["champion_reevaluated"]
+
+
+def test_rollback_twice_and_no_further_and_no_return_by_itself(new: Any) -> None:
+    registry = new()
+    for values in (GOOD, BETTER, BEST):
+        registry.add(values)
+        assert registry.promote().outcome == "promoted"
+    assert registry.aliases() == {"champion": 3, "previous": 2}
+    registry.client.set_registered_model_alias(registry.model, "challenger", "3")  # as `register` does each week
+    assert registry.rollback().version == 2
+    assert registry.aliases() == {"champion": 2, "previous": 1, "challenger": 3}
+    assert "was rolled back" in registry.promote().reasons[0]
+    assert registry.rollback().version == 1
+    assert registry.aliases() == {"champion": 1, "challenger": 3}
+    with pytest.raises(DataError, match="no earlier champion"):
+        registry.rollback()
+    assert registry.promote(3).outcome == "promoted"  # asked for by its number
+    assert registry.promote(3).outcome == "unchanged"
+    state = registry.ledger.state(registry.model)
+    assert registry.aliases() == {"champion": 3, "previous": 1}
+    assert (state.champion, state.previous) == (3, 1)
+
+
+def test_a_changed_ledger_is_an_error_that_names_the_line(new: Any) -> None:
+    registry = new()
+    for values in (GOOD, BETTER):
+        registry.add(values)
+        registry.promote()
+    path = registry.ledger.path
+    whole = path.read_text()
+    lines = whole.splitlines(keepends=True)
+    registry.add(BEST)
+    for text, message in (
+        (whole.replace('"by": "test"', '"by": "eve"', 1), "line 2: the chain is broken here"),
+        ("".join(lines[:1] + lines[2:]), "line 2: the chain is broken"),
+        (lines[0] + "x\n" + "".join(lines[1:]), "line 2: not JSON"),
+        ("".join(lines[:-1]), "line 4: missing"),  # what no chain shows: MLflow has seen the last line
+        ("".join([*lines[:-1], lines[-1].replace('"by": "test"', '"by": "eve"')]), "line 4: not what was written"),
+    ):
+        path.write_text(text)
+        with pytest.raises(LedgerError, match=message):
+            registry.promote()
+    path.write_text(whole)
+    assert registry.promote().outcome == "promoted"
+
+
+def test_a_champion_set_past_the_ledger_is_taken_over(new: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = new()
+    registry.add(GOOD)
+    registry.client.set_registered_model_alias(registry.model, "champion", "1")
+    registry.add(BETTER)
+    assert registry.promote().champion == 1
+    assert registry.kinds() == ["adopted", "intent", "done"] and "taken over" in capsys.readouterr().err
+    registry.ledger.path.unlink()
+    registry.add(BEST)
+    assert registry.promote().champion == 2
+    assert registry.aliases() == {"champion": 3, "previous": 2}
+    assert registry.rollback().version == 2
+
+
+def process(registry: ToyRegistry, version: int, kill: str = "") -> subprocess.Popen[str]:
+    """A promotion in a process of its own, that connects and then waits for a line."""
+    paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "toy_registry.py"), str(registry.root), registry.model, str(version), kill],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_of_two_promotions_at_once_one_wins(new: Any) -> None:
+    registry = new()
+    registry.add(GOOD)
+    registry.promote()
+    registry.add(BETTER)
+    registry.add(BETTER)
+    several = [process(registry, version) for version in (2, 3)]
+    for one in several:
+        assert one.stdout is not None and one.stdout.readline() == "ready\n"
+    for one in several:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    outcomes = [one.communicate(timeout=60)[0].strip() for one in several]
+    assert sorted(outcomes) == ["promoted", "refused"]  # the second one met the first one's equal
+    assert registry.kinds().count("done") == 2  # the chain is whole, too, or this raises
+    assert registry.aliases()["champion"] == registry.ledger.state(registry.model).champion
+
+
+def test_a_kill_in_between_is_mended_by_the_next_call(new: Any) -> None:
+    """Before the alias: undone. After it: finished. After the end, before MLflow's tags: they are made good."""
+    points = {"before the alias": (1, "undone"), "after the alias": (2, "done"), "before the tags": (2, None)}
+    killed = {}
+    for kill in points:
+        registry = new()
+        registry.add(GOOD)
+        registry.promote()
+        registry.add(BETTER)
+        killed[kill] = (registry, process(registry, 2, kill))
+    for kill, (registry, one) in killed.items():
+        champion, mended = points[kill]
+        one.communicate("go\n", timeout=120)
+        assert one.returncode == -9
+        assert registry.kinds()[-1] == ("intent" if mended else "done")
+        assert registry.aliases()["champion"] == champion
+
+        registry.add(GOOD)
+        next_call = registry.promote()  # refused by either champion
+        assert next_call.outcome == "refused" and next_call.champion == champion
+        assert registry.kinds()[-2:] == [mended or "done", "refused"]
+        state = registry.ledger.state(registry.model)
+        assert state.champion == champion and state.pending is None
+        previous = {"previous": 1} if champion == 2 else {}
+        assert registry.aliases() == {"champion": champion, "challenger": 3} | previous
+        head = json.loads(registry.client.get_registered_model(registry.model).tags["promotion.head"])
+        assert head["seq"] == len(registry.kinds())
+        outcome = registry.client.get_model_version(registry.model, "2").tags["promotion.outcome"]
+        assert outcome == f"promote: {mended or 'done'}"

@@ -1,0 +1,100 @@
+"""What the rules look at: texts in any language, leaks, repeated ids and captions, boxes against their image."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlp_models.validation.columns import derive
+from vlp_models.validation.text import has_letters, is_clean, is_more_than_url
+
+
+@pytest.mark.parametrize(
+    ("text", "letters", "clean", "more_than_url"),
+    [
+        ("A dog runs.", True, True, True),
+        ("一只猫在垫子上", True, True, True),
+        ("קאַץ אויף דער מאַטע", True, True, True),
+        ("😀 a face", True, True, True),
+        ("3 × 4 = 12!", False, True, True),
+        ("", False, True, True),
+        ("a\x07bell", True, False, True),
+        ("caf\ufffd", True, False, True),
+        ("half \ud800 a pair", True, False, True),
+        ("https://example.org/cat.jpg", True, True, False),
+        ("WWW.example.org/1  http://example.org/2 !", True, True, False),
+        ("a sign that says www.example.org", True, True, True),
+    ],
+)
+def test_text(text: str, letters: bool, clean: bool, more_than_url: bool) -> None:
+    assert (has_letters(text), is_clean(text), is_more_than_url(text)) == (letters, clean, more_than_url)
+
+
+@given(st.text())
+def test_text_rules_take_any_text(text: str) -> None:
+    assert is_clean(text) or not is_clean("x" + text)
+    assert has_letters(text + "ø")
+    assert is_more_than_url(text + " ø")
+
+
+def image(name: str, split: str, sha256: str = "", **changes: Any) -> dict[str, Any]:
+    row = {"image_id": name, "split": split, "sha256": sha256 or name, "width": 64, "height": 48, "provenance": name}
+    return {**row, **changes}
+
+
+def test_the_copy_that_is_tested_on_stays() -> None:
+    rows = [
+        image("a", "train", "same"),
+        image("b", "val", "same"),
+        image("c", "test", "same"),
+        image("d", "train", "twice"),
+        image("e", "train", "twice"),
+        image("f", "val", "other"),
+        image("g", "train", "other"),
+    ]
+    also_in = {row["image_id"]: row["also_in"] for row in derive("images", rows, {}, set())}
+    assert also_in == {
+        "a": "test as c",
+        "b": "test as c",
+        "c": "",
+        "d": "",
+        "e": "",
+        "f": "",
+        "g": "val as f",
+    }, "a repeat within a split is no leak"
+
+
+def test_first_of_an_id_stays() -> None:
+    rows = derive("images", [image("a", "train"), image("a", "test", provenance="again")], {}, set())
+    assert [row["id_of"] for row in rows] == ["this row", "a"]
+    assert [row["also_in"] for row in rows] == ["", ""], "the second is no image of its own, so no leak either"
+
+
+def test_rows_know_the_state_of_their_image() -> None:
+    rows = [{"statement_id": n, "image_id": n, "text": "x", "provenance": ""} for n in "abc"]
+    states = [row["image_state"] for row in derive("statements", rows, {"a": image("a", "train")}, {"b"})]
+    assert states == ["good", "quarantined", "unknown"]
+
+
+def box(x1: float | None, y1: float, x2: float, y2: float) -> dict[str, Any]:
+    corners = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
+    rows = [{"object_id": "o", "image_id": "a", "category": "cup", "provenance": "", **corners}]
+    return derive("objects", rows, {"a": image("a", "train")}, set())[0]
+
+
+def test_boxes() -> None:
+    inside = box(0, 0, 64, 48)
+    assert (inside["shorter_side"], inside["overhang"]) == (48, 0)
+    assert box(5, 5, 5, 9)["shorter_side"] == 0
+    assert box(9, 5, 5, 9)["shorter_side"] == -4
+    assert box(-2, 0, 5, 5)["overhang"] == 2
+    assert box(0, -3, 5, 5)["overhang"] == 3
+    assert box(0, 0, 68, 5)["overhang"] == 4
+    assert box(0, 0, 5, 53)["overhang"] == 5
+    assert box(0, 0, math.inf, 5)["shorter_side"] == -math.inf
+    assert box(None, 0, 1, 1)["shorter_side"] is None
+    assert box(math.nan, 0, 1, 1)["overhang"] is None

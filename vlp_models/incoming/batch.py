@@ -1,0 +1,98 @@
+"""A batch: the good pairs of one drop as a folder that never changes again, named by its content.
+
+<batch>/pairs.jsonl       image, caption, split; the picture's hashes and size; the line it came from
+<batch>/images/ab/....jpg by sha256
+<batch>/quarantine.jsonl  every pair that was not taken, with rule and reason
+<batch>/manifest.json     the drop, the counts, the params
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vlp_models.incoming.index import MANIFEST, PAIRS, unsigned
+from vlp_models.incoming.reading import Staging
+
+FORMAT = "vlp-batch/1"
+QUARANTINE = "quarantine.jsonl"
+
+
+def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
+    """Makes `folder`, which holds the kept pictures, a batch; returns its name, which depends on the pairs alone.
+
+    Pictures that were not taken are deleted. `about` goes into the manifest.
+    """
+    run = staging.connection.execute
+    for (stored,) in run(
+        "SELECT DISTINCT stored FROM images WHERE verdict IS NOT NULL AND stored IS NOT NULL AND stored NOT IN "
+        "(SELECT stored FROM images WHERE verdict IS NULL AND stored IS NOT NULL)"
+    ):
+        (folder / stored).unlink(missing_ok=True)
+    splits: Counter[str] = Counter()
+
+    def rows() -> Iterable[dict[str, Any]]:
+        for stored, caption, split, sha256, pixels, perceptual, width, height, provenance in run(
+            "SELECT i.stored, p.caption, i.split, i.sha256, i.pixels, i.perceptual, i.width, i.height, p.provenance "
+            "FROM pairs p JOIN images i ON i.id = p.image "
+            "WHERE p.verdict IS NULL AND i.verdict IS NULL ORDER BY i.id, p.id"
+        ):
+            splits[split] += 1
+            yield {
+                "image": stored,
+                "caption": caption,
+                "split": split,
+                "width": width,
+                "height": height,
+                "sha256": sha256.hex(),
+                "pixels": pixels.hex(),
+                "perceptual": None if perceptual is None else f"{unsigned(perceptual):016x}",
+                "from": provenance,
+            }
+
+    digest = _write_lines(folder / PAIRS, rows())
+    write_quarantine(folder / QUARANTINE, staging)
+    manifest = {"format": FORMAT, **about, "counts": staging.counts(), "splits": splits, "rules": rules(staging)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return digest[:16]
+
+
+def write_quarantine(path: Path, staging: Staging) -> None:
+    _write_lines(
+        path,
+        (
+            dict(zip(("from", "image", "verdict", "rule", "reason"), row, strict=True))
+            for row in staging.connection.execute(
+                "SELECT p.provenance, i.path, coalesce(p.verdict, i.verdict), coalesce(p.rule, i.rule), "
+                "coalesce(p.reason, i.reason) FROM pairs p LEFT JOIN images i ON i.id = p.image "
+                "WHERE p.verdict IS NOT NULL OR i.verdict IS NOT NULL ORDER BY p.id"
+            )
+        ),
+    )
+
+
+def rules(staging: Staging) -> dict[str, int]:
+    """Pairs that were not taken, by the rule they broke, the most frequent first."""
+    query = (
+        "SELECT coalesce(p.rule, i.rule), count(*) FROM pairs p LEFT JOIN images i ON i.id = p.image "
+        "WHERE p.verdict IS NOT NULL OR i.verdict IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
+    )
+    return dict(staging.connection.execute(query).fetchall())
+
+
+def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> str:
+    """One JSON object a line; returns the sha256 of the file."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for row in rows:
+            line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()

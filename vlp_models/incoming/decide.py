@@ -1,0 +1,123 @@
+"""Which pictures of a drop are new: not in the drop already, not in the dataset, and in no split that is tested on.
+
+Two pictures are one if their bytes or their pixels are equal, or their perceptual hashes differ in at most `radius`
+bits. One picture in two splits is a leak, and it is the copy that would be learnt from that goes; one picture twice
+in a split is a duplicate, and the first stays.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from vlp_models.data.tables import SPLITS
+from vlp_models.incoming.index import HELD, HashIndex, Known, unsigned
+from vlp_models.incoming.near import NearHashes
+from vlp_models.incoming.reading import Staging
+
+_RANK = {split: -rank for rank, split in enumerate(SPLITS)}  # test before val before train
+Verdict = tuple[str, str, str]  # verdict, rule, reason
+
+
+def decide(staging: Staging, index: HashIndex, radius: int) -> None:
+    """Writes a verdict to every picture of the drop that is not new. `radius` -1: equal bytes or pixels only."""
+    _against_index(staging, index, radius)
+    _within_drop(staging, radius)
+
+
+def _against_index(staging: Staging, index: HashIndex, radius: int) -> None:
+    verdicts: dict[int, Verdict] = {}
+    splits: dict[int, str] = {}
+
+    def meet(image: int, number: int, how: str) -> None:
+        found = _judge(splits[image], index.known(number), how)
+        if found and (image not in verdicts or verdicts[image][0] == "duplicate"):  # a leak says more
+            verdicts[image] = found
+
+    numbers, hashes = [], []
+    for image, split, sha256, pixels, perceptual in _undecided(staging):
+        splits[image] = split
+        same = index.connection.execute(
+            "SELECT id, sha256 = ?1 FROM images WHERE sha256 = ?1 OR pixels = ?2", (sha256, pixels)
+        )
+        for number, bytes_too in same.fetchall():
+            meet(image, number, "byte for byte" if bytes_too else "pixel for pixel")
+        if perceptual is not None:
+            numbers.append(image)
+            hashes.append(unsigned(perceptual))
+    if radius >= 0 and hashes:
+        images, held = np.array(numbers), np.array(hashes, np.uint64)
+        near = NearHashes(held, radius)
+        for ids, block in index.perceptual_blocks():
+            for theirs, ours in near.pairs(block):
+                distance = np.bitwise_count(block[theirs] ^ held[ours])
+                for number, image, bits in zip(ids[theirs], images[ours], distance, strict=True):
+                    meet(int(image), int(number), f"{bits} of 64 perceptual bits apart")
+    _write(staging, verdicts)
+
+
+def _judge(split: str, known: Known, how: str) -> Verdict | None:
+    if known.split != split:
+        rule = "leak_into_evaluation" if known.split == "train" else "leak_from_evaluation"
+        return "leak", rule, f"the same picture, {how}, is in {known.split} as {known.image_id}"
+    if split != "train" or known.origin.startswith(HELD):
+        return "duplicate", "image_known", f"the same picture, {how}, is there as {known.image_id}"
+    return None  # two training sets may share a picture
+
+
+def _within_drop(staging: Staging, radius: int) -> None:
+    rows = sorted(_undecided(staging), key=lambda row: (_RANK[row[1]], row[0]))
+    values = np.unique(np.array([unsigned(row[4]) for row in rows if row[4] is not None], np.uint64))
+    near = _neighbours(values, radius)
+    kept: dict[bytes | int, tuple[int, str]] = {}  # by either exact hash, and by the place of the perceptual one
+    verdicts: dict[int, Verdict] = {}
+    for image, split, sha256, pixels, perceptual in rows:
+        place = None
+        owner, how = kept.get(sha256), "byte for byte"
+        if owner is None:
+            owner, how = kept.get(pixels), "pixel for pixel"
+        if perceptual is not None and radius >= 0:
+            place = int(np.searchsorted(values, np.uint64(unsigned(perceptual))))
+            if owner is None:
+                how = f"at most {radius} of 64 perceptual bits apart"
+                owner = next((kept[p] for p in (place, *near.get(place, ())) if p in kept), None)
+        if owner is None:
+            for key in (sha256, pixels) if place is None else (sha256, pixels, place):
+                kept.setdefault(key, (image, split))
+            continue
+        path = staging.connection.execute("SELECT path FROM images WHERE id = ?", (owner[0],)).fetchone()[0]
+        if owner[1] == split:
+            verdicts[image] = ("duplicate", "image_repeated", f"the same picture, {how}, is in this drop as {path}")
+        else:
+            reason = f"the same picture, {how}, is in {owner[1]} as {path} of this drop"
+            verdicts[image] = ("leak", "leak_from_evaluation", reason)
+    _write(staging, verdicts)
+
+
+def _neighbours(values: np.ndarray, radius: int) -> dict[int, set[int]]:
+    """Places in `values` (sorted, distinct) -> the other places within the radius."""
+    near: dict[int, set[int]] = defaultdict(set)
+    if radius > 0 and len(values):
+        for a, b in NearHashes(values, radius).pairs(values):
+            for i, j in zip(a[a < b].tolist(), b[a < b].tolist(), strict=True):
+                near[i].add(j)
+                near[j].add(i)
+    return near
+
+
+def _undecided(staging: Staging) -> Iterator[tuple[int, str, bytes, bytes, int | None]]:
+    yield from staging.connection.execute(
+        "SELECT id, split, sha256, pixels, perceptual FROM images WHERE sha256 IS NOT NULL AND verdict IS NULL "
+        "ORDER BY id"
+    )
+
+
+def _write(staging: Staging, verdicts: dict[int, Verdict]) -> None:
+    staging.connection.execute("BEGIN")
+    staging.connection.executemany(
+        "UPDATE images SET verdict = ?, rule = ?, reason = ? WHERE id = ?",
+        [(*verdict, image) for image, verdict in verdicts.items()],
+    )
+    staging.connection.execute("COMMIT")

@@ -1,0 +1,143 @@
+"""`vlp drift`: the batches that the last trained model has not seen, against what it has (data/reference.json)."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlp_models.data.drift.measures import compare, compare_embeddings
+from vlp_models.data.drift.statistics import describe
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.params import Params
+from vlp_models.stages.reference import embed, reference_path
+from vlp_models.workspace.paths import Workspace, measured, need, read_json, write_json
+
+FEWEST = 20  # images, below which embeddings are not compared
+
+
+def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
+    """Writes reports/drift.json and returns what it holds.
+
+    Raises:
+        DataError: a batch or the tokenizer is missing or damaged.
+    """
+    p = params.drift
+    path = reference_path(workspace)
+    report: dict[str, Any] = {"gate": p.gate, "drifted": False, "measures": [], "notes": [], "batches": []}
+    if not path.exists():
+        report["notes"].append(f"no {path.name} yet: `dvc repro reference` writes it after a training")
+        return _finish(report, workspace)
+    reference = read_json(path)
+    dataset = workspace.root / params.incoming.dataset
+    batches = [
+        path.parent.name for path in sorted(dataset.glob("*/manifest.json")) if not path.parent.name.startswith(".")
+    ]
+    new = [name for name in batches if name not in reference["batches"]]
+    rows = Rows(dataset, new)
+    if not new or not any(True for _ in rows):
+        report["notes"].append("no new pairs to train on since the model was trained")
+        return _finish(report, workspace)
+    with measured(workspace, "drift"):
+        tokenizer = Tokenizer.load(need(workspace.tokenizer, "tokenizer"))
+        sizes = ((row["width"], row["height"]) for row in rows.images())
+        found = describe((row["caption"] for row in rows), sizes, tokenizer, most_words=None)
+        report |= {"batches": new, "captions": found["captions"], "images": found["images"]}
+        report["measures"] = compare(reference, found, p)
+        _add_embeddings(report, reference["embedding"], rows, params, workspace)
+    report["drifted"] = any(measure["drifted"] for measure in report["measures"])
+    return _finish(report, workspace)
+
+
+class Rows:
+    """The pairs of batches that are to be trained on, read from disk each time."""
+
+    def __init__(self, dataset: Path, batches: list[str]) -> None:
+        self._dataset = dataset
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for name in self._batches:
+            with (self._dataset / name / "pairs.jsonl").open(encoding="utf-8") as lines:
+                for line in lines:
+                    row = json.loads(line)
+                    if row["split"] == "train":
+                        yield {**row, "path": self._dataset / name / row["image"]}
+
+    def images(self) -> Iterator[dict[str, Any]]:
+        """The first row of each picture."""
+        last = ""
+        for row in self:
+            if row["sha256"] != last:
+                last = row["sha256"]
+                yield row
+
+
+def _add_embeddings(
+    report: dict[str, Any], reference: dict[str, Any], rows: Rows, params: Params, workspace: Workspace
+) -> None:
+    """The two-sample test on means over regions, where the regions can be made here and are the model's."""
+    p = params.drift
+    chosen = heapq.nsmallest(p.images, rows.images(), key=lambda row: row["sha256"]) if p.images else []
+    if min(len(chosen), len(reference["points"])) < FEWEST:
+        report["notes"].append(f"embeddings: not compared, fewer than {FEWEST} images")
+        return
+    source = _region_source(params, workspace)
+    if source is None or source.detector_id != reference["detector_id"]:
+        report["notes"].append("embeddings: not compared, the regions of the training data can't be made here")
+        return
+    images = [
+        {
+            "image_id": row["sha256"],
+            "path": workspace.relative(row["path"]),
+            "width": row["width"],
+            "height": row["height"],
+        }
+        for row in chosen
+    ]
+    regions, _ = source.regions(images, lambda count: None)
+    means = [region.features.astype(np.float32).mean(axis=0) for region in regions if len(region.features)]
+    if len(means) < FEWEST:
+        report["notes"].append("embeddings: not compared, hardly an image has a region")
+        return
+    points = np.array(embed(np.stack(means), reference["seed"]))
+    report["measures"].append(compare_embeddings(np.array(reference["points"]), points, p))
+
+
+def _region_source(params: Params, workspace: Workspace) -> Any:
+    p = params.features
+    if p.source == "grid":
+        from vlp_models.vision.grid import GridSource
+
+        return GridSource(workspace.root)
+    if p.source != "detector" or not workspace.detector.exists():
+        return None
+    from vlp_models.vision.extract import DetectorSource, RegionExtractor
+
+    extractor = RegionExtractor.load(
+        workspace.detector,
+        "cpu",
+        min_score=p.min_score,
+        max_regions=p.max_regions,
+        batch_size=p.batch_size,
+        content=p.content,
+    )
+    return DetectorSource(extractor, workspace.root)
+
+
+def _finish(report: dict[str, Any], workspace: Workspace) -> dict[str, Any]:
+    write_json(workspace.reports / "drift.json", report)
+    for measure in report["measures"]:
+        flag = "DRIFTED" if measure["drifted"] else "ok"
+        print(f"{measure['name']:16} {measure['value']:8.4f}  limit {measure['limit']:g}  {flag}")
+    for note in report["notes"]:
+        print(note)
+    if report["drifted"]:
+        print("drift: the new pairs differ" + ("; drift.gate stops here" if report["gate"] else ""))
+    elif report["measures"]:
+        print("drift: within the limits")
+    return report

@@ -1,0 +1,295 @@
+"""`vlp ingest`: what has been dropped becomes a batch of the versioned dataset, once.
+
+A drop is read, judged and written beside the dataset; renaming the batch into it is the moment it counts. All else
+can be found out again: the index from the batches, whether a drop was dealt with from the batch it became. So a kill
+at any point, and a second run, neither lose nor double a pair.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import IncomingParams, Params
+from vlp_models.workspace.paths import Workspace, measured, write_json
+
+if TYPE_CHECKING:
+    from vlp_models.incoming.drops import Drop
+    from vlp_models.incoming.index import HashIndex
+
+COUNTS = ("new", "duplicates", "leaks", "bad")
+
+
+def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, Any]:
+    """Takes in every finished drop and writes reports/incoming.json; returns what it holds.
+
+    Args:
+        check: only look: what lies there, and whether it is finished.
+
+    Raises:
+        DataError: a drop has more bad pairs than `incoming.max_bad_fraction`, or no readable listing (others are
+            taken in all the same); another ingest is running; DVC failed; a dataset of params.yaml is not there.
+        ParamsError: a number that can't be.
+    """
+    from vlp_models.incoming.drops import find_drops
+    from vlp_models.incoming.versioning import fetch, track
+
+    p = params.incoming
+    _check(p)
+    report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "drops": [], "notes": []}
+    if not p.drop:
+        print("ingest: incoming.drop is empty, so nothing is taken in (docs/new-data.md)")
+        return _finish(report, workspace, p, check)
+    dataset = workspace.root / p.dataset
+    with _only_one(workspace):
+        owned = fetch(workspace.root, p.fetch, only_list=check)
+        if not check:
+            for path in dataset.parent.glob(f".{dataset.name}.partial-*"):  # of runs that were killed
+                shutil.rmtree(path, ignore_errors=True)
+            if p.track:
+                track(workspace.root, dataset)  # what a killed run left untracked
+        drops, report["notes"] = find_drops(workspace.root / p.drop, owned)
+        refused: list[str] = []
+        if drops:
+            refused = _take(drops, params, workspace, report, check)
+        _finish(report, workspace, p, check)
+    if refused:
+        raise DataError("\n".join(refused))
+    return report
+
+
+def _check(p: IncomingParams) -> None:
+    from vlp_models.incoming.near import MAX_RADIUS
+
+    if not -1 <= p.radius <= MAX_RADIUS or not 0 <= p.max_bad_fraction <= 1 or p.settle_seconds < 0:
+        raise ParamsError(
+            f"params.yaml: `incoming.radius` must be -1 to {MAX_RADIUS}, `max_bad_fraction` 0 to 1, `settle_seconds` "
+            f"not below 0; found {p.radius}, {p.max_bad_fraction}, {p.settle_seconds}"
+        )
+
+
+def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[str, Any], check: bool) -> list[str]:
+    from vlp_models.incoming.index import HashIndex
+    from vlp_models.incoming.versioning import need_project
+
+    p = params.incoming
+    dataset = workspace.root / p.dataset
+    if p.track:
+        need_project(workspace.root)
+    refused = []
+    index = HashIndex(workspace.root / ".work" / "ingest" / "index.sqlite", dataset_name(params))
+    try:
+        index.sync_batches(dataset)
+        for drop in drops:
+            entry: dict[str, Any] = {"name": drop.name, "state": "", "batch": ""}
+            report["drops"].append(entry)
+            try:
+                snapshot = drop.snapshot()
+            except OSError as error:
+                entry["state"] = "refused"
+                refused.append(f"{drop.folder}: can't be read: {error.strerror}: {error.filename}")
+                continue
+            if index.taken(snapshot.id):
+                entry["state"] = "known"
+                if not check:
+                    report["notes"] += _move_away(drop, workspace.root / p.drop)
+                if drop.owned:
+                    report["drops"].remove(entry)  # it stays for ever; nothing to say
+            elif not drop.owned and time.time() - snapshot.changed < p.settle_seconds:
+                entry["state"] = "unfinished"
+            elif check:
+                entry |= {"state": "ready", "files": snapshot.files}
+            else:
+                with measured(workspace, "ingest"):
+                    problem = _take_one(drop, snapshot.id, entry, report["notes"], index, params, workspace)
+                if problem:
+                    refused.append(problem)
+    finally:
+        index.close()
+    for name in COUNTS:
+        report[name] = sum(entry.get(name, 0) for entry in report["drops"] if entry["state"] == "taken")
+    return refused
+
+
+def _take_one(
+    drop: Drop,
+    snapshot: str,
+    entry: dict[str, Any],
+    notes: list[str],
+    index: HashIndex,
+    params: Params,
+    workspace: Workspace,
+) -> str:
+    """One drop into one batch; returns why it was refused, if it was."""
+    from vlp_models.incoming.versioning import track
+
+    p = params.incoming
+    dataset = workspace.root / p.dataset
+    with _partial(dataset) as partial:
+        try:
+            name, problem = _judge(drop, snapshot, entry, partial, index, params, workspace)
+        except (OSError, sqlite3.OperationalError) as error:  # a full disk
+            raise DataError(f"ingest: {error}; nothing of {drop.name} was taken") from error
+        if problem:
+            entry["state"] = "refused"
+            return problem
+        if drop.snapshot().id != snapshot:
+            entry["state"] = "unfinished"  # it changed while it was read
+            return ""
+        entry["state"] = "taken"
+        if entry["new"]:
+            entry["batch"] = name
+            publish(partial, dataset / name)
+            index.sync_batches(dataset)
+            if p.track:
+                track(workspace.root, dataset)
+    index.remember(snapshot)
+    notes += _move_away(drop, workspace.root / p.drop)
+    return ""
+
+
+def _judge(
+    drop: Drop,
+    snapshot: str,
+    entry: dict[str, Any],
+    partial: Path,
+    index: HashIndex,
+    params: Params,
+    workspace: Workspace,
+) -> tuple[str, str]:
+    """Makes a batch of the drop in `partial` and adds the counts to `entry`; the batch's name, or why there is none."""
+    from vlp_models.incoming import batch as batches
+    from vlp_models.incoming.decide import decide
+    from vlp_models.incoming.reading import Staging
+    from vlp_models.incoming.sources import processes, protect
+    from vlp_models.incoming.workers import Job
+
+    p, limits = params.incoming, params.validate
+    staging = Staging(workspace.root / ".work" / "ingest" / "drop.sqlite")
+    try:
+        try:
+            staging.read(drop, limits)
+        except DataError as error:
+            return "", str(error)
+        protect(index, params, workspace, evaluates=staging.evaluates())
+        job = Job(folder=drop.folder, keep=partial, max_pixels=limits.max_image_pixels, min_side=limits.min_image_side)
+        staging.hash_images(job, processes(p))
+        decide(staging, index, p.radius)
+        entry |= staging.counts()
+        listed = workspace.reports / "incoming" / f"{drop.name}.jsonl"
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        batches.write_quarantine(listed, staging)
+        if entry["bad"] > p.max_bad_fraction * entry["rows"] or not entry["rows"]:
+            entry["rules"] = batches.rules(staging)
+            return "", _refusal(drop, entry, p, listed)
+        about = {"drop": drop.name, "listing": drop.listing.name, "snapshot": snapshot, "radius": p.radius}
+        return batches.write_batch(partial, staging, about), ""
+    finally:
+        staging.close()
+
+
+def publish(partial: Path, batch: Path) -> None:
+    """The moment a batch counts. What it holds is on the disk before its name is."""
+    os.sync()
+    batch.parent.mkdir(parents=True, exist_ok=True)
+    if not batch.exists():  # the same pairs under the same name
+        partial.rename(batch)
+
+
+def dataset_name(params: Params) -> str:
+    """The name under which params.yaml reads the dataset; "incoming" where it does not."""
+    root = Path(params.incoming.dataset)
+    return next((name for name, source in params.data.items() if Path(source.root) == root), "incoming")
+
+
+def _refusal(drop: Drop, entry: dict[str, Any], p: IncomingParams, listed: Path) -> str:
+    worst = ", ".join(f"{rule}: {count:,}" for rule, count in list(entry["rules"].items())[:5])
+    return (
+        f"{drop.listing}: {entry['bad']:,} of {entry['rows']:,} pairs are bad, more than incoming.max_bad_fraction "
+        f"({p.max_bad_fraction:.1%}); nothing of it was taken. {worst}. Each with its reason: {listed}. Correct the "
+        "drop, or raise the limit"
+    )
+
+
+@contextmanager
+def _partial(dataset: Path) -> Iterator[Path]:
+    """A folder beside the dataset for a batch in the making. No worker of a killed run knows its name."""
+    dataset.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(tempfile.mkdtemp(prefix=f".{dataset.name}.partial-", dir=dataset.parent))
+    try:
+        path.chmod(0o755)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _move_away(drop: Drop, folder: Path) -> list[str]:
+    """To `done/`, beside what is there already; a folder that DVC owns stays. Says so where it can't."""
+    from vlp_models.incoming.drops import DONE
+
+    if drop.owned:
+        return []
+    source = drop.listing if drop.loose else drop.folder
+    target, number = folder / DONE / source.name, 1
+    while target.exists():
+        number += 1
+        target = folder / DONE / f"{source.stem if drop.loose else source.name}-{number}{source.suffix * drop.loose}"
+    try:
+        target.parent.mkdir(exist_ok=True)
+        source.rename(target)
+    except OSError as error:  # somebody else's folder, say
+        return [f"{source}: taken in, but can't be moved to {target.parent}: {error.strerror}; it is not read again"]
+    return []
+
+
+@contextmanager
+def _only_one(workspace: Workspace) -> Iterator[None]:
+    folder = workspace.root / ".work" / "ingest"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it when this process dies
+        except BlockingIOError:
+            raise DataError("ingest: another `vlp ingest` is at work in this folder; run it again later") from None
+        yield
+
+
+def _finish(report: dict[str, Any], workspace: Workspace, p: IncomingParams, check: bool) -> dict[str, Any]:
+    dataset = workspace.root / p.dataset
+    names = sorted(path.parent.name for path in dataset.glob("*/manifest.json") if path.parent.name[0] != ".")
+    report["batches"] = len(names)
+    report["content"] = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16] if names else ""
+    if not check:
+        path = workspace.reports / "incoming.json"
+        write_json(path, report)
+    _say(report, check)
+    return report
+
+
+def _say(report: dict[str, Any], check: bool) -> None:
+    for entry in report["drops"]:
+        line = f"{entry['name']}: {entry['state']}"
+        if "rows" in entry:
+            line += f", {entry['rows']:,} pairs: " + ", ".join(f"{entry[name]:,} {name}" for name in COUNTS)
+        print(line + (f" -> {report['dataset']}/{entry['batch']}" if entry["batch"] else ""))
+    for note in report["notes"]:
+        print(f"left alone: {note}")
+    states = Counter(entry["state"] for entry in report["drops"])
+    if check:
+        print(f"ingest --check: {states['ready']} ready, {states['unfinished']} unfinished; nothing was changed")
+    elif report["new"]:
+        print(f"ingest: {report['new']:,} new pairs; {report['dataset']} has {report['batches']} batches")
+        print(f"        git add {report['dataset']} versions it; `dvc repro` learns from it")
+    else:
+        print("ingest: nothing new")

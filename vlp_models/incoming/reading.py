@@ -1,0 +1,161 @@
+"""A drop's listing and its pictures, read into a SQLite file beside the batch in the making.
+
+Rows wait on disk, so memory does not depend on how many there are. A row that is bad is counted under the rule it
+broke: those of validation, for captions, and those of data/images.py and incoming/drops.py, for pictures.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from vlp_models.data.formats.base import RecordError, Tables, get_sentence, get_text, printable
+from vlp_models.data.formats.pairs import read_pairs
+from vlp_models.data.images import ImageError
+from vlp_models.data.tables import SPLITS
+from vlp_models.errors import DataError
+from vlp_models.incoming.drops import Drop
+from vlp_models.incoming.index import BLOCK, signed
+from vlp_models.incoming.workers import Job, hash_all, stored_name
+from vlp_models.params import ValidateParams
+from vlp_models.validation.columns import text_columns
+from vlp_models.validation.rules import Rule, holds, rules_for
+
+MAX_LISTING = 1 << 30  # bytes
+_SCHEMA = """
+CREATE TABLE images (
+    id INTEGER PRIMARY KEY, path TEXT UNIQUE, split TEXT, provenance TEXT, sha256 BLOB, pixels BLOB,
+    perceptual INTEGER, width INTEGER, height INTEGER, stored TEXT, verdict TEXT, rule TEXT, reason TEXT);
+CREATE TABLE pairs (
+    id INTEGER PRIMARY KEY, image INTEGER, caption TEXT, provenance TEXT, verdict TEXT, rule TEXT, reason TEXT);
+CREATE INDEX pairs_image ON pairs (image);
+"""
+
+
+class Staging:
+    """The drop's rows under judgement. `verdict` is null, `bad`, `duplicate` or `leak`."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096", "temp_store = FILE"):
+            self.connection.execute(f"PRAGMA {setting}")
+        self.connection.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def read(self, drop: Drop, params: ValidateParams) -> None:
+        """Reads the listing.
+
+        Raises:
+            DataError: it is not in the format at all, or too large.
+        """
+        if drop.listing.stat().st_size > MAX_LISTING:
+            raise DataError(f"{drop.listing}: more than {MAX_LISTING >> 30} GiB; make several drops of it")
+        rules = [rule for rule in rules_for("captions", params) if rule.column in ("text", *text_columns(""))]
+        tables = Tables()
+        run = self.connection.execute
+        run("BEGIN")
+        for place, record in read_pairs(drop.listing, tables):
+            provenance = printable(place)
+            self._add_unreadable(tables)
+            try:
+                path, caption, split = _fields(record)
+                run(
+                    "INSERT OR IGNORE INTO images (path, split, provenance) VALUES (?, ?, ?)", (path, split, provenance)
+                )
+                image, first, where = run("SELECT id, split, provenance FROM images WHERE path = ?", (path,)).fetchone()
+                if first != split:
+                    raise RecordError(f"the image is {split} here and {first} in {where}", rule="split_disjoint")
+                _check_caption(caption, rules)
+            except RecordError as error:
+                self._add_bad(provenance, error.rule, str(error))
+                continue
+            run("INSERT INTO pairs (image, caption, provenance) VALUES (?, ?, ?)", (image, caption, provenance))
+        self._add_unreadable(tables)
+        run(
+            "UPDATE pairs SET verdict = 'duplicate', rule = 'caption_unique', reason = 'the image has this caption' "
+            "WHERE verdict IS NULL AND id NOT IN (SELECT min(id) FROM pairs WHERE verdict IS NULL "
+            "GROUP BY image, lower(caption))"
+        )
+        run("COMMIT")
+
+    def evaluates(self) -> bool:
+        """Whether the drop names pairs to test on."""
+        return self.connection.execute("SELECT 1 FROM images WHERE split != 'train' LIMIT 1").fetchone() is not None
+
+    def hash_images(self, job: Job, processes: int) -> None:
+        """Checks, hashes and keeps every picture that a sound row names."""
+        cursor = self.connection.cursor().execute(
+            "SELECT id, path FROM images WHERE id IN (SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
+        )
+        good: list[tuple[Any, ...]] = []
+        bad: list[tuple[Any, ...]] = []
+
+        def write() -> None:
+            self.connection.execute("BEGIN")
+            self.connection.executemany(
+                "UPDATE images SET sha256 = ?, pixels = ?, perceptual = ?, width = ?, height = ?, stored = ? "
+                "WHERE id = ?",
+                good,
+            )
+            self.connection.executemany(
+                "UPDATE images SET verdict = 'bad', rule = ?, reason = ? WHERE id = ?",
+                bad,
+            )
+            self.connection.execute("COMMIT")
+            good.clear()
+            bad.clear()
+
+        # Numbers and paths are read ahead: rows of a table must not change under its reader.
+        items = cursor.fetchall()
+        for number, found in hash_all(items, job, processes):
+            if isinstance(found, ImageError):
+                bad.append((found.rule, printable(found.reason), number))
+            else:
+                hashes = (found.sha256, found.pixels, signed(found.perceptual), found.width, found.height)
+                good.append((*hashes, stored_name(found), number))
+            if len(good) + len(bad) >= BLOCK:
+                write()
+        write()
+
+    def counts(self) -> dict[str, int]:
+        """Pairs by what became of them, and `rows`, their sum."""
+        query = (
+            "SELECT coalesce(p.verdict, i.verdict, 'new'), count(*) FROM pairs p LEFT JOIN images i ON i.id = p.image "
+            "GROUP BY 1"
+        )
+        found = Counter(dict(self.connection.execute(query).fetchall()))
+        names = {"new": "new", "duplicates": "duplicate", "leaks": "leak", "bad": "bad"}
+        return {"rows": found.total(), **{name: found[verdict] for name, verdict in names.items()}}
+
+    def _add_unreadable(self, tables: Tables) -> None:
+        for row in tables.quarantine:
+            self._add_bad(printable(row["provenance"]), row["rule"], row["reason"])
+        tables.quarantine.clear()
+
+    def _add_bad(self, provenance: str, rule: str, reason: str) -> None:
+        self.connection.execute(
+            "INSERT INTO pairs (provenance, verdict, rule, reason) VALUES (?, 'bad', ?, ?)",
+            (provenance, rule, printable(reason)),
+        )
+
+
+def _fields(record: dict[str, Any]) -> tuple[str, str, str]:
+    path = get_text(record, "image").strip()
+    if not path or "\0" in path:
+        raise RecordError(f"`image` is not a path: {path!r}")
+    split = get_text(record, "split").strip().lower() if record.get("split") is not None else ""
+    if split and split not in SPLITS:
+        raise RecordError(f"split {split!r} is none of {', '.join(SPLITS)}", rule="split_known")
+    return path, get_sentence(record, "caption"), split or "train"
+
+
+def _check_caption(caption: str, rules: list[Rule]) -> None:
+    columns = {"text": caption, **text_columns(caption)}
+    for rule in rules:
+        if not holds(rule.check, columns[rule.column]):
+            raise RecordError(rule.reason.format_map(columns), rule=rule.name)

@@ -1,0 +1,120 @@
+"""Pictures hashed by several processes, in order, with a bounded number under way. Workers die with their parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from vlp_models.data.images import FORMATS, MAX_BYTES, ImageError
+from vlp_models.incoming.drops import read_inside
+from vlp_models.incoming.hashes import ImageHashes, hash_image
+
+TASK = 64  # pictures
+EXTENSIONS = {format_: suffix for suffix, format_ in reversed(FORMATS.items())}  # JPEG -> .jpg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every picture of a run shares.
+
+    folder: what paths are relative to and may not leave; None: paths are taken as they are.
+    keep: where sound pictures are copied to, by their hash (see `stored_name`); None: nowhere.
+    """
+
+    folder: Path | None
+    keep: Path | None
+    max_pixels: int
+    min_side: int
+
+
+def stored_name(hashes: ImageHashes) -> str:
+    """Where a batch keeps a picture: by content, 256 folders."""
+    digest = hashes.sha256.hex()
+    return f"images/{digest[:2]}/{digest}{EXTENSIONS[hashes.format]}"
+
+
+def hash_all(
+    items: Iterable[tuple[int, str]], job: Job, processes: int
+) -> Iterator[tuple[int, ImageHashes | ImageError]]:
+    """(number, path) -> (number, hashes or what is wrong with the picture), in the order given."""
+    stream = iter(items)
+    first = list(islice(stream, TASK))
+    if processes <= 1 or len(first) < TASK:  # not worth a process
+        while first:
+            yield from _hash_some(first, job)
+            first = list(islice(stream, TASK))
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads' locks
+    with ProcessPoolExecutor(processes, context, initializer=_die_with_parent) as pool:
+        waiting: deque[Future[list[tuple[int, ImageHashes | ImageError]]]] = deque()
+        task: list[tuple[int, str]] = first
+        while task or waiting:
+            if task:
+                waiting.append(pool.submit(_hash_some, task, job))
+            if len(waiting) > 4 * processes or not task:
+                yield from waiting.popleft().result()
+            task = list(islice(stream, TASK)) if task else []
+
+
+def _hash_some(task: list[tuple[int, str]], job: Job) -> list[tuple[int, ImageHashes | ImageError]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow on odd EXIF and on sizes that `max_pixels` rules on
+        return [(number, _hash_one(path, job)) for number, path in task]
+
+
+def _hash_one(path: str, job: Job) -> ImageHashes | ImageError:
+    try:
+        content = read_inside(job.folder, path) if job.folder else _read(path)
+        hashes = hash_image(content, os.path.splitext(path)[1], job.max_pixels)  # noqa: PTH122
+        if min(hashes.width, hashes.height) < job.min_side:
+            side = f"{hashes.width}x{hashes.height} pixels; the shorter side must have {job.min_side}"
+            raise ImageError("image_side", side)
+        if job.keep:
+            _keep(content, f"{job.keep}/{stored_name(hashes)}")
+        return hashes
+    except ImageError as error:
+        return error
+
+
+def _read(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTES)
+    except OSError as error:
+        raise ImageError("image_present", f"{path}: {error.strerror}") from None
+
+
+def _keep(content: bytes, target: str) -> None:
+    """Writes what was judged, so that nobody can exchange it in between. Equal pictures meet in one file."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(target, flags, 0o644)
+    except FileExistsError:
+        return None
+    except FileNotFoundError:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        return _keep(content, target)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    return None
+
+
+def _die_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever, and keep writing what it has."""
+    parent: Any = multiprocessing.parent_process()
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,44 @@
+"""What a pretraining run learns: objectives, how they mix, and in how many passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class RampParams:
+    """The share of masked words that scheduled sampling replaces: from `start` to `end` in `steps` updates."""
+
+    start: Share = 1.0
+    end: Share = 1.0
+    steps: NonNegativeInt = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassesParams:
+    """One pass over a batch, or two-pass scheduled sampling (Li et al. 2021, equations 1 to 3)."""
+
+    scheme: Literal["single", "a", "b", "c"] = "single"
+    sample: Literal["multinomial", "argmax"] = "multinomial"  # the paper; its code
+    ramp: RampParams = field(default_factory=RampParams)  # share of the masked words that are replaced; the paper: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveParams:
+    """weight: of its loss. share: of the samples (`draw`), or of the updates, in whole numbers (`turns`)."""
+
+    weight: NonNegativeFloat = 1.0
+    share: NonNegativeFloat = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeParams:
+    """mix: `sum` learns every objective from every sample; `draw` draws one for each sample; `turns` learns one an
+    update, in order."""
+
+    objectives: dict[str, ObjectiveParams]
+    mix: Literal["sum", "draw", "turns"] = "sum"
+    mask_probability: Share = 0.15

@@ -1,0 +1,177 @@
+"""promote, rollback, history, lineage: the gate with the project's paths. No DVC stage: decisions are not outputs."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import Params
+from vlp_models.workspace.paths import Workspace, write_json
+
+if TYPE_CHECKING:
+    from vlp_models.promotion.ledger import Ledger
+    from vlp_models.promotion.promote import Decision
+
+REFUSED = 3  # exit code
+
+
+def promote_task(
+    params: Params,
+    workspace: Workspace,
+    task: str,
+    *,
+    version: int | None = None,
+    force_first: bool = False,
+    by: str = "",
+) -> Decision:
+    """Decides on `version` (default: the challenger), moves the aliases, writes reports/promotion/TASK.json.
+
+    Raises:
+        ParamsError: no such task. DataError: nothing registered, or MLflow can't be reached. LedgerError: see there.
+    """
+    from vlp_models.promotion.promote import Bench, promote
+    from vlp_models.promotion.reevaluate import reevaluated
+    from vlp_models.tracking.client import connect
+    from vlp_models.tracking.registry import model_name
+
+    _check_task(params, task)
+    with mlflow_errors(params):
+        decision = promote(
+            connect(params.tracking, workspace.root),
+            ledger_of(params, workspace),
+            params.promotion,
+            task=task,
+            model=model_name(params.tracking, task),
+            metric=params.tracking.metric[task],
+            dataset=params.tracking.dataset.get(task, ""),
+            bench=Bench(
+                content_of=_content_of,
+                reevaluate=lambda bundle, lineage: reevaluated(params, workspace, bundle, lineage),
+            ),
+            by=by or who(),
+            version=version,
+            force_first=force_first,
+        )
+    write_json(report_path(workspace, task), decision.plain())
+    return decision
+
+
+def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = "") -> Decision:
+    """Restores the previous champion, and writes reports/promotion/TASK.json.
+
+    Raises:
+        see `promote_task`; DataError also where there is no previous champion.
+    """
+    from vlp_models.promotion.promote import rollback
+    from vlp_models.tracking.client import connect
+    from vlp_models.tracking.registry import model_name
+
+    _check_task(params, task)
+    with mlflow_errors(params):
+        client, ledger = connect(params.tracking, workspace.root), ledger_of(params, workspace)
+        model = model_name(params.tracking, task)
+        decision = rollback(client, ledger, task=task, model=model, content_of=_content_of, by=by or who())
+    write_json(report_path(workspace, task), decision.plain())
+    return decision
+
+
+def explain(decision: Decision) -> list[str]:
+    """The decision in words."""
+    before = f" (was {decision.champion})" if decision.champion not in (None, decision.version) else ""
+    what = f"version {decision.version}" if decision.version else "no version"
+    head = {
+        "promoted": f"{decision.model}: champion is {what}{before}",
+        "rolled back": f"{decision.model}: champion is {what}{before}; back at the one before",
+        "refused": f"{decision.model}: {what} refused; champion stays "
+        + (f"version {decision.champion}" if decision.champion else "vacant"),
+        "unchanged": f"{decision.model}: nothing to promote: " + "; ".join(decision.reasons),
+    }[decision.outcome]
+    lines = [head]
+    numbers = decision.numbers
+    if "gain" in numbers:
+        interval = (
+            f"{numbers['gain_low']:+.2f} to {numbers['gain_high']:+.2f}" if "gain_low" in numbers else "no interval"
+        )
+        lines.append(
+            f"  {numbers['metric']} {numbers['value']:.2f} against {numbers['champion_value']:.2f}: gain "
+            f"{numbers['gain']:+.2f} ({interval}) on {numbers['n']:,} items"
+            + (", the champion evaluated anew" if numbers.get("champion_reevaluated") else "")
+        )
+    elif "value" in numbers:
+        lines.append(f"  {numbers['metric']} {numbers['value']:.2f} on {numbers['n']:,} items")
+    if decision.outcome != "unchanged":
+        lines += [f"  {'overridden: ' if decision.forced else ''}{reason}" for reason in decision.reasons]
+    return lines
+
+
+def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[str, Any]]:
+    """The task's ledger entries, oldest first; intents only where their end is missing.
+
+    Raises:
+        LedgerError: the chain is broken.
+    """
+    from vlp_models.tracking.registry import model_name
+
+    _check_task(params, task)
+    ledger = ledger_of(params, workspace)
+    model = model_name(params.tracking, task)
+    entries = [entry for entry in ledger.entries() if entry["model"] == model]
+    rows = []
+    for place, entry in enumerate(entries):
+        if entry["kind"] == "done" and place and entries[place - 1]["kind"] == "intent":
+            entry = {"decision": entries[place - 1].get("decision", {}), **entry}
+        if entry["kind"] != "intent" or place == len(entries) - 1:
+            rows.append(entry)
+    return rows
+
+
+def ledger_of(params: Params, workspace: Workspace) -> Ledger:
+    from vlp_models.promotion.ledger import Ledger
+
+    return Ledger(workspace.root / params.promotion.ledger)
+
+
+def report_path(workspace: Workspace, task: str) -> Path:
+    return workspace.reports / "promotion" / f"{task}.json"
+
+
+def who() -> str:
+    """The user's name; `unknown` where the system has none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
+
+
+@contextmanager
+def mlflow_errors(params: Params) -> Iterator[None]:
+    """What MLflow raises, as an error that says where it was asked."""
+    import sqlite3
+
+    from vlp_models.tracking.client import tracking_uri
+
+    try:
+        yield
+    except Exception as error:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if not isinstance(error, (MlflowException, SQLAlchemyError, sqlite3.Error)):
+            raise
+        uri = tracking_uri(params.tracking, Path.cwd())
+        raise DataError(f"MLflow at {uri}: {str(error).splitlines()[0]}") from error
+
+
+def _content_of(bundle: Path) -> str:
+    from vlp_models.stages.register import content_of
+
+    return content_of(bundle / "checkpoint", bundle / "detector")
+
+
+def _check_task(params: Params, task: str) -> None:
+    if task not in params.tracking.metric:
+        raise ParamsError(f"{task}: no such task; known: {', '.join(params.tracking.metric)}")

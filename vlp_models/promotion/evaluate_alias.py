@@ -1,0 +1,43 @@
+"""A registered model, by its alias, on the test split as it is now: into reports/aliases/TASK-ALIAS.
+
+The pipeline's outputs stay as they are: promotion/reevaluate.py works in a workspace of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import Params
+from vlp_models.workspace.paths import Workspace, output_directory
+
+
+def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) -> Path:
+    """Returns the folder of scores and predictions.
+
+    Raises:
+        ParamsError: no such task.
+        DataError: no version has the alias, or it can't be evaluated on the data that is here.
+    """
+    from vlp_models.promotion.reevaluate import reevaluated
+    from vlp_models.tracking.client import connect
+    from vlp_models.tracking.evaluations import read_lineage
+    from vlp_models.tracking.registry import bundle_of, by_alias, model_name
+
+    if task not in params.tracking.metric:
+        raise ParamsError(f"{task}: no such task; known: {', '.join(params.tracking.metric)}")
+    client = connect(params.tracking, workspace.root)
+    name = model_name(params.tracking, task)
+    version = by_alias(client, name, alias)
+    if version is None:
+        raise DataError(f"{name}: no version has the alias `{alias}`")
+    lineage = read_lineage(client, version) or {}
+    target = workspace.reports / "aliases" / f"{task}-{alias}"
+    with (
+        reevaluated(params, workspace, bundle_of(version), lineage) as scored,
+        output_directory(target) as directory,
+    ):
+        shutil.copytree(scored, directory, dirs_exist_ok=True)
+    print(f"{name}@{alias} is version {version.version}; scores in {workspace.relative(target)}")
+    return target

@@ -1,0 +1,88 @@
+"""Pictures of the report: thumbnails with their region boxes, as data of the page itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from vlp_models.data.features import FeatureStore
+from vlp_models.data.tables import read_table
+from vlp_models.report.charts import boxes_overlay
+from vlp_models.workspace.paths import Workspace
+
+NARROW, WIDE = 240, 400  # pixels of a picture's longer side as the page shows it
+BOXES_SHOWN = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One image of the page; `data` is empty where the file can't be shown, and `problem` then says why."""
+
+    image_id: str
+    data: str = ""
+    width: int = 0
+    height: int = 0
+    boxes: Markup = field(default_factory=Markup)
+    problem: str = ""
+
+
+class Pictures:
+    """Thumbnails by image id; paths, sizes and boxes come from the validated tables and data/features."""
+
+    def __init__(self, workspace: Workspace, max_pixels: int) -> None:
+        self._root = workspace.root
+        self._max_pixels = max_pixels
+        images = read_table("images", workspace.validated)
+        self._paths = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
+        self._store = FeatureStore(workspace.features) if (workspace.features / "index.parquet").exists() else None
+
+    def get(self, image_id: str, longest: int = NARROW) -> Picture:
+        from PIL import Image
+
+        path = self._paths.get(image_id)
+        if path is None:
+            return Picture(image_id=image_id, problem="not in the validated tables")
+        try:
+            with Image.open(self._root / path) as image:
+                if image.width * image.height > self._max_pixels:
+                    return Picture(image_id=image_id, problem=f"{image.width} x {image.height} pixels: too large")
+                image.draft("RGB", (longest, longest))
+                small = _on_grey(image)
+                small.thumbnail((longest, longest))
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            return Picture(image_id=image_id, problem=f"can't be read: {error}")
+        buffer = io.BytesIO()
+        small.save(buffer, "JPEG", quality=82)
+        return Picture(
+            image_id=image_id,
+            data=f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}",
+            width=small.width,
+            height=small.height,
+            boxes=self._boxes(image_id, longest, longest * small.height / small.width),
+        )
+
+    def _boxes(self, image_id: str, width: float, height: float) -> Markup:
+        """The most confident regions with the detector's name for each."""
+        if self._store is None or image_id not in self._store:
+            return Markup("")
+        regions, classes = self._store.get(image_id), self._store.classes
+        shown = []
+        for box, probabilities in zip(regions.boxes[:BOXES_SHOWN], regions.class_probs[:BOXES_SHOWN], strict=True):
+            best = 1 + int(probabilities[1:].argmax()) if len(probabilities) > 1 else 0
+            shown.append((box.tolist(), classes[best] if best < len(classes) else str(best)))
+        return boxes_overlay(width, height, shown)
+
+
+def _on_grey(image: Any) -> Any:
+    """RGB; what is transparent becomes mid-grey, as NLVR's pictures are shown."""
+    from PIL import Image
+
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        base = Image.new("RGBA", rgba.size, (205, 205, 205, 255))
+        return Image.alpha_composite(base, rgba).convert("RGB")
+    return image.convert("RGB")

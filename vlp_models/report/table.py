@@ -1,0 +1,51 @@
+"""The results as a table on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vlp_models.workspace.paths import read_json
+
+# What one wants to see first; the rest is in summary.json and on the page.
+HEADLINES = {
+    "captioning": ("CIDEr", "BLEU-4", "METEOR", "true captions"),
+    "vqa": ("accuracy", "gain over image blanked"),
+    "vcr": ("Q->A", "QA->R", "Q->AR", "gain over image blanked"),
+    "retrieval": ("R@1", "R@5", "R@10", "median rank", "R@1 (image to text)"),
+    "nlvr": ("accuracy", "consistency", "gain over image blanked"),
+}
+
+
+def is_headline(record: dict[str, Any]) -> bool:
+    return record["metric"] in HEADLINES.get(record["task"], ())
+
+
+def print_results(summary: Path) -> None:
+    """Prints the main metrics of every run, in percent, with interval and baselines."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    places: dict[str, list[dict[str, Any]]] = {}
+    for record in read_json(summary):
+        if is_headline(record):
+            places.setdefault(f"{record['run']}: {record['dataset']} {record['split']}", []).append(record)
+    for place, records in places.items():
+        table = Table(title=Text(place, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("metric", no_wrap=True, min_width=23)
+        table.add_column("value", justify="right", no_wrap=True, min_width=5)
+        table.add_column("95% interval", no_wrap=True, min_width=14)
+        table.add_column("to compare with", min_width=24)
+        for record in records:
+            compared = ", ".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
+            cells = (
+                record["metric"],
+                "-" if record["value"] is None else f"{record['value']:.1f}",
+                "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}",
+                record["note"] if record["value"] is None else compared,
+            )
+            table.add_row(*(Text(cell) for cell in cells))  # Text: a name in brackets is no markup
+        console.print(table)

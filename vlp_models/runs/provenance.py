@@ -1,0 +1,123 @@
+"""Where a fine-tuned model came from, as one JSON record: what `vlp lineage` prints from the registered version."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from vlp_models.data.tables import read_table
+from vlp_models.params import Params, to_plain
+from vlp_models.tracking.lineage import git_commit
+from vlp_models.workspace.paths import Workspace, hash_path, read_json
+
+LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
+
+
+def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, Any]:
+    """Commit, lock files, data, validation, parents and the command for checkpoints/RUN."""
+    config = read_json(workspace.checkpoint(run) / "config.json")
+    return {
+        "format": "vlp-lineage/1",
+        "task": params.finetune[run].task,
+        "run": run,
+        "git_commit": git_commit(workspace.root),
+        "locks": {name: hash_path(workspace.root / name) for name in LOCKS if (workspace.root / name).exists()},
+        "dvc": _dvc_outs(workspace.root / "dvc.lock"),
+        "params": to_plain(params),
+        "data": _data(workspace),
+        "validation": validation_record(workspace, config),
+        "parents": _parents(params, workspace, run, config),
+        "target": f"finetune@{run}",
+    }
+
+
+def lineage_files(workspace: Workspace) -> dict[str, str]:
+    """The files that a rebuild needs as they were."""
+    present = [workspace.root / name for name in LOCKS if (workspace.root / name).exists()]
+    return {path.name: path.read_text(encoding="utf-8") for path in present}
+
+
+def validation_record(workspace: Workspace, config: dict[str, Any]) -> dict[str, Any] | None:
+    """Whether the data a checkpoint learned from passed `validate`; None where nothing on disk can say so."""
+    report_file, manifest_file = workspace.reports / "validation.json", workspace.validated / "manifest.json"
+    if not report_file.exists() or not manifest_file.exists():
+        return None
+    learned_from = config.get("provenance", {}).get("inputs", {})
+    for index in sorted(workspace.shards.glob("index-*.parquet")):
+        if learned_from.get(index.name) not in (None, hash_path(index)):
+            return None  # trained on other data than what lies here
+    report, counts = read_json(report_file), read_json(manifest_file)["counts"]
+    reasons = []
+    for name, table in report["tables"].items():
+        if table["rows"] and 100 * table["bad"] / table["rows"] > report["max_bad_percent"] + 1e-3:
+            reasons.append(f"{name}: {table['bad']} of {table['rows']} rows are bad")
+        if table["good"] != counts.get(name):
+            reasons.append(f"{name}: {table['good']} good rows in the report, {counts.get(name)} in data/validated")
+    if not report["tables"].get("images", {}).get("good"):
+        reasons.append("images: no good one")
+    return {"passed": not reasons, "reasons": reasons, "tables": report["tables"]}
+
+
+def _data(workspace: Workspace) -> dict[str, Any]:
+    quarantine = read_table("quarantine", workspace.validated)
+    rules = Counter(zip(quarantine["table"].to_pylist(), quarantine["rule"].to_pylist(), strict=True))
+    data: dict[str, Any] = {
+        "quarantined": {f"{table}: {rule}": count for (table, rule), count in sorted(rules.items())}
+    }
+    for name, path in (("validated", workspace.validated), ("shards", workspace.shards)):
+        if (path / "manifest.json").exists():
+            manifest = read_json(path / "manifest.json")
+            data[name] = {key: manifest[key] for key in ("counts", "splits") if key in manifest}
+    return data
+
+
+def _parents(params: Params, workspace: Workspace, run: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Checkpoints back to the first one, the detector and the tokenizer; hashes as training found them."""
+    parents: list[dict[str, Any]] = []
+    name, made_from = run, config
+    while True:
+        provenance = made_from.get("provenance", {})
+        init = _init(params, name)
+        if not init or len(parents) > 20:
+            break
+        recorded = provenance.get("inputs", {}).get("init")
+        path = workspace.root / init if name == "pretrain" else workspace.checkpoint(init)
+        parent: dict[str, Any] = {"role": "starts from", "path": workspace.relative(path), "sha256": recorded}
+        parents.append(parent)
+        if not (path / "config.json").exists():
+            break
+        now = hash_path(path)
+        parent["sha256"] = recorded or now
+        if recorded not in (None, now, hash_path(path / "config.json")):
+            parent["note"] = "changed since: its own parents are not known"
+            break
+        name, made_from = init, read_json(path / "config.json")
+        if provenance := made_from.get("provenance", {}):
+            parent["params"] = provenance.get("params", {})
+    detector = {"role": "detector", "path": "data/detector", "id": config.get("detector_id")}
+    if workspace.detector.exists():
+        detector["sha256"] = hash_path(workspace.detector)
+    tokenizer = config.get("provenance", {}).get("inputs", {}).get("tokenizer")
+    if tokenizer is None and workspace.tokenizer.exists():
+        tokenizer = hash_path(workspace.tokenizer)
+    return [*parents, detector, {"role": "tokenizer", "path": "data/tokenizer", "sha256": tokenizer}]
+
+
+def _init(params: Params, name: str) -> str:
+    """The checkpoint that `name` starts from, as params.yaml has it; empty: from nothing."""
+    if name in params.finetune:
+        return params.finetune[name].init
+    if name == "scheduled_sampling":
+        return "" if params.scheduled_sampling.init == "scratch" else "pretrain"
+    return params.pretrain.init if name == "pretrain" else ""
+
+
+def _dvc_outs(lock: Path) -> dict[str, str]:
+    """Output -> DVC's md5, from dvc.lock."""
+    import yaml
+
+    if not lock.exists():
+        return {}
+    stages = (yaml.safe_load(lock.read_text(encoding="utf-8")) or {}).get("stages", {})
+    return {out["path"]: out.get("md5", "") for stage in stages.values() for out in stage.get("outs", [])}

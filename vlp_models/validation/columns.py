@@ -1,0 +1,127 @@
+"""Derived columns: what a rule needs to know of a row beyond its own table, worked out before the check.
+
+Rows are plain dicts. Every function returns new rows with more keys; `row` is the position, which names a row where
+its id can't.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vlp_models.data.tables import ID_COLUMN, SPLITS
+from vlp_models.validation import text as language
+from vlp_models.validation.rules import TEXT_TABLES
+
+Row = dict[str, Any]
+
+
+def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_images: set[str]) -> list[Row]:
+    """Rows with the columns that the rules of `table` look at.
+
+    `images`: the good images by id; `quarantined_images`: ids of the others. Both are unused for the images table.
+    """
+    rows = [{**row, "row": number} for number, row in enumerate(rows)]
+    first = _first_rows(rows, ID_COLUMN[table])
+    for row in rows:
+        owner = first[row[ID_COLUMN[table]]]
+        row["id_of"] = "this row" if owner is row else owner["provenance"]
+    if table == "images":
+        _add_image_columns(rows)
+    else:
+        for row in rows:
+            image = row["image_id"]
+            row["image_state"] = (
+                "good" if image in images else "quarantined" if image in quarantined_images else "unknown"
+            )
+    if table in TEXT_TABLES:
+        for row in rows:
+            row |= text_columns(row["text"])
+    if table == "captions":
+        _add_same_as(rows)
+    if table == "questions":
+        for row in rows:
+            row["labelled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
+    if table == "choices":
+        _add_choice_columns(rows, images)
+    if table == "objects":
+        _add_box_columns(rows, images)
+    return rows
+
+
+def _first_rows(rows: list[Row], column: str) -> dict[Any, Row]:
+    first: dict[Any, Row] = {}
+    for row in rows:
+        first.setdefault(row[column], row)
+    return first
+
+
+def _add_image_columns(rows: list[Row]) -> None:
+    # one picture in two splits: the copy that is tested on stays, the copy that is learnt from goes
+    rank = {split: number for number, split in enumerate(SPLITS)}
+    last: dict[str, Row] = {}
+    for row in rows:
+        known = row["sha256"] and row["split"] in rank and row["id_of"] == "this row"
+        if known and (row["sha256"] not in last or rank[row["split"]] > rank[last[row["sha256"]]["split"]]):
+            last[row["sha256"]] = row
+    for row in rows:
+        kept = last.get(row["sha256"])
+        leaks = kept and row["split"] in rank and row["split"] != kept["split"] and row["id_of"] == "this row"
+        row["also_in"] = f"{kept['split']} as {kept['image_id']}" if kept and leaks else ""
+        sized = row["width"] is not None and row["height"] is not None
+        row["side"] = min(row["width"], row["height"]) if sized else None
+        row["pixels"] = row["width"] * row["height"] if sized else None
+
+
+def text_columns(text: str | None) -> Row:
+    """What the rules of every text look at."""
+    return {
+        "words": None if text is None else len(text.split()),
+        "text_letters": None if text is None else language.has_letters(text),
+        "text_clean": None if text is None else language.is_clean(text),
+        "text_not_url": None if text is None else language.is_more_than_url(text),
+    }
+
+
+def _add_same_as(rows: list[Row]) -> None:
+    first: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        row["same_as"] = ""
+        if row["text"] is None or row["id_of"] != "this row":
+            continue
+        owner = first.setdefault((row["image_id"], row["text"].casefold().strip()), row)
+        if owner is not row:
+            row["same_as"] = owner["caption_id"]
+
+
+def _add_choice_columns(rows: list[Row], images: dict[str, Row]) -> None:
+    for row in rows:
+        answers, rationales = row["answers"] or [], row["rationales"] or []
+        row["answer_count"], row["rationale_count"] = len(answers), len(rationales)
+        bad = [text for text in (*answers, *rationales) if not text or not text.strip() or not language.is_clean(text)]
+        row["unclean_choice"] = repr(bad[0]) if bad else ""
+        objects = [
+            {**dict(zip(("x1", "y1", "x2", "y2"), box, strict=True)), "image_id": row["image_id"]}
+            for box in row["boxes"] or []
+        ]
+        for item in objects:
+            item |= {name: math.inf for name in ("x1", "y1", "x2", "y2") if math.isnan(item[name])}
+        _add_box_columns(objects, images)
+        for name, worst in (("shorter_side", min), ("overhang", max)):
+            known = [item[name] for item in objects if item[name] is not None]
+            row[f"boxes_{name}"] = worst(known) if known else None
+
+
+def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:
+    for row in rows:
+        box = [row[name] for name in ("x1", "y1", "x2", "y2")]
+        row["shorter_side"] = row["overhang"] = None
+        if all(value is not None and not math.isnan(value) for value in box):
+            x1, y1, x2, y2 = box
+            if not all(map(math.isfinite, box)):
+                row["shorter_side"] = -math.inf
+                continue
+            row["shorter_side"] = min(x2 - x1, y2 - y1)
+            image = images.get(row["image_id"])
+            if image is not None:
+                row["overhang"] = max(-x1, -y1, x2 - image["width"], y2 - image["height"], 0.0)

@@ -1,0 +1,106 @@
+"""The rules as Great Expectations suites: one per table, in a context that lives in memory and leaves only Data Docs.
+
+This is the only file that knows Great Expectations; importing it costs seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+
+import great_expectations as gx
+import great_expectations.expectations as gxe
+import pandas as pd
+from great_expectations.data_context.types.base import (
+    DataContextConfig,
+    InMemoryStoreBackendDefaults,
+    ProgressBarsConfig,
+)
+
+from vlp_models.validation.rules import Between, Check, Matches, OneOf, Present, Rule
+
+ROW = "row"  # the column that names a row: its id may be what is wrong with it
+
+
+class Suites:
+    """Checks tables one by one and keeps their results for the docs."""
+
+    def __init__(self, docs: Path) -> None:
+        """`docs`: the directory of the Data Docs."""
+        logging.getLogger("great_expectations").setLevel(logging.ERROR)
+        site = {
+            "class_name": "SiteBuilder",
+            "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+            "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())},
+        }
+        config = DataContextConfig(
+            store_backend_defaults=InMemoryStoreBackendDefaults(),
+            data_docs_sites={"vlp": site},
+            progress_bars=ProgressBarsConfig(globally=False),
+            analytics_enabled=False,
+        )
+        self._context = gx.get_context(mode="ephemeral", project_config=config)
+        self._source = self._context.data_sources.add_pandas("validate")
+
+    def check(self, table: str, rows: list[dict[str, Any]], rules: list[Rule]) -> list[list[int]]:
+        """For each rule, the positions (`row`) of the rows that break it; `rows` must not be empty."""
+        suite = self._context.suites.add(gx.ExpectationSuite(name=table))
+        for rule in rules:
+            suite.add_expectation(_expectation(rule))
+        definition = self._context.validation_definitions.add(
+            gx.ValidationDefinition(
+                name=table,
+                data=self._source.add_dataframe_asset(table).add_batch_definition_whole_dataframe("all"),
+                suite=suite,
+            )
+        )
+        checkpoint = self._context.checkpoints.add(
+            gx.Checkpoint(
+                name=table,
+                validation_definitions=[definition],
+                result_format={"result_format": "COMPLETE", "unexpected_index_column_names": [ROW]},
+            )
+        )
+        columns = [ROW, *dict.fromkeys(rule.column for rule in rules)]
+        frame = pd.DataFrame({column: [row[column] for row in rows] for column in columns})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcome = checkpoint.run(batch_parameters={"dataframe": frame})
+        (validation,) = outcome.run_results.values()
+        found: dict[str, Any] = {}
+        for result in validation.results:
+            assert result.expectation_config is not None
+            found[result.expectation_config.meta["rule"]] = result
+        return [_rows(found[rule.name]) for rule in rules]
+
+    def build_docs(self) -> None:
+        """Writes index.html and the pages of every suite checked so far."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._context.build_data_docs()
+
+
+def _expectation(rule: Rule) -> gxe.Expectation:
+    shared: dict[str, Any] = {"column": rule.column, "meta": {"rule": rule.name}, "notes": f"{rule.table}.{rule.name}"}
+    check: Check = rule.check
+    if isinstance(check, Present):
+        return gxe.ExpectColumnValuesToNotBeNull(**shared)
+    if isinstance(check, OneOf):
+        return gxe.ExpectColumnValuesToBeInSet(value_set=list(check.values), **shared)
+    if isinstance(check, Between):
+        return gxe.ExpectColumnValuesToBeBetween(
+            min_value=check.low, max_value=check.high, strict_min=check.above, **shared
+        )
+    assert isinstance(check, Matches)
+    return gxe.ExpectColumnValuesToMatchRegex(regex=check.pattern, **shared)
+
+
+def _rows(result: Any) -> list[int]:
+    if result.exception_info and result.exception_info.get("raised_exception"):
+        raise RuntimeError(f"Great Expectations could not check a rule: {result.exception_info}")
+    return sorted(int(entry[ROW]) for entry in result.result.get("unexpected_index_list") or [])

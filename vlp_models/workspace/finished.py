@@ -1,0 +1,81 @@
+"""The result of a stage that has ended, until DVC has recorded it.
+
+Between the end of a stage and the entry in dvc.lock DVC hashes the output, which takes minutes for large ones. Killed
+there, it knows nothing of the stage, deletes its output at the next run and starts it again. So a stage that is long
+keeps its result beside its resume state, as hard links, which take no room; DVC's next call for the same work gets it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlp_models.preflight import lock_entry
+from vlp_models.workspace.guard import run_by_dvc
+from vlp_models.workspace.paths import Workspace, hash_path, output_directory, read_json, write_json, write_text
+
+FINISHED = "finished"  # in the work directory
+RECORD = "finished.json"  # {"files": {path: sha256}, "recorded": what DVC had recorded of the stage before}
+
+
+def keep(workspace: Workspace, work: Path, stage: str, outputs: Sequence[Path]) -> None:
+    """Keeps what `stage` has written, if DVC called it. What the stage's earlier work kept goes."""
+    if not run_by_dvc():
+        return
+    for other in work.parent.glob(f"*/{RECORD}"):
+        drop(other.parent)
+    directory = work / FINISHED
+    shutil.rmtree(directory, ignore_errors=True)
+    files = {}
+    for output in outputs:
+        name = str(output.relative_to(workspace.root))
+        files[name] = hash_path(output)
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            shutil.copytree(output, target, copy_function=link_or_copy)
+        else:
+            link_or_copy(output, target)
+    write_json(work / RECORD, {"files": files, "recorded": _recorded(workspace, stage)})
+
+
+def restore(workspace: Workspace, work: Path, stage: str) -> bool:
+    """Puts the kept result back, if DVC has not recorded it since; True if there is nothing left to do."""
+    if not run_by_dvc() or not (work / RECORD).exists():
+        return False
+    record = read_json(work / RECORD)
+    kept = {name: work / FINISHED / name for name in record["files"]}
+    whole = all(path.exists() and hash_path(path) == record["files"][name] for name, path in kept.items())
+    if not whole or record["recorded"] != _recorded(workspace, stage):
+        drop(work)  # damaged, or this run is another one: forced, or after a change of the code
+        return False
+    for name, path in kept.items():
+        if path.is_dir():
+            with output_directory(workspace.root / name) as directory:
+                shutil.copytree(path, directory, copy_function=link_or_copy, dirs_exist_ok=True)
+        else:
+            write_text(workspace.root / name, path.read_text(encoding="utf-8"))
+    print(f"{stage}: had ended before, only DVC had not recorded it; its result is put back", file=sys.stderr)
+    return True
+
+
+def drop(work: Path) -> None:
+    (work / RECORD).unlink(missing_ok=True)
+    shutil.rmtree(work / FINISHED, ignore_errors=True)
+
+
+def _recorded(workspace: Workspace, stage: str) -> str:
+    entry = json.dumps(lock_entry(workspace.root, stage), sort_keys=True, default=str)
+    return hashlib.sha256(entry.encode()).hexdigest()
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
