@@ -12,7 +12,6 @@ from typing import Any
 from vlp_models.errors import ParamsError
 from vlp_models.params import parse_params, to_plain
 
-
 # What an entry of these sections is; the rest is how it is made.
 DEFINING = {"models": ("family",), "pretrain": ("model",), "finetune": ("task",), "data": ("format",)}
 

@@ -118,7 +118,9 @@ def _leaf(value: Any, hint: Any, where: str, file: str) -> Any:
             known = [str(a) for a in typing.get_args(plain)]
             near = difflib.get_close_matches(str(value), known, n=1)
             hint_text = f"; did you mean `{near[0]}`?" if near else ""
-            raise ParamsError(f"{file}: `{where}` must be one of {', '.join(known)}; found {value!r}{hint_text}") from None
+            raise ParamsError(
+                f"{file}: `{where}` must be one of {', '.join(known)}; found {value!r}{hint_text}"
+            ) from None
         if first["type"].endswith("_type") and isinstance(plain, type):
             raise ParamsError(f"{file}: `{where}` must be {plain.__name__}, found {value!r}") from None
         said = first["msg"].removeprefix("Input ")

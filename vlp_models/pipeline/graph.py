@@ -26,7 +26,18 @@ NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants 
 HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision")
 JUDGING = ("beam_size", "max_caption_len", "splits", "blank_control", "bootstrap")
 # Sections that decide which stages there are, and what they read.
-SHAPING = ("generate", "data", "detector", "features", "tokenizer", "shards", "models", "defaults", "pretrain", "finetune")
+SHAPING = (
+    "generate",
+    "data",
+    "detector",
+    "features",
+    "tokenizer",
+    "shards",
+    "models",
+    "defaults",
+    "pretrain",
+    "finetune",
+)
 
 Stage = dict[str, Any]
 
@@ -176,10 +187,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             plots=[{"reports/curves/finetune/${key}.csv": {"x": "step", "y": "loss"}}],
         ),
         "evaluate": _each(
-            {
-                name: {"task": run.task, "family": params.family_at(run.start)}
-                for name, run in params.finetune.items()
-            },
+            {name: {"task": run.task, "family": params.family_at(run.start)} for name, run in params.finetune.items()},
             cmd="vlp stage evaluate ${key}",
             params=["finetune.${key}", *given("defaults.finetune", *(f"evaluate.{key}" for key in JUDGING))],
             deps=[

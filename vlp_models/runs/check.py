@@ -42,7 +42,9 @@ def check_runs(params: Params) -> None:
         check_model(task, _outline(model, f"models.{params.model_of(name)}.config"), where=f"finetune.{name}")
         unknown = [source for source in (*finetune.sources, *finetune.evaluate_on) if source not in params.data]
         if unknown:
-            raise ParamsError(f"params.yaml: `finetune.{name}` names the dataset {unknown[0]}{nearest(unknown[0], params.data)}")
+            raise ParamsError(
+                f"params.yaml: `finetune.{name}` names the dataset {unknown[0]}{nearest(unknown[0], params.data)}"
+            )
 
 
 def reads(params: Params) -> tuple[bool, bool]:

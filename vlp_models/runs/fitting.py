@@ -115,9 +115,7 @@ def describe(
     )
 
 
-def start_from(
-    model: nn.Module, before: CheckpointInfo, weights: Mapping[str, Tensor], start: Path
-) -> list[str]:
+def start_from(model: nn.Module, before: CheckpointInfo, weights: Mapping[str, Tensor], start: Path) -> list[str]:
     """Fills `model` with the weights of a checkpoint of its family; of another architecture, with what fits.
 
     Returns what was left out, and what stayed as it was, in lines to print.

@@ -8,7 +8,6 @@ from vlp_models.data.formats.base import Tables
 from vlp_models.lookup import load
 from vlp_models.params import SourceParams
 
-
 FORMATS = {
     "coco": "vlp_models.data.formats.coco:read",
     "nlvr": "vlp_models.data.formats.nlvr:read",
