@@ -70,7 +70,7 @@ def use(
     preset: Annotated[str, typer.Argument(help="A preset to merge into params.yaml, e.g. presets/nlvr.yaml.")] = "",
     assign: Annotated[list[str] | None, typer.Option("--set", "-S", help="`key.path=value`, after the preset.")] = None,
 ) -> None:
-    """Edits params.yaml (a preset, single values) and then dvc.yaml, checked before anything is written. Comments stay."""
+    """Edits params.yaml (a preset, single values), checked before it is written, then dvc.yaml. Comments stay."""
     from pathlib import Path
 
     from vlp_models.commands import write_plan
@@ -84,7 +84,7 @@ def use(
 
 @app.command()
 def plan() -> None:
-    """Checks params.yaml and writes dvc.yaml from it: after a model, a run or a dataset was added or renamed by hand."""
+    """Checks params.yaml and writes dvc.yaml from it: after a model, run or dataset was added by hand."""
     from vlp_models.commands import write_plan
 
     print("dvc.yaml: written anew" if write_plan() else "dvc.yaml: as it should be")
@@ -286,12 +286,12 @@ def _run_the_code_here() -> None:
     An environment that several checkouts share has one of them installed. DVC hashes the code of the folder that it
     works in, so that must be the code that runs.
     """
-    import vlp_models
+    from pathlib import Path
 
-    own, here = os.path.dirname(os.path.abspath(vlp_models.__file__)), os.path.join(os.getcwd(), "vlp_models")  # noqa: PTH
-    if os.path.isfile(os.path.join(here, "cli.py")) and not os.path.samefile(own, here):  # noqa: PTH113, PTH118, PTH121
-        path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH", ""))))  # noqa: PTH109
-        os.environ["PYTHONPATH"] = path
+    own, here = Path(__file__).parent, Path.cwd() / "vlp_models"
+    if (here / "cli.py").is_file() and not own.samefile(here):
+        known = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{here.parent}{os.pathsep}{known}" if known else str(here.parent)
         os.execv(sys.executable, [sys.executable, "-m", "vlp_models.cli", *sys.argv[1:]])
 
 

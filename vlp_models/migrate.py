@@ -82,9 +82,7 @@ def migrated(raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             new[section] = _renamed(value, renamed["tokenizer"])
         else:
             new[section] = value
-    lines.append(
-        "outputs were made by other stages: the first `vlp run` makes everything anew; registered versions stay"
-    )
+    lines.append("the stages are other ones now: the first `vlp run` makes everything anew; registered versions stay")
     return new, lines
 
 
