@@ -6,6 +6,7 @@ and, for a misspelt key, the nearest known one. What a value may be is its annot
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -104,10 +105,8 @@ def _convert(value: Any, hint: Any, where: str, file: str) -> Any:
 def _leaf(value: Any, hint: Any, where: str, file: str) -> Any:
     plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
     if plain is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     try:

@@ -1,8 +1,8 @@
 """dvc.yaml, made from params.yaml: which stages there are, what each reads and what it writes.
 
 Hand-written YAML can't say that a run depends on the family of the model that its start leads to, or that the report
-depends on the runs of params.yaml and no others. `vlp plan` writes it; the stage `plan` refuses to go on with one that is
-out of date.
+depends on the runs of params.yaml and no others. `vlp plan` writes it; the stage `plan` refuses to go on with one that
+is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vlp_models.params import Params
 FILE = "dvc.yaml"
 HEADER = """\
 # What depends on what; `vlp plan` makes this file from params.yaml (vlp_models/pipeline/graph.py), `dvc dag` draws it.
-# data/plan/code/* are lists of source files with their hashes: a stage depends on the code that it runs, and on no other.
+# data/plan/code/* list source files with their hashes: a stage depends on the code that it runs, and on no other.
 """
 CODE = "data/plan/code"
 NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run

@@ -1,7 +1,7 @@
 """plan: params.yaml checked as a whole, before anything is computed, and the code behind each stage listed.
 
-Every other stage depends on a list that this one writes (data/plan/code), so a change of the source makes stale what runs
-on it, and nothing else.
+Every other stage depends on a list that this one writes (data/plan/code), so a change of the source makes stale what
+runs on it, and nothing else.
 """
 
 from __future__ import annotations
