@@ -255,6 +255,12 @@ def render(stages: Mapping[str, Stage]) -> str:
     return HEADER + text
 
 
+def is_ours(root: Path) -> bool:
+    """Whether `vlp plan` writes the dvc.yaml in `root`: there is none yet, or it begins as ours does."""
+    file = root / FILE
+    return not file.exists() or file.read_text(encoding="utf-8").startswith(HEADER.partition(";")[0])
+
+
 def params_of(stages: Mapping[str, Stage], stage: str, key: str) -> list[str]:
     """The params that a stage is declared to depend on, such as `pretrain.tden`."""
     found = stages.get(stage, {})

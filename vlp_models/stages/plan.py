@@ -9,7 +9,7 @@ from __future__ import annotations
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
 from vlp_models.pipeline.code import ROOT, files_behind
-from vlp_models.pipeline.graph import FILE, pipeline, render
+from vlp_models.pipeline.graph import FILE, is_ours, pipeline, render
 from vlp_models.workspace.paths import Workspace, output_directory, write_json
 
 STAGES = (
@@ -53,7 +53,7 @@ def check_current(params: Params, workspace: Workspace) -> None:
         ParamsError: dvc.yaml is not what params.yaml makes of it.
     """
     file = workspace.root / FILE
-    if not file.exists() or file.read_text(encoding="utf-8") != planned(params, workspace):
+    if is_ours(workspace.root) and file.exists() and file.read_text(encoding="utf-8") != planned(params, workspace):
         raise ParamsError(
             f"{FILE} is not that of params.yaml, whose models, runs or datasets have changed: `vlp plan` writes it anew"
         )
