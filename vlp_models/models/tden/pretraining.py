@@ -25,7 +25,7 @@ from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, 
 from vlp_models.objectives.mlm import masked_language_modelling
 from vlp_models.objectives.moc import masked_object_classification
 from vlp_models.objectives.msg import sentence_generation
-from vlp_models.objectives.ranks import numbers_of
+from vlp_models.objectives.ranks import number_over_ranks
 from vlp_models.objectives.token_loss import empty
 
 
@@ -194,7 +194,7 @@ class TDENPretraining(TDENModules):
         ViLBERT, of the cross-modal encoder, where each sentence meets its own image and its neighbour's. A batch of
         one image has nothing to tell apart: zero."""
         mask_BT = batch.text.mask_BT
-        numbers_G, own = numbers_of(batch.image_ids)
+        numbers_G, own = number_over_ranks(batch.image_ids)
         if len(numbers_G.unique()) == 1:  # no negative; and batch normalisation could not take a batch of one
             return empty(text_BTD, "ism")
         if self.config.ism_source == "cross_modal":
