@@ -31,7 +31,7 @@ def test_the_four_losses_fall_on_one_batch(tiny, make_batch):
         optimizer.zero_grad()
         torch.stack([loss.mean for loss in result.values()]).sum().backward()
         optimizer.step()
-        history.append({name: value.item() for loss in result.values() for name, value in loss.parts.items()})
+        history.append({name: part.mean.item() for loss in result.values() for name, part in loss.parts.items()})
 
     def mean(name: str, steps: list[dict[str, float]]) -> float:
         return sum(step[name] for step in steps) / len(steps)

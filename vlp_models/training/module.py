@@ -229,9 +229,9 @@ class TrainingModule(LightningModule):
         inputs = f"The input of {', '.join(broken)} is itself not finite. " if broken else ""
         return NonFiniteLossError(
             f"step {step}: the {what} is {value}; stopped before the update; weights and buffers are as they "
-            f"were. {inputs}Samples: {', '.join(samples[:8])}{' ...' if len(samples) > 8 else ''}; all of them, with their losses: "
-            f"{file}. Look at these samples, or lower the learning rate, then run again: it resumes at the last "
-            "checkpoint if neither params nor data changed"
+            f"were. {inputs}Samples: {', '.join(samples[:8])}{' ...' if len(samples) > 8 else ''}; all of them, with "
+            f"their losses: {file}. Look at these samples, or lower the learning rate, then run again: it resumes at "
+            "the last checkpoint if neither params nor data changed"
         )
 
 
