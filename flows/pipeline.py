@@ -131,6 +131,7 @@ def run_plainly(root: Path, parts: list[Part], params: FlowParams, *, name: str,
         with hold_workspace(root, f"{name} without a server", params.wait_minutes * 60, log) as hold:
             for line in preflight(root):
                 log(line)
+            supervised(root, ["vlp", "plan"], log, hold=hold)
             run = Run(root, hold)
             for part in parts:
                 _with_retries(run, part, params.retry_delays, log)
