@@ -44,11 +44,12 @@ def family_class(family: str) -> type[nn.Module]:
     return found
 
 
-def build_model(family: str, config: Mapping[str, Any], facts: DataFacts) -> nn.Module:
+def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where: str = "config") -> nn.Module:
     """A freshly initialised model; the weights depend on torch's global seed alone.
 
     Args:
         config: params.yaml's `models.<name>.config`, or a checkpoint's `model_config`.
+        where: its place, for messages.
 
     Raises:
         ParamsError: an unknown family or key, a value out of range, or a config made for other data.
@@ -58,7 +59,7 @@ def build_model(family: str, config: Mapping[str, Any], facts: DataFacts) -> nn.
     told = {name: value for name, value in dataclasses.asdict(facts).items() if name in known}
     for key, value in told.items():
         if config.get(key, value) != value:
-            raise ParamsError(f"`config.{key}` is {config[key]!r}, but the data at hand has {value}")
-    built = build(model_class.config_class, {**config, **told}, where="config")
+            raise ParamsError(f"`{where}.{key}` is {config[key]!r}, but the data at hand has {value}")
+    built = build(model_class.config_class, {**config, **told}, where=where)
     model: nn.Module = getattr(model_class, "from_config", model_class)(built)
     return model

@@ -28,7 +28,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
     from vlp_models.models import FAMILIES
-    from vlp_models.models.checkpoint import read_info
+    from vlp_models.models.checkpoint import read_config
     from vlp_models.runs.fitting import (
         check_same_data,
         forget,
@@ -50,7 +50,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with measured(workspace, stage):
         inputs = read_inputs(workspace)
         start = need(workspace.checkpoint(p.start), stage_of(p.start))
-        before = read_info(start)
+        before = read_config(start)
         files = {**inputs.files, "start": start}
         settings = {"finetune": {key: to_plain(p)}}
         modules = ["vlp_models.stages.finetune", *(FAMILIES[before.family], TASKS[p.task])]

@@ -28,7 +28,7 @@ from vlp_models.models.tden.model import GENERATION, TDEN
 from vlp_models.models.tden.state import DecodingState, Told, VisualStates
 from vlp_models.objectives.ism import matched_or_not
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.ranks import numbers_of
+from vlp_models.objectives.ranks import number_over_ranks
 from vlp_models.objectives.token_loss import empty
 
 
@@ -81,7 +81,7 @@ class AblatedTDEN(TDEN):
         """Each sentence meets its own image and that of the sample before it."""
         if self.config.ism_source == "unimodal":
             return super().matching_loss(understood_MD, words, batch, image, learners)
-        numbers_G, own = numbers_of(batch.image_ids)
+        numbers_G, own = number_over_ranks(batch.image_ids)
         if len(numbers_G.unique()) <= 1:  # no negative
             return empty(understood_MD, "ism")
         visual = image.last().select(batch.text.owner_N)
