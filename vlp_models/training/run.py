@@ -20,7 +20,7 @@ from torch import nn
 
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, Preempted, ProcessLostError
-from vlp_models.params import FinetuneParams, OptimizerParams, PairsParams, TrainerParams
+from vlp_models.params import OptimizerParams, TrainerParams, TrainingParams
 from vlp_models.training.curve import LOG, Recorder, read_log, truncate_log
 from vlp_models.training.ema import WeightAverage
 from vlp_models.training.fsdp import WholeWeights, put_back
@@ -49,7 +49,7 @@ class Plan:
     optimizer: OptimizerParams
 
     @classmethod
-    def of(cls, section: PairsParams | FinetuneParams) -> Plan:
+    def of(cls, section: TrainingParams) -> Plan:
         """What a section of params.yaml asks for."""
         return cls(**{field.name: getattr(section, field.name) for field in fields(cls)})
 

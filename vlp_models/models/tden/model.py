@@ -37,7 +37,7 @@ Where the paper is silent, what is done here (and the switch in `TDENConfig`, if
   image after every cross-modal layer (`fusion_pooling`) and classifies the decoder's part by itself
   (`fusion_decoder`). Its VCR has token types for the segments of a text (`segment_types`).
 
-Two-pass scheduled sampling calls `masked_pass` twice with one `VisualStates` (training/scheduled_sampling.py); the
+Two-pass scheduled sampling calls `masked_pass` twice with one `VisualStates` (training/passes.py); the
 second pass generates a sentence from its first sampled word on only (layers/reading.py). The four modules and pooling
 are in modules.py, the objectives in pretraining.py, the paper's single-stream and two-stream variants (`structure`) in
 shared.py; `ism_source` is ISM's variant of table 2.
