@@ -109,7 +109,8 @@ def _check_options(params: Params) -> None:
     """A wrong option is found here, not after the pretraining. Only runs with options make this load the tasks."""
     for name, run in params.finetune.items():
         if run.options:
-            from vlp_models.tasks.base import read_options, task_class
+            from vlp_models.tasks import task_class
+            from vlp_models.tasks.base import read_options
 
             read_options(task_class(run.task), run.options, where=f"finetune.{name}.options")
 

@@ -61,7 +61,11 @@ class Embeds(Protocol):
 
 @runtime_checkable
 class ScoresPairs(Protocol):
-    def score_pairs(self, image: Image, text: Text) -> Tensor: ...  # [B]
+    """How well an image and a text fit, by fusing them: any number, higher is better."""
+
+    def encode_image(self, image: Image) -> Any: ...  # opaque: what every pair with these images needs, once
+
+    def score(self, state: Any, text: Text, image_of_text_N: Tensor) -> Tensor: ...  # [N]; int64: rows of the images
 
 
 @runtime_checkable

@@ -29,7 +29,6 @@ from vlp_models.params.training import (
     PairsParams,
     PretrainParams,
     ScheduledSamplingParams,
-    SelfCriticalParams,
     TrainerParams,
 )
 
@@ -54,7 +53,6 @@ __all__ = [
     "RampParams",
     "RecipeParams",
     "ScheduledSamplingParams",
-    "SelfCriticalParams",
     "ShardsParams",
     "SourceParams",
     "TokenizerParams",

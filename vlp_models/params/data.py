@@ -18,6 +18,7 @@ class WorldParams:
     questions_per_image: int = 12  # objects only
     size: int = 128  # pixels, objects only
     vcr_per_image: int = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
+    hypotheses_per_image: int = 0  # of visual entailment, objects only; they are read as a dataset of format snli_ve
     statements: int = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: int = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
@@ -31,7 +32,7 @@ class SourceParams:
     The key `all` stands for files that hold every split; the Karpathy file (or `split_by`) then divides them.
     """
 
-    format: Literal["coco", "nlvr", "pairs", "vcr"]
+    format: Literal["coco", "nlvr", "pairs", "vcr", "snli_ve", "texts"]
     root: str
     images: str = "images"
     captions: dict[str, list[str]] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class SourceParams:
     karpathy: str = ""
     questions: dict[str, list[str]] = field(default_factory=dict)
     annotations: dict[str, list[str]] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files of one text a line, no image
     truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
     pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
     validation_directories: list[str] = field(default_factory=list)  # nlvr: train directories held out whole

@@ -62,17 +62,9 @@ class ScheduledSamplingParams(PairsParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelfCriticalParams:
-    """Self-critical training of a captioner (tasks/self_critical.py); `init` is a run of cross-entropy."""
-
-    samples: int = 5  # descriptions drawn per image and step
-    baseline: Literal["greedy", "mean_of_others"] = "greedy"  # the second needs two samples or more
-    sampling_dropout: bool = False  # draw them with dropout on, as the public code does
-
-
-@dataclass(frozen=True, kw_only=True)
 class FinetuneParams:
-    task: Literal["captioning", "vqa", "nlvr", "retrieval", "vcr"]
+    design: str = ""  # under which runs with different seeds are one; empty: the run's own name
+    task: str  # vlp_models/tasks/__init__.py
     init: str  # `pretrain`, `scheduled_sampling` or the name of another fine-tuning run
     sources: dict[str, int]
     seed: int
@@ -85,6 +77,7 @@ class FinetuneParams:
     optimizer: OptimizerParams
     scratch: bool = False  # ignore init's weights: TDEN- of the paper
     blank_images: bool = False  # text-only control: every region feature zero, boxes too
-    label_smoothing: float = 0.0
-    self_critical: SelfCriticalParams | None = None  # captioning only: CIDEr-D as reward instead of cross-entropy
+    evaluate_on: list[str] = field(
+        default_factory=list
+    )  # datasets; empty: the sources, or all that have the task's view
     options: dict[str, Any] = field(default_factory=dict)  # the task's own: `TaskModel.options_class`

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, to_plain
-from vlp_models.workspace.paths import Workspace, measured, need, read_json
+from vlp_models.workspace.paths import Workspace, measured, need
 
 if TYPE_CHECKING:
     from vlp_models.runs.fitting import Inputs
     from vlp_models.tasks.base import TaskModel
-    from vlp_models.tasks.captioning import Captioning
-    from vlp_models.training.module import LossFunction
 
 PRETRAININGS = ("pretrain", "scheduled_sampling")  # stages whose checkpoints no fine-tuning run may overwrite
 
@@ -43,22 +41,22 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         if restore(workspace, work, stage):
             forget(work)
             return
-        task_model = _task_model(p, init, inputs, workspace)
+        task_model, described = _task_model(p, init, inputs, workspace)
         loaders = LoaderFactory(
             inputs.shards,
-            "images" if p.self_critical else task_model.view,
+            task_model.learning_view(task_model.options),
             sources=p.sources,
             collate=task_model.collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
             seed=p.seed,
-            captioned=p.self_critical is not None,
+            captioned=task_model.captioned_only(task_model.options),
         )
         tags = {"task": p.task, "run": key}
         with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:
             result = fit(
                 task_model,
-                _loss(p, task_model, inputs.shards, work),
+                task_model.training_loss(inputs.shards, p.sources, work),
                 loaders,
                 plan=Plan.of(p),
                 trainer=params.trainer,
@@ -73,9 +71,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             key,
             stage=stage,
             module=task_model,
-            config=task_model.info,
+            config=described,
             tokenizer=task_model.tokenizer,
-            answers=task_model.answers,
+            answers=task_model.labels,
             settings=settings,
             files=files,
             counts={"train_samples": len(loaders.train), "val_samples": len(loaders.val)},
@@ -85,18 +83,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         forget(work)
 
 
-def _loss(p: FinetuneParams, task_model: TaskModel, shards: Path, work: Path) -> LossFunction:
-    """The task's own, or captioning's reward."""
-    if p.self_critical is None:
-        return lambda batch, *, update, generator: task_model.loss(batch)
-
-    from vlp_models.tasks.self_critical import self_critical_loss
-
-    return self_critical_loss(cast("Captioning", task_model), p.self_critical, shards, p.sources, work)
-
-
 def _run_params(params: Params, key: str) -> FinetuneParams:
-    from vlp_models.tasks.base import read_options, task_class
+    from vlp_models.tasks import task_class
+    from vlp_models.tasks.base import read_options
 
     if key not in params.finetune:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`; there are: {', '.join(params.finetune)}")
@@ -105,45 +94,48 @@ def _run_params(params: Params, key: str) -> FinetuneParams:
         raise ParamsError(f"params.yaml: a fine-tuning run can't be called `{key}`; checkpoints/{key} is taken")
     if p.init == key:
         raise ParamsError(f"params.yaml: `finetune.{key}.init` is the run itself")
-    if p.self_critical and p.task != "captioning":
-        raise ParamsError(f"params.yaml: `finetune.{key}.self_critical` is for captioning, not for {p.task}")
     read_options(task_class(p.task), p.options, where=f"finetune.{key}.options")
     return p
 
 
-def _task_model(p: FinetuneParams, init: Path, inputs: Inputs, workspace: Workspace) -> TaskModel:
+def _task_model(
+    p: FinetuneParams, init: Path, inputs: Inputs, workspace: Workspace
+) -> tuple[TaskModel, dict[str, Any]]:
     """The task's model with the weights of `init`; its head's too, where the task and its answers are the same."""
     import torch
 
     from vlp_models.models.checkpoint import (
+        FORMAT,
         build_from_config,
         load_strictly,
         part_of,
-        read_answers,
         read_config,
+        read_labels,
         read_weights,
     )
+    from vlp_models.models.info import CheckpointInfo
     from vlp_models.runs.fitting import check_same_data
-    from vlp_models.tasks.base import read_options, task_class
+    from vlp_models.tasks import task_class
+    from vlp_models.tasks.base import read_options
 
     before = read_config(init)
     check_same_data(before, init, inputs)
-    answers = read_json(workspace.tokenizer / "answers.json") if p.task == "vqa" else []
+    task = task_class(p.task)
+    labels = task.labels_for(workspace.tokenizer)
     info: dict[str, Any] = {
         **{name: before[name] for name in ("model", "model_config", "detector_id", "feature_dim", "classes")},
         "task": p.task,
         "max_text_len": p.max_text_len,
         "max_regions": p.max_regions,
         "blank_images": p.blank_images,
-        "label_smoothing": p.label_smoothing,
-        "options": to_plain(read_options(task_class(p.task), p.options)),
+        "options": to_plain(read_options(task, p.options)),
     }
     torch.manual_seed(p.seed)
     model = build_from_config(info, inputs.tokenizer, init)
-    task_model = task_class(p.task)(model, inputs.tokenizer, info, answers=answers)
+    task_model = task(model, inputs.tokenizer, CheckpointInfo.from_json({"format": FORMAT, **info}), labels=labels)
     if not p.scratch:
         weights = read_weights(init)
         load_strictly(model, part_of(weights, "model"), init)
-        if before["task"] == p.task and (p.task != "vqa" or read_answers(init) == answers):
+        if before["task"] == p.task and (not task.has_labels or read_labels(init) == labels):
             load_strictly(task_model.head, part_of(weights, "head"), init)
-    return task_model
+    return task_model, info

@@ -79,7 +79,9 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
                 stage="shards",
                 params=to_plain(p),
                 counts=counts,
-                sources=sorted({name for table in (images, *texts.values()) for name in table["source"].unique().to_pylist()}),
+                sources=sorted(
+                    {name for table in (images, *texts.values()) for name in table["source"].unique().to_pylist()}
+                ),
                 feature_dim=store.feature_dim,
                 classes=store.classes,
                 num_classes=len(store.classes),
