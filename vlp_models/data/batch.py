@@ -83,19 +83,26 @@ class Regions(_Movable):
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels(_Movable):
-    """Images for patch or CNN models. pixels_B3HW: float32, normalised."""
+    """Images for patch or CNN models.
+
+    pixels_B3HW  float32, normalised; zero where padded
+    mask_BHW     bool; True where there is picture. None: everywhere
+    """
 
     pixels_B3HW: Tensor
+    mask_BHW: Tensor | None = None
 
     def __len__(self) -> int:
         return self.pixels_B3HW.shape[0]
 
     def repeated(self, times: int) -> Pixels:
-        return Pixels(pixels_B3HW=self.pixels_B3HW.repeat_interleave(times, dim=0))
+        mask_BHW = None if self.mask_BHW is None else self.mask_BHW.repeat_interleave(times, dim=0)
+        return Pixels(pixels_B3HW=self.pixels_B3HW.repeat_interleave(times, dim=0), mask_BHW=mask_BHW)
 
     def blanked(self) -> Pixels:
         """Nothing to see: the mean colour everywhere."""
-        return Pixels(pixels_B3HW=torch.zeros_like(self.pixels_B3HW))
+        mask_BHW = None if self.mask_BHW is None else torch.ones_like(self.mask_BHW)
+        return Pixels(pixels_B3HW=torch.zeros_like(self.pixels_B3HW), mask_BHW=mask_BHW)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +112,13 @@ class Text(_Movable):
     ids_BT   int64
     mask_BT  bool; True where there is a token, [CLS] and [SEP] included
     last_segment_BT  bool; of texts in several segments, True in the last one, its [SEP] included
+    word_BT  int64; which of the text's words a token is a piece of, -1 where of none; None unless asked for
     """
 
     ids_BT: Tensor
     mask_BT: Tensor
     last_segment_BT: Tensor | None = None
+    word_BT: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids_BT.shape[0]

@@ -56,4 +56,5 @@ class Sample:
     rationales: tuple[str, ...] = ()
     answer_label: int | None = None
     rationale_label: int | None = None
+    draw: int | None = None  # seed of what chance decides for this sample now; None: nothing is left to chance
     boxes: tuple[tuple[float, ...], ...] = ()  # of the image's objects: x1, y1, x2, y2 as fractions

@@ -124,9 +124,23 @@ class Tokenizer:
         pieces = self._engine.encode(text, add_special_tokens=False).ids
         return [self.cls_id, *pieces[: max_len - 2], self.sep_id]
 
-    def encode_batch(self, texts: Sequence[str], max_len: int) -> Text:
-        """`encode` for each text, padded to the longest."""
-        return self._pad([self.encode(text, max_len) for text in texts])
+    def encode_batch(self, texts: Sequence[str], max_len: int, *, whole_words: bool = False) -> Text:
+        """`encode` for each text, padded to the longest; with `word_BT` if `whole_words`."""
+        import torch
+
+        text = self._pad([self.encode(text, max_len) for text in texts])
+        if not whole_words:
+            return text
+        word_BT = torch.full_like(text.ids_BT, -1)
+        for row_T, words in zip(word_BT, map(self._words_of_pieces, texts), strict=True):
+            words = words[: max_len - 2]
+            row_T[1 : 1 + len(words)] = torch.tensor(words, dtype=torch.int64)
+        return dataclasses.replace(text, word_BT=word_BT)
+
+    def _words_of_pieces(self, text: str) -> list[int]:
+        """Which word, counted from 0, each piece of the text belongs to; a punctuation mark is one of its own."""
+        words = self._engine.encode(text, add_special_tokens=False).word_ids
+        return [-1 if word is None else word for word in words]
 
     def _pad(self, rows: Sequence[Sequence[int]]) -> Text:
         import torch
