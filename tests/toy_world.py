@@ -205,10 +205,12 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
         width=10,
         height=10,
         regions=_regions(rng, shape, colour),
-        captions=[{"caption_id": f"{image_id}/c", "text": f"a {COLOURS[colour]} {name}"}],
-        questions=[question],
-        statements=[statement],
-        choices=[choice],
+        rows={
+            "captions": [{"caption_id": f"{image_id}/c", "text": f"a {COLOURS[colour]} {name}"}],
+            "questions": [question],
+            "statements": [statement],
+            "choices": [choice],
+        },
     )
 
 

@@ -130,7 +130,7 @@ class InputReader:
             return _pixels(samples, wanted)
         regions = regions_of(samples)
         if known_objects:
-            regions = [objects_first(r, sample.boxes) for r, sample in zip(regions, samples, strict=True)]
+            regions = [objects_first(r, sample["boxes"]) for r, sample in zip(regions, samples, strict=True)]
         return collate_regions(regions, self.max_regions)
 
     def text(self, texts: Sequence[str]) -> Text:
