@@ -93,4 +93,4 @@ class TokenizerParams:
 @dataclass(frozen=True, kw_only=True)
 class ShardsParams:
     images_per_shard: int
-    pixels: bool
+    pixels: Literal["auto", True, False] = "auto"  # the image files; auto: if any model reads them
