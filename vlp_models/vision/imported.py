@@ -67,6 +67,9 @@ class ImportedSource:
         DataError: not one record is readable.
     """
 
+    by_content = False
+    device = "cpu"
+
     def __init__(self, file: RecordFile, path: Path, detector_id: str, max_regions: int) -> None:
         self.detector_id = detector_id
         self._file = file
