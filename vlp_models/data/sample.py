@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class RegionArrays:
-    """The detected regions of one image, most confident first.
+    """The regions of one image: a detector's most confident first, imported ones in their file's order.
 
     features     float16 [N, F]
     boxes        float32 [N, 4]; x1, y1, x2, y2 as fractions of the image's width and height

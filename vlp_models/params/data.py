@@ -78,6 +78,7 @@ class FeaturesParams:
     max_regions: int
     min_score: float
     batch_size: int
+    order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
 
 
 @dataclass(frozen=True, kw_only=True)

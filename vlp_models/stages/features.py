@@ -126,11 +126,11 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
     if p.source == "tsv":
         from vlp_models.vision.tsv import open_tsv
 
-        return open_tsv(workspace.root / p.path, p.max_regions)
+        return open_tsv(workspace.root / p.path, p.max_regions, p.order)
     if p.source == "npz":
         from vlp_models.vision.npz import open_npz
 
-        return open_npz(workspace.root / p.path, p.max_regions)
+        return open_npz(workspace.root / p.path, p.max_regions, p.order)
     import torch
 
     from vlp_models.vision.extract import DetectorSource, RegionExtractor
