@@ -84,6 +84,7 @@ class FeaturesParams:
     max_regions: PositiveInt
     min_score: Share
     batch_size: PositiveInt
+    order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,4 +100,4 @@ class TokenizerParams:
 @dataclass(frozen=True, kw_only=True)
 class ShardsParams:
     images_per_shard: PositiveInt
-    pixels: bool
+    pixels: Literal["auto", True, False] = "auto"  # the image files; auto: if any model reads them
