@@ -16,7 +16,10 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
-REGISTERED = {task: {"name": f"vlp-{task}", "version": 1, "run": task} for task in ("captioning", "vqa")}
+REGISTERED = {
+    task: [{"name": f"vlp-{task}", "version": 1, "run": task, "model": "tden", "challenger": True}]
+    for task in ("captioning", "vqa")
+}
 # Stands in for `vlp promote` and its kin: says what it was asked, answers with the exit code that a file tells it.
 VLP = f"""#!{sys.executable}
 import pathlib, sys

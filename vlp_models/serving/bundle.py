@@ -16,6 +16,7 @@ from vlp_models.models.info import CheckpointInfo
 from vlp_models.workspace.finished import link_or_copy
 from vlp_models.workspace.paths import hash_path
 
+BUNDLE = "bundle"  # the folder's own name: MLflow keeps it
 CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"
 FROM_IMAGES = ("detector", "grid")  # `features.source`: what can be made again of an image alone
 

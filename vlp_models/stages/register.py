@@ -19,7 +19,7 @@ from vlp_models.evaluation.ranking import Candidate, candidates
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, to_plain
 from vlp_models.params.named import checkpoint_of
-from vlp_models.serving.bundle import checkpoint_info, content_of, not_served, try_out, write_bundle
+from vlp_models.serving.bundle import BUNDLE, checkpoint_info, content_of, not_served, try_out, write_bundle
 from vlp_models.workspace.paths import Workspace, measured, need, write_json
 
 IMAGES_TRIED = 50  # of which the first that is on this disk
@@ -85,8 +85,8 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
         tried = []
         for task, several in ranked:
             for place, candidate in enumerate(several):
-                bundle = Path(temporary) / candidate.run
-                bundle.mkdir()
+                bundle = Path(temporary) / candidate.run / BUNDLE
+                bundle.mkdir(parents=True)
                 checkpoint = need(
                     workspace.checkpoint(checkpoint_of(params, candidate.run)), f"finetune@{candidate.run}"
                 )

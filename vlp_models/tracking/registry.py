@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError
 from vlp_models.params import TrackingParams
+from vlp_models.serving.bundle import BUNDLE
 from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage, read_lineage, run_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def register(
         info = mlflow.pyfunc.log_model(
             name=name,
             python_model=str(package / "tracking" / "pyfunc_model.py"),
-            artifacts={"bundle": str(bundle)},
+            artifacts={BUNDLE: str(bundle)},
             code_paths=[str(code)],
             signature=_signature(task),
             pip_requirements=_pinned(REQUIREMENTS),
@@ -162,7 +163,7 @@ def bundle_of(version: ModelVersion) -> Path:
     import mlflow.artifacts
 
     local = Path(mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}"))
-    return local / "artifacts" / "bundle"
+    return local / "artifacts" / BUNDLE
 
 
 def _version_with(client: MlflowClient, name: str, content: str) -> ModelVersion | None:
