@@ -63,7 +63,7 @@ def bare(model: nn.Module, loss: PretrainingLoss) -> None:
     scheduler = build_scheduler(optimizer, STEPS, OPTIMIZER)
     generator = torch.Generator().manual_seed(1)
     for update, batch in enumerate(loader()):
-        total = loss(batch, update=update, generator=generator).total
+        total = loss(batch, update=update, generator=generator).mean
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.clip_norm)

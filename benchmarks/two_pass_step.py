@@ -118,7 +118,7 @@ def main(device: torch.device, rounds: int, paper: bool) -> None:
     def step(loss: Callable[..., Loss], batch: Batch, seed: int) -> float:
         begin = clock()
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            total = loss(batch, update=0, generator=torch.Generator().manual_seed(seed)).total
+            total = loss(batch, update=0, generator=torch.Generator().manual_seed(seed)).mean
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

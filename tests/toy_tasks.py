@@ -36,7 +36,7 @@ def learn(task_model: TaskModel, toy: Toy, steps: int, lr: float = 5e-3) -> floa
     batch = task_model.collate([dataset[i] for i in range(len(dataset))])
     optimizer = torch.optim.AdamW(task_model.parameters(), lr=lr)
     for _ in range(steps):
-        loss = task_model.loss(batch).total
+        loss = task_model.loss(batch).mean
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -18,21 +18,24 @@ KNOWN = frozenset({"mlm", "msg", "ism"})
 
 def loss(value: float, name: str) -> Loss:
     total = torch.tensor(value, requires_grad=True)
-    return Loss(total=total, parts={name: total.detach()})
+    return Loss.of(total, 1, **{name: total})
 
 
 def test_sum_weighs_all() -> None:
     recipe = make_recipe("sum", {"mlm": 1.0, "msg": 0.5, "ism": 0.0}, known=KNOWN, seed=0)
     assert recipe.objectives(17) == ("mlm", "msg")
     mixed = recipe.combine({"mlm": loss(2.0, "mlm"), "msg": loss(4.0, "msg")})
-    assert mixed.total.item() == 4.0
-    assert {name: float(v) for name, v in mixed.parts.items()} == {"mlm": 2.0, "msg": 4.0}  # parts stay unweighted
+    assert mixed.mean.item() == 4.0
+    assert {name: float(part.mean) for name, part in mixed.parts.items()} == {
+        "mlm": 2.0,
+        "msg": 4.0,
+    }  # parts stay unweighted
 
 
 def test_turns_follow_the_order_and_the_shares() -> None:
     recipe = make_recipe("turns", {"msg": 2, "mlm": 1}, known=KNOWN, seed=0)
     assert [recipe.objectives(k)[0] for k in range(6)] == ["msg", "msg", "mlm", "msg", "msg", "mlm"]
-    assert recipe.combine({"msg": loss(3.0, "msg")}).total.item() == 3.0
+    assert recipe.combine({"msg": loss(3.0, "msg")}).mean.item() == 3.0
 
 
 def test_draw_has_the_given_probabilities_and_needs_no_state() -> None:

@@ -63,7 +63,7 @@ class Scripted(nn.Module):
         encoder = torch.full((3, 40), -50.0)
         encoder[range(3), [20, 21, 22]] = 50.0
         one = torch.ones((), requires_grad=True)
-        losses = {name: Loss(total=one * 1.0, parts={name: one.detach()}) for name in objectives}
+        losses = {name: Loss.of(one * 1.0, 1, **{name: one}) for name in objectives}
         return MaskedPass(losses=losses, word_logits={"encoder": encoder, "decoder": decoder})
 
 
@@ -89,7 +89,7 @@ def test_a_and_b_learn_everything_then_everything_but_matching(scheme, encoder_r
         ({"mlm", "moc", "msg"}, {"encoder": encoder_reads, "decoder": decoder_reads}),
     ]
     assert model.encoded == 1
-    assert loss.total.item() == 7.0
+    assert loss.mean.item() == 7.0
     assert set(loss.parts) == {"mlm", "moc", "ism", "msg", "mlm_pass2", "moc_pass2", "msg_pass2"}
 
 
@@ -98,7 +98,7 @@ def test_c_learns_each_objective_once_along_one_path_a_pass() -> None:
     for seed in range(200):
         model = Scripted()
         loss = two_pass(model, "c")(sentences(), update=0, generator=generator(seed))
-        assert loss.total.item() == 4.0 and model.encoded == 1
+        assert loss.mean.item() == 4.0 and model.encoded == 1
         seen.append(model.calls)
     encoder_first = [({"mlm", "moc", "ism"}, {"encoder": S, "decoder": S}), ({"msg"}, {"encoder": S, "decoder": S_E})]
     decoder_first = [({"msg", "ism"}, {"encoder": S, "decoder": S}), ({"mlm", "moc"}, {"encoder": S_D, "decoder": S})]
@@ -109,7 +109,7 @@ def test_c_learns_each_objective_once_along_one_path_a_pass() -> None:
 def test_weights_hold_in_both_passes() -> None:
     weights = {"mlm": 2.0, "moc": 0.0, "ism": 5.0, "msg": 3.0}
     loss = two_pass(Scripted(), "a", weights=weights)(sentences(), update=0, generator=generator())
-    assert loss.total.item() == 2 * (2 + 3) + 5
+    assert loss.mean.item() == 2 * (2 + 3) + 5
 
 
 def test_a_works_along_one_path_alone() -> None:

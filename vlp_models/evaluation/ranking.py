@@ -15,7 +15,6 @@ from typing import Any
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params
-from vlp_models.params.named import candidates_of, design_of, family_of, model_of
 from vlp_models.workspace.paths import Workspace, read_json
 
 Scores = list[dict[str, Any]]
@@ -49,6 +48,11 @@ def candidates(params: Params, workspace: Workspace) -> dict[str, list[Candidate
     return found
 
 
+def candidates_of(params: Params, task: str) -> list[str]:
+    """The task's runs that may become its champion: all but text-only controls."""
+    return [name for name, run in params.finetune.items() if run.task == task and not run.blank_images]
+
+
 def metric_of(params: Params, task: str) -> str:
     """The metric by which the task's versions are compared.
 
@@ -75,9 +79,9 @@ def _ranked(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Can
     return [
         Candidate(
             run=name,
-            model=model_of(params, name),
-            family=family_of(params, name),
-            design=design_of(params, name),
+            model=params.model_of(name),
+            family=params.family_at(f"finetune/{name}"),
+            design=params.design_of(name),
             seed=params.finetune[name].seed,
             scores=scores[name],
             value=means.get(name),

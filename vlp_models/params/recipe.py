@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, Share
 
@@ -32,6 +32,11 @@ class ObjectiveParams:
 
     weight: NonNegativeFloat = 1.0
     share: NonNegativeFloat = 1.0
+
+    @staticmethod
+    def from_shorthand(value: Any) -> dict[str, Any]:
+        """`mlm: 1.0` stands for `mlm: {weight: 1.0}`."""
+        return {"weight": value}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
-from vlp_models.params.named import candidates_of
 from vlp_models.workspace.paths import Workspace, write_json
 
 if TYPE_CHECKING:

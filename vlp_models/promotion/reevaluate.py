@@ -24,7 +24,6 @@ from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, Params, build, to_plain
-from vlp_models.params.named import checkpoint_of
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, bundle_info
 from vlp_models.workspace.paths import Workspace, need, read_json
 
@@ -54,7 +53,7 @@ def reevaluated(params: Params, workspace: Workspace, bundle: Path, lineage: Map
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=workspace.root / ".work", prefix=FOLDER) as temporary:
         own = Workspace(Path(temporary))
-        _link(own.checkpoint(checkpoint_of(settings, RUN)), bundle / CHECKPOINT)
+        _link(own.checkpoint(f"finetune/{RUN}"), bundle / CHECKPOINT)
         if info.detector_id:
             _with_regions(settings, workspace, own, bundle, info)
         else:

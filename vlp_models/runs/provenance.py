@@ -7,26 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.data.tables import read_table
-from vlp_models.params import Params, to_plain
-from vlp_models.params.named import checkpoint_of, design_of, family_of, model_of, start_of, weights_of
+from vlp_models.params import Params, split_start, to_plain
 from vlp_models.tracking.lineage import git_commit
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
-MOST_PARENTS = 50  # a chain is checked for circles where params are read
 LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
 
 
 def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, Any]:
     """Commit, lock files, data, validation, parents and the command for a fine-tuning run's checkpoint."""
-    checkpoint = checkpoint_of(params, run)
+    checkpoint = f"finetune/{run}"
     config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     return {
         "format": "vlp-lineage/1",
         "task": params.finetune[run].task,
         "run": run,
-        "model": model_of(params, run),
-        "family": family_of(params, run),
-        "design": design_of(params, run),
+        "model": params.model_of(run),
+        "family": params.family_at(checkpoint),
+        "design": params.design_of(run),
         "seed": params.finetune[run].seed,
         "git_commit": git_commit(workspace.root),
         "locks": {name: hash_path(workspace.root / name) for name in LOCKS if (workspace.root / name).exists()},
@@ -85,29 +83,28 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
     """
     parents: list[dict[str, Any]] = []
     made_from = config
-    while (start := start_of(params, name)) and len(parents) < MOST_PARENTS:
-        inputs = made_from.get("provenance", {}).get("inputs", {})
-        recorded = inputs.get("start", inputs.get("init"))
-        path = (
-            workspace.root / start if (workspace.root / start / "config.json").exists() else workspace.checkpoint(start)
-        )
+    _, *starts = params.chain(name)
+    for start in starts:
+        recorded = made_from.get("provenance", {}).get("inputs", {}).get("start")
+        path = workspace.checkpoint(start)
         parent: dict[str, Any] = {"role": "starts from", "path": workspace.relative(path), "sha256": recorded}
         parents.append(parent)
         if not (path / "config.json").exists():
             break
         now = hash_path(path)
         parent["sha256"] = recorded or now
-        if recorded not in (None, now, hash_path(path / "config.json")):
+        if recorded not in (None, now):
             parent["note"] = "changed since: its own parents are not known"
             break
-        name, made_from = start, read_json(path / "config.json")
+        made_from = read_json(path / "config.json")
         if provenance := made_from.get("provenance", {}):
             parent["params"] = provenance.get("params", {})
-    if weights := weights_of(params, name):
-        there = workspace.root / weights
-        parents.append(
-            {"role": "imported weights", "path": weights, "sha256": hash_path(there) if there.exists() else None}
-        )
+    else:
+        kind, model = split_start(starts[-1]) if starts else ("", "")
+        if kind == "initial" and params.models[model].weights:
+            there = workspace.root / params.models[model].weights
+            digest = hash_path(there) if there.exists() else None
+            parents.append({"role": "imported weights", "path": params.models[model].weights, "sha256": digest})
     if config.get("detector_id"):
         detector = {"role": "detector", "path": "data/detector", "id": config["detector_id"]}
         if workspace.detector.exists():

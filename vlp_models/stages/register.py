@@ -18,7 +18,6 @@ from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, candidates
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, to_plain
-from vlp_models.params.named import checkpoint_of
 from vlp_models.serving.bundle import BUNDLE, checkpoint_info, content_of, not_served, try_out, write_bundle
 from vlp_models.workspace.paths import Workspace, measured, need, write_json
 
@@ -87,9 +86,7 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
             for place, candidate in enumerate(several):
                 bundle = Path(temporary) / candidate.run / BUNDLE
                 bundle.mkdir(parents=True)
-                checkpoint = need(
-                    workspace.checkpoint(checkpoint_of(params, candidate.run)), f"finetune@{candidate.run}"
-                )
+                checkpoint = need(workspace.checkpoint(f"finetune/{candidate.run}"), f"finetune@{candidate.run}")
                 if checkpoint_info(checkpoint).detector_id:
                     need(workspace.detector, "detector")
                 info = write_bundle(

@@ -22,7 +22,7 @@ from vlp_models.metrics.retrieval import best_places, rank
 from vlp_models.models.protocols import Embeds
 from vlp_models.objectives.ism import match_in_batch
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.ranks import numbers_of
+from vlp_models.objectives.ranks import number_over_ranks
 from vlp_models.objectives.token_loss import empty
 from vlp_models.tasks.base import TaskModel, TaskOptions
 
@@ -62,7 +62,7 @@ class Retrieval(TaskModel):
     def loss(self, batch: Batch) -> Loss:
         """Parts `ism`, `ism_accuracy`. A batch of one image has no negative: its loss is zero."""
         # Besides, batch normalisation in the poolers could not take a batch of one.
-        if len(numbers_of(batch.image_ids)[0].unique()) == 1:
+        if len(number_over_ranks(batch.image_ids)[0].unique()) == 1:
             return empty(next(self.parameters()), "ism")
         model, options = cast(Embeds, self.model), cast(RetrievalOptions, self.options)
         return match_in_batch(

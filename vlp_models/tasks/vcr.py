@@ -117,7 +117,7 @@ class VCR(TaskModel):
         )
 
     def loss(self, batch: Batch) -> Loss:
-        """Parts `vcr_answer` and `vcr_rationale`, with their accuracies; the total is their sum."""
+        """Parts `vcr_answer` and `vcr_rationale`, with their accuracies; the loss is their sum, a question an item."""
         labels_B2 = need_targets(batch)
         answers_B4, rationales_BG4 = self.logits(batch)
         losses = []
@@ -126,7 +126,7 @@ class VCR(TaskModel):
         if rationales_BG4 is not None:
             losses.append(classification(rationales_BG4[:, 0], labels_B2[:, 1], name="vcr_rationale"))
         parts = {name: value for loss in losses for name, value in loss.parts.items()}
-        return Loss(total=torch.stack([loss.total for loss in losses]).sum(), parts=parts)
+        return Loss(sum=torch.stack([loss.sum for loss in losses]).sum(), count=len(labels_B2), parts=parts)
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:

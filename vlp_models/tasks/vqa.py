@@ -15,7 +15,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.protocols import Fuses, FusesApart
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Loss, Part
 from vlp_models.objectives.vqa import soft_label_answers
 from vlp_models.tasks.base import TaskModel, init_head, need_targets
 
@@ -77,9 +77,8 @@ class VQA(TaskModel):
         """Parts `vqa` and `vqa_accuracy`; of two classifiers the losses' sum, and the first one's accuracy."""
         targets_BA = need_targets(batch)
         losses = [soft_label_answers(logits_BA, targets_BA) for logits_BA in self.logits(batch)]
-        total = torch.stack([loss.total for loss in losses]).sum()
-        together = torch.stack([loss.parts["vqa"] for loss in losses]).sum()
-        return Loss(total=total, parts={**losses[0].parts, "vqa": together})
+        total, count = torch.stack([loss.sum for loss in losses]).sum(), losses[0].count
+        return Loss(sum=total, count=count, parts={**losses[0].parts, "vqa": Part(sum=total.detach(), count=count)})
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:

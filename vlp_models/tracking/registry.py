@@ -43,8 +43,8 @@ def model_name(params: TrackingParams, task: str) -> str:
 
 
 def run_alias(run: str) -> str:
-    """The alias of a fine-tuning run's newest version."""
-    return f"run-{run}"
+    """The alias of a fine-tuning run's newest version. MLflow takes no dot in an alias."""
+    return f"run-{run.replace('.', '_dot_')}"
 
 
 def register(

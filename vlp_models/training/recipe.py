@@ -8,12 +8,12 @@ from typing import Literal, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import Pretrains
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Loss, WeightedLosses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,11 @@ class Recipe:
         turn = update % int(sum(shares))
         return (names[int(np.searchsorted(np.cumsum(shares), turn, side="right"))],)
 
-    def combine(self, losses: Mapping[str, Loss]) -> Loss:
-        """One loss of several, with the parts of all. Weights scale a `sum` only."""
-        terms: list[Tensor] = []
-        parts: dict[str, Tensor] = {}
-        for name, loss in losses.items():
-            terms.append(loss.total * self.weights[name] if self.mix == "sum" else loss.total)
-            parts.update(loss.parts)
-        return Loss(total=torch.stack(terms).sum(), parts=parts)
+    def combine(self, losses: Mapping[str, Loss]) -> WeightedLosses:
+        """Weights scale a `sum` only."""
+        return WeightedLosses(
+            losses=losses, weights={name: self.weights[name] if self.mix == "sum" else 1.0 for name in losses}
+        )
 
 
 def make_recipe(
@@ -84,7 +81,7 @@ class PretrainingLoss:
     recipe: Recipe
     mask_probability: float
 
-    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         losses = cast(Pretrains, self.model).pretraining_losses(
             batch,
             objectives=self.recipe.objectives(update),

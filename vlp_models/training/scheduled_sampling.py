@@ -19,7 +19,7 @@ The public code does Two-Pass-A with two updates a batch, encodes the image agai
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import PredictsMaskedWords
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masking import draw_uniform
 from vlp_models.objectives.scheduled_sampling import replace_words, sample_words, select_replaced, share_at
 from vlp_models.params import RampParams
@@ -81,7 +81,7 @@ class TwoPassLoss:
     sample: Literal["multinomial", "argmax"]
     ramp: RampParams
 
-    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         objectives = self.recipe.objectives(update)
         corruption = self.model.corrupt(
             batch, objectives=objectives, generator=generator, mask_probability=self.mask_probability
@@ -101,10 +101,15 @@ class TwoPassLoss:
         second = self.model.masked_pass(batch, corruption, image, plan.second, read, after=first)
 
         one, two = self.recipe.combine(first.losses), self.recipe.combine(second.losses)
-        return Loss(
-            total=one.total + two.total,
-            parts={**one.parts, **{f"{name}{SECOND}": value for name, value in two.parts.items()}},
+        return WeightedLosses(
+            losses={**one.losses, **{f"{name}{SECOND}": _renamed(loss) for name, loss in two.losses.items()}},
+            weights={**one.weights, **{f"{name}{SECOND}": weight for name, weight in two.weights.items()}},
         )
+
+
+def _renamed(loss: Loss) -> Loss:
+    """Of the second pass."""
+    return replace(loss, parts={f"{name}{SECOND}": part for name, part in loss.parts.items()})
 
 
 def make_two_pass_loss(
