@@ -71,10 +71,10 @@ def not_served(bundle: Path) -> str:
     Raises:
         CheckpointError: see `bundle_info`.
     """
-    from vlp_models.serving.predictor import SERVED
+    from vlp_models.tasks import task_class
 
     info = bundle_info(bundle)
-    if info.task not in SERVED:
+    if info.task is None or task_class(info.task).words is None:
         return f"the task {info.task} is not served"
     if info.detector_id:
         source = json.loads((bundle / FEATURES).read_text(encoding="utf-8"))["source"]
@@ -90,13 +90,15 @@ def try_out(bundle: Path, images: Sequence[Path]) -> str:
         images: the first one that is there is taken.
     """
     from vlp_models.serving.predictor import Predictor
+    from vlp_models.tasks import task_class
 
     there = next((path for path in images if path.is_file()), None)
     if there is None:
         return "no image of the val or test split is on this disk to try it with"
     try:
         predictor = Predictor(bundle)
-        texts = None if predictor.task == "captioning" else ["is there a picture?"]
+        words = task_class(predictor.task).words
+        texts = ["is there a picture?"] if words is not None and words.text else None
         made = predictor.predict([there], texts)
     except VLPError as error:
         return str(error)

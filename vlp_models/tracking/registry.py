@@ -191,8 +191,11 @@ def _signature(task: str) -> Any:
     from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import AnyType
 
+    from vlp_models.tasks import task_class
+
     columns: list[Any] = [ColSpec(AnyType(), "image")]
-    if task != "captioning":
+    words = task_class(task).words
+    if words is not None and words.text:
         columns.append(ColSpec(DataType.string, "text"))
     return ModelSignature(inputs=Schema(columns))
 
