@@ -5,18 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vlp_models.params.ranges import Share
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorldParams:
-    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `boxes`: NLVR v1 form."""
+    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `web`: scenes with one noisy alt text each, in
+    COCO form and as pairs; `boxes`: NLVR v1 form."""
 
-    world: Literal["objects", "boxes"]
+    world: Literal["objects", "web", "boxes"]
     seed: int
     train: int  # images (objects) or examples of six permuted images (boxes)
     val: int
     test: int
     questions_per_image: int = 12  # objects only
-    size: int = 128  # pixels, objects only
+    size: int = 128  # pixels, objects and web
+    misspelt: Share = 0.2  # of every fifth caption, objects only
+    mismatched: Share = 0.25  # of the alt texts: they describe another image; web only, as the next three
+    hypernyms: Share = 0.1  # of the nouns: `square` -> `shape`
+    lost_words: Share = 0.06  # of the words
+    boilerplate: Share = 0.3  # of the alt texts: `stock photo of ...`
     vcr_per_image: int = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
     statements: int = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: int = 6  # images per example, one per order of its boxes, boxes only

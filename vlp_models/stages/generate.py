@@ -17,10 +17,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         known = ", ".join(params.generate) or "none"
         raise ParamsError(f"params.yaml: no `generate.{key}`; known: {known}. Run `vlp stage generate NAME`")
     world = params.generate[key]
-    if world.world == "objects":
-        from vlp_models.worlds.scenes.objects import write
-    else:
+    if world.world == "boxes":
         from vlp_models.worlds.boxes.dataset import write
+    else:
+        from vlp_models.worlds.scenes.objects import write
     with measured(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
         counts = write(world, directory)
         write_manifest(directory, stage="generate", params=to_plain(world), counts=counts)
