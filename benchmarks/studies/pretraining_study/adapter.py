@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pretraining_study.arms import Pretraining
-from pretraining_study.data import Data, Images, Texts
 from torch import Tensor, nn
 
+from pretraining_study.arms import Pretraining
+from pretraining_study.data import Data, Images, Texts
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.greedy import greedy
@@ -47,9 +47,7 @@ def batch(images: Images, texts: Texts, targets: Tensor | None = None) -> Batch:
     """The texts, each with its image."""
     owners = texts.owner_N
     names = tuple(map(str, owners.tolist()))
-    return Batch(
-        sample_ids=names, image_ids=names, image=regions(images, owners), text=text(texts), targets=targets
-    )
+    return Batch(sample_ids=names, image_ids=names, image=regions(images, owners), text=text(texts), targets=targets)
 
 
 def build(family: str, config: Mapping[str, Any], data: Data) -> nn.Module:

@@ -15,9 +15,9 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from pretraining_study.setting import Setting
 from torch import Tensor
 
+from pretraining_study.setting import Setting
 from vlp_models.data.answers import build_answer_vocabulary, soft_scores
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.worlds.scenes.alt_texts import alt_text
@@ -72,7 +72,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Images with their captions and questions. answers: ten an annotator gave for each question; scores_QA: soft."""
+    """Images with their captions and questions. answers: ten for each question; scores_QA: soft labels."""
 
     scenes: tuple[Scene, ...]
     images: Images
@@ -106,11 +106,12 @@ class Data:
         self._projection = self._rng("web", 0, 9).normal(
             scale=1 / np.sqrt(len(_SYMBOLS)), size=(len(_SYMBOLS) + 4, setting.feature_dim)
         )
-        told = [self._told("language", number) for number in range(_LANGUAGE)]
+        speech = [self._scene("language", number) for number in range(_LANGUAGE)]
         self._web_scenes = [self._scene("web", number) for number in range(setting.web)]
         self._alt_texts = [self._alt_text(number, scene) for number, scene in enumerate(self._web_scenes)]
-        asked = list(self._asked("language", [self._scene("language", n) for n in range(_LANGUAGE)]))
-        language = [*self._alt_texts, *(text for texts in told for text in texts), *(q for _, q, _ in asked)]
+        told = [text for scene in speech for text in self._told("language", scene)]
+        asked = list(self._asked("language", speech))
+        language = [*self._alt_texts, *told, *(question for _, question, _ in asked)]
         self.tokenizer = Tokenizer.train(language, size=1000, min_frequency=1, lowercase=True)
         self.answers = build_answer_vocabulary([answers for _, _, answers in asked], 3)
         self._answer_index = {answer: number for number, answer in enumerate(self.answers)}
@@ -141,8 +142,8 @@ class Data:
     def _scene(self, part: str, number: int) -> Scene:
         return sample_scene(self._rng(part, number, 0), image_id=f"{part}{number}", split=part, side=SIDE)
 
-    def _told(self, part: str, number: int) -> list[str]:
-        return captions(self._scene(part, number), self._rng(part, number, 1), misspelt=0.0)
+    def _told(self, part: str, scene: Scene) -> list[str]:
+        return captions(scene, self._rng(part, _number(part, scene), 1), misspelt=0.0)
 
     def _alt_text(self, number: int, scene: Scene) -> str:
         other = sample_scene(self._rng("web", number, 3), image_id="", split="web", side=SIDE)
@@ -152,13 +153,13 @@ class Data:
         """(image, question, answers)"""
         balance = Balance()
         for image, scene in enumerate(scenes):
-            rng = self._rng(part, int(scene.image_id.removeprefix(part)), 2)
+            rng = self._rng(part, _number(part, scene), 2)
             for question in choose(scene, self.setting.questions, balance, rng):
                 yield image, question.text, tuple(str(a["answer"]) for a in annotate(question, rng))
 
     def _split(self, part: str, numbers: range) -> Split:
         scenes = tuple(self._scene(part, number) for number in numbers)
-        told = [self._told(part, number) for number in numbers]
+        told = [self._told(part, scene) for scene in scenes]
         asked = list(self._asked(part, scenes))
         scores_QA = torch.zeros(len(asked), len(self.answers))
         for row, (_, _, answers) in enumerate(asked):
@@ -191,7 +192,7 @@ class Data:
             n = len(scene.objects)
             boxes[i, :n] = np.array([item.box for item in scene.objects], dtype=np.float32) / scene.side
             symbols = np.array([_symbols(item) for item in scene.objects])
-            rng = self._rng(part, int(scene.image_id.removeprefix(part)), 4)
+            rng = self._rng(part, _number(part, scene), 4)
             symbols = symbols + rng.normal(scale=self.setting.feature_noise, size=symbols.shape)
             places = np.column_stack([boxes[i, :n, 2:] - boxes[i, :n, :2], boxes[i, :n, :2]])
             features[i, :n] = np.column_stack([symbols, places]) @ self._projection
@@ -216,6 +217,10 @@ def take(texts: Texts, rows: Tensor) -> Texts:
         mask_NT=mask_NT[:, :width],
         owner_N=texts.owner_N[rows],
     )
+
+
+def _number(part: str, scene: Scene) -> int:
+    return int(scene.image_id.removeprefix(part))
 
 
 def _symbols(item: SceneObject) -> list[float]:

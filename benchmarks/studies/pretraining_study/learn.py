@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor, nn
+
 from pretraining_study import adapter
 from pretraining_study.arms import Pretraining
 from pretraining_study.data import Data, Split, Texts, take
-from torch import Tensor, nn
 
 CLIP = 1.0  # largest gradient norm
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from pretraining_study import adapter
-from pretraining_study.data import Data, Split, take
 from torch import Tensor, nn
 
+from pretraining_study import adapter
+from pretraining_study.data import Data, Split, take
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.vqa import question_accuracy
 from vlp_models.worlds.scenes.checker import check

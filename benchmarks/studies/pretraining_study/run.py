@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 import torch
+from torch import nn
+
 from pretraining_study import adapter, measure
 from pretraining_study.arms import TASKS, Arm
 from pretraining_study.data import Data, Split
 from pretraining_study.learn import Learner, pretrain
-from torch import nn
 
 
 def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
