@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from vlp_models.data.formats.base import Tables
 from vlp_models.params import SourceParams
+
+# format -> the module whose `read` reads it
+READERS = {name: f"vlp_models.data.formats.{name}" for name in ("coco", "nlvr", "pairs", "snli_ve", "texts", "vcr")}
 
 
 def read_source(name: str, params: SourceParams, base: Path) -> Tables:
@@ -14,7 +18,6 @@ def read_source(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: its directory or one of its files is missing or not in the format.
     """
-    from vlp_models.data.formats import coco, nlvr, pairs, vcr
-
-    readers = {"coco": coco.read, "nlvr": nlvr.read, "pairs": pairs.read, "vcr": vcr.read}
-    return readers[params.format](name, params, base)
+    reader = import_module(READERS[params.format])
+    tables: Tables = reader.read(name, params, base)
+    return tables

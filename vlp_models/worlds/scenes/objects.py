@@ -1,6 +1,7 @@
 """Writes the world of objects: COCO captions and instances, Karpathy's split file, VQA v2, and the scene graphs.
 
-With `vcr_per_image`, questions of VCR's form as well, in files of their own: all others stay the same, byte for byte.
+With `vcr_per_image`, questions of VCR's form as well, and with `hypotheses_per_image`, SNLI-VE's; in files of their own:
+all others stay the same, byte for byte.
 
 Everything about an image follows from (seed, split, its number in the split), so images can be made in any order
 and a longer split begins with a shorter one's images. Only the balance of the questions looks at a whole split.
@@ -26,6 +27,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.params import WorldParams
 from vlp_models.worlds.scenes.answers import annotate
 from vlp_models.worlds.scenes.captions import captions
+from vlp_models.worlds.scenes.entailment import write_hypotheses
 from vlp_models.worlds.scenes.language import words_of
 from vlp_models.worlds.scenes.questions import Balance, choose
 from vlp_models.worlds.scenes.render import render
@@ -35,7 +37,7 @@ from vlp_models.worlds.scenes.world import CATEGORIES, Scene, sample_scene
 PROCESSES = 2
 MIN_SIDE, MAX_SIDE = 64, 1024
 _WORTH_A_POOL = 100  # images; below, starting processes takes longer than drawing
-_STREAMS = {"scene": 0, "pixels": 1, "captions": 2, "questions": 3, "vcr": 4}
+_STREAMS = {"scene": 0, "pixels": 1, "captions": 2, "questions": 3, "vcr": 4, "entailment": 5}
 _LICENCE = {"id": 1, "name": "CC0 1.0", "url": "https://creativecommons.org/publicdomain/zero/1.0/"}
 _INFO = {"description": "Synthetic scenes of objects", "version": "1.0", "year": 2026, "contributor": "vlp-flows"}
 
@@ -88,6 +90,10 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     if params.vcr_per_image:
         pictures = [(scene, order.rng("vcr"), order.path) for order, scene in zip(orders, scenes, strict=True)]
         choices = write_vcr(pictures, params.vcr_per_image, SPLITS, directory)
+    hypotheses = 0
+    if params.hypotheses_per_image:
+        pictures = [(scene, order.rng("entailment"), order.path) for order, scene in zip(orders, scenes, strict=True)]
+        hypotheses = write_hypotheses(pictures, texts, params.hypotheses_per_image, directory)
     lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
     (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
     return {
@@ -97,6 +103,7 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
         "objects": boxes,
         "questions": asked,
         **({"choices": choices} if params.vcr_per_image else {}),
+        **({"hypotheses": hypotheses} if params.hypotheses_per_image else {}),
     }
 
 
@@ -107,7 +114,7 @@ def _check(params: WorldParams) -> None:
         raise ParamsError(
             f"params.yaml: a world's `questions_per_image` must be 0 to 100; found {params.questions_per_image}"
         )
-    for key in ("seed", "vcr_per_image", *SPLITS):
+    for key in ("seed", "vcr_per_image", "hypotheses_per_image", *SPLITS):
         if getattr(params, key) < 0:
             raise ParamsError(f"params.yaml: a world's `{key}` must not be negative; found {getattr(params, key)}")
 
