@@ -144,7 +144,7 @@ def judge(
 
 @app.command(name="predict")
 def predict_task(
-    task: Annotated[str, typer.Argument(help=f"One that is served: {', '.join(TASKS)}.")],
+    task: Annotated[str, typer.Argument(help=NAMED)],
     image: Annotated[str, typer.Argument(help="An image file.")],
     text: Annotated[str, typer.Argument(help="What is asked of it, in quotes: a question, a statement, ...")] = "",
     model: Annotated[str, typer.Option(help="Registered model; default: the task's champion.")] = "",

@@ -38,7 +38,7 @@ UNDECIDED = "-"
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
-    """Reads SNLI-VE's splits: `params.splits`, or all whose file is there; `params.limit` keeps the first lines of each.
+    """Reads `params.splits`, or all whose file is there; `params.limit` keeps the first lines of each.
 
     Raises:
         DataError: the directory or a split asked for is missing, or a file is no JSON lines.
@@ -46,7 +46,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     root = need_root(
         base,
         params.root,
-        "get SNLI-VE from github.com/necla-ml/SNLI-VE and set data.<name>.root to the folder of its files",
+        "get it from github.com/necla-ml/SNLI-VE and set data.<name>.root to the folder of its files",
     )
     for split in params.splits:
         if split not in SPLITS:

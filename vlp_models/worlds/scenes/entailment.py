@@ -5,13 +5,14 @@ ones speak of what is no part of this world at all (who drew the picture, when, 
 picture neither entails nor contradicts them.
 
 A hypothesis's words give some of it away, as in SNLI: a neutral one can be told by its words alone. Entailment and
-contradiction can't: of both, a claim is drawn first, without a look at the scene, and kept for a scene where it holds,
-or does not, as often. So text alone reaches two thirds; the rest needs a look.
+contradiction can't: in a split each claim is entailed as often as contradicted, give or take one. So text alone reaches
+two thirds; the rest needs a look.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ FILES = {"train": "snli_ve_train.jsonl", "val": "snli_ve_dev.jsonl", "test": "sn
 ANNOTATORS = 5
 SLIPS = 0.06  # chance that one annotator's label is another
 _TRIES = 200
+Balance = dict[str, Counter[str]]  # claim -> how often it had each label
 _MAKERS = ("a child", "a teacher", "an old painter", "two friends", "somebody in a hurry", "a machine")
 _OPEN = (
     "{maker} drew this picture",
@@ -53,8 +55,9 @@ def write_hypotheses(
         texts: each picture's captions, the first of which stands as SNLI's premise.
     """
     lines: dict[str, list[str]] = {split: [] for split in FILES}
+    balances: dict[str, Balance] = {split: {} for split in FILES}
     for (scene, rng, path), captions in zip(pictures, texts, strict=True):
-        for number, (hypothesis, label) in enumerate(ask(scene, per_image, rng)):
+        for number, (hypothesis, label) in enumerate(ask(scene, per_image, rng, balances[scene.split])):
             record = {
                 "Flikr30kID": path.name,
                 "annotator_labels": _annotate(label, rng),
@@ -74,23 +77,34 @@ def write_hypotheses(
     return sum(map(len, lines.values()))
 
 
-def ask(scene: Scene, number: int, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
-    """`number` different hypotheses with their labels, which take turns from a random one on."""
+def ask(
+    scene: Scene, number: int, rng: np.random.Generator, balance: Balance | None = None
+) -> Iterator[tuple[str, str]]:
+    """Up to `number` different hypotheses with their labels, which take turns from a random one on.
+
+    balance: of the hypotheses before; grows.
+    """
+    balance = {} if balance is None else balance
     first, said = int(rng.integers(len(ENTAILMENT))), set()
     for turn in range(number):
         label = ENTAILMENT[(first + turn) % len(ENTAILMENT)]
         for _ in range(_TRIES):
-            text = _open(rng) if label == "neutral" else _claimed(scene, label == "entailment", rng)
+            text = _open(rng) if label == "neutral" else _claimed(scene, label, rng, balance)
             if text and text not in said:
                 said.add(text)
+                if label != "neutral":
+                    balance[text][label] += 1
                 yield text[0].upper() + text[1:] + ".", label
                 break
 
 
-def _claimed(scene: Scene, true: bool, rng: np.random.Generator) -> str:
-    """A claim that was drawn without a look at the scene, if it happens to hold as wanted; else nothing."""
+def _claimed(scene: Scene, label: str, rng: np.random.Generator, balance: Balance) -> str:
+    """A claim that was drawn without a look at the scene, if it has the label there and is due to have it."""
     claim, text = _claim(rng)
-    return text if claim.holds(scene) is true else ""
+    counts = balance.setdefault(text, Counter())
+    if claim.holds(scene) is not (label == "entailment") or 2 * counts[label] > counts.total():
+        return ""
+    return text
 
 
 def _claim(rng: np.random.Generator) -> tuple[Claim, str]:

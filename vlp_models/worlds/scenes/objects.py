@@ -1,7 +1,7 @@
 """Writes the world of objects: COCO captions and instances, Karpathy's split file, VQA v2, and the scene graphs.
 
-With `vcr_per_image`, questions of VCR's form as well, and with `hypotheses_per_image`, SNLI-VE's; in files of their own:
-all others stay the same, byte for byte.
+With `vcr_per_image` also questions of VCR's form, with `hypotheses_per_image` SNLI-VE's; in files of their own: all
+others stay the same, byte for byte.
 
 Everything about an image follows from (seed, split, its number in the split), so images can be made in any order
 and a longer split begins with a shorter one's images. Only the balance of the questions looks at a whole split.
