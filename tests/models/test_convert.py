@@ -12,7 +12,6 @@ import torch
 from public_tden import PUBLIC, public_layout, public_task_layout
 from safetensors.torch import save_file
 from torch import Tensor
-from vlp_models.models.tden.convert import convert_xmodaler
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import CheckpointError
