@@ -158,7 +158,9 @@ def test_karpathy_alone_gives_captions(root: Path) -> None:
 
     rewrite(root / "karpathy.json", flickr)
     tables = read_source("f", SourceParams(format="coco", root=".", karpathy="karpathy.json"), root)
-    assert [row["image_id"] for row in tables["images"]] == [f"f/{name.removesuffix('.jpg')}" for name in NAMES.values()]
+    assert [row["image_id"] for row in tables["images"]] == [
+        f"f/{name.removesuffix('.jpg')}" for name in NAMES.values()
+    ]
     assert [row["text"] for row in tables["captions"]] == ["Photo 9 .", "Photo 42 .", "Photo 73 ."]
     assert tables["captions"][2]["provenance"] == "karpathy.json#images[2].sentences[0]"
 

@@ -6,7 +6,7 @@ Ids are strings and carry their dataset's name (`scenes/17`), so tables of sever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,13 @@ def write_table(rows: list[dict[str, object]], name: str, directory: Path) -> Pa
     return path
 
 
-def read_table(name: str, directory: Path) -> pa.Table:
-    """Reads `<name>.parquet`; an absent table is an empty one."""
+def read_table(name: str, directory: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads `<name>.parquet`, or some of its columns; an absent table is an empty one."""
     path = directory / f"{name}.parquet"
     if not path.exists():
-        return SCHEMAS[name].empty_table()
-    return pq.read_table(path, schema=SCHEMAS[name])
+        empty = SCHEMAS[name].empty_table()
+        return empty if columns is None else empty.select(list(columns))
+    return pq.read_table(path, schema=SCHEMAS[name], columns=columns)
 
 
 def object_words(row: Mapping[str, Any]) -> list[str]:

@@ -68,6 +68,11 @@ class View:
         return any(column.name == "text" for column in self.columns)
 
     @property
+    def nothing(self) -> Row:
+        """A sample's values where all is hidden, as at serving."""
+        return {c.name: () if pa.types.is_list(c.type) else None for c in self.indexed if c.name != "text"}
+
+    @property
     def schema(self) -> pa.Schema:
         """Of the canonical table."""
         image = [("image_id", pa.string())] if self.has_image else []
