@@ -110,14 +110,14 @@ def test_shards_hold_every_row_beside_its_image(workspace: Workspace, params: Pa
         images = ShardDataset(workspace.shards, split, "images", pixels=True)
         assert [sample.image_id for sample in images] == [f"scenes/{number}" for number in numbers]
         for number, sample in zip(numbers, images, strict=True):
-            assert sample.captions == (f"a {COLOURS[number]} cube",) * 2
+            assert sample["captions"] == (f"a {COLOURS[number]} cube",) * 2
             assert sample.regions is not None
             np.testing.assert_array_equal(sample.regions.features, regions_of(number).features)
             assert sample.pixels is not None and sample.pixels[1:4] == b"PNG"  # the WebP file as well
         captions = ShardDataset(workspace.shards, split, "captions")
         assert [sample.sample_id for sample in captions] == [f"scenes/{n}#{i}" for n in numbers for i in (0, 1)]
-    assert ShardDataset(workspace.shards, "test", "questions")[0].answers == ()
-    assert ShardDataset(workspace.shards, "val", "statements")[0].label is None
+    assert ShardDataset(workspace.shards, "test", "questions")[0]["answers"] == ()
+    assert ShardDataset(workspace.shards, "val", "statements")[0]["label"] is None
 
     manifest = json.loads((workspace.shards / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["counts"]["train"] == {
@@ -126,6 +126,8 @@ def test_shards_hold_every_row_beside_its_image(workspace: Workspace, params: Pa
         "questions": 3,
         "statements": 0,
         "choices": 0,
+        "hypotheses": 0,
+        "texts": 0,
         "regions": 3,
         "shards": 2,
     }
@@ -188,5 +190,5 @@ def test_a_vocabulary_by_path(workspace: Workspace, params: Params) -> None:
 def test_no_training_text(workspace: Workspace, params: Params) -> None:
     for name in ("captions", "questions", "statements"):
         write_table([], name, workspace.validated)
-    with pytest.raises(DataError, match="no caption, question or statement"):
+    with pytest.raises(DataError, match="the train split has no text"):
         tokenizer.run(params, workspace)

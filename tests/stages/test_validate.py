@@ -41,6 +41,13 @@ GOOD: dict[str, dict[str, Any]] = {
         "rationale_label": 3,
         "boxes": [[0.0, 0.0, 64.5, 48.0]],
     },
+    "hypotheses": {
+        "image_id": "d/good",
+        "text": "There is a cup.",
+        "gold_label": "neutral",
+        "annotator_labels": ["neutral", "entailment"],
+    },
+    "texts": {"source": "d", "split": "train", "text": "There are cups."},
     "objects": {"image_id": "d/good", "category": "cup", "x1": 0.0, "y1": 0.0, "x2": 64.5, "y2": 48.0},
 }
 # One row for each rule: the good row, changed so that this rule alone is broken.
@@ -106,6 +113,21 @@ BROKEN: dict[str, dict[str, dict[str, Any]]] = {
         "choices_clean": {"answers": ["red .", " ", "7 .", "green ."]},
         "object_box_area": {"boxes": [[0.0, 0.0, 64.5, 48.0], [5.0, 5.0, 5.0, 9.0]]},
         "object_box_inside": {"boxes": [[0.0, 0.0, 66.0, 48.0]]},
+    },
+    "hypotheses": {
+        "hypothesis_id_present": {"hypothesis_id": None},
+        "id_unique": {"hypothesis_id": "d/hypotheses-good"},
+        **IMAGE,
+        **TEXTS,
+        "gold_label_known": {"gold_label": "-"},
+    },
+    "texts": {
+        "text_id_present": {"text_id": None},
+        "id_unique": {"text_id": "d/texts-good"},
+        "source_present": {"source": None},
+        "split_present": {"split": None},
+        "split_known": {"split": "dev"},
+        **TEXTS,
     },
     "objects": {
         "object_id_present": {"object_id": None},

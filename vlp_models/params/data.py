@@ -22,6 +22,7 @@ class WorldParams:
     questions_per_image: NonNegativeInt = 12  # objects only
     side: PositiveInt = 128  # pixels, objects only (never `size`: DVC's run cache ignores that name)
     vcr_per_image: NonNegativeInt = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
+    hypotheses_per_image: NonNegativeInt = 0  # of visual entailment, objects only; they are read as a dataset of format snli_ve
     statements: PositiveInt = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: PositiveInt = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
@@ -35,7 +36,7 @@ class SourceParams:
     The key `all` stands for files that hold every split; the Karpathy file (or `split_by`) then divides them.
     """
 
-    format: Literal["coco", "nlvr", "pairs", "vcr"]
+    format: Literal["coco", "nlvr", "pairs", "vcr", "snli_ve", "texts"]
     root: str
     images: str = "images"
     captions: dict[str, list[str]] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class SourceParams:
     karpathy: str = ""
     questions: dict[str, list[str]] = field(default_factory=dict)
     annotations: dict[str, list[str]] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files of one text a line, no image
     truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
     pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
     validation_directories: list[str] = field(default_factory=list)  # nlvr: train directories held out whole

@@ -19,8 +19,8 @@ def check_runs(params: Params) -> None:
             have, a task that the model can't do, or objectives that it can't learn.
     """
     from vlp_models.models import FAMILIES
-    from vlp_models.tasks import TASKS
-    from vlp_models.tasks.base import check_model, read_options, task_class
+    from vlp_models.tasks import TASKS, task_class
+    from vlp_models.tasks.base import check_can, read_options
 
     for name, model in params.models.items():
         if model.family not in FAMILIES:
@@ -38,8 +38,9 @@ def check_runs(params: Params) -> None:
             raise ParamsError(f"params.yaml: `finetune.{name}.task: {finetune.task}`{nearest(finetune.task, TASKS)}")
         task = task_class(finetune.task)
         read_options(task, finetune.options, where=f"finetune.{name}.options")
-        model = params.models[params.model_of(name)]
-        check_model(task, _outline(model, f"models.{params.model_of(name)}.config"), where=f"finetune.{name}")
+        model = params.model_of(name)
+        outline = _outline(params.models[model], f"models.{model}.config")
+        check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, outline, model)
         unknown = [source for source in (*finetune.sources, *finetune.evaluate_on) if source not in params.data]
         if unknown:
             raise ParamsError(

@@ -64,7 +64,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             model = build_model(own.family, own.config, data_facts(inputs), where=f"models.{p.model}.config")
         for line in start_from(model, before, part_of(read_weights(start), "model"), start):
             print(line, file=sys.stderr)
-        loss = make_loss(model, p.recipe, p.passes, name=p.model, seed=p.seed, section=f"pretrain.{key}")
+        loss = make_loss(model, p.recipe, p.passes, name=p.model, section=f"pretrain.{key}")
         reader = InputReader(model.inputs, inputs.tokenizer, max_text_len=p.max_text_len, max_regions=p.max_regions)
         loaders = LoaderFactory(
             inputs.shards,

@@ -11,7 +11,7 @@ import io
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 
 from vlp_models.data.archive import check_tar
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.shards import VIEW_COLUMNS, ImageRecord, ShardWriter, join_parts
-from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
+from vlp_models.data.shards import ImageRecord, ShardWriter, join_parts
+from vlp_models.data.tables import SPLITS, read_table
+from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.workspace.mapper import LocalMapper, Mapper
@@ -37,8 +38,6 @@ from vlp_models.workspace.paths import (
     write_json,
     write_manifest,
 )
-
-TEXT_TABLES = ("captions", "questions", "statements", "choices")
 
 
 def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | None = None) -> None:
@@ -60,7 +59,8 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         store = FeatureStore(need(workspace.features, "features"))
         images = read_table("images", validated)
         _check_features(images, store, workspace)
-        tables = {name: read_table(name, validated) for name in TEXT_TABLES}
+        tables = {name: read_table(name, validated) for name, view in TABLES.items() if view.has_image}
+        texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}
         work = _work(workspace, to_plain(p))
         make = functools.partial(
             _make_shard, root=workspace.root, features=workspace.features, work=work, pixels=p.pixels
@@ -71,6 +71,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
             names = list(mapper.map(make, every))
             for split in SPLITS:
                 parts = [work / name for name in names if name.startswith(f"{split}-")]
+                parts += _without_images(texts, split, work)
                 counts[split] = _total(parts)
                 join_parts(directory, split, parts)
             write_manifest(
@@ -78,7 +79,9 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
                 stage="shards",
                 params=to_plain(p),
                 counts=counts,
-                sources=sorted(pc.unique(images["source"]).to_pylist()),
+                sources=sorted(
+                    {name for table in (images, *texts.values()) for name in table["source"].unique().to_pylist()}
+                ),
                 feature_dim=store.feature_dim,
                 classes=store.classes,
                 num_classes=len(store.classes),
@@ -127,10 +130,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path, work: Path, pixels:
                     width=record["width"],
                     height=record["height"],
                     regions=store.get(record["image_id"]),
-                    captions=record["captions"],
-                    questions=record["questions"],
-                    statements=record["statements"],
-                    choices=record["choices"],
+                    rows=record["rows"],
                     pixels=data,
                     pixels_extension=extension,
                 )
@@ -141,6 +141,20 @@ def _make_shard(shard: Shard, *, root: Path, features: Path, work: Path, pixels:
     return part.name
 
 
+def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path) -> list[Path]:
+    """One more part, an index alone, for the rows that no image belongs to; none where there are none."""
+    chosen = {name: table.filter(pc.equal(table["split"], split)) for name, table in tables.items()}
+    if not any(len(table) for table in chosen.values()):
+        return []
+    part = work / f"{split}-texts"
+    with output_directory(part) as directory:
+        writer = ShardWriter(directory, split, 1)
+        for name, table in chosen.items():
+            writer.add_without_image(name, table.sort_by(TABLES[name].id_column).to_pylist())
+        write_json(directory / COUNTS, writer.close())
+    return [part]
+
+
 @functools.lru_cache(maxsize=1)
 def _store(features: Path, changed: int) -> FeatureStore:
     """Opened once a process, not once a shard."""
@@ -148,7 +162,7 @@ def _store(features: Path, changed: int) -> FeatureStore:
 
 
 def _total(parts: Iterable[Path]) -> dict[str, int]:
-    total = Counter(dict.fromkeys((*VIEW_COLUMNS, "regions", "shards"), 0))
+    total = Counter(dict.fromkeys((*VIEWS, "regions", "shards"), 0))
     for part in parts:
         total.update(read_json(part / COUNTS))
     return dict(total)
@@ -164,16 +178,16 @@ def _check_features(images: pa.Table, store: FeatureStore, workspace: Workspace)
 
 
 def _records(images: pa.Table, tables: dict[str, pa.Table], block: int) -> Iterator[dict[str, Any]]:
-    """Each row of `images` with its captions, questions, statements and choices; `block` images are held at a time."""
-    grouped = {name: _group(table, images["image_id"], ID_COLUMN[name]) for name, table in tables.items()}
+    """Each row of `images` with its rows of every table under `rows`; `block` images are held at a time."""
+    grouped = {name: _group(table, images["image_id"], TABLES[name].id_column) for name, table in tables.items()}
     for start in range(0, len(images), block):
         rows = images.slice(start, block).to_pylist()
         for row in rows:
-            row.update({name: [] for name in tables})
+            row["rows"] = {name: [] for name in tables}
         for name, (table, position) in grouped.items():
             first, last = np.searchsorted(position, [start, start + len(rows)])
             for place, text in zip(position[first:last], table.slice(first, last - first).to_pylist(), strict=True):
-                rows[place - start][name].append(text)
+                rows[place - start]["rows"][name].append(text)
         yield from rows
 
 

@@ -41,8 +41,7 @@ from vlp_models.models.protocols import Generates
 from vlp_models.objectives.loss import Loss, Part
 from vlp_models.objectives.ranks import count_over_ranks, rank, world_size
 from vlp_models.objectives.self_critical import advantages, self_critical
-from vlp_models.params import SelfCriticalParams
-from vlp_models.tasks.captioning import Captioning
+from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 
 FREQUENCIES = "document-frequencies.safetensors"
 
@@ -62,14 +61,17 @@ class SelfCriticalLoss:
         """
         if params.samples < 1 + (params.baseline == "mean_of_others"):
             raise ParamsError(
-                f"params.yaml: `self_critical.samples: {params.samples}` is too few for the baseline {params.baseline}"
+                f"params.yaml: `options.self_critical.samples: {params.samples}` is too few for the baseline "
+                f"{params.baseline}"
             )
         if captioning.label_smoothing:
-            raise ParamsError("params.yaml: `label_smoothing` has no meaning in self-critical training; leave it out")
+            raise ParamsError(
+                "params.yaml: `options.label_smoothing` has no meaning in self-critical training; leave it out"
+            )
         self.captioning = captioning
         self.reward = reward
         self.params = params
-        self.max_len = int(captioning.info["max_text_len"]) - 1  # tokens, [SEP] included, after [CLS]
+        self.max_len = captioning.info.max_text_len - 1  # tokens, [SEP] included, after [CLS]
         self.zero_batches = 0  # of this process, in which no description earned anything
         self._reward_seconds = 0.0  # of the step under way
         self._began: float | None = None  # the step before this one

@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Subset
 
 from vlp_models.data.batch import Batch
-from vlp_models.data.dataset import ShardDataset, View
+from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.data.sample import Sample
 from vlp_models.errors import DataError, ParamsError
@@ -23,7 +23,7 @@ class LoaderFactory:
     def __init__(
         self,
         shards: Path,
-        view: View,
+        view: str,
         *,
         sources: Mapping[str, int],
         collate: Callable[[list[Sample]], Batch],
