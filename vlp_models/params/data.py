@@ -22,7 +22,9 @@ class WorldParams:
     questions_per_image: NonNegativeInt = 12  # objects only
     side: PositiveInt = 128  # pixels, objects only (never `size`: DVC's run cache ignores that name)
     vcr_per_image: NonNegativeInt = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
-    hypotheses_per_image: NonNegativeInt = 0  # of visual entailment, objects only; they are read as a dataset of format snli_ve
+    hypotheses_per_image: NonNegativeInt = (
+        0  # of visual entailment, objects only; they are read as a dataset of format snli_ve
+    )
     statements: PositiveInt = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: PositiveInt = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
