@@ -12,19 +12,23 @@ from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveI
 
 @dataclass(frozen=True, kw_only=True)
 class WorldParams:
-    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `boxes`: NLVR v1 form."""
+    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `web`: scenes with one noisy alt text each, in
+    COCO form and as pairs; `boxes`: NLVR v1 form."""
 
-    world: Literal["objects", "boxes"]
+    world: Literal["objects", "web", "boxes"]
     seed: NonNegativeInt
     train: NonNegativeInt  # images (objects) or examples of six permuted images (boxes)
     val: NonNegativeInt
     test: NonNegativeInt
     questions_per_image: NonNegativeInt = 12  # objects only
-    side: PositiveInt = 128  # pixels, objects only (never `size`: DVC's run cache ignores that name)
+    side: PositiveInt = 128  # pixels, objects and web (never `size`: DVC's run cache ignores that name)
+    misspelt: Share = 0.2  # of every fifth caption, objects only
+    mismatched: Share = 0.25  # of the alt texts: they describe another image; web only, as the next three
+    hypernyms: Share = 0.1  # of the nouns: `square` -> `shape`
+    lost_words: Share = 0.06  # of the words
+    boilerplate: Share = 0.3  # of the alt texts: `stock photo of ...`
     vcr_per_image: NonNegativeInt = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
-    hypotheses_per_image: NonNegativeInt = (
-        0  # of visual entailment, objects only; they are read as a dataset of format snli_ve
-    )
+    hypotheses_per_image: NonNegativeInt = 0  # of visual entailment, objects only; read as format snli_ve
     statements: PositiveInt = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: PositiveInt = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
@@ -86,6 +90,7 @@ class FeaturesParams:
     max_regions: PositiveInt
     min_score: Share
     batch_size: PositiveInt
+    order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,4 +106,4 @@ class TokenizerParams:
 @dataclass(frozen=True, kw_only=True)
 class ShardsParams:
     images_per_shard: PositiveInt
-    pixels: bool
+    pixels: Literal["auto", True, False] = "auto"  # the image files; auto: if any model reads them
