@@ -88,9 +88,7 @@ def workspace(tmp_path: Path) -> Workspace:
     kinds = record("vqa", "accuracy (question type is)", 50.0)
     write_json(made.evaluation("vqa") / "scores.json", [record("vqa", "accuracy", 70.0), kinds])
     write_json(made.evaluation("nlvr") / "scores.json", [record("nlvr", "accuracy", 60.0)])
-    write_text(
-        made.curve("pretrain/tden"), "step,loss,mlm,val_loss\n1,3.0,2.0,\n2,2.5,1.5,2.6\n3,nan,1.4,\n"
-    )
+    write_text(made.curve("pretrain/tden"), "step,loss,mlm,val_loss\n1,3.0,2.0,\n2,2.5,1.5,2.6\n3,nan,1.4,\n")
     counts = {"rows": 10, "good": 9, "bad": 1, "bad_percent": 10.0}
     write_json(made.reports / "validation.json", {"tables": {"captions": counts}, "rules": [], "max_bad_percent": 1.0})
     write_json(made.reports / "detector.json", {"AP": 41.5, "per_class": {HOSTILE: 30.0}, "note": "x"})
