@@ -70,10 +70,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             inputs.shards,
             p.view,
             sources=p.sources,
-            reader=reader,
+            collate=reader.collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
             seed=p.seed,
+            **reader.flags,
         )
         tags = {"run": key, "model": p.model, "passes": p.passes.scheme}
         with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from vlp_models.training.scheduled_sampling import make_two_pass_loss
 
 from pretraining_study.arms import Pretraining
 from pretraining_study.data import Data, Images, Texts
@@ -20,7 +21,6 @@ from vlp_models.objectives.vqa import soft_label_answers
 from vlp_models.params import OptimizerParams, RampParams
 from vlp_models.training.optim import build_optimizer, build_scheduler
 from vlp_models.training.recipe import PretrainingLoss, make_recipe
-from vlp_models.training.scheduled_sampling import make_two_pass_loss
 
 # (batch, number of the update, generator of corruption) -> a scalar to differentiate
 StepLoss = Callable[[Batch, int, torch.Generator], Tensor]
