@@ -67,7 +67,7 @@ def outputs(model: TDEN, batch: Batch) -> dict[str, Tensor]:
         "image": model.embed_image(batch.image),
         "text": model.embed_text(batch.text),
         "caption": model.generation_logits(batch.image, batch.text),
-        **{f"loss of {name}": loss.total for name, loss in losses.items()},
+        **{f"loss of {name}": loss.mean for name, loss in losses.items()},
     }
 
 

@@ -29,9 +29,9 @@ def test_the_four_losses_fall_on_one_batch(tiny, make_batch):
     for step in range(160):
         result = losses(model, batch, seed=step, probability=0.3)
         optimizer.zero_grad()
-        torch.stack([loss.total for loss in result.values()]).sum().backward()
+        torch.stack([loss.mean for loss in result.values()]).sum().backward()
         optimizer.step()
-        history.append({name: value.item() for loss in result.values() for name, value in loss.parts.items()})
+        history.append({name: part.mean.item() for loss in result.values() for name, part in loss.parts.items()})
 
     def mean(name: str, steps: list[dict[str, float]]) -> float:
         return sum(step[name] for step in steps) / len(steps)
@@ -47,7 +47,7 @@ def test_one_stack_learns_both_ways_and_keeps_them_apart(tiny, batch):
     """A masked word's MLM prediction sees later words; in the same weights, MSG's sees none, nor through regions."""
     model = tiny(structure="single_stream", ism_source="cross_modal")
     result = losses(model, batch, probability=0.5)
-    torch.stack([loss.total for loss in result.values()]).sum().backward()
+    torch.stack([loss.mean for loss in result.values()]).sum().backward()
     assert {n for n, p in model.named_parameters() if p.grad is None} <= {
         n for n, _ in model.named_parameters() if n.startswith(("fusion_", "text_pooler", "image_poolers"))
     }
@@ -75,9 +75,9 @@ def test_cross_modal_matching_equals_its_definition(tiny, make_batch):
 
     others = model.score_pairs(shifted(batch.image), batch.text)[[0, 2, 3]]
     expected = [torch.nn.functional.softplus(-s) for s in logits] + [torch.nn.functional.softplus(s) for s in others]
-    torch.testing.assert_close(ism.total, torch.stack(expected).mean())
+    torch.testing.assert_close(ism.mean, torch.stack(expected).mean())
     one = losses(model, make_batch(1), ["ism"])["ism"]
-    assert one.total.item() == 0.0
+    assert one.mean.item() == 0.0
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -85,7 +85,7 @@ def test_an_objective_alone_reaches_its_own_modules(tiny, batch, name):
     model = tiny()
     result = losses(model, batch, [name], probability=0.5)
     assert set(result) == {name}
-    result[name].total.backward()
+    result[name].mean.backward()
     reached = {n.split(".")[0] for n, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())}
     both = {"region_embedding", "text_embedding", "object_encoder", "sentence_encoder"}
     assert (
@@ -148,7 +148,7 @@ def test_two_passes_share_the_encoded_image(tiny, batch):
     sampled_e[words], sampled_d[words] = first.mlm_logits_MV.argmax(-1), decoder_logits.argmax(-1)
     second = model.run_pass(visual, mask, encoder_ids_BT=sampled_e, decoder_ids_BT=sampled_d, words_BT=words)
     total = sum(
-        loss.total
+        loss.mean
         for out in (first, second)
         for loss in model.pass_losses(out, batch, words_BT=words, regions_BR=None).values()
     )
@@ -159,15 +159,15 @@ def test_two_passes_share_the_encoded_image(tiny, batch):
 def test_the_generator_alone_decides_the_corruption(tiny, batch):
     model = tiny(mask_scheme="bert", zero_overlapping_regions=True)
     a, b, c = (losses(model, batch, seed=seed, probability=0.5) for seed in (1, 1, 2))
-    assert all(torch.equal(a[name].total, b[name].total) for name in ALL)
-    assert not torch.equal(a["mlm"].total, c["mlm"].total)
+    assert all(torch.equal(a[name].mean, b[name].mean) for name in ALL)
+    assert not torch.equal(a["mlm"].mean, c["mlm"].mean)
 
 
 def test_nothing_masked_is_no_loss_and_no_nan(tiny, batch):
     model = tiny()
     result = losses(model, batch, probability=0.0)
-    assert result["mlm"].total.item() == result["moc"].total.item() == 0.0
-    torch.stack([loss.total for loss in result.values()]).sum().backward()
+    assert result["mlm"].mean.item() == result["moc"].mean.item() == 0.0
+    torch.stack([loss.mean for loss in result.values()]).sum().backward()
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
@@ -176,8 +176,8 @@ def test_a_batch_of_one_is_no_error_and_no_nan(tiny, make_batch, switches):
     """As the last batch of an epoch may be; also in training mode, with batch normalisation in ISM's poolers."""
     model = tiny(**switches).train()
     result = losses(model, make_batch(1), probability=0.5)
-    torch.stack([loss.total for loss in result.values()]).sum().backward()
-    assert result["ism"].total.item() == 0.0
+    torch.stack([loss.mean for loss in result.values()]).sum().backward()
+    assert result["ism"].mean.item() == 0.0
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
 
 

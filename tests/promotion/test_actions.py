@@ -24,7 +24,7 @@ from vlp_models.promotion.actions import promote_task
 from vlp_models.promotion.evaluate_alias import evaluate_alias
 from vlp_models.promotion.tables import find_version, print_lineage
 from vlp_models.stages import evaluate, features, generate, prepare, register, shards
-from vlp_models.tasks.base import task_class
+from vlp_models.tasks import task_class
 from vlp_models.tracking.client import connect
 from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
 

@@ -15,7 +15,7 @@ from toy_world import write_workspace
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.params import Params, SelfCriticalParams
 from vlp_models.stages import finetune, pretrain
-from vlp_models.tasks.base import load_task_model
+from vlp_models.tasks.load import load_task_model
 from vlp_models.workspace.paths import Workspace
 
 

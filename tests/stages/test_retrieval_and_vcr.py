@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from toy_world import TINY, TRAINER
+from vlp_models.evaluation.scoring import score_choices, write_official
 
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import ParamsError
-from vlp_models.evaluation.scoring import score_choices, write_official
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
 from vlp_models.stages import (
@@ -29,7 +29,7 @@ from vlp_models.stages import (
     tokenizer,
     validate,
 )
-from vlp_models.tasks.base import load_task_model
+from vlp_models.tasks.load import load_task_model
 from vlp_models.workspace.paths import Workspace, read_json
 
 ROOT = Path(__file__).parents[2]

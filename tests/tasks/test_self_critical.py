@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from toy_tasks import any_generator
 from toy_world import CLASSES, FEATURE_DIM, TRAINER, KilledAt, Toy, same_weights
 
 from vlp_models.data.dataset import ShardDataset
@@ -16,24 +17,26 @@ from vlp_models.data.tokenizer import SEP
 from vlp_models.decoding.sampling import sample
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
-from vlp_models.params import OptimizerParams, SelfCriticalParams, to_plain
-from vlp_models.tasks.captioning import Captioning
+from vlp_models.models.info import CheckpointInfo
+from vlp_models.params import OptimizerParams, to_plain
+from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 from vlp_models.tasks.self_critical import FREQUENCIES, SelfCriticalLoss, self_critical_loss
 
 
 def captioner(toy: Toy, dropout: float = 0.0, structure: str = "decoupled", **info: Any) -> Captioning:
     model = toy.model(dropout=dropout, attention_dropout=dropout, hidden=32, init_std=0.2, structure=structure)
-    config = {
-        "model": "tden",
+    facts: dict[str, Any] = {
+        "family": "tden",
+        "name": "tden",
         "model_config": to_plain(model.config),
         "task": "captioning",
         "max_text_len": 8,
         "max_regions": 4,
         "detector_id": "toy",
         "feature_dim": FEATURE_DIM,
-        "classes": CLASSES,
-        **info,
+        "classes": tuple(CLASSES),
     }
+    config = CheckpointInfo(**(facts | info))
     return Captioning(model, toy.tokenizer, config)
 
 
@@ -48,7 +51,7 @@ def teach(task: Captioning, toy: Toy, steps: int) -> None:
     optimizer = torch.optim.AdamW(task.parameters(), lr=3e-3)
     for _ in range(steps):
         optimizer.zero_grad()
-        task.loss(batch).total.backward()
+        task.loss(batch, generator=any_generator()).mean.backward()
         optimizer.step()
 
 
@@ -89,9 +92,9 @@ def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, ba
             total -= h.score * advantage  # a hypothesis' score is its log probability, [SEP] included
             tokens += len(h.ids) + (len(h.ids) < 7)
             assert sep not in h.ids
-    assert float(loss.total.detach()) == pytest.approx(total / tokens, rel=1e-4)
-    assert float(loss.parts["reward"]) == pytest.approx(sum(rewards) / len(rewards), rel=1e-5)
-    assert float(loss.parts["sample_length"]) == pytest.approx(tokens / 15)
+    assert float(loss.mean.detach()) == pytest.approx(total / tokens, rel=1e-4)
+    assert float(loss.parts["reward"].mean) == pytest.approx(sum(rewards) / len(rewards), rel=1e-5)
+    assert float(loss.parts["sample_length"].mean) == pytest.approx(tokens / 15)
     assert ("reward_greedy" in loss.parts) is (baseline == "greedy")
 
 
@@ -111,11 +114,11 @@ def test_words_are_predicted_only_where_one_follows(toy: Toy, tmp_path: Path) ->
     rows: list[int] = []
     task.model.word_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0][..., 0].numel()))
     batch = task.collate(samples(toy, "captions")[:5] + samples(toy, "statements")[:3])
-    task.loss(batch)
+    task.loss(batch, generator=any_generator())
     assert rows == [int(batch.text.mask_BT[:, 1:].sum())]
     loss_of = make(task, toy, tmp_path, samples=3)
     loss = loss_of(task.collate(samples(toy, "images")[:4]), update=0, generator=generator())
-    assert rows[-1] == round(float(loss.parts["sample_length"]) * 12)
+    assert rows[-1] == round(float(loss.parts["sample_length"].mean) * 12)
 
 
 def test_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
@@ -127,14 +130,14 @@ def test_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
 
     def reward() -> float:
         task.eval()
-        value = -float(loss_of(batch, update=None, generator=generator()).total)
+        value = -float(loss_of(batch, update=None, generator=generator()).mean)
         task.train()
         return value
 
     before = reward()
     for step in range(40):
         optimizer.zero_grad()
-        loss_of(batch, update=step, generator=generator(step)).total.backward()
+        loss_of(batch, update=step, generator=generator(step)).mean.backward()
         optimizer.step()
     assert reward() > before + 0.5
 
@@ -152,7 +155,7 @@ def test_gradients_survive_mixed_precision_and_modes_are_put_back(toy: Toy, tmp_
             torch.manual_seed(0)
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 loss = loss_of(batch, update=0, generator=generator())
-            loss.total.backward()
+            loss.mean.backward()
             gradients.append({n for n, p in task.named_parameters() if p.grad is not None and p.grad.any()})
         assert gradients[0] == gradients[1]
         assert any("cross_decoder" in name and "weight" in name for name in gradients[0])
@@ -212,9 +215,9 @@ def test_nothing_earned_is_said_once_and_counted(toy: Toy, tmp_path: Path, capsy
     batch = task.collate(samples(toy, "images")[:4])
     for update in range(2):
         loss = loss_of(batch, update=update, generator=generator())
-        loss.total.backward()
-        assert float(loss.total) == 0.0
-        assert float(loss.parts["zero_rewards"]) == 1.0
+        loss.mean.backward()
+        assert float(loss.mean) == 0.0
+        assert float(loss.parts["zero_rewards"].mean) == 1.0
     assert loss_of.zero_batches == 2
     assert capsys.readouterr().err.count("nothing is learned") == 1
     assert not any(p.grad.any() for p in task.parameters() if p.grad is not None)
@@ -247,4 +250,4 @@ def test_settings_that_can_not_be_are_refused(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="samples: 1"):
         make(captioner(toy), toy, tmp_path, samples=1, baseline="mean_of_others")
     with pytest.raises(ParamsError, match="label_smoothing"):
-        make(captioner(toy, label_smoothing=0.1), toy, tmp_path)
+        make(captioner(toy, options={"label_smoothing": 0.1}), toy, tmp_path)

@@ -122,7 +122,9 @@ def _copy_splits(workspace: Workspace, own: Workspace, splits: set[str]) -> None
     for name in ID_COLUMN:
         if name not in ("images", "objects"):
             rows = read_table(name, workspace.validated)
-            pq.write_table(rows.filter(pc.is_in(rows["image_id"], value_set=ids)), own.validated / f"{name}.parquet")
+            if "image_id" in rows.column_names:  # texts that no image belongs to are learnt from, never evaluated on
+                rows = rows.filter(pc.is_in(rows["image_id"], value_set=ids))
+                pq.write_table(rows, own.validated / f"{name}.parquet")
     # Objects whole: `features.source: boxes` takes its vocabulary from all of them.
     for name in ("objects.parquet", "truth.jsonl"):
         if (workspace.validated / name).exists():

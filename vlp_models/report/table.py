@@ -7,18 +7,12 @@ from typing import Any
 
 from vlp_models.workspace.paths import read_json
 
-# What one wants to see first; the rest is in summary.json and on the page.
-HEADLINES = {
-    "captioning": ("CIDEr", "BLEU-4", "METEOR", "true captions"),
-    "vqa": ("accuracy", "gain over image blanked"),
-    "vcr": ("Q->A", "QA->R", "Q->AR", "gain over image blanked"),
-    "retrieval": ("R@1", "R@5", "R@10", "median rank", "R@1 (image to text)"),
-    "nlvr": ("accuracy", "consistency", "gain over image blanked"),
-}
-
 
 def is_headline(record: dict[str, Any]) -> bool:
-    return record["metric"] in HEADLINES.get(record["task"], ())
+    """Whether a record is what one wants to see first; the rest is in summary.json and on the page."""
+    from vlp_models.tasks import TASKS, task_class
+
+    return record["task"] in TASKS and record["metric"] in task_class(record["task"]).headlines
 
 
 def print_results(summary: Path) -> None:

@@ -17,18 +17,12 @@ from markupsafe import Markup
 
 from vlp_models.params import Params
 from vlp_models.report.charts import interval_bar, line_chart
-from vlp_models.report.examples import GALLERIES, read_examples
+from vlp_models.report.examples import Examples, read_examples
 from vlp_models.report.pictures import Pictures
 from vlp_models.report.table import is_headline, print_results
+from vlp_models.tasks import TASKS, task_class
 from vlp_models.workspace.paths import Workspace, measured, read_json, write_json, write_text
 
-TASKS = {
-    "captioning": "Captioning",
-    "vqa": "Visual question answering",
-    "nlvr": "True or false of an image (NLVR)",
-    "vcr": "Visual commonsense reasoning",
-    "retrieval": "Image retrieval by caption",
-}
 NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "seconds", "gradient_norm")
 SMALL_HIDDEN = 512  # below it a warning says that the models are tiny
 
@@ -58,7 +52,8 @@ def evaluation_records(workspace: Workspace) -> list[dict[str, Any]]:
     """The records of every run in reports/eval, by task and name."""
     files = sorted((workspace.reports / "eval").glob("*/scores.json"))
     records = [record for file in files if not file.parent.name.startswith(".") for record in read_json(file)]
-    return sorted(records, key=lambda record: list(TASKS).index(record["task"]))
+    order = list(TASKS)
+    return sorted((r for r in records if r["task"] in order), key=lambda record: order.index(record["task"]))
 
 
 def pipeline_records(workspace: Workspace) -> list[dict[str, Any]]:
@@ -114,7 +109,7 @@ def render(params: Params, workspace: Workspace, records: list[dict[str, Any]]) 
         warnings=warnings(params, records),
         headlines=[record for record in records if is_headline(record)],
         tables=result_tables(records),
-        tasks=TASKS,
+        tasks={task: task_class(task).title for task in {record["task"] for record in records}},
         curves=curves(workspace),
         validation=validation,
         quarantined=quarantined(workspace),
@@ -222,23 +217,24 @@ def timings(workspace: Workspace) -> list[dict[str, Any]]:
     return [read_json(file) for file in sorted((workspace.root / ".work" / "timings").glob("*.json"))]
 
 
-def examples(params: Params, workspace: Workspace, missing: list[str]) -> dict[str, Any]:
+def examples(params: Params, workspace: Workspace, missing: list[str]) -> dict[str, list[Examples]]:
     """The galleries; of a task with several runs, the first that is neither a control nor without pretraining."""
     settings = params.evaluate
     pictures = Pictures(workspace, params.validate.max_image_pixels)
-    found: dict[str, Any] = dict.fromkeys(GALLERIES)
-    for task in GALLERIES:
+    found: list[Examples] = []
+    for task in TASKS:
         runs = sorted(
             (name for name, run in params.finetune.items() if run.task == task),
             key=lambda name: (params.finetune[name].blank_images, params.finetune[name].scratch),
         )
-        if not runs:
+        if not runs or task_class(task).gallery is None:
             continue
-        count = settings.gallery if task == "captioning" else (settings.gallery + 1) // 2
-        found[task] = read_examples(task, workspace, pictures, runs[0], settings.splits, count)
-        if found[task] is None:
+        one = read_examples(task, workspace, pictures, runs[0], settings.splits, settings.gallery)
+        if one is None:
             missing.append(f"reports/eval/{runs[0]}: no predictions")
-    return {"gallery": found}
+        else:
+            found.append(one)
+    return {"galleries": found}
 
 
 def number(value: float) -> str:

@@ -38,11 +38,10 @@ from vlp_models.decoding.steps import Hypothesis, Started, Steps, device_of
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.models.protocols import Generates
-from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.ranks import count_over_ranks, mean_over_batch, rank, world_size
+from vlp_models.objectives.loss import Loss, Part
+from vlp_models.objectives.ranks import count_over_ranks, rank, world_size
 from vlp_models.objectives.self_critical import advantages, self_critical
-from vlp_models.params import SelfCriticalParams
-from vlp_models.tasks.captioning import Captioning
+from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 
 FREQUENCIES = "document-frequencies.safetensors"
 
@@ -62,14 +61,17 @@ class SelfCriticalLoss:
         """
         if params.samples < 1 + (params.baseline == "mean_of_others"):
             raise ParamsError(
-                f"params.yaml: `self_critical.samples: {params.samples}` is too few for the baseline {params.baseline}"
+                f"params.yaml: `options.self_critical.samples: {params.samples}` is too few for the baseline "
+                f"{params.baseline}"
             )
         if captioning.label_smoothing:
-            raise ParamsError("params.yaml: `label_smoothing` has no meaning in self-critical training; leave it out")
+            raise ParamsError(
+                "params.yaml: `options.label_smoothing` has no meaning in self-critical training; leave it out"
+            )
         self.captioning = captioning
         self.reward = reward
         self.params = params
-        self.max_len = int(captioning.info["max_text_len"]) - 1  # tokens, [SEP] included, after [CLS]
+        self.max_len = captioning.info.max_text_len - 1  # tokens, [SEP] included, after [CLS]
         self.zero_batches = 0  # of this process, in which no description earned anything
         self._reward_seconds = 0.0  # of the step under way
         self._began: float | None = None  # the step before this one
@@ -95,17 +97,16 @@ class SelfCriticalLoss:
             text.following(at_NT),
             advantage_N[:, None].expand_as(at_NT)[at_NT],
         )
-        _, (reward, length) = mean_over_batch(reward_BK.sum(), reward_BK.numel(), at_NT.sum())
         parts = {
             **loss.parts,
-            "reward": reward,
-            "sample_length": length,
-            "zero_rewards": torch.tensor(float(is_zero)),
+            "reward": Part(sum=reward_BK.sum(), count=reward_BK.numel()),
+            "sample_length": Part(sum=at_NT.sum(), count=reward_BK.numel()),
+            "zero_rewards": Part(sum=torch.tensor(float(is_zero)), count=1),
             **timing,
         }
         if greedy_B is not None:
-            _, (parts["reward_greedy"],) = mean_over_batch(greedy_B.sum(), len(greedy_B))
-        return Loss(total=loss.total, parts=parts)
+            parts["reward_greedy"] = Part(sum=greedy_B.sum(), count=len(greedy_B))
+        return Loss(sum=loss.sum, count=loss.count, parts=parts)
 
     @property
     def _model(self) -> Generates:
@@ -146,8 +147,8 @@ class SelfCriticalLoss:
         self._began = None  # validation is no part of a step
         plain = greedy(self._model, batch.image, **self._ends) if len(batch) else []
         rewards_B = self._rewards(batch.image_ids, [[h] for h in plain])[:, 0]
-        share, (mean,) = mean_over_batch(rewards_B.sum(), len(rewards_B))
-        return Loss(total=-share, parts={"reward_greedy": mean})
+        earned = rewards_B.sum()
+        return Loss(sum=-earned, count=len(rewards_B), parts={"reward_greedy": Part(sum=earned, count=len(rewards_B))})
 
     @property
     def _ends(self) -> dict[str, Any]:
@@ -195,11 +196,13 @@ class SelfCriticalLoss:
                 file=sys.stderr,
             )
 
-    def _next_step(self) -> dict[str, Tensor]:
+    def _next_step(self) -> dict[str, Part]:
         """The reward's share of the step that has just ended."""
         began, seconds = self._began, self._reward_seconds
         self._began, self._reward_seconds = time.perf_counter(), 0.0
-        return {} if began is None else {"reward_share": torch.tensor(seconds / (self._began - began))}
+        if began is None:
+            return {}
+        return {"reward_share": Part(sum=torch.tensor(seconds / (self._began - began)), count=1)}
 
 
 def self_critical_loss(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import sys
 import time
 import warnings
@@ -21,7 +20,7 @@ from torch import nn
 
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, Preempted, ProcessLostError
-from vlp_models.params import FinetuneParams, OptimizerParams, PairsParams, TrainerParams
+from vlp_models.params import OptimizerParams, TrainerParams, TrainingParams
 from vlp_models.training.curve import LOG, Recorder, read_log, truncate_log
 from vlp_models.training.ema import WeightAverage
 from vlp_models.training.fsdp import WholeWeights, put_back
@@ -30,6 +29,7 @@ from vlp_models.training.progress import ProgressDisplay
 from vlp_models.training.resume import ResumePoints, newest
 from vlp_models.training.stop import CooperativeStop
 from vlp_models.training.strategy import make_trainer
+from vlp_models.training.windows import Windows
 
 # What gloo and NCCL say when a process at the other end is gone, or has not answered for half an hour
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out", "Timed out", "NCCL")
@@ -49,12 +49,12 @@ class Plan:
     optimizer: OptimizerParams
 
     @classmethod
-    def of(cls, section: PairsParams | FinetuneParams) -> Plan:
+    def of(cls, section: TrainingParams) -> Plan:
         """What a section of params.yaml asks for."""
         return cls(**{field.name: getattr(section, field.name) for field in fields(cls)})
 
-    def total_steps(self, batches: int) -> int:
-        """Updates of the whole run, given the batches of an epoch.
+    def total_steps(self, updates: int) -> int:
+        """Updates of the whole run, given those of an epoch.
 
         Raises:
             ParamsError: a number that can't be.
@@ -62,10 +62,9 @@ class Plan:
         for name in ("seed", "max_steps"):
             if getattr(self, name) < 0:
                 raise ParamsError(f"params.yaml: `{name}: {getattr(self, name)}` must not be negative")
-        for name in ("max_epochs", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ParamsError(f"params.yaml: `{name}: {getattr(self, name)}` must be at least 1")
-        steps = math.ceil(batches / self.accumulate) * self.max_epochs
+        if self.max_epochs < 1:
+            raise ParamsError(f"params.yaml: `max_epochs: {self.max_epochs}` must be at least 1")
+        steps = updates * self.max_epochs
         return min(steps, self.max_steps) if self.max_steps else steps
 
 
@@ -117,17 +116,28 @@ def fit(
         ParamsError: numbers that can't be, a device or precision this machine lacks.
         ProcessLostError: another process of the run has ended.
     """
+    if plan.accumulate < 1:
+        raise ParamsError(f"params.yaml: `accumulate: {plan.accumulate}` must be at least 1")
     _quiet()
     torch.set_flush_denormal(True)
     if trainer.torch_threads:
         torch.set_num_threads(trainer.torch_threads)
     precision = choose_precision(trainer)
     lightning = make_trainer(trainer, plan.optimizer, model, accumulate=plan.accumulate, precision=precision)
-    train, val = loaders(lightning.global_rank, lightning.world_size)
-    total = plan.total_steps(len(train))
+    batches, val = loaders(lightning.global_rank, lightning.world_size)
+    train = Windows(batches, plan.accumulate, getattr(loss, "updates_per_batch", 1))
+    total = plan.total_steps(train.updates)
     lightning.fit_loop.epoch_loop.max_steps = total
 
-    module = TrainingModule(model, loss, seed=plan.seed, total_steps=total, optimizer=plan.optimizer, work=work)
+    module = TrainingModule(
+        model,
+        loss,
+        seed=plan.seed,
+        total_steps=total,
+        optimizer=plan.optimizer,
+        work=work,
+        still_to_come=lambda: train.rest,
+    )
     log = work / LOG
     start = newest(work, tidy=lightning.is_global_zero)
     if lightning.is_global_zero:
@@ -183,7 +193,7 @@ def fit(
         resumed_from=start.step if start else 0,
         rows=rows,
         seconds=round(seconds, 2),
-        samples_per_second=round(recorder.samples * lightning.world_size / seconds, 1),
+        samples_per_second=round((train.samples_at(total) - train.samples_at(start.step if start else 0)) / seconds, 1),
         precision=precision,
         is_main=lightning.is_global_zero,
     )

@@ -58,6 +58,7 @@ class RegionExtractor:
         self._roi_heads = copy.copy(detector.model.roi_heads)  # the same weights, another threshold
         self._roi_heads.score_thresh = min_score
         self._device = next(detector.model.parameters()).device
+        self.device = self._device.type
         self._min_score = min_score
         self._max_regions = max_regions
         self.batch_size = batch_size
@@ -134,10 +135,13 @@ class RegionExtractor:
 class DetectorSource:
     """A `RegionSource` that reads the image files. An unreadable one is a `DataError`: validation has seen it whole."""
 
+    by_content = True
+
     def __init__(self, extractor: RegionExtractor, root: Path) -> None:
         self.detector_id = extractor.detector_id
         self.classes = extractor.classes
         self.feature_dim = extractor.feature_dim
+        self.device = extractor.device
         self._extractor = extractor
         self._root = root
 

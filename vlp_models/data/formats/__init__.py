@@ -1,11 +1,20 @@
-"""Readers of public dataset formats."""
+"""Readers of public dataset formats, by the name params.yaml gives them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from vlp_models.data.formats.base import Tables
+from vlp_models.lookup import load
 from vlp_models.params import SourceParams
+
+FORMATS = {
+    "coco": "vlp_models.data.formats.coco:read",
+    "nlvr": "vlp_models.data.formats.nlvr:read",
+    "pairs": "vlp_models.data.formats.pairs:read",
+    "vcr": "vlp_models.data.formats.vcr:read",
+    "snli_ve": "vlp_models.data.formats.snli_ve:read",
+}
 
 
 def read_source(name: str, params: SourceParams, base: Path) -> Tables:
@@ -14,7 +23,5 @@ def read_source(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: its directory or one of its files is missing or not in the format.
     """
-    from vlp_models.data.formats import coco, nlvr, pairs, vcr
-
-    readers = {"coco": coco.read, "nlvr": nlvr.read, "pairs": pairs.read, "vcr": vcr.read}
-    return readers[params.format](name, params, base)
+    tables: Tables = load(FORMATS[params.format])(name, params, base)
+    return tables

@@ -77,7 +77,7 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
             split=split,
             number=number,
             image_id=image_id,
-            side=params.size,
+            side=params.side,
             path=images / f"COCO_scenes_{image_id:012d}.png",
         )
         for image_id, (split, number) in enumerate(sizes, start=1)
@@ -110,8 +110,8 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
 
 
 def _check(params: WorldParams) -> None:
-    if not MIN_SIDE <= params.size <= MAX_SIDE:
-        raise ParamsError(f"params.yaml: a world's `size` must be {MIN_SIDE} to {MAX_SIDE} pixels; found {params.size}")
+    if not MIN_SIDE <= params.side <= MAX_SIDE:
+        raise ParamsError(f"params.yaml: a world's `side` must be {MIN_SIDE} to {MAX_SIDE} pixels; found {params.side}")
     if not 0 <= params.questions_per_image <= 100:
         raise ParamsError(
             f"params.yaml: a world's `questions_per_image` must be 0 to 100; found {params.questions_per_image}"
