@@ -12,13 +12,13 @@ import torch
 from public_tden import PUBLIC, public_layout, public_task_layout
 from safetensors.torch import save_file
 from torch import Tensor
+from vlp_models.models.tden.convert import convert_xmodaler
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import CheckpointError
 from vlp_models.models import build_model
 from vlp_models.models.foreign import read_state_dict
 from vlp_models.models.layers.masks import padding_mask
-from vlp_models.models.tden.convert import convert_xmodaler
 from vlp_models.models.tden.convert_bert import convert_bert
 from vlp_models.models.tden.model import GENERATION, TDEN, UNDERSTANDING
 
