@@ -55,9 +55,7 @@ def outputs(model: TDEN, batch: Batch) -> dict[str, Tensor]:
     """Everything that pretraining trains."""
     model = model.double()
     every, text = dict.fromkeys(model.objectives), batch.text
-    seen = Corruption(
-        ids_BT=text.ids_BT, words_BT=text.mask_BT & (text.ids_BT > 10), regions_BR=batch.image.mask_BR
-    )
+    seen = Corruption(ids_BT=text.ids_BT, words_BT=text.mask_BT & (text.ids_BT > 10), regions_BR=batch.image.mask_BR)
     output = model.masked_pass(batch, seen, model.encode_corrupted(batch, seen), every)
     losses = model.pretraining_losses(
         batch, objectives=every, generator=torch.Generator().manual_seed(0), mask_probability=0.3
