@@ -16,7 +16,10 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
-REGISTERED = {task: {"name": f"vlp-{task}", "version": 1, "run": f"tden-{task}"} for task in ("captioning", "vqa")}
+REGISTERED = {
+    task: [{"name": f"vlp-{task}", "version": 1, "run": f"tden-{task}", "model": "tden", "challenger": True}]
+    for task in ("captioning", "vqa")
+}
 TWO_PASS = {
     "model": "tden",
     "start": "pretrain/tden",

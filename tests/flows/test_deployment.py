@@ -48,7 +48,7 @@ def test_an_event_sets_off_a_run_that_shows_what_it_did(site: Site) -> None:
     )
     artifacts = site.server.artifacts(run)
     links = {"report", "mlflow-captioning", "mlflow-vqa"}
-    assert set(artifacts) == {"parts", "incoming", "drift", "promotion", "results", "validation"} | links
+    assert set(artifacts) == {"parts", "incoming", "drift", "promotion", "candidates", "results", "validation"} | links
     assert "40.8" in artifacts["results"], "the champion's value beside the challenger's"
     assert "gain 0.2 is below 0.5" in artifacts["promotion"]
     assert "caption length" in artifacts["drift"]

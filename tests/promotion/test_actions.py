@@ -18,13 +18,14 @@ from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import build_model
-from vlp_models.models.checkpoint import read_config, write_checkpoint
+from vlp_models.models.checkpoint import FORMAT, read_config, write_checkpoint
+from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import GateParams, Params, WorldParams, load_params, to_plain
 from vlp_models.promotion.actions import promote_task
 from vlp_models.promotion.evaluate_alias import evaluate_alias
 from vlp_models.promotion.tables import find_version, print_lineage
 from vlp_models.stages import evaluate, features, generate, prepare, register, shards
-from vlp_models.tasks.base import task_class
+from vlp_models.tasks import task_class
 from vlp_models.tracking.client import connect
 from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
 
@@ -68,7 +69,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Any:
         evaluate.run(params, workspace, "vqa")
         register.run(params, workspace)
         decision = promote_task(params, workspace, "vqa", by="test")
-        assert (decision.outcome, decision.version) == ("promoted", 1)
+        assert (decision.outcome, decision.version) == ("promoted", 1), decision.reasons
         yield workspace
 
 
@@ -107,10 +108,11 @@ def make_model(workspace: Workspace, seed: int) -> None:
         num_classes=len(manifest["classes"]),
         mask_id=tokenizer.mask_id,
     )
+    about = CheckpointInfo.from_json({"format": FORMAT, **info})
     directory = workspace.checkpoint("vqa")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    write_checkpoint(directory, task_class("vqa")(model, tokenizer, info, answers=ANSWERS), info, tokenizer, ANSWERS)
+    write_checkpoint(directory, task_class("vqa")(model, tokenizer, about, labels=ANSWERS), info, tokenizer, ANSWERS)
 
 
 def accuracy(workspace: Workspace) -> float:

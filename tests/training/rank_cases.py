@@ -28,7 +28,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from toy_tasks import double, make
 from toy_tasks import learn as learn_captions
 from toy_world import Toy
-from two_pass_toys import ALL, generator, tiny, two_pass
+from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
 
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.dataset import ShardDataset
@@ -39,11 +39,12 @@ from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masking import select_tokens
 from vlp_models.objectives.ranks import gather_rows, previous_rows
-from vlp_models.params import SelfCriticalParams
+from vlp_models.params import PassesParams
+from vlp_models.tasks.captioning import SelfCriticalParams
 from vlp_models.tasks.self_critical import SelfCriticalLoss, self_critical_loss
 from vlp_models.training.fsdp import put_back
 from vlp_models.training.normalise import divided, means, totals
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
+from vlp_models.training.passes import make_loss
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
         for size in (7, 1):
             every[f"{task}_{size}"] = lambda task=task, size=size: fine_tuning(folder, task, size)
     every["retrieval_hardest"] = lambda: fine_tuning(folder, "retrieval", 7, options={"negatives": "hardest"})
-    every["smoothed"] = lambda: fine_tuning(folder, "captioning", 7, label_smoothing=0.1)
+    every["smoothed"] = lambda: fine_tuning(folder, "captioning", 7, options={"label_smoothing": 0.1})
     for baseline, size in (("greedy", 7), ("greedy", 1), ("mean_of_others", 7)):
         every[f"self_critical_{baseline}_{size}"] = lambda b=baseline, s=size: reward(folder, b, s)
     return every
@@ -88,8 +89,8 @@ def pretraining(
     objectives: list[str], *, size: int = 7, probability: float = 0.4, seed: int = 3, **config: Any
 ) -> Case:
     model, batch = tiny.build_tiny(**config), shared_batch(size)
-    recipe = make_recipe("sum", {name: ALL[name] for name in objectives}, known=model.objectives, seed=0)
-    loss = PretrainingLoss(model=model, recipe=recipe, mask_probability=probability)
+    recipe = recipe_of({name: ALL[name] for name in objectives}, mask_probability=probability)
+    loss = make_loss(model, recipe, PassesParams(), name="tden")
     return Case(model, lambda b: loss(b, update=0, generator=generator(seed)), lambda i, j: rows(batch, i, j), size)
 
 
@@ -107,7 +108,12 @@ def fine_tuning(folder: Path, task: str, size: int, **info: Any) -> Case:
     toy = toy_in(folder)
     model = make(toy, task, **info).double()
     dataset = ShardDataset(toy.shards, "train", model.view)
-    return Case(model, model.loss, lambda i, j: collated(model.collate, dataset, i, j), size)
+    return Case(
+        model,
+        lambda b: model.loss(b, generator=generator(3)),
+        lambda i, j: collated(model.collate, dataset, i, j),
+        size,
+    )
 
 
 def reward(folder: Path, baseline: str, size: int) -> Case:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from two_pass_toys import ALL, generator, two_pass
+from two_pass_toys import ALL, generator, recipe_of, two_pass
 
 from vlp_models.data.batch import Batch, Text
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import MaskedPass
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption
-from vlp_models.params import RampParams
-from vlp_models.training.recipe import make_recipe
-from vlp_models.training.scheduled_sampling import make_two_pass_loss, schedule
+from vlp_models.params import PassesParams, RampParams
+from vlp_models.training.passes import make_loss, schedule
 
 MASK = 4
 
@@ -54,6 +53,7 @@ class Scripted(nn.Module):
     def masked_pass(self, batch, corruption, image, objectives, ids=None, after=None):
         assert image == "image"
         read = {path: (ids or {}).get(path, corruption.ids_BT).tolist() for path in self.word_paths}
+        assert all(samples is None for samples in objectives.values())
         self.calls.append((set(objectives), read))
         # at position p the decoder says what follows p: for a masked word at p, look at p - 1
         after_BTV = torch.full((2, 5, 40), -50.0)
@@ -156,11 +156,8 @@ def test_what_can_not_be_is_explained() -> None:
         two_pass(Scripted(word_paths={"decoder": ("msg",)}), "b", weights={"msg": 1.0})
     with pytest.raises(ParamsError, match=r"ramp\.end: 1\.5` must be a share"):
         two_pass(Scripted(), "a", ramp=RampParams(end=1.5))
-    recipe = replace(make_recipe("sum", ALL, known=ALL, seed=0), mix="draw")
     with pytest.raises(ParamsError, match="it needs `mix: sum`, not draw"):
-        make_two_pass_loss(
-            Scripted(), recipe, name="x", mask_probability=0.1, scheme="a", sample="argmax", ramp=RampParams()
-        )
+        make_loss(Scripted(), recipe_of(ALL, mix="draw"), PassesParams(scheme="a"), name="x")
 
 
 def test_schedule_of_c_by_hand() -> None:

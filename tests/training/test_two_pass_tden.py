@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 from toy_world import KilledAt, Toy, same_weights, untimed
-from two_pass_toys import ALL, generator, tiny, two_pass
+from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
 
 from vlp_models.data.batch import Batch, Regions
-from vlp_models.params import RampParams
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
+from vlp_models.params import PassesParams, RampParams
+from vlp_models.training.passes import make_loss
 
 
 def seed_where(coin: bool, model: nn.Module, batch: Batch, weights=None) -> int:
@@ -232,8 +232,9 @@ def test_nothing_masked_and_a_batch_of_one_are_no_nan(scheme: str, size: int, pr
 
 def test_a_ramp_of_nothing_reads_what_a_single_pass_reads() -> None:
     model, batch = tiny.build_tiny(), tiny.random_batch()
-    recipe = make_recipe("sum", ALL, known=model.objectives, seed=0)
-    single = PretrainingLoss(model=model, recipe=recipe, mask_probability=0.4)(batch, update=0, generator=generator(2))
+    single = make_loss(model, recipe_of(ALL, mask_probability=0.4), PassesParams(), name="tden")(
+        batch, update=0, generator=generator(2)
+    )
     off = RampParams(start=0.0, end=0.0)
     for scheme in ("a", "b"):
         both = two_pass(model, scheme, ramp=off)(batch, update=0, generator=generator(2)).parts

@@ -60,7 +60,9 @@ def refuse_other(config: Mapping[str, object], own: Mapping[str, object], keys: 
     Raises:
         CheckpointError: names those that differ.
     """
-    differ = [f"{key}: {own[key]} here, {config[key]} there" for key in keys if key in config and config[key] != own[key]]
+    differ = [
+        f"{key}: {own[key]} here, {config[key]} there" for key in keys if key in config and config[key] != own[key]
+    ]
     if differ:
         raise CheckpointError(
             f"the weights are another architecture's ({'; '.join(differ)}); set these in the model's config"

@@ -22,18 +22,19 @@ from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.info import CheckpointInfo
 
-WEIGHTS, CONFIG, ANSWERS = "model.safetensors", "config.json", "answers.json"
+WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
+ANSWERS = "answers.json"  # where VQA's labels stood before other tasks had any
 SUMS = "SHA256SUMS"  # of the files above and the tokenizer's, as `sha256sum --check` reads it
 
 
 def write_checkpoint(
-    directory: Path, module: nn.Module, info: CheckpointInfo, tokenizer: Tokenizer, answers: Sequence[str] = ()
+    directory: Path, module: nn.Module, info: CheckpointInfo, tokenizer: Tokenizer, labels: Sequence[str] = ()
 ) -> None:
     """Writes the weights of `module` (whose children are `model` and perhaps `head`) into an existing directory.
 
     Args:
         info: becomes config.json.
-        answers: what the indices of a VQA head stand for.
+        labels: what the rows of a classifier stand for (VQA's answers, entailment's labels).
 
     Raises:
         CheckpointError: the weights can't be written.
@@ -49,9 +50,9 @@ def write_checkpoint(
     text = json.dumps(info.to_json(), indent=2, sort_keys=True, ensure_ascii=False)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
     tokenizer.save(directory)
-    if answers:
-        listed = json.dumps(list(answers), indent=0, ensure_ascii=False)
-        (directory / ANSWERS).write_text(listed + "\n", encoding="utf-8")
+    if labels:
+        listed = json.dumps(list(labels), indent=0, ensure_ascii=False)
+        (directory / LABELS).write_text(listed + "\n", encoding="utf-8")
     write_sums(directory)
 
 
@@ -114,20 +115,22 @@ def read_config(directory: Path) -> CheckpointInfo:
         raise CheckpointError(f"{file}: {error}") from None
 
 
-def read_answers(directory: Path) -> list[str]:
-    """The answers of a VQA head.
+def read_labels(directory: Path) -> list[str]:
+    """What the rows of a classifier stand for; in older checkpoints of VQA the file is answers.json.
 
     Raises:
-        CheckpointError: answers.json is missing or no list of strings.
+        CheckpointError: there is no such file, or it is no list of strings.
     """
-    file = directory / ANSWERS
+    file = directory / LABELS if (directory / LABELS).exists() else directory / ANSWERS
     try:
-        answers = json.loads(file.read_text(encoding="utf-8"))
+        labels = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory / LABELS}: no such file: what the classifier chooses from is lost") from None
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file}: the answers of the VQA head can't be read: {error}") from None
-    if not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
+        raise CheckpointError(f"{file}: the labels of the classifier can't be read: {error}") from None
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise CheckpointError(f"{file}: not a list of strings")
-    return answers
+    return labels
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:

@@ -42,8 +42,9 @@ class ObjectiveParams:
 @dataclass(frozen=True, kw_only=True)
 class RecipeParams:
     """mix: `sum` learns every objective from every sample; `draw` draws one for each sample; `turns` learns one an
-    update, in order."""
+    update, in order. reuse_batch: a cycle of `turns` learns from one batch, not each turn from another."""
 
     objectives: dict[str, ObjectiveParams]
     mix: Literal["sum", "draw", "turns"] = "sum"
     mask_probability: Share = 0.15
+    reuse_batch: bool = False

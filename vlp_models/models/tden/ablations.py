@@ -185,5 +185,3 @@ def _shared_step(
         present = past.append(present)
     x = block.attention_end(x_ND, block.attention.cross(x_ND[:, None], present.append(regions), mask)[:, 0])
     return block.ffn_end(x, block.ffn(x)), present
-
-

@@ -31,7 +31,7 @@ Where the paper is silent, what is done here:
   pooled text and pooled decoder output are added and normalised. The decoder stays causal as in pretraining.
 
 Where the public code does otherwise: public/. The paper's ablations: ablations.py. Two-pass scheduled sampling calls
-`masked_pass` twice with one `VisualStates` (training/scheduled_sampling.py); the second pass computes a sentence in the
+`masked_pass` twice with one `VisualStates` (training/passes.py); the second pass computes a sentence in the
 decoder's path from its first sampled word on only. Only real tokens are computed (layers/packing.py).
 
 Shape suffixes: B images, R regions, S visual tokens ([IMG] and R regions), K packed visual tokens; N texts (or
@@ -297,7 +297,9 @@ class TDEN(nn.Module):
             )
             losses["msg"] = sentence_generation(told.logits_MV, text.following(told.at_BT))
             masked_NT = _learnt(corruption.words_BT, objectives["msg"])
-            before_masked_NT = F.pad(masked_NT[:, 1:], (0, 1))  # each masked word is told from where the one before stands
+            before_masked_NT = F.pad(
+                masked_NT[:, 1:], (0, 1)
+            )  # each masked word is told from where the one before stands
             word_logits["decoder"] = told.logits_MV.detach()[before_masked_NT[told.at_BT]]
         return MaskedPass(losses=losses, word_logits=word_logits, output=told)
 

@@ -19,7 +19,9 @@ class PublicSwitches:
     pooler_batch_norm: bool = False  # True: after ISM's poolers
     use_decoder_in_fusion: bool = True  # False in the public code's VCR: VQA's feature without the decoder's part
     understanding_decoder_mask: Literal["causal", "bidirectional"] = "causal"  # bidirectional
-    fusion_pooling: Literal["last", "all_layers"] = "last"  # all_layers: cross-encoder layers whose image states VQA pools
+    fusion_pooling: Literal["last", "all_layers"] = (
+        "last"  # all_layers: cross-encoder layers whose image states VQA pools
+    )
     fusion: Literal["sum", "product"] = "sum"  # product: of pooled image and text; the sum is MCAN's
     fusion_decoder: Literal["added", "apart"] = "added"  # apart: the decoder's part is a feature of its own
     fusion_norm_eps: float = 1e-12  # 1e-5

@@ -1,4 +1,4 @@
-"""Two-pass scheduled sampling: the second pass reads words that the first one predicted instead of [MASK].
+"""One pass over a batch, or two-pass scheduled sampling: the second pass reads words that the first one predicted.
 
 Li et al. 2021 (TDEN), "Scheduled Sampling in VL Pretraining" and figure 3. With S the masked sentence, S_E and S_D the
 same with its masked words sampled from what the cross-modal encoder and the decoder predicted in the first pass:
@@ -30,11 +30,10 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import PredictsMaskedWords
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masking import draw_uniform
-from vlp_models.objectives.scheduled_sampling import replace_words, sample_words, select_replaced, share_at
-from vlp_models.params import RampParams
-from vlp_models.training.recipe import Recipe
+from vlp_models.objectives.sampled_words import replace_words, sample_words, select_replaced, share_at
+from vlp_models.params import PassesParams, RampParams, RecipeParams
+from vlp_models.training.recipe import PretrainingLoss, Recipe, make_recipe
 
-WHERE = "params.yaml: `scheduled_sampling"
 SECOND = "_pass2"  # ends the names of the second pass's numbers
 
 
@@ -72,7 +71,7 @@ def schedule(
 
 @dataclass(frozen=True, kw_only=True)
 class TwoPassLoss:
-    """Both passes' weighted loss on a batch: what the training loop calls. Made by `make_two_pass_loss`."""
+    """Both passes' weighted loss on a batch: what the training loop calls. Made by `make_loss`."""
 
     model: PredictsMaskedWords
     recipe: Recipe
@@ -84,7 +83,7 @@ class TwoPassLoss:
     def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         objectives = self.recipe.objectives(update)
         corruption = self.model.corrupt(
-            batch, objectives=objectives, generator=generator, mask_probability=self.mask_probability
+            batch, objectives=dict.fromkeys(objectives), generator=generator, mask_probability=self.mask_probability
         )
         share = share_at(update, start=self.ramp.start, end=self.ramp.end, steps=self.ramp.steps)
         replaced_BT = select_replaced(corruption.words_BT, share, generator)
@@ -93,18 +92,24 @@ class TwoPassLoss:
         plan = schedule(self.scheme, paths, objectives, coin=coin)
 
         image = self.model.encode_corrupted(batch, corruption)
-        first = self.model.masked_pass(batch, corruption, image, plan.first)
+        first = self.model.masked_pass(batch, corruption, image, _all_samples(plan.first))
         read: dict[str, Tensor] = {}
         for path, source in sorted(plan.source.items()):
             words_M = sample_words(first.word_logits[source], how=self.sample, generator=generator)
             read[path] = replace_words(corruption.ids_BT, corruption.words_BT, words_M, replaced_BT)
-        second = self.model.masked_pass(batch, corruption, image, plan.second, read, after=first)
+        second = self.model.masked_pass(batch, corruption, image, _all_samples(plan.second), read, after=first)
 
-        one, two = self.recipe.combine(first.losses), self.recipe.combine(second.losses)
+        one, two = self.recipe.weigh(first.losses, update), self.recipe.weigh(second.losses, update)
+        # What C learns once, in whichever pass, is one loss over all micro-batches of an update.
+        names = {name: f"{name}{SECOND}" if name in one.losses else name for name in two.losses}
         return WeightedLosses(
-            losses={**one.losses, **{f"{name}{SECOND}": _renamed(loss) for name, loss in two.losses.items()}},
-            weights={**one.weights, **{f"{name}{SECOND}": weight for name, weight in two.weights.items()}},
+            losses={**one.losses, **{names[name]: _renamed(loss) for name, loss in two.losses.items()}},
+            weights={**one.weights, **{names[name]: weight for name, weight in two.weights.items()}},
         )
+
+
+def _all_samples(objectives: Collection[str]) -> dict[str, Tensor | None]:
+    return dict.fromkeys(sorted(objectives))
 
 
 def _renamed(loss: Loss) -> Loss:
@@ -112,57 +117,57 @@ def _renamed(loss: Loss) -> Loss:
     return replace(loss, parts={f"{name}{SECOND}": part for name, part in loss.parts.items()})
 
 
-def make_two_pass_loss(
-    model: nn.Module,
-    recipe: Recipe,
-    *,
-    name: str,
-    mask_probability: float,
-    scheme: Literal["a", "b", "c"],
-    sample: Literal["multinomial", "argmax"],
-    ramp: RampParams,
-) -> TwoPassLoss:
-    """
+def make_loss(
+    model: nn.Module, recipe: RecipeParams, passes: PassesParams, *, name: str, section: str = "pretrain"
+) -> PretrainingLoss | TwoPassLoss:
+    """What a pretraining run learns, in one pass or in two.
+
     Args:
         name: the model's in params.yaml.
+        section: the run's place in params.yaml.
 
     Raises:
-        ParamsError: the model can't be pretrained by the pass, lacks the paths that the scheme needs, or the
-            objectives leave a path without its masked words; a share outside 0 to 1; a recipe that is no sum.
+        ParamsError: a recipe that the model can't learn; or, of two passes, a model that can't be pretrained by the
+            pass or lacks the paths that the scheme needs, objectives that leave a path without its masked words, a
+            share outside 0 to 1, a recipe that is no sum.
     """
-    scheme_is = f"{WHERE}.scheme: {scheme}`"
+    mixed = make_recipe(recipe, known=model.objectives, section=section)  # type: ignore[arg-type]
+    if passes.scheme == "single":
+        return PretrainingLoss(model=model, recipe=mixed, mask_probability=recipe.mask_probability)
+    where = f"params.yaml: `{section}.passes"
+    scheme_is, ramp = f"{where}.scheme: {passes.scheme}`", passes.ramp
     if not isinstance(model, PredictsMaskedWords):
         raise ParamsError(
             f"{scheme_is}: the model `{name}` does not predict masked words by the pass (PredictsMaskedWords in "
-            "vlp_models/models/protocols.py), so there is nothing to sample; set `scheme: none`"
+            "vlp_models/models/protocols.py), so there is nothing to sample; set `scheme: single`"
         )
-    if recipe.mix != "sum":
-        raise ParamsError(f"{scheme_is} learns all objectives in every update; it needs `mix: sum`, not {recipe.mix}")
+    if mixed.mix != "sum":
+        raise ParamsError(f"{scheme_is} learns all objectives in every update; it needs `mix: sum`, not {mixed.mix}")
     for key, value in (("start", ramp.start), ("end", ramp.end)):
         if not 0 <= value <= 1:
-            raise ParamsError(f"{WHERE}.ramp.{key}: {value}` must be a share from 0 to 1")
+            raise ParamsError(f"{where}.ramp.{key}: {value}` must be a share from 0 to 1")
     if ramp.steps < 0:
-        raise ParamsError(f"{WHERE}.ramp.steps: {ramp.steps}` must not be negative")
-    objectives = recipe.objectives(None)
+        raise ParamsError(f"{where}.ramp.steps: {ramp.steps}` must not be negative")
+    objectives = mixed.objectives(None)
     for path, names in model.word_paths.items():
         wanted = set(names) & set(objectives)
-        if names[0] not in wanted and (wanted or scheme != "a"):
+        if names[0] not in wanted and (wanted or passes.scheme != "a"):
             raise ParamsError(
-                f"{scheme_is}: the {path} of `{name}` needs `{names[0]}` in `scheduled_sampling.objectives`: its "
+                f"{scheme_is}: the {path} of `{name}` needs `{names[0]}` in `{section}.recipe.objectives`: its "
                 "predictions of masked words come from there"
             )
-    if scheme != "a" and len(model.word_paths) != 2:
+    if passes.scheme != "a" and len(model.word_paths) != 2:
         raise ParamsError(
             f"{scheme_is} lets two paths feed each other, but the model `{name}` predicts masked words along "
             f"{len(model.word_paths)}: {', '.join(model.word_paths)}; `scheme: a` fits"
         )
     if not any(names[0] in objectives for names in model.word_paths.values()):
-        raise ParamsError(f"{scheme_is}: `scheduled_sampling.objectives` names none that predicts masked words")
+        raise ParamsError(f"{scheme_is}: `{section}.recipe.objectives` names none that predicts masked words")
     return TwoPassLoss(
         model=cast(PredictsMaskedWords, model),
-        recipe=recipe,
-        mask_probability=mask_probability,
-        scheme=scheme,
-        sample=sample,
+        recipe=mixed,
+        mask_probability=recipe.mask_probability,
+        scheme=passes.scheme,
+        sample=passes.sample,
         ramp=ramp,
     )
