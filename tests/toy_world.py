@@ -24,6 +24,7 @@ from vlp_models.params import (
     Params,
     PassesParams,
     RecipeParams,
+    SnapshotParams,
     TrainerParams,
     load_params,
     to_plain,
@@ -89,6 +90,7 @@ class Toy:
         optimizer: Mapping[str, Any] | None = None,
         loss: Any = None,
         tracker: Any = None,
+        snapshots: SnapshotParams | None = None,
         **trainer: Any,
     ) -> tuple[nn.Module, Any]:
         """Pretrains (by default a fresh model), resuming whatever lies in `work`."""
@@ -121,6 +123,7 @@ class Toy:
             max_steps=0,
             accumulate=accumulate,
             optimizer=OptimizerParams(**{"lr": 1e-3, "ema_decay": ema_decay, **(optimizer or {})}),
+            snapshots=snapshots or SnapshotParams(),
         )
         result = fit(
             model,
