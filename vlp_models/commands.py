@@ -106,8 +106,11 @@ def _supervised(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _check_options(params: Params) -> None:
-    """A wrong option is found here, not after the pretraining. Only runs with options make this load the tasks."""
+    """A wrong task or option is found here, not after the pretraining. Only runs with options make this load a task."""
+    from vlp_models.tasks import check_task
+
     for name, run in params.finetune.items():
+        check_task(run.task, where=f"finetune.{name}.task")
         if run.options:
             from vlp_models.tasks import task_class
             from vlp_models.tasks.base import read_options
