@@ -26,9 +26,10 @@ from training_step import CLASSES, CONFIG, FEATURE_DIM, VOCAB, random_batch
 
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.models import build_model
-from vlp_models.params import OptimizerParams, TrainerParams
+from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, TrainerParams
+from vlp_models.training.module import LossFunction
 from vlp_models.training.optim import build_optimizer, build_scheduler
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
+from vlp_models.training.passes import make_loss
 from vlp_models.training.run import Plan, fit
 
 STEPS, ROUNDS = 12, 3
@@ -50,20 +51,19 @@ def loader() -> ResumableLoader:
     return ResumableLoader(Ready(), batch_size=1, collate=lambda _: batch, seed=0, shuffle=False)  # type: ignore[arg-type]
 
 
-def model_and_loss() -> tuple[nn.Module, PretrainingLoss]:
+def model_and_loss() -> tuple[nn.Module, LossFunction]:
     torch.manual_seed(0)
     model = build_model("tden", CONFIG, vocab_size=VOCAB, feature_dim=FEATURE_DIM, num_classes=CLASSES)
-    weights = dict.fromkeys(("mlm", "moc", "ism", "msg"), 1.0)
-    recipe = make_recipe("sum", weights, known=weights, seed=0)
-    return model, PretrainingLoss(model=model, recipe=recipe, mask_probability=0.15)
+    recipe = RecipeParams(objectives={name: ObjectiveParams() for name in ("mlm", "moc", "ism", "msg")})
+    return model, make_loss(model, recipe, PassesParams(), name="tden")
 
 
-def bare(model: nn.Module, loss: PretrainingLoss) -> None:
+def bare(model: nn.Module, loss: LossFunction) -> None:
     optimizer = build_optimizer(model, OPTIMIZER)
     scheduler = build_scheduler(optimizer, STEPS, OPTIMIZER)
     generator = torch.Generator().manual_seed(1)
     for update, batch in enumerate(loader()):
-        total = loss(batch, update=update, generator=generator).total
+        total = loss(batch, update=update, generator=generator).mean
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.clip_norm)
@@ -71,7 +71,7 @@ def bare(model: nn.Module, loss: PretrainingLoss) -> None:
         scheduler.step()
 
 
-def ours(model: nn.Module, loss: PretrainingLoss) -> None:
+def ours(model: nn.Module, loss: LossFunction) -> None:
     with tempfile.TemporaryDirectory() as work:
         fit(
             model,

@@ -63,7 +63,7 @@ def main(device: torch.device, repeats: int) -> None:
             batch, objectives=model.objectives, generator=generator, mask_probability=0.15
         )
         model.zero_grad(set_to_none=True)
-        torch.stack([loss.total for loss in losses.values()]).sum().backward()
+        torch.stack([loss.mean for loss in losses.values()]).sum().backward()
         if device.type == "cuda":
             torch.cuda.synchronize()
         rates.append(BATCH / (time.perf_counter() - start))

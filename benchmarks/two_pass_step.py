@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -32,11 +33,10 @@ from torch import Tensor
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.models import build_model
 from vlp_models.models.tden.model import TDEN
-from vlp_models.objectives.loss import Loss
-from vlp_models.params import OptimizerParams, RampParams
+from vlp_models.objectives.loss import Loss, WeightedLosses
+from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams
 from vlp_models.training.optim import build_optimizer
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
-from vlp_models.training.scheduled_sampling import make_two_pass_loss
+from vlp_models.training.passes import make_loss
 
 LAYERS = ("object_layers", "sentence_layers", "encoder_layers", "decoder_layers")
 DEMO = {"hidden": 128, "heads": 4, "intermediate": 512, **dict.fromkeys(LAYERS, 2)}
@@ -66,7 +66,7 @@ def random_batch(size: int, regions: int, tokens: int, features: int, classes: i
     )
 
 
-def coins(loss: Callable[..., Loss], batch: Batch, count: int) -> list[int]:
+def coins(loss: Callable[..., Loss | WeightedLosses], batch: Batch, count: int) -> list[int]:
     """Seeds with which C begins with the encoder and with the decoder by turns."""
     found: dict[bool, list[int]] = {True: [], False: []}
     seed = 0
@@ -82,7 +82,7 @@ def logit_bytes(model: TDEN, batch: Batch, vocab: int) -> tuple[int, int]:
     """Of the words' logits of one pass, in float32: at the positions that need them, and at all."""
     words = model.corrupt(
         batch,
-        objectives=model.objectives,
+        objectives=dict.fromkeys(model.objectives),
         generator=torch.Generator().manual_seed(0),
         mask_probability=MASK_PROBABILITY,
     ).words_BT
@@ -97,28 +97,21 @@ def main(device: torch.device, rounds: int, paper: bool) -> None:
     config = {} if paper else DEMO
     model = build_model("tden", config, vocab_size=vocab, feature_dim=features, num_classes=classes).to(device)
     assert isinstance(model, TDEN)
-    recipe = make_recipe("sum", dict.fromkeys(model.objectives, 1.0), known=model.objectives, seed=0)
+    recipe = RecipeParams(
+        objectives={name: ObjectiveParams() for name in model.objectives}, mask_probability=MASK_PROBABILITY
+    )
     batches = [random_batch(size, regions, tokens, features, classes, vocab, seed).to(device) for seed in range(4)]
-    kinds: dict[str, Callable[..., Loss]] = {
-        "single": PretrainingLoss(model=model, recipe=recipe, mask_probability=MASK_PROBABILITY)
+    schemes: tuple[Literal["single", "a", "b", "c"], ...] = ("single", "a", "b", "c")
+    kinds: dict[str, Callable[..., Loss | WeightedLosses]] = {
+        scheme: make_loss(model, recipe, PassesParams(scheme=scheme), name="tden") for scheme in schemes
     }
-    for scheme in ("a", "b", "c"):
-        kinds[scheme] = make_two_pass_loss(
-            model,
-            recipe,
-            name="tden",
-            mask_probability=MASK_PROBABILITY,
-            scheme=scheme,  # type: ignore[arg-type]
-            sample="multinomial",
-            ramp=RampParams(),
-        )
     optimizer = build_optimizer(model, OptimizerParams(lr=1e-4))
     clock = time.process_time if device.type == "cpu" else time.perf_counter
 
-    def step(loss: Callable[..., Loss], batch: Batch, seed: int) -> float:
+    def step(loss: Callable[..., Loss | WeightedLosses], batch: Batch, seed: int) -> float:
         begin = clock()
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            total = loss(batch, update=0, generator=torch.Generator().manual_seed(seed)).total
+            total = loss(batch, update=0, generator=torch.Generator().manual_seed(seed)).mean
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

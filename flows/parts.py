@@ -53,16 +53,32 @@ def retrain_parts(params: Params) -> list[Part]:
 
 
 def training_parts(params: Params, runs: list[str]) -> list[Part]:
-    """Raw data to evaluated models, for the given fine-tuning runs."""
+    """Raw data to evaluated models, for the given fine-tuning runs and the pretrainings that they start from."""
+    chains = [params.chain(f"finetune/{run}") for run in runs]
+    wanted = {checkpoint for chain in chains for checkpoint in chain}
+    if set(runs) == set(params.finetune):  # all of params.yaml, so also a pretraining that nothing starts from
+        wanted |= {f"pretrain/{name}" for name in params.pretrain}
+    tuned = [name for name in _in_order(params) if f"finetune/{name}" in wanted]
     parts = [
         Part(name="validate", kind="validate", targets=("validate",)),
         Part(name="features", kind="features", targets=("shards", "tokenizer"), gpu=True),
-        Part(name="pretrain", kind="pretrain", targets=("pretrain",), gpu=True),
-        Part(name="scheduled sampling", kind="scheduled_sampling", targets=("scheduled_sampling",), gpu=True),
-        *[Part(name=f"finetune {run}", kind="finetune", targets=(f"finetune@{run}",), gpu=True) for run in runs],
+        *[_pretraining(params, name) for name in params.pretrain if f"pretrain/{name}" in wanted],
+        *[Part(name=f"finetune {run}", kind="finetune", targets=(f"finetune@{run}",), gpu=True) for run in tuned],
         Part(name="evaluate", kind="evaluate", targets=tuple(f"evaluate@{run}" for run in runs), gpu=True),
     ]
     return [_timed(part, params) for part in parts]
+
+
+def _pretraining(params: Params, name: str) -> Part:
+    """Two-pass scheduled sampling is a part of its own kind, to be seen as such."""
+    single = params.pretrain[name].passes.scheme == "single"
+    kind, title = ("pretrain", "pretrain") if single else ("scheduled_sampling", "scheduled sampling")
+    return Part(name=f"{title} {name}", kind=kind, targets=(f"pretrain@{name}",), gpu=True)
+
+
+def _in_order(params: Params) -> list[str]:
+    """Fine-tuning runs, each after those that it starts from."""
+    return sorted(params.finetune, key=lambda name: len(params.chain(f"finetune/{name}")))
 
 
 def promotion_parts(params: Params) -> list[Part]:

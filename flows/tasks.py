@@ -20,7 +20,7 @@ from prefect.runtime import flow_run as current
 from prefect.states import Cancelled, Completed
 
 from flows.artifacts import artifacts
-from flows.dvc import preflight
+from flows.dvc import plan, preflight
 from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import Part
@@ -127,6 +127,7 @@ def gpu_slot(limit: str, log: Callable[[str], None]) -> Iterator[None]:
 def prepare_workspace(root: str) -> None:
     for line in preflight(Path(root)):
         get_run_logger().warning(line)
+    plan(Path(root), get_run_logger().info)
 
 
 @task(task_run_name="publish results", cache_policy=NO_CACHE, persist_result=False)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from vlp_models.errors import ParamsError
 from vlp_models.overlay import apply_overlay
-from vlp_models.params import load_params, to_plain
+from vlp_models.params import Params, load_params, parse_params, to_plain
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,19 +35,36 @@ def edited(tmp_path: Path, edit: dict[str, object]) -> Path:
 
 def test_shipped_params_are_valid_and_plain() -> None:
     params = load_params(ROOT / "params.yaml")
-    assert params.pretrain.objectives.keys() == {"mlm", "moc", "ism", "msg"}
-    assert yaml.safe_load(yaml.safe_dump(to_plain(params))) == to_plain(params)
+    assert params.pretrain["tden"].recipe.objectives.keys() == {"mlm", "moc", "ism", "msg"}
+    assert params.finetune["tden-vqa"].optimizer.muon_lr == 3.0e-3, "what an entry does not say, `defaults` does"
+    assert params.chain("finetune/tden-vqa") == ["finetune/tden-vqa", "pretrain/tden", "initial/tden"]
+    plain = to_plain(params)
+    assert yaml.safe_load(yaml.safe_dump(plain)) == plain
+    assert to_plain(parse_params(plain)) == plain
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ({"pretrain.max_epoch": 3}, r"unknown key `pretrain\.max_epoch`; did you mean `max_epochs`"),
-        ({"finetune.vqa.optimizer.lrr": 1.0}, r"unknown key `finetune\.vqa\.optimizer\.lrr`; did you mean `lr`"),
-        ({"pretrain.batch_size": "many"}, r"`pretrain\.batch_size` must be int, found 'many'"),
-        ({"pretrain.batch_size": True}, r"`pretrain\.batch_size` must be int"),
+        ({"pretrain.tden.max_epoch": 3}, r"unknown key `pretrain\.tden\.max_epoch`; did you mean `max_epochs`"),
+        ({"defaults.finetune.optimizer.lrr": 1.0}, r"`finetune\.tden-captioning\.optimizer\.lrr`; did you mean `lr`"),
+        ({"defaults.pretrain.max_epoch": 3}, r"unknown key `defaults\.pretrain\.max_epoch`; did you mean `max_epochs`"),
+        ({"defaults.finetun": {}}, r"unknown key `defaults\.finetun`; did you mean `finetune`"),
+        ({"pretrain.tden.batch_size": "many"}, r"`pretrain\.tden\.batch_size` must be int, found 'many'"),
+        ({"pretrain.tden.batch_size": True}, r"`pretrain\.tden\.batch_size` must be int"),
+        ({"pretrain.tden.batch_size": 0}, r"`pretrain\.tden\.batch_size: 0` should be greater than 0"),
+        ({"pretrain.tden.recipe.mask_probability": 7.0}, r"mask_probability: 7\.0` should be less than or equal to 1"),
+        ({"validate.max_bad_fraction": 7}, r"`validate\.max_bad_fraction: 7\.0` should be less than"),
+        ({"pretrain.tden.passes.scheme": "aa"}, r"must be one of single, a, b, c.*did you mean `a`"),
         ({"evaluate.splits": "test"}, r"`evaluate\.splits` must be a list"),
-        ({"model": "tden"}, r"`model` must be a section"),
+        ({"models": "tden"}, r"`models` must be a section"),
+        ({"model": {"name": "tden"}}, r"`vlp migrate` writes it anew"),
+        ({"pretrain.tden.model": "tdem"}, r"`pretrain\.tden\.model: tdem`; did you mean `tden`"),
+        ({"pretrain.tden.start": "pretrain/tden"}, r"`pretrain\.tden` starts from itself"),
+        ({"finetune.tden-vqa.start": "tden"}, r"a start is initial/MODEL, pretrain/RUN or finetune/RUN"),
+        ({"finetune.tden-vqa.start": "pretrain/tdem"}, r"there is none; did you mean `tden`"),
+        ({"finetune.tden-vqa.start": "pretrain/../../etc"}, r"a start is initial/MODEL"),
+        ({"generate.x;touch pwned #": {"world": "objects"}}, "missing key|a name has letters"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, edit: dict[str, object], message: str) -> None:
@@ -51,9 +72,48 @@ def test_mistakes_are_named(tmp_path: Path, edit: dict[str, object], message: st
         load_params(edited(tmp_path, edit))
 
 
+def test_a_name_that_could_be_a_command_is_refused(tmp_path: Path) -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["generate"]["x;touch pwned #"] = raw["generate"]["scenes"]
+    with pytest.raises(ParamsError, match="a name has letters, digits"):
+        parse_params(raw)
+
+
+def test_runs_that_start_from_each_other_are_told_as_a_circle(tmp_path: Path) -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["pretrain"]["second"] = {**raw["pretrain"]["tden"], "start": "pretrain/tden"}
+    raw["pretrain"]["tden"]["start"] = "pretrain/second"
+    with pytest.raises(ParamsError, match=r"circle: pretrain/tden -> pretrain/second -> pretrain/tden"):
+        parse_params(raw)
+
+
+def test_weights_are_not_exchanged_between_families() -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["models"]["other"] = {"family": "other"}
+    raw["pretrain"]["second"] = {**raw["pretrain"]["tden"], "start": "initial/other"}
+    with pytest.raises(ParamsError, match=r"trains `tden` of the family tden, but starts from initial/other"):
+        parse_params(raw)
+
+
+def test_no_key_has_a_name_that_dvc_ignores() -> None:
+    """DVC's run cache leaves keys called `size` and `nfiles` out of what identifies a stage (treeverse/dvc#10296)."""
+
+    def keys(hint: Any) -> Iterator[str]:
+        for inner in typing.get_args(hint):
+            yield from keys(inner)
+        if dataclasses.is_dataclass(hint):
+            for name, of_field in typing.get_type_hints(hint).items():
+                yield name
+                yield from keys(of_field)
+
+    found = set(keys(Params))
+    assert {"side", "vocab_size", "lr"} <= found
+    assert not found & {"size", "nfiles"}
+
+
 def test_scientific_notation_without_a_dot_is_a_number(tmp_path: Path) -> None:
-    path = edited(tmp_path, {"pretrain.optimizer.lr": "1e-4"})
-    assert load_params(path).pretrain.optimizer.lr == pytest.approx(1e-4)
+    path = edited(tmp_path, {"defaults.pretrain.optimizer.lr": "1e-4"})
+    assert load_params(path).pretrain["tden"].optimizer.lr == pytest.approx(1e-4)
 
 
 def test_missing_file_and_bad_yaml_say_so(tmp_path: Path) -> None:
@@ -64,11 +124,23 @@ def test_missing_file_and_bad_yaml_say_so(tmp_path: Path) -> None:
         load_params(tmp_path / "bad.yaml")
 
 
+BENEATH = {
+    "tden-coco": ["tden-cc3m"],
+    "tden-vqa": ["tden-cc3m"],
+    "tden-vcr": ["tden-cc3m"],
+    "tden-flickr30k": ["tden-cc3m"],
+    "nlvr-structured": ["nlvr"],
+}
+
+
 @pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_preset_gives_valid_params(tmp_path: Path, preset: Path) -> None:
     assert preset.read_text().startswith("#"), "a preset begins with its command"
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)
+    for name in BENEATH.get(preset.stem, ()):
+        assert f"presets/{name}.yaml" in preset.read_text().splitlines()[0], "its command says what it lies on"
+        apply_overlay(path, ROOT / "presets" / f"{name}.yaml", [])
     assert apply_overlay(path, preset, [])
     load_params(path)
 
@@ -77,20 +149,34 @@ def test_overlay_merges_deletes_assigns_and_keeps_comments(tmp_path: Path) -> No
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)
     preset = tmp_path / "preset.yaml"
-    preset.write_text("# x\nfinetune: {vqa: null}\npretrain: {optimizer: {lr: 0.5}}\n")
-    changes = apply_overlay(path, preset, ["pretrain.max_epochs=9"])
-    params = load_params(path)
-    assert (params.pretrain.max_epochs, params.pretrain.optimizer.lr) == (9, 0.5)
-    assert params.pretrain.optimizer.warmup_fraction == 0.1, "a mapping is merged, not replaced"
-    assert "vqa" not in params.finetune
+    preset.write_text("# x\nfinetune: {tden-vqa: null}\npretrain: {tden: {optimizer: {lr: 0.5}}}\n")
+    changes = apply_overlay(path, preset, ["pretrain.tden.max_epochs=9"])
+    run = load_params(path).pretrain["tden"]
+    assert (run.max_epochs, run.optimizer.lr) == (9, 0.5)
+    assert run.optimizer.warmup_fraction == 0.1, "a mapping is merged, not replaced"
+    assert "tden-vqa" not in load_params(path).finetune
     assert "# The only file to edit" in path.read_text()
-    assert "finetune.vqa: removed" in changes
+    assert "finetune.tden-vqa: removed" in changes
+
+
+def test_a_preset_adds_beside_what_is_there_but_never_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    shutil.copy(ROOT / "params.yaml", path)
+    apply_overlay(path, ROOT / "presets" / "tden-two-pass.yaml", [])
+    params = load_params(path)
+    assert list(params.finetune) == ["tden-captioning", "tden-vqa", "tden-two-pass-captioning", "tden-two-pass-vqa"]
+    assert params.model_of("tden-two-pass-vqa") == "tden"
+    preset, before = tmp_path / "preset.yaml", path.read_bytes()
+    preset.write_text("# x\nfinetune: {tden-vqa: {task: captioning, start: pretrain/tden}}\n")
+    with pytest.raises(ParamsError, match=r"`finetune\.tden-vqa` is taken, by one with `task: vqa`"):
+        apply_overlay(path, preset, [])
+    assert path.read_bytes() == before
 
 
 def test_a_refused_overlay_leaves_the_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)
     before = path.read_bytes()
-    with pytest.raises(ParamsError, match=r"unknown key `pretrain\.speed`"):
-        apply_overlay(path, None, ["pretrain.speed=3"])
+    with pytest.raises(ParamsError, match=r"unknown key `pretrain\.tden\.speed`"):
+        apply_overlay(path, None, ["pretrain.tden.speed=3"])
     assert path.read_bytes() == before

@@ -53,7 +53,7 @@ def learn(task_model: TaskModel, toy: Toy, steps: int, lr: float = 5e-3) -> floa
     optimizer = torch.optim.AdamW(task_model.parameters(), lr=lr)
     generator = any_generator()
     for _ in range(steps):
-        loss = task_model.loss(batch, generator=generator).total
+        loss = task_model.loss(batch, generator=generator).mean
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

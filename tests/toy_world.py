@@ -17,8 +17,17 @@ from vlp_models.data.collate import collate_samples
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.models import build_model
-from vlp_models.params import OptimizerParams, Params, TrainerParams, load_params, to_plain
+from vlp_models.models import DataFacts, build_model
+from vlp_models.params import (
+    ObjectiveParams,
+    OptimizerParams,
+    Params,
+    PassesParams,
+    RecipeParams,
+    TrainerParams,
+    load_params,
+    to_plain,
+)
 
 CLASSES = ["background", "circle", "square", "star"]
 COLOURS = ["red", "green", "blue"]
@@ -56,10 +65,12 @@ class Toy:
         return build_model(
             "tden",
             {**TINY, **config},
-            vocab_size=self.tokenizer.vocab_size,
-            feature_dim=FEATURE_DIM,
-            num_classes=len(CLASSES),
-            mask_id=self.tokenizer.mask_id,
+            DataFacts(
+                vocab_size=self.tokenizer.vocab_size,
+                mask_id=self.tokenizer.mask_id,
+                feature_dim=FEATURE_DIM,
+                num_classes=len(CLASSES),
+            ),
         )
 
     def fit(
@@ -70,6 +81,7 @@ class Toy:
         objectives: Mapping[str, float] | None = None,
         mix: str = "sum",
         mask_probability: float = 0.3,
+        reuse_batch: bool = False,
         batch_size: int = 8,
         accumulate: int = 1,
         max_epochs: int = 2,
@@ -81,13 +93,19 @@ class Toy:
     ) -> tuple[nn.Module, Any]:
         """Pretrains (by default a fresh model), resuming whatever lies in `work`."""
         from vlp_models.training.data import LoaderFactory
-        from vlp_models.training.recipe import PretrainingLoss, make_recipe
+        from vlp_models.training.passes import make_loss
         from vlp_models.training.run import Plan, fit
 
         work.mkdir(parents=True, exist_ok=True)
         model = model or self.model()
         weights = objectives or {"mlm": 1.0, "moc": 1.0, "ism": 1.0, "msg": 1.0}
-        recipe = make_recipe(mix, weights, known=model.objectives, seed=1)  # type: ignore[arg-type]
+        key = "weight" if mix == "sum" else "share"
+        recipe = RecipeParams(
+            objectives={name: ObjectiveParams(**{key: value}) for name, value in weights.items()},
+            mix=mix,  # type: ignore[arg-type]
+            mask_probability=mask_probability,
+            reuse_batch=reuse_batch,
+        )
         loaders = LoaderFactory(
             self.shards,
             "captions",
@@ -106,7 +124,7 @@ class Toy:
         )
         result = fit(
             model,
-            loss or PretrainingLoss(model=model, recipe=recipe, mask_probability=mask_probability),
+            loss or make_loss(model, recipe, PassesParams(), name="tden"),
             loaders,
             plan=plan,
             trainer=replace(TRAINER, **trainer),

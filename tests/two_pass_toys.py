@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from vlp_models.params import RampParams
-from vlp_models.training.recipe import make_recipe
-from vlp_models.training.scheduled_sampling import make_two_pass_loss
+from vlp_models.params import ObjectiveParams, PassesParams, RampParams, RecipeParams
+from vlp_models.training.passes import make_loss
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).parent / "models" / "conftest.py")
 assert _spec and _spec.loader
@@ -21,16 +21,19 @@ _spec.loader.exec_module(tiny)
 ALL = {"mlm": 1.0, "moc": 1.0, "ism": 1.0, "msg": 1.0}
 
 
+def recipe_of(weights: Mapping[str, float], **settings: Any) -> RecipeParams:
+    """`settings`: of RecipeParams; `shares` of the objectives."""
+    shares = settings.pop("shares", {})
+    objectives = {name: ObjectiveParams(weight=weight, share=shares.get(name, 1.0)) for name, weight in weights.items()}
+    return RecipeParams(objectives=objectives, **settings)
+
+
 def two_pass(model: nn.Module, scheme: str, *, weights=None, sample="multinomial", ramp=None, probability=0.4) -> Any:
-    recipe = make_recipe("sum", weights or ALL, known=model.objectives, seed=0)
-    return make_two_pass_loss(
+    return make_loss(
         model,
-        recipe,
+        recipe_of(weights or ALL, mask_probability=probability),
+        PassesParams(scheme=scheme, sample=sample, ramp=ramp or RampParams()),  # type: ignore[arg-type]
         name="tden",
-        mask_probability=probability,
-        scheme=scheme,
-        sample=sample,
-        ramp=ramp or RampParams(),
     )
 
 

@@ -29,6 +29,7 @@ app = typer.Typer(
 
 
 class Stage(StrEnum):
+    plan = "plan"
     generate = "generate"
     prepare = "prepare"
     validate = "validate"
@@ -36,9 +37,9 @@ class Stage(StrEnum):
     features = "features"
     tokenizer = "tokenizer"
     shards = "shards"
+    initial = "initial"
     pretrain = "pretrain"
     reference = "reference"
-    scheduled_sampling = "scheduled_sampling"
     finetune = "finetune"
     evaluate = "evaluate"
     register = "register"
@@ -48,7 +49,7 @@ class Stage(StrEnum):
 @app.command()
 def stage(
     name: Annotated[Stage, typer.Argument(help="The stage, as dvc.yaml names it.")],
-    key: Annotated[str, typer.Argument(help="The dataset or fine-tuning run, for stages that have several.")] = "",
+    key: Annotated[str, typer.Argument(help="The dataset, model or run, for stages that have several.")] = "",
     params: Annotated[str, typer.Option(help="The params file.")] = "params.yaml",
 ) -> None:
     """Runs one stage by itself. `dvc repro` calls this, and decides which stages need it."""
@@ -72,13 +73,40 @@ def use(
     preset: Annotated[str, typer.Argument(help="A preset to merge into params.yaml, e.g. presets/nlvr.yaml.")] = "",
     assign: Annotated[list[str] | None, typer.Option("--set", "-S", help="`key.path=value`, after the preset.")] = None,
 ) -> None:
-    """Edits params.yaml: a preset and/or single values, checked before anything is written. Comments stay."""
+    """Edits params.yaml (a preset, single values), checked before it is written, then dvc.yaml. Comments stay."""
     from pathlib import Path
 
+    from vlp_models.commands import write_plan
     from vlp_models.overlay import apply_overlay
 
     for line in apply_overlay(Path("params.yaml"), Path(preset) if preset else None, assign or []):
         print(line)
+    if write_plan():
+        print("dvc.yaml: written anew")
+
+
+@app.command()
+def plan() -> None:
+    """Checks params.yaml and writes dvc.yaml from it: after a model, run or dataset was added by hand."""
+    from vlp_models.commands import write_plan
+
+    print("dvc.yaml: written anew" if write_plan() else "dvc.yaml: as it should be")
+
+
+@app.command()
+def migrate(
+    source: Annotated[str, typer.Argument(help="The params.yaml of an older version.")] = "params.yaml",
+) -> None:
+    """Writes a params.yaml with one model and one pretraining anew, with named models and runs; the old one is kept."""
+    from pathlib import Path
+
+    from vlp_models.commands import write_plan
+    from vlp_models.migrate import migrate_params
+
+    for line in migrate_params(Path(source)):
+        print(line)
+    if Path(source).name == "params.yaml" and write_plan():
+        print("dvc.yaml: written anew")
 
 
 @app.command()
@@ -273,10 +301,28 @@ def doctor() -> None:
     raise typer.Exit(print_findings())
 
 
+def _run_the_code_here() -> None:
+    """Goes on with the code of the project in this folder, if this `vlp` is another checkout's.
+
+    An environment that several checkouts share has one of them installed. DVC hashes the code of the folder that it
+    works in, so that must be the code that runs.
+    """
+    from pathlib import Path
+
+    own, here = Path(__file__).parent, Path.cwd() / "vlp_models"
+    if (here / "cli.py").is_file() and not own.samefile(here):
+        known = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{here.parent}{os.pathsep}{known}" if known else str(here.parent)
+        os.execv(sys.executable, [sys.executable, "-m", "vlp_models.cli", *sys.argv[1:]])
+
+
 def main() -> None:
     """Entry point: a `VLPError` is one line on stderr and its exit code."""
     for tool in ("DVC_NO_ANALYTICS", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ.setdefault(tool, "true")
+    # Threads that wait actively slow each other down tenfold as soon as there are more of them than cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _run_the_code_here()
     try:
         app()
     except VLPError as error:

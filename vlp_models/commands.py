@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ParamsError
 from vlp_models.exclusive import exclusive
 
 if TYPE_CHECKING:
@@ -22,14 +23,20 @@ ON_CLUSTER = ("features", "shards")
 
 
 def run_stage(name: str, key: str, params_file: str) -> None:
-    """One stage; features and shards on the cluster of params.yaml, if it names one (flows/cluster.py)."""
+    """One stage; features and shards on the cluster of params.yaml, if it names one (flows/cluster.py).
+
+    Raises:
+        ParamsError: what the stage depends on in params.yaml is not what it was when the stage began, so DVC would
+            record a result of other params.
+    """
     import importlib
 
-    from vlp_models.params import load_params
-    from vlp_models.workspace.guard import guarded
+    from vlp_models.params import parse_params, read_yaml
+    from vlp_models.workspace.guard import guarded, run_by_dvc
     from vlp_models.workspace.paths import Workspace
 
-    params, workspace = load_params(params_file), Workspace()
+    raw, workspace = read_yaml(params_file), Workspace()
+    params = parse_params(raw, params_file)
     with guarded(workspace, f"{name}@{key}" if key else name):
         if name in ON_CLUSTER and params.cluster.address:
             # A process: what is under the flows does not import them.
@@ -39,6 +46,57 @@ def run_stage(name: str, key: str, params_file: str) -> None:
                 raise SystemExit(code)
         else:
             importlib.import_module(f"vlp_models.stages.{name}").run(params, workspace, key)
+        if run_by_dvc():
+            _check_unchanged(raw, params_file, workspace, name, key)
+
+
+def _check_unchanged(raw: dict[str, Any], params_file: str, workspace: Workspace, name: str, key: str) -> None:
+    """DVC reads params.yaml again when a stage has ended, and records what then stands there."""
+    from vlp_models.params import read_yaml
+    from vlp_models.pipeline.graph import params_of, read_pipeline
+
+    now = read_yaml(params_file)
+    changed = [
+        place
+        for place in params_of(read_pipeline(workspace.root), name, key)
+        if _value(raw, place) != _value(now, place)
+    ]
+    if changed:
+        raise ParamsError(
+            f"{params_file}: `{changed[0]}` was edited while {name}{' ' + key if key else ''} ran, which used what "
+            "stood there before; its result is not recorded. Run the same command again"
+        )
+
+
+def _value(raw: dict[str, Any], place: str) -> Any:
+    node: Any = raw
+    for part in place.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def write_plan() -> bool:
+    """Writes dvc.yaml anew from params.yaml; returns whether it changed.
+
+    Raises:
+        ParamsError: params.yaml is wrong, or holds a run that can't be.
+    """
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.graph import FILE, is_ours
+    from vlp_models.runs.check import check_runs
+    from vlp_models.stages.plan import planned
+    from vlp_models.workspace.paths import Workspace, write_text
+
+    params, workspace = load_params(), Workspace()
+    check_runs(params)
+    if not is_ours(workspace.root):
+        print(f"{FILE}: written by hand, as its first line says; left as it is", file=sys.stderr)
+        return False
+    text, file = planned(params, workspace), workspace.root / FILE
+    if file.exists() and file.read_text(encoding="utf-8") == text:
+        return False
+    write_text(file, text)
+    return True
 
 
 def run_pipeline(targets: list[str]) -> int:
@@ -52,8 +110,9 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.workspace.paths import Workspace
 
     params, workspace = load_params(), Workspace()
-    _check_options(params)
     with exclusive(workspace.root / ".work" / "run.lock", "`vlp run`"):
+        if write_plan():
+            print("dvc.yaml: written anew from params.yaml", file=sys.stderr)
         for line in preflight(workspace.root):
             print(line, file=sys.stderr)
         code = _run_dvc(params, workspace, targets)
@@ -62,14 +121,16 @@ def run_pipeline(targets: list[str]) -> int:
 
 
 def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
+    from vlp_models.pipeline.beside import finetune_beside
+
     start, began = time.perf_counter(), time.time()
     environment = dict(os.environ)
     # A stage's command is `vlp ...`: the one beside this interpreter, also when the venv is not activated.
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     environment.setdefault("GX_ANALYTICS_ENABLED", "false")
     environment.setdefault("VLP_GRACE", "600")  # nobody hurries us here, and a large training saves slowly
-    command = [sys.executable, "-m", "dvc", "repro", *targets]
-    code = _supervised(command, environment)
+    code = finetune_beside(params, workspace.root, environment, _supervised) if not targets else 0
+    code = code or _supervised([[sys.executable, "-m", "dvc", "repro", *targets]], environment)
     if code:
         print(
             "\nThe pipeline stopped at the stage above. What was finished stays; run the same command to go on from "
@@ -97,25 +158,32 @@ def _send_waiting(params: Params, workspace: Workspace) -> None:
         replay(params.tracking, workspace.root)
 
 
-def _supervised(command: list[str], environment: dict[str, str]) -> int:
-    """Runs a command under a supervisor; SIGINT and SIGTERM go through it and give a trainer the time to save."""
-    process = subprocess.Popen([sys.executable, "-m", "vlp_models.supervise", "--", *command], env=environment)
+def _supervised(commands: list[list[str]], environment: dict[str, str], at_once: int = 1) -> int:
+    """Runs commands, each under a supervisor; SIGINT and SIGTERM go through it and give a trainer the time to save.
+
+    Returns the first exit code that is not 0; after it no further command begins.
+    """
+    waiting, running, code = list(reversed(commands)), list[subprocess.Popen[bytes]](), 0
+
+    def stop(received: int, frame: Any) -> None:
+        waiting.clear()
+        for process in running:
+            process.terminate()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda received, frame: process.terminate())
-    return process.wait()
-
-
-def _check_options(params: Params) -> None:
-    """A wrong task or option is found here, not after the pretraining. Only runs with options make this load a task."""
-    from vlp_models.tasks import check_task
-
-    for name, run in params.finetune.items():
-        check_task(run.task, where=f"finetune.{name}.task")
-        if run.options:
-            from vlp_models.tasks import task_class
-            from vlp_models.tasks.base import read_options
-
-            read_options(task_class(run.task), run.options, where=f"finetune.{name}.options")
+        signal.signal(number, stop)
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            command = [sys.executable, "-m", "vlp_models.supervise", "--", *waiting.pop()]
+            running.append(subprocess.Popen(command, env=environment))
+        with suppress(subprocess.TimeoutExpired):
+            running[0].wait(timeout=0.2)
+        for process in [process for process in running if process.poll() is not None]:
+            running.remove(process)
+            code = code or process.returncode
+            if code:
+                waiting.clear()
+    return code
 
 
 def predict(task: str, images: list[str], texts: list[str] | None, model: str) -> list[dict[str, Any]]:

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.errors import ParamsError
-from vlp_models.params import Params, build, to_plain
+from vlp_models.params import parse_params, to_plain
+
+# What an entry of these sections is; the rest is how it is made.
+DEFINING = {"models": ("family",), "pretrain": ("model",), "finetune": ("task",), "data": ("format",)}
 
 
 def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> list[str]:
@@ -42,22 +45,41 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         overlay = read(preset) or {}
         if not isinstance(overlay, dict):
             raise ParamsError(f"{preset}: a preset is a mapping of params, found {type(overlay).__name__}")
+        _check_names_free(document, overlay, preset)
         _merge(document, overlay, "", changes)
     for assignment in assignments:
         key, separator, text = assignment.partition("=")
         if not separator:
             raise ParamsError(f"--set {assignment}: write it as key.path=value")
-        nested: Any = yaml.load(text) if text else ""
+        nested: Any = yaml.load(text) if text else ""  # `key=null` removes the key
         for part in reversed(key.split(".")):
             nested = {part: nested}
         _merge(document, nested, "", changes)
-    build(Params, _plain(document), where="", file=str(preset or params_file))
+    parse_params(_plain(document), str(preset or params_file))
     buffer = StringIO()
     yaml.dump(document, buffer)
     temporary = params_file.with_name(f".{params_file.name}.partial")
     temporary.write_text(buffer.getvalue(), encoding="utf-8")
     temporary.replace(params_file)
     return changes
+
+
+def _check_names_free(document: Any, overlay: Any, preset: Path) -> None:
+    """A preset may change an entry, but not put another model or run in the place of one of the same name.
+
+    Raises:
+        ParamsError: says which name is taken.
+    """
+    for section, keys in DEFINING.items():
+        entries = document.get(section) or {}
+        for name, entry in (overlay.get(section) or {}).items():
+            for key in keys:
+                there, new = (entries.get(name) or {}).get(key), (entry or {}).get(key)
+                if there is not None and new is not None and there != new:
+                    raise ParamsError(
+                        f"{preset}: the name `{section}.{name}` is taken, by one with `{key}: {there}` (here `{key}: "
+                        f"{new}`); rename one of the two, or remove the other: `vlp use --set {section}.{name}=null`"
+                    )
 
 
 def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:

@@ -36,11 +36,11 @@ def test_word_losses(smoothing):
         expected -= ((1 - smoothing) * log_p[target] + smoothing * sum(log_p) / 7) / 5
     x, y = tensor(logits), torch.tensor(targets)
     loss = sentence_generation(x, y, label_smoothing=smoothing)
-    assert loss.total.item() == pytest.approx(expected, rel=1e-12)
-    assert loss.parts["msg_accuracy"].item() == pytest.approx(float((logits.argmax(1) == targets).mean()))
-    assert torch.autograd.gradcheck(lambda x: sentence_generation(x, y, label_smoothing=smoothing).total, x)
+    assert loss.mean.item() == pytest.approx(expected, rel=1e-12)
+    assert loss.parts["msg_accuracy"].mean.item() == pytest.approx(float((logits.argmax(1) == targets).mean()))
+    assert torch.autograd.gradcheck(lambda x: sentence_generation(x, y, label_smoothing=smoothing).mean, x)
     if smoothing == 0:
-        assert masked_language_modelling(x, y).total.item() == pytest.approx(expected, rel=1e-12)
+        assert masked_language_modelling(x, y).mean.item() == pytest.approx(expected, rel=1e-12)
         assert set(classification(x, y, name="nlvr").parts) == {"nlvr", "nlvr_accuracy"}
 
 
@@ -52,16 +52,16 @@ def test_object_loss():
         log_p = log_softmax(row)
         expected += sum(t * (math.log(t) - q) for t, q in zip(target, log_p, strict=True) if t > 0) / 4
     x, y = tensor(logits), tensor(probs, grad=False)
-    assert masked_object_classification(x, y).total.item() == pytest.approx(expected, rel=1e-12)
-    assert torch.autograd.gradcheck(lambda x: masked_object_classification(x, y).total, x)
-    half = masked_object_classification(x.detach().half(), y.half()).total
+    assert masked_object_classification(x, y).mean.item() == pytest.approx(expected, rel=1e-12)
+    assert torch.autograd.gradcheck(lambda x: masked_object_classification(x, y).mean, x)
+    half = masked_object_classification(x.detach().half(), y.half()).mean
     assert half.dtype == torch.float32
     assert half.item() == pytest.approx(expected, rel=1e-2)
 
 
 def test_object_loss_is_zero_at_the_target():
     probs = tensor(RANDOM.random((4, 6)), grad=False)
-    assert abs(masked_object_classification(probs.log(), probs).total.item()) < 1e-12
+    assert abs(masked_object_classification(probs.log(), probs).mean.item()) < 1e-12
 
 
 @pytest.mark.parametrize("negatives", ["all", "hardest"])
@@ -78,10 +78,10 @@ def test_matching_loss(negatives):
             expected += sum(violations) / max(1, len(violations))
     x, same = tensor(similarity), same_image(ids)
     loss = image_sentence_matching(x, same, negatives=negatives)
-    assert loss.total.item() == pytest.approx(expected, rel=1e-12)
+    assert loss.mean.item() == pytest.approx(expected, rel=1e-12)
     best = [similarity[i][i] > max(similarity[i][j] for j in range(5) if ids[j] != ids[i]) for i in range(5)]
-    assert loss.parts["ism_accuracy"].item() == pytest.approx(sum(best) / 5)
-    assert torch.autograd.gradcheck(lambda x: image_sentence_matching(x, same, negatives=negatives).total, x)
+    assert loss.parts["ism_accuracy"].mean.item() == pytest.approx(sum(best) / 5)
+    assert torch.autograd.gradcheck(lambda x: image_sentence_matching(x, same, negatives=negatives).mean, x)
 
 
 @pytest.mark.parametrize("negatives", ["all", "hardest"])
@@ -89,11 +89,11 @@ def test_matching_without_negatives_or_violations_is_zero(negatives):
     for ids in (["a"], ["a", "a", "a"]):
         x = torch.zeros(len(ids), len(ids), requires_grad=True)
         loss = image_sentence_matching(x, same_image(ids), negatives=negatives)
-        loss.total.backward()
-        assert loss.total.item() == 0
+        loss.mean.backward()
+        assert loss.mean.item() == 0
         assert x.grad is not None
     separated = torch.eye(3, requires_grad=True) * 2
-    assert image_sentence_matching(separated, same_image("abc"), negatives=negatives).total.item() == 0
+    assert image_sentence_matching(separated, same_image("abc"), negatives=negatives).mean.item() == 0
 
 
 def test_answer_loss():
@@ -105,10 +105,10 @@ def test_answer_loss():
             expected -= (t * math.log(p) + (1 - t) * math.log(1 - p)) / 3
     x, y = tensor(logits), tensor(scores, grad=False)
     loss = soft_label_answers(x, y)
-    assert loss.total.item() == pytest.approx(expected, rel=1e-12)
+    assert loss.mean.item() == pytest.approx(expected, rel=1e-12)
     best = [scores[i, logits[i].argmax()] for i in range(3)]
-    assert loss.parts["vqa_accuracy"].item() == pytest.approx(sum(best) / 3)
-    assert torch.autograd.gradcheck(lambda x: soft_label_answers(x, y).total, x)
+    assert loss.parts["vqa_accuracy"].mean.item() == pytest.approx(sum(best) / 3)
+    assert torch.autograd.gradcheck(lambda x: soft_label_answers(x, y).mean, x)
 
 
 @pytest.mark.parametrize("loss_of", [masked_language_modelling, sentence_generation, masked_object_classification])
@@ -116,13 +116,13 @@ def test_an_empty_selection_is_a_zero_with_gradients(loss_of):
     weight = torch.randn(3, 7, requires_grad=True)
     targets = torch.zeros(0, 7) if loss_of is masked_object_classification else torch.zeros(0, dtype=torch.int64)
     loss = loss_of(torch.zeros(0, 3) @ weight, targets)
-    loss.total.backward()
-    assert loss.total.item() == 0
+    loss.mean.backward()
+    assert loss.mean.item() == 0
     assert not weight.grad.any()
-    assert not any(name.endswith("accuracy") for name in loss.parts)
+    assert all(part.count == 0 for part in loss.parts.values())
 
 
 def test_parts_carry_no_graph():
     loss = masked_language_modelling(torch.randn(4, 7, requires_grad=True), torch.zeros(4, dtype=torch.int64))
-    assert loss.total.requires_grad
-    assert not any(part.requires_grad for part in loss.parts.values())
+    assert loss.mean.requires_grad
+    assert not any(part.sum.requires_grad for part in loss.parts.values())

@@ -17,8 +17,8 @@ def test_equals_the_definition() -> None:
     total = 0.0
     for row, token, a in zip(logits.numpy(), drawn.tolist(), advantage.tolist(), strict=True):
         total -= float(np.log(np.exp(row[token]) / np.exp(row).sum())) * a / 7
-    assert float(self_critical(logits, drawn, advantage).total) == pytest.approx(total, rel=1e-12)
-    assert torch.autograd.gradcheck(lambda x: self_critical(x, drawn, advantage).total, logits.requires_grad_())
+    assert float(self_critical(logits, drawn, advantage).mean) == pytest.approx(total, rel=1e-12)
+    assert torch.autograd.gradcheck(lambda x: self_critical(x, drawn, advantage).mean, logits.requires_grad_())
 
 
 @pytest.mark.parametrize("baseline", [0.0, 0.7])
@@ -37,7 +37,7 @@ def test_on_average_the_gradient_is_that_of_the_expected_reward(baseline: float)
         for b in range(4):
             advantage = (reward[a, b] - baseline).expand(2)
             drawn = self_critical(torch.stack([first, second[a]]), torch.tensor([a, b]), advantage)
-            loss = loss + joint[a, b].detach() * 2 * drawn.total  # 2: a sum over the tokens, not their mean
+            loss = loss + joint[a, b].detach() * 2 * drawn.mean  # 2: a sum over the tokens, not their mean
     for got, expected in zip(torch.autograd.grad(loss, [first, second]), wanted, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 

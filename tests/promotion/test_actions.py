@@ -69,7 +69,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Any:
         evaluate.run(params, workspace, "vqa")
         register.run(params, workspace)
         decision = promote_task(params, workspace, "vqa", by="test")
-        assert (decision.outcome, decision.version) == ("promoted", 1)
+        assert (decision.outcome, decision.version) == ("promoted", 1), decision.reasons
         yield workspace
 
 

@@ -118,7 +118,7 @@ def test_a_vqa_model_is_scored_as_it_is(root: Path) -> None:
     assert [row["answer"] for row in rows] == [names[i] for i in both.argmax(-1).tolist()]
     assert sum(p for _, p in rows[0]["top"]) == pytest.approx(1, abs=1e-5)
     loss = task_model.loss(batch)
-    loss.total.backward()
+    loss.mean.backward()
     assert all(bool(p.grad.any()) for p in task_model.head.parameters())
 
     params = load_params("params.yaml")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from vlp_models.data.boxed import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
@@ -227,6 +228,8 @@ def test_datasets_are_stacked_and_rows_of_bad_images_follow(tmp_path: Path) -> N
     validate.run(params_for(0.5, "d", "e"), workspace)
 
     assert read_table("images", workspace.validated)["source"].to_pylist() == ["d", "d", "e"]
+    (boxed,) = read_boxed(workspace.validated)  # e/1 has no box
+    assert (boxed["image_id"], [item["category"] for item in boxed["objects"]]) == ("d/good", ["cup"])
     rules = [(bad["table"], bad["rule"]) for bad in read_table("quarantine", workspace.validated).to_pylist()]
     assert rules == [("images", "image_decodes"), ("captions", "image_good"), ("truth", "record_readable")]
     truth = (workspace.validated / "truth.jsonl").read_text()

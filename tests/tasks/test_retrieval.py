@@ -50,18 +50,18 @@ def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[
         texts = task_model.model.embed_text(batch.text).numpy()
         images = task_model.model.embed_image(batch.image).numpy()
     expected = slow_loss(texts, images, list(batch.image_ids), options.get("margin", 0.2), bool(options))
-    assert task_model.loss(batch, generator=any_generator()).total.item() == pytest.approx(expected, rel=1e-9)
+    assert task_model.loss(batch, generator=any_generator()).mean.item() == pytest.approx(expected, rel=1e-9)
 
     weight = task_model.model.text_pooler.project.weight
-    loss = task_model.loss(batch, generator=any_generator()).total
+    loss = task_model.loss(batch, generator=any_generator()).mean
     (gradient,) = torch.autograd.grad(loss, weight)
     step = 1e-6
     for i, j in ((0, 0), (3, 5), (7, 1)):
         with torch.no_grad():
             weight[i, j] += step
-            above = task_model.loss(batch, generator=any_generator()).total.item()
+            above = task_model.loss(batch, generator=any_generator()).mean.item()
             weight[i, j] -= 2 * step
-            below = task_model.loss(batch, generator=any_generator()).total.item()
+            below = task_model.loss(batch, generator=any_generator()).mean.item()
             weight[i, j] += step
         assert gradient[i, j].item() == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-8)
 
@@ -88,8 +88,8 @@ def test_a_batch_of_one_learns_nothing_and_breaks_nothing(toy: Toy, batch_norm: 
     samples = samples_of(toy, "train", "captions", 1)
     for batch in (task_model.collate(samples), task_model.collate(samples * 2)):
         loss = task_model.loss(batch, generator=any_generator())
-        loss.total.backward()
-        assert loss.total.item() == 0
+        loss.mean.backward()
+        assert loss.mean.item() == 0
     assert all(p.grad is None or not p.grad.any() for p in task_model.parameters())
     (row,) = ranked(task_model, samples_of(toy, "val", "images", 1))
     assert row["rank"] == row["captions"][0]["rank"] == 1

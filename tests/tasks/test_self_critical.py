@@ -51,7 +51,7 @@ def teach(task: Captioning, toy: Toy, steps: int) -> None:
     optimizer = torch.optim.AdamW(task.parameters(), lr=3e-3)
     for _ in range(steps):
         optimizer.zero_grad()
-        task.loss(batch, generator=any_generator()).total.backward()
+        task.loss(batch, generator=any_generator()).mean.backward()
         optimizer.step()
 
 
@@ -92,9 +92,9 @@ def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, ba
             total -= h.score * advantage  # a hypothesis' score is its log probability, [SEP] included
             tokens += len(h.ids) + (len(h.ids) < 7)
             assert sep not in h.ids
-    assert float(loss.total.detach()) == pytest.approx(total / tokens, rel=1e-4)
-    assert float(loss.parts["reward"]) == pytest.approx(sum(rewards) / len(rewards), rel=1e-5)
-    assert float(loss.parts["sample_length"]) == pytest.approx(tokens / 15)
+    assert float(loss.mean.detach()) == pytest.approx(total / tokens, rel=1e-4)
+    assert float(loss.parts["reward"].mean) == pytest.approx(sum(rewards) / len(rewards), rel=1e-5)
+    assert float(loss.parts["sample_length"].mean) == pytest.approx(tokens / 15)
     assert ("reward_greedy" in loss.parts) is (baseline == "greedy")
 
 
@@ -118,7 +118,7 @@ def test_words_are_predicted_only_where_one_follows(toy: Toy, tmp_path: Path) ->
     assert rows == [int(batch.text.mask_BT[:, 1:].sum())]
     loss_of = make(task, toy, tmp_path, samples=3)
     loss = loss_of(task.collate(samples(toy, "images")[:4]), update=0, generator=generator())
-    assert rows[-1] == round(float(loss.parts["sample_length"]) * 12)
+    assert rows[-1] == round(float(loss.parts["sample_length"].mean) * 12)
 
 
 def test_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ def test_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
 
     def reward() -> float:
         task.eval()
-        value = -float(loss_of(batch, update=None, generator=generator()).total)
+        value = -float(loss_of(batch, update=None, generator=generator()).mean)
         task.train()
         return value
 
     before = reward()
     for step in range(40):
         optimizer.zero_grad()
-        loss_of(batch, update=step, generator=generator(step)).total.backward()
+        loss_of(batch, update=step, generator=generator(step)).mean.backward()
         optimizer.step()
     assert reward() > before + 0.5
 
@@ -155,7 +155,7 @@ def test_gradients_survive_mixed_precision_and_modes_are_put_back(toy: Toy, tmp_
             torch.manual_seed(0)
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 loss = loss_of(batch, update=0, generator=generator())
-            loss.total.backward()
+            loss.mean.backward()
             gradients.append({n for n, p in task.named_parameters() if p.grad is not None and p.grad.any()})
         assert gradients[0] == gradients[1]
         assert any("cross_decoder" in name and "weight" in name for name in gradients[0])
@@ -215,9 +215,9 @@ def test_nothing_earned_is_said_once_and_counted(toy: Toy, tmp_path: Path, capsy
     batch = task.collate(samples(toy, "images")[:4])
     for update in range(2):
         loss = loss_of(batch, update=update, generator=generator())
-        loss.total.backward()
-        assert float(loss.total) == 0.0
-        assert float(loss.parts["zero_rewards"]) == 1.0
+        loss.mean.backward()
+        assert float(loss.mean) == 0.0
+        assert float(loss.parts["zero_rewards"].mean) == 1.0
     assert loss_of.zero_batches == 2
     assert capsys.readouterr().err.count("nothing is learned") == 1
     assert not any(p.grad.any() for p in task.parameters() if p.grad is not None)

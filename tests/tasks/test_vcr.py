@@ -64,18 +64,18 @@ def test_the_loss_is_a_cross_entropy_over_four_for_each_subtask(toy: Toy, subtas
             )
             expected += slow_cross_entropy(rows, [s["rationale_label"] or 0 for s in samples])
     loss = task_model.loss(batch, generator=any_generator())
-    assert loss.total.item() == pytest.approx(expected, rel=1e-9)
+    assert loss.mean.item() == pytest.approx(expected, rel=1e-9)
     wanted = {"both": {"vcr_answer", "vcr_rationale"}}.get(subtask, {f"vcr_{subtask}"})
     assert set(loss.parts) == wanted | {f"{name}_accuracy" for name in wanted}
 
     weight = task_model.head.weight  # type: ignore[union-attr]
-    (gradient,) = torch.autograd.grad(loss.total, weight)
+    (gradient,) = torch.autograd.grad(loss.mean, weight)
     for j in (0, 7):
         with torch.no_grad():
             weight[0, j] += 1e-6
-            above = task_model.loss(batch, generator=any_generator()).total.item()
+            above = task_model.loss(batch, generator=any_generator()).mean.item()
             weight[0, j] -= 2e-6
-            below = task_model.loss(batch, generator=any_generator()).total.item()
+            below = task_model.loss(batch, generator=any_generator()).mean.item()
             weight[0, j] += 1e-6
         assert gradient[0, j].item() == pytest.approx((above - below) / 2e-6, rel=1e-4, abs=1e-8)
 
@@ -125,8 +125,8 @@ def test_a_batch_of_one_and_an_image_without_regions(toy: Toy) -> None:
     empty = {name: getattr(sample.regions, name)[:0] for name in ("features", "boxes", "class_probs", "scores")}
     for seen in (sample, sample.having(boxes=()), replace(sample, regions=replace(sample.regions, **empty))):
         loss = task_model.loss(task_model.collate([seen]), generator=any_generator())
-        loss.total.backward()
-        assert torch.isfinite(loss.total)
+        loss.mean.backward()
+        assert torch.isfinite(loss.mean)
 
 
 def test_blanked_it_sees_neither_regions_nor_objects(toy: Toy) -> None:

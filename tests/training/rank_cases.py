@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +28,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from toy_tasks import double, make
 from toy_tasks import learn as learn_captions
 from toy_world import Toy
-from two_pass_toys import ALL, generator, tiny, two_pass
+from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
 
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.dataset import ShardDataset
@@ -36,13 +36,15 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.sampling import sample
 from vlp_models.decoding.steps import Hypothesis
 from vlp_models.models.layers.blocks import BLOCKS
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masking import select_tokens
 from vlp_models.objectives.ranks import gather_rows, previous_rows
+from vlp_models.params import PassesParams
 from vlp_models.tasks.captioning import SelfCriticalParams
 from vlp_models.tasks.self_critical import SelfCriticalLoss, self_critical_loss
 from vlp_models.training.fsdp import put_back
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
+from vlp_models.training.normalise import divided, means, totals
+from vlp_models.training.passes import make_loss
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Case:
     """A model, its loss, and the rows of its batch: `rows(first, last)` as a loader would make a batch of them."""
 
     module: nn.Module
-    loss: Callable[[Batch], Loss]
+    loss: Callable[[Batch], Loss | WeightedLosses]
     rows: Callable[[int, int], Batch]
     size: int
 
@@ -87,8 +89,8 @@ def pretraining(
     objectives: list[str], *, size: int = 7, probability: float = 0.4, seed: int = 3, **config: Any
 ) -> Case:
     model, batch = tiny.build_tiny(**config), shared_batch(size)
-    recipe = make_recipe("sum", {name: ALL[name] for name in objectives}, known=model.objectives, seed=0)
-    loss = PretrainingLoss(model=model, recipe=recipe, mask_probability=probability)
+    recipe = recipe_of({name: ALL[name] for name in objectives}, mask_probability=probability)
+    loss = make_loss(model, recipe, PassesParams(), name="tden")
     return Case(model, lambda b: loss(b, update=0, generator=generator(seed)), lambda i, j: rows(batch, i, j), size)
 
 
@@ -193,9 +195,11 @@ class Learner(nn.Module):
         super().__init__()
         self.module, self.loss = case.module, case.loss
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         loss = self.loss(batch)
-        return loss.total, loss.parts
+        found = totals(loss)
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        return divided(loss, found.counts) * world_size, means([found])
 
 
 def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Tensor], dict[str, float]]:

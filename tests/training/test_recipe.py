@@ -2,67 +2,146 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from two_pass_toys import generator, recipe_of
 
 from vlp_models.errors import ParamsError
 from vlp_models.objectives.loss import Loss
-from vlp_models.training.recipe import Recipe, make_recipe
+from vlp_models.params import RecipeParams
+from vlp_models.params.schema import build
+from vlp_models.training.recipe import PretrainingLoss, Recipe, make_recipe
 
 KNOWN = frozenset({"mlm", "msg", "ism"})
+CPU = torch.device("cpu")
 
 
-def loss(value: float, name: str) -> Loss:
-    total = torch.tensor(value, requires_grad=True)
-    return Loss(total=total, parts={name: total.detach()})
+def recipe(weights: dict[str, float], **settings: Any) -> Recipe:
+    return make_recipe(recipe_of(weights, **settings), known=KNOWN)
 
 
-def test_sum_weighs_all() -> None:
-    recipe = make_recipe("sum", {"mlm": 1.0, "msg": 0.5, "ism": 0.0}, known=KNOWN, seed=0)
-    assert recipe.objectives(17) == ("mlm", "msg")
-    mixed = recipe.combine({"mlm": loss(2.0, "mlm"), "msg": loss(4.0, "msg")})
-    assert mixed.total.item() == 4.0
-    assert {name: float(v) for name, v in mixed.parts.items()} == {"mlm": 2.0, "msg": 4.0}  # parts stay unweighted
+def loss(total: float, count: int, name: str) -> Loss:
+    value = torch.tensor(total, requires_grad=True)
+    return Loss.of(value, count, **{name: value})
 
 
-def test_turns_follow_the_order_and_the_shares() -> None:
-    recipe = make_recipe("turns", {"msg": 2, "mlm": 1}, known=KNOWN, seed=0)
-    assert [recipe.objectives(k)[0] for k in range(6)] == ["msg", "msg", "mlm", "msg", "msg", "mlm"]
-    assert recipe.combine({"msg": loss(3.0, "msg")}).total.item() == 3.0
+def test_sum_weighs_the_means_of_all() -> None:
+    made = recipe({"mlm": 1.0, "msg": 0.5, "ism": 0.0})
+    assert made.objectives(17) == ("mlm", "msg")
+    assert made.assign(17, 3, generator(), CPU) == {"mlm": None, "msg": None}
+    mixed = made.weigh({"mlm": loss(4.0, 2, "mlm"), "msg": loss(12.0, 3, "msg")}, 17)
+    assert mixed.mean.item() == 4.0
+    assert {name: float(part.mean) for name, part in mixed.parts.items()} == {"mlm": 2.0, "msg": 4.0}  # unweighted
 
 
-def test_draw_has_the_given_probabilities_and_needs_no_state() -> None:
-    recipe = make_recipe("draw", {"mlm": 0.25, "msg": 0.75}, known=KNOWN, seed=3)
-    drawn = [recipe.objectives(k)[0] for k in range(4000)]
-    assert abs(Counter(drawn)["msg"] / 4000 - 0.75) < 0.03
-    assert drawn[1234:] == [recipe.objectives(k)[0] for k in range(1234, 4000)]
-    assert drawn != [Recipe(mix="draw", weights=recipe.weights, seed=4).objectives(k)[0] for k in range(4000)]
+def test_turns_follow_the_order_and_the_shares_and_have_weights_apart() -> None:
+    made = recipe({"msg": 0.3, "mlm": 1.0}, mix="turns", shares={"msg": 2, "mlm": 1})
+    assert [made.objectives(k)[0] for k in range(6)] == ["msg", "msg", "mlm", "msg", "msg", "mlm"]
+    assert made.weigh({"msg": loss(3.0, 1, "msg")}, 0).mean.item() == pytest.approx(0.9)
+    assert made.updates_per_batch == 1
+    assert recipe({"msg": 1.0, "mlm": 1.0}, mix="turns", reuse_batch=True).updates_per_batch == 2
 
 
-@given(st.sampled_from(["draw", "turns"]), st.lists(st.integers(0, 4), min_size=3, max_size=3), st.integers(0, 10**6))
-def test_an_update_learns_exactly_one_wanted_objective(mix: str, weights: list[int], update: int) -> None:
-    named = dict(zip(sorted(KNOWN), map(float, weights), strict=True))
-    if not any(weights):
+@pytest.mark.parametrize("mix", ["draw", "turns"])
+def test_validation_is_what_is_learnt_on_average(mix: str) -> None:
+    """Not the sum of losses of which an update takes one."""
+    made = recipe({"msg": 1.0, "mlm": 0.5}, mix=mix, shares={"msg": 3.0, "mlm": 1.0})
+    assert made.objectives(None) == ("msg", "mlm")
+    assert made.assign(None, 3, generator(), CPU) == {"msg": None, "mlm": None}
+    both = made.weigh({"msg": loss(4.0, 1, "msg"), "mlm": loss(8.0, 1, "mlm")}, None)
+    assert both.mean.item() == pytest.approx((3 * 1.0 * 4.0 + 1 * 0.5 * 8.0) / 4)
+
+
+def test_every_sample_draws_one_objective_by_the_shares() -> None:
+    made = recipe({"mlm": 1.0, "msg": 1.0, "ism": 1.0}, mix="draw", shares={"mlm": 1.0, "msg": 2.0, "ism": 0.0})
+    masks = made.assign(5, 6000, generator(3), CPU)
+    assert list(masks) == ["mlm", "msg"]
+    mlm_B, msg_B = masks.values()
+    assert mlm_B is not None and msg_B is not None
+    assert torch.equal(mlm_B, ~msg_B), "one each"
+    assert abs(msg_B.float().mean().item() - 2 / 3) < 0.02
+    again = made.assign(9, 6000, generator(3), CPU)["mlm"]
+    assert again is not None and torch.equal(mlm_B, again), "a function of the generator alone"
+    assert {name: list(m.shape) for name, m in made.assign(0, 0, generator(), CPU).items() if m is not None} == {
+        "mlm": [0],
+        "msg": [0],
+    }
+
+
+class Words(nn.Module):
+    """Two heads of a scalar each; a sample's loss is its value times the head's."""
+
+    objectives = ("mlm", "msg")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ParameterDict({name: torch.ones(()) for name in self.objectives})
+        self.seen: list[dict[str, torch.Tensor | None]] = []
+
+    def pretraining_losses(self, batch, *, objectives, generator, mask_probability):
+        self.seen.append(objectives)
+        found = {}
+        for name, chosen_B in objectives.items():
+            values_B = batch.targets if chosen_B is None else batch.targets[chosen_B]
+            total = (values_B * self.heads[name]).sum()
+            found[name] = Loss.of(total, len(values_B), **{name: total})
+        return found
+
+
+class Values:
+    def __init__(self, values: list[float]) -> None:
+        self.targets = torch.tensor(values)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+def test_drawn_samples_weigh_as_often_as_they_are_drawn() -> None:
+    """The mean gradient over many draws is that of shares as weights."""
+    model = Words()
+    made = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="draw", shares={"mlm": 1, "msg": 3}), known=KNOWN)
+    loss_of = PretrainingLoss(model=model, recipe=made, mask_probability=0.1)
+    for seed in range(300):
+        loss_of(Values([1.0, 2.0, 3.0, 6.0] * 4), update=seed, generator=generator(seed)).mean.backward()  # type: ignore[arg-type]
+    assert model.heads["mlm"].grad.item() / 300 == pytest.approx(3.0 / 4, rel=0.05)
+    assert model.heads["msg"].grad.item() / 300 == pytest.approx(3.0 * 3 / 4, rel=0.05)
+    for masks in model.seen:
+        assert all(mask is not None for mask in masks.values())
+
+
+@given(st.lists(st.integers(0, 4), min_size=3, max_size=3), st.integers(0, 10**6))
+def test_a_turn_learns_exactly_one_wanted_objective(shares: list[int], update: int) -> None:
+    named = dict(zip(sorted(KNOWN), map(float, shares), strict=True))
+    if not any(shares):
         with pytest.raises(ParamsError):
-            make_recipe(mix, named, known=KNOWN, seed=0)
+            recipe(dict.fromkeys(KNOWN, 1.0), mix="turns", shares=named)
         return
-    (name,) = make_recipe(mix, named, known=KNOWN, seed=0).objectives(update)
+    (name,) = recipe(dict.fromkeys(sorted(KNOWN), 1.0), mix="turns", shares=named).objectives(update)
     assert named[name] > 0
 
 
 @pytest.mark.parametrize(
-    ("mix", "weights", "said"),
+    ("weights", "settings", "said"),
     [
-        ("sum", {"moc": 1.0}, "it can learn: ism, mlm, msg"),
-        ("sum", {"mlm": -1.0}, "zero or more"),
-        ("turns", {"mlm": 0.5}, "whole number"),
-        ("sum", {}, "nothing to learn"),
+        ({"moc": 1.0}, {}, "it can learn: ism, mlm, msg"),
+        ({"mlm": -1.0}, {}, "zero or more"),
+        ({"mlm": 1.0}, {"mix": "turns", "shares": {"mlm": 0.5}}, "whole number"),
+        ({"mlm": 1.0}, {"shares": {"mlm": 0.5}}, "did you mean `weight`"),
+        ({"mlm": 1.0}, {"mix": "draw", "reuse_batch": True}, "is for `mix: turns`, not draw"),
+        ({}, {}, "nothing to learn"),
     ],
 )
-def test_what_can_not_be_is_refused(mix: str, weights: dict[str, float], said: str) -> None:
-    with pytest.raises(ParamsError, match=said):
-        make_recipe(mix, weights, known=KNOWN, seed=0)
+def test_what_can_not_be_is_refused(weights: dict[str, float], settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParamsError, match=rf"pretrain\.recipe.*{said}"):
+        recipe(weights, **settings)
+
+
+def test_a_number_in_params_is_a_weight() -> None:
+    read = build(RecipeParams, {"objectives": {"mlm": 0.3, "msg": {"share": 2}}, "mix": "turns"}, where="r")
+    made = make_recipe(read, known=KNOWN)
+    assert (made.weights, made.shares) == ({"mlm": 0.3, "msg": 1.0}, {"mlm": 1.0, "msg": 2.0})

@@ -99,7 +99,7 @@ class SpoiledLoss:
             total = total * float("nan")
         if update == 3 and self.kind == "gradient":
             total = total + (self.weight * 0).abs().sqrt().sum()  # 0 * inf in the backward pass
-        return Loss(total=total, parts={})
+        return Loss(sum=total, count=1, parts={})
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
@@ -133,7 +133,7 @@ def test_a_broken_input_is_named(toy: Toy, tmp_path: Path) -> None:
     def loss(batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
         batch.image.features_BRF[1, 0, 0] = float("inf")  # what a broken feature file would bring
         total = model.embed_image(batch.image).sum()
-        return Loss(total=total, parts={})
+        return Loss(sum=total, count=1, parts={})
 
     with pytest.raises(NonFiniteLossError, match=r"The input of toy/train\d+/c is itself not finite"):
         toy.fit(tmp_path / "work", model, loss=loss)

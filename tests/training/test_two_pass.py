@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from two_pass_toys import ALL, generator, two_pass
+from two_pass_toys import ALL, generator, recipe_of, two_pass
 
 from vlp_models.data.batch import Batch, Text
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import MaskedPass
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption
-from vlp_models.params import RampParams
-from vlp_models.training.recipe import make_recipe
-from vlp_models.training.scheduled_sampling import make_two_pass_loss, schedule
+from vlp_models.params import PassesParams, RampParams
+from vlp_models.training.passes import make_loss, schedule
 
 MASK = 4
 
@@ -54,6 +53,7 @@ class Scripted(nn.Module):
     def masked_pass(self, batch, corruption, image, objectives, ids=None, after=None):
         assert image == "image"
         read = {path: (ids or {}).get(path, corruption.ids_BT).tolist() for path in self.word_paths}
+        assert all(samples is None for samples in objectives.values())
         self.calls.append((set(objectives), read))
         # at position p the decoder says what follows p: for a masked word at p, look at p - 1
         after_BTV = torch.full((2, 5, 40), -50.0)
@@ -63,7 +63,7 @@ class Scripted(nn.Module):
         encoder = torch.full((3, 40), -50.0)
         encoder[range(3), [20, 21, 22]] = 50.0
         one = torch.ones((), requires_grad=True)
-        losses = {name: Loss(total=one * 1.0, parts={name: one.detach()}) for name in objectives}
+        losses = {name: Loss.of(one * 1.0, 1, **{name: one}) for name in objectives}
         return MaskedPass(losses=losses, word_logits={"encoder": encoder, "decoder": decoder})
 
 
@@ -89,7 +89,7 @@ def test_a_and_b_learn_everything_then_everything_but_matching(scheme, encoder_r
         ({"mlm", "moc", "msg"}, {"encoder": encoder_reads, "decoder": decoder_reads}),
     ]
     assert model.encoded == 1
-    assert loss.total.item() == 7.0
+    assert loss.mean.item() == 7.0
     assert set(loss.parts) == {"mlm", "moc", "ism", "msg", "mlm_pass2", "moc_pass2", "msg_pass2"}
 
 
@@ -98,7 +98,7 @@ def test_c_learns_each_objective_once_along_one_path_a_pass() -> None:
     for seed in range(200):
         model = Scripted()
         loss = two_pass(model, "c")(sentences(), update=0, generator=generator(seed))
-        assert loss.total.item() == 4.0 and model.encoded == 1
+        assert loss.mean.item() == 4.0 and model.encoded == 1
         seen.append(model.calls)
     encoder_first = [({"mlm", "moc", "ism"}, {"encoder": S, "decoder": S}), ({"msg"}, {"encoder": S, "decoder": S_E})]
     decoder_first = [({"msg", "ism"}, {"encoder": S, "decoder": S}), ({"mlm", "moc"}, {"encoder": S_D, "decoder": S})]
@@ -109,7 +109,7 @@ def test_c_learns_each_objective_once_along_one_path_a_pass() -> None:
 def test_weights_hold_in_both_passes() -> None:
     weights = {"mlm": 2.0, "moc": 0.0, "ism": 5.0, "msg": 3.0}
     loss = two_pass(Scripted(), "a", weights=weights)(sentences(), update=0, generator=generator())
-    assert loss.total.item() == 2 * (2 + 3) + 5
+    assert loss.mean.item() == 2 * (2 + 3) + 5
 
 
 def test_a_works_along_one_path_alone() -> None:
@@ -156,11 +156,8 @@ def test_what_can_not_be_is_explained() -> None:
         two_pass(Scripted(word_paths={"decoder": ("msg",)}), "b", weights={"msg": 1.0})
     with pytest.raises(ParamsError, match=r"ramp\.end: 1\.5` must be a share"):
         two_pass(Scripted(), "a", ramp=RampParams(end=1.5))
-    recipe = replace(make_recipe("sum", ALL, known=ALL, seed=0), mix="draw")
     with pytest.raises(ParamsError, match="it needs `mix: sum`, not draw"):
-        make_two_pass_loss(
-            Scripted(), recipe, name="x", mask_probability=0.1, scheme="a", sample="argmax", ramp=RampParams()
-        )
+        make_loss(Scripted(), recipe_of(ALL, mix="draw"), PassesParams(scheme="a"), name="x")
 
 
 def test_schedule_of_c_by_hand() -> None:

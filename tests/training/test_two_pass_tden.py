@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 from toy_world import KilledAt, Toy, same_weights, untimed
-from two_pass_toys import ALL, generator, tiny, two_pass
+from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
 
 from vlp_models.data.batch import Batch, Regions
-from vlp_models.params import RampParams
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
+from vlp_models.params import PassesParams, RampParams
+from vlp_models.training.passes import make_loss
 
 
 def seed_where(coin: bool, model: nn.Module, batch: Batch, weights=None) -> int:
@@ -76,7 +76,7 @@ def test_second_pass_equals_a_slow_reference(scheme: str) -> None:
                 log_p = -np.array([slow_cross_entropy(region_logits[r], c) for c in range(len(target))])
                 moc.append(float((target * (np.log(target) - log_p)).sum()))
     for name, values in (("mlm", words), ("moc", moc), ("msg", msg)):
-        assert parts[f"{name}_pass2"].item() == pytest.approx(np.mean(values), rel=1e-9), name
+        assert parts[f"{name}_pass2"].mean.item() == pytest.approx(np.mean(values), rel=1e-9), name
 
 
 @pytest.mark.parametrize("scheme", ["a", "b", "c"])
@@ -85,7 +85,7 @@ def test_gradients_of_the_joint_loss(scheme: str) -> None:
     config = {"object_layers": 1, "sentence_layers": 1, "encoder_layers": 1, "decoder_layers": 1, "hidden": 8}
     model, batch = tiny.build_tiny(**config), tiny.random_batch(3)
     learnt = two_pass(model, scheme)
-    learnt(batch, update=0, generator=generator(1)).total.backward()
+    learnt(batch, update=0, generator=generator(1)).mean.backward()
     step, picked = 1e-5, np.random.default_rng(0)
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
@@ -96,7 +96,7 @@ def test_gradients_of_the_joint_loss(scheme: str) -> None:
         values = []
         for sign in (1, -1):
             flat[place] += sign * step
-            values.append(learnt(batch, update=0, generator=generator(1)).total.item())
+            values.append(learnt(batch, update=0, generator=generator(1)).mean.item())
             flat[place] -= sign * step
         numeric = (values[0] - values[1]) / (2 * step)
         assert gradient[place].item() == pytest.approx(numeric, rel=1e-4, abs=1e-6), name
@@ -134,7 +134,7 @@ def test_the_second_pass_never_sees_later_words(scheme: str, structure: str) -> 
 def test_other_structures_learn_in_two_passes(structure: str) -> None:
     model, batch = tiny.build_tiny(structure=structure), tiny.random_batch()
     for scheme in ("a", "b", "c"):
-        two_pass(model, scheme)(batch, update=0, generator=generator()).total.backward()
+        two_pass(model, scheme)(batch, update=0, generator=generator()).mean.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.cross_encoder.parameters())
 
 
@@ -146,7 +146,7 @@ def test_an_update_encodes_the_image_once_and_no_sentences_beginning_twice(schem
     decoded: list[tuple[int, ...]] = []
     model.object_encoder[0].register_forward_hook(lambda _m, _i, out: encoded.append(tuple(out.shape)))
     model.cross_decoder[0].register_forward_hook(lambda _m, _i, out: decoded.append(tuple(out.shape)))
-    two_pass(model, scheme)(batch, update=0, generator=generator()).total.backward()
+    two_pass(model, scheme)(batch, update=0, generator=generator()).mean.backward()
     assert len(encoded) == 1
     whole = (*batch.text.ids_BT.shape, model.config.hidden)
     assert decoded[0] == whole
@@ -166,7 +166,7 @@ def test_a_pass_after_another_equals_one_by_itself() -> None:
     draws = torch.Generator().manual_seed(5)
     image = model.encode_corrupted(batch, corruption)
     after = model.masked_pass(batch, corruption, image, ALL)
-    earlier = after.losses["msg"].total
+    earlier = after.losses["msg"].mean
     for again in ("words", "nothing", "everything"):
         ids_BT = after.output.generated.ids_BT.clone()
         if again == "words":
@@ -179,7 +179,7 @@ def test_a_pass_after_another_equals_one_by_itself() -> None:
         assert (len(after_it.output.generated.reading.index_M) == 0) is (again == "nothing")
         for passed in (after_it, model.masked_pass(batch, corruption, image, ALL, read)):
             model.zero_grad()
-            total = earlier + sum(passed.losses[name].total for name in ("mlm", "moc", "msg"))
+            total = earlier + sum(passed.losses[name].mean for name in ("mlm", "moc", "msg"))
             total.backward(retain_graph=True)
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
             found.append((total.detach(), passed.word_logits["decoder"], gradients))
@@ -195,7 +195,7 @@ def test_nothing_is_taken_over_from_another_memory() -> None:
     first = model.masked_pass(batch, corruption, image, {"ism", "msg"})
     read = {"decoder": batch.text.ids_BT}
     after, alone = (model.masked_pass(batch, corruption, image, {"msg"}, read, before) for before in (first, None))
-    assert torch.equal(after.losses["msg"].total, alone.losses["msg"].total)
+    assert torch.equal(after.losses["msg"].mean, alone.losses["msg"].mean)
 
 
 @pytest.mark.parametrize("source", ["object_encoder", "cross_encoder"])
@@ -225,25 +225,26 @@ def test_nothing_masked_and_a_batch_of_one_are_no_nan(scheme: str, size: int, pr
     for seed in range(4):
         model.zero_grad()
         loss = two_pass(model, scheme, probability=probability)(batch, update=0, generator=generator(seed))
-        loss.total.backward()
-        assert loss.total.isfinite()
+        loss.mean.backward()
+        assert loss.mean.isfinite()
         assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
 def test_a_ramp_of_nothing_reads_what_a_single_pass_reads() -> None:
     model, batch = tiny.build_tiny(), tiny.random_batch()
-    recipe = make_recipe("sum", ALL, known=model.objectives, seed=0)
-    single = PretrainingLoss(model=model, recipe=recipe, mask_probability=0.4)(batch, update=0, generator=generator(2))
+    single = make_loss(model, recipe_of(ALL, mask_probability=0.4), PassesParams(), name="tden")(
+        batch, update=0, generator=generator(2)
+    )
     off = RampParams(start=0.0, end=0.0)
     for scheme in ("a", "b"):
         both = two_pass(model, scheme, ramp=off)(batch, update=0, generator=generator(2)).parts
         for name in ("mlm", "moc", "msg"):
-            assert torch.equal(both[name], single.parts[name])
-            assert torch.equal(both[f"{name}_pass2"], single.parts[name])
+            assert torch.equal(both[name].sum, single.parts[name].sum)
+            assert torch.equal(both[f"{name}_pass2"].sum, single.parts[name].sum)
         on = two_pass(model, scheme)(batch, update=0, generator=generator(2)).parts
-        assert not torch.equal(on["msg_pass2"], single.parts["msg"])
+        assert not torch.equal(on["msg_pass2"].sum, single.parts["msg"].sum)
     once = two_pass(model, "c", ramp=off)(batch, update=0, generator=generator(2))
-    assert once.total.item() == pytest.approx(single.total.item(), rel=1e-12)
+    assert once.mean.item() == pytest.approx(single.mean.item(), rel=1e-12)
 
 
 def test_c_goes_both_ways_on_tden() -> None:
@@ -259,7 +260,7 @@ def test_the_generator_alone_decides() -> None:
     totals = []
     for state, seed in ((1, 5), (2, 5), (1, 6)):
         torch.manual_seed(state)
-        totals.append(two_pass(model, "a")(batch, update=0, generator=generator(seed)).total)
+        totals.append(two_pass(model, "a")(batch, update=0, generator=generator(seed)).mean)
     assert torch.equal(totals[0], totals[1]) and not torch.equal(totals[0], totals[2])
 
 

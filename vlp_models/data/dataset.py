@@ -24,10 +24,18 @@ from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS, index_name, shar
 from vlp_models.data.views import VIEWS, View
 from vlp_models.errors import DataError, ParamsError
 
+_WAYS_OUT = {
+    "regions": "no model of params.yaml read any when they were made: add this one to `models`, and `dvc repro shards`",
+    "pixels": "set `shards.pixels: true` (or auto, with the model in `models`) and `dvc repro shards`",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardsManifest:
-    """What a model must know about the shards. `classes`: the detector's, background first."""
+    """What a model must know about the shards.
+
+    classes  the detector's, background first; with detector_id "" and feature_dim 0 the shards hold no regions
+    """
 
     feature_dim: int
     classes: tuple[str, ...]
@@ -82,7 +90,7 @@ class ShardDataset(Dataset[Sample]):
             captioned: of the view `images`, those with a reference caption only.
 
         Raises:
-            DataError: no shards here, or no pixels in them though asked for.
+            DataError: no shards here, or no regions or pixels in them though asked for.
             ParamsError: an unknown view, a source the shards do not hold, or repeats below 1.
         """
         if view not in VIEWS:
@@ -98,8 +106,9 @@ class ShardDataset(Dataset[Sample]):
         if captioned:
             self._table = self._table.filter(pc.greater(pc.list_value_length(self._table["captions"]), 0))
         self._rows = _select(self._table["source"], sources or {}, self.manifest.sources)
-        if self._pixels and len(self._rows) and not self._table["pixels_size"][int(self._rows[0])].as_py():
-            raise DataError(f"{directory}: the shards hold no pixels; set `shards.pixels: true` and `dvc repro shards`")
+        for kind, asked in (("regions", self._regions), ("pixels", self._pixels)):
+            if asked and len(self._rows) and not self._table[f"{kind}_size"][int(self._rows[0])].as_py():
+                raise DataError(f"{directory}: the shards hold no {kind}; {_WAYS_OUT[kind]}")
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class RegionArrays:
-    """The detected regions of one image, most confident first.
+    """The regions of one image: a detector's most confident first, imported ones in their file's order.
 
     features     float16 [N, F]
     boxes        float32 [N, 4]; x1, y1, x2, y2 as fractions of the image's width and height
@@ -38,6 +38,7 @@ class Sample:
     values    its other columns (data/views.py), by name: `sample["answers"]`. Lists are tuples; a null list is an empty
               one, any other null is None
     regions, pixels  of the image, where they were asked for; pixels are the encoded PNG or JPEG file
+    draw      seed of what chance decides for this sample now (data/loader.py); None: nothing is left to chance
     """
 
     sample_id: str
@@ -47,6 +48,7 @@ class Sample:
     values: Mapping[str, Any] = field(default_factory=dict)
     regions: RegionArrays | None = None
     pixels: bytes | None = None
+    draw: int | None = None
 
     def __getitem__(self, column: str) -> Any:
         return self.values[column]

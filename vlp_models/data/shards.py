@@ -1,9 +1,9 @@
 """WebDataset tars and the index beside them.
 
-`<split>-00000.tar`, ...: for each image, in the order of their ids, `<key>.json` (the image's ids, size and texts),
-`<key>.regions.safetensors` and, where asked for, the image file. `index-<split>.parquet`: one row a sample and view,
-with the sample's text and the place of its image's members, so that training reads tars only for regions and pixels.
-The same input gives the same bytes.
+`<split>-00000.tar`, ...: for each image, in the order of their ids, `<key>.json` (the image's ids, size and texts) and,
+as the models need them, `<key>.regions.safetensors` and the image file. `index-<split>.parquet`: one row a sample and
+view, with the sample's text and the place of its image's members, so that training reads tars only for regions and
+pixels. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INDEX_SCHEMA = pa.schema(
         ("shard", pa.int32()),  # -1: the sample has no image
         ("key", pa.string()),  # of the image's members
         ("regions_offset", pa.int64()),
-        ("regions_size", pa.int64()),
+        ("regions_size", pa.int64()),  # 0: the shards hold no regions
         ("pixels_offset", pa.int64()),
         ("pixels_size", pa.int64()),  # 0: the shards hold no pixels
         ("pixels_extension", pa.string()),
@@ -56,7 +56,7 @@ class ImageRecord:
     source: str
     width: int
     height: int
-    regions: RegionArrays
+    regions: RegionArrays | None = None
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     pixels: bytes | None = None
     pixels_extension: str = ""  # png or jpg
@@ -105,12 +105,16 @@ class ShardWriter:
             place["pixels_offset"], place["pixels_size"] = self._write(
                 f"{key}.{record.pixels_extension}", record.pixels
             )
-        place["regions_offset"], place["regions_size"] = self._write(f"{key}.{REGIONS}", encode_regions(record.regions))
+        place |= {"regions_offset": 0, "regions_size": 0}
+        if record.regions is not None:
+            place["regions_offset"], place["regions_size"] = self._write(
+                f"{key}.{REGIONS}", encode_regions(record.regions)
+            )
+            self._counts["regions"] += len(record.regions)
         place |= {"image_id": record.image_id, "source": record.source, "shard": self._number, "key": key}
         rows = _index_rows(record)
         self._rows += [row | place for row in rows]
         self._counts.update(row["view"] for row in rows)
-        self._counts["regions"] += len(record.regions)
         self._in_shard += 1
 
     def add_without_image(self, view: str, rows: Iterable[Mapping[str, Any]]) -> None:

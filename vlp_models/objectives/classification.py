@@ -9,5 +9,5 @@ from vlp_models.objectives.token_loss import cross_entropy
 
 
 def classification(logits_BC: Tensor, labels_B: Tensor, *, name: str) -> Loss:
-    """logits_BC: scores of C labels; labels_B int64. The mean cross-entropy."""
+    """logits_BC: scores of C labels; labels_B int64. Cross-entropy, summed over B."""
     return cross_entropy(logits_BC, labels_B, name=name)

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vlp_models.objectives.ranks import rows_of_batch
+from vlp_models.objectives.ranks import own_share_of
 
 OVERLAP = 0.4  # IoU from which the public TDEN code hides a masked region's neighbour
 
@@ -36,7 +36,7 @@ class Corruption:
 
 def draw_uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
     """Numbers for the whole batch, of which this process gets its rows."""
-    return rows_of_batch(shape, lambda size: torch.rand(size, generator=generator, device=generator.device)).to(device)
+    return own_share_of(shape, lambda size: torch.rand(size, generator=generator, device=generator.device)).to(device)
 
 
 def word_positions(mask_BT: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def mask_tokens(
     def draw_words(size: tuple[int, ...]) -> Tensor:
         return torch.randint(mask_id + 1, vocab_size, size, generator=generator, device=generator.device)
 
-    random_BT = rows_of_batch(tuple(ids_BT.shape), draw_words).to(ids_BT.device)
+    random_BT = own_share_of(tuple(ids_BT.shape), draw_words).to(ids_BT.device)
     ids_BT = torch.where(selected_BT & (action_BT < 0.8), mask_id, ids_BT)
     return torch.where(selected_BT & (action_BT >= 0.9), random_BT, ids_BT)
 

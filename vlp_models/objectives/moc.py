@@ -6,22 +6,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.ranks import count_over_ranks, mean_over_batch
-from vlp_models.objectives.token_loss import empty
 
 
 def masked_object_classification(logits_MC: Tensor, targets_MC: Tensor) -> Loss:
-    """KL(target || prediction), summed over the C classes, mean over the M masked regions of all processes.
+    """KL(target || prediction), summed over the C classes and the M masked regions.
 
     targets_MC: the detector's class probabilities. They may have been stored in half precision, so they are made
     to sum to one again. Computed in float32 at least.
     """
-    if count_over_ranks(len(logits_MC)) == 0:
-        return empty(logits_MC, "moc")
     logits_MC = logits_MC.float() if logits_MC.dtype.itemsize < 4 else logits_MC
     targets_MC = targets_MC.to(logits_MC.dtype)
     targets_MC = targets_MC / targets_MC.sum(-1, keepdim=True).clamp(min=1e-6)
     total = F.kl_div(logits_MC.log_softmax(-1), targets_MC, reduction="sum")
     correct = (logits_MC.argmax(-1) == targets_MC.argmax(-1)).sum()
-    loss, (mean, accuracy) = mean_over_batch(total, len(logits_MC), correct)
-    return Loss(total=loss, parts={"moc": mean, "moc_accuracy": accuracy})
+    return Loss.of(total, len(logits_MC), moc=total, moc_accuracy=correct)

@@ -16,7 +16,7 @@ def sentence_generation(
 ) -> Loss:
     """logits_NV: predictions of the N next tokens; targets_N int64: those tokens.
 
-    The mean over tokens of the negative log probability; with smoothing, (1 - e) of it and e times the mean over
+    The sum over tokens of the negative log probability; with smoothing, (1 - e) of it and e times the mean over
     the vocabulary.
     """
     return cross_entropy(logits_NV, targets_N, name=name, label_smoothing=label_smoothing)

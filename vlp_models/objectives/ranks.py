@@ -1,8 +1,7 @@
-"""One batch over several processes: means, negatives and random numbers as if a single process held it all.
+"""One batch over several processes: sums, negatives and random numbers as if a single process held it all.
 
 Each process holds some of a batch's rows, in the order of ranks; a process may hold none of a batch that is too small.
-DDP and FSDP average gradients over the processes, so a process's loss is right if the *mean* over processes is the loss
-of the whole batch. Without a process group, or in a group of one, everything here is what it would be anyway.
+Without a process group, or in a group of one, everything here is what it would be anyway.
 
 Every process must call these in the same order: what decides a branch in between must be the same on all of them.
 Counts and names travel on the CPU (gloo), so that asking for them does not wait for a GPU.
@@ -47,31 +46,14 @@ def sizes_over_ranks(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(row.tolist()) for row in found]
 
 
-def mean_over_ranks(value: Tensor) -> Tensor:
-    """The mean over the processes of one number, detached: of their losses, the loss of the whole batch."""
-    value = value.detach()
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """The sum over the processes, element by element, detached and the same on each of them. All give one shape."""
+    values = values.detach()
     if world_size() == 1:
-        return value
-    value = value.clone()
-    dist.all_reduce(value, group=_group(value))
-    return value / world_size()
-
-
-def mean_over_batch(total: Tensor, count: int, *more: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Means over the items of the whole batch, of which this process holds `count` that add up to `total`.
-
-    count: more than 0 over all processes.
-
-    Returns the loss to learn from, and detached, the same on every process: the mean, and the means of `more`, which
-    are sums over the same items.
-    """
-    if world_size() == 1:
-        loss = total / count
-        return loss, [loss.detach(), *(extra / count for extra in more)]
-    everywhere = count_over_ranks(count)
-    sums = torch.stack([value.detach().to(total.dtype) for value in (total, *more)])
-    dist.all_reduce(sums, group=_group(sums))
-    return total * (world_size() / everywhere), list(sums / everywhere)
+        return values
+    total = values.clone()
+    dist.all_reduce(total, group=_group(total))
+    return total
 
 
 def gather_rows(rows: Tensor) -> Tensor:
@@ -81,8 +63,22 @@ def gather_rows(rows: Tensor) -> Tensor:
     return _Gather.apply(rows, [size for (size,) in sizes_over_ranks((len(rows),))])
 
 
+def take_rows(rows: Tensor, wanted_K: Tensor) -> Tensor:
+    """Any rows of the whole batch; gradients flow back to a row's own process.
+
+    rows [B, S, ...]; wanted_K: int64, numbers of rows of the whole batch, in the order of ranks, as many as this
+    process likes. Returns [K, S, ...]; S is the largest of any process, zeros fill up.
+    """
+    if world_size() > 1:
+        if rows.dim() > 1:
+            wider = max(width for (width,) in sizes_over_ranks((rows.shape[1],))) - rows.shape[1]
+            rows = F.pad(rows, [0, 0] * (rows.dim() - 2) + [0, wider])
+        rows = gather_rows(rows)
+    return rows[wanted_K.to(rows.device)]
+
+
 def previous_rows(rows: Tensor) -> Tensor:
-    """Of each row the one before it in the whole batch, of the first the last.
+    """Of each row the one before it in the whole batch, of the first the last. Only the processes' last rows travel.
 
     [B, S, ...]; S is the largest of any process, zeros fill up.
     """
@@ -98,7 +94,7 @@ def previous_rows(rows: Tensor) -> Tensor:
     return torch.cat([first[: len(rows)], rows[:-1]])
 
 
-def numbers_of(names: Sequence[str]) -> tuple[Tensor, slice]:
+def number_over_ranks(names: Sequence[str]) -> tuple[Tensor, slice]:
     """A number for each name of the whole batch, equal where the names are, int64 [G]; and where this process's are.
 
     Over several processes a number is 63 bits of the name's hash: strings would need as many bytes as the longest.
@@ -113,7 +109,7 @@ def numbers_of(names: Sequence[str]) -> tuple[Tensor, slice]:
     return _all_rows(own, sizes), slice(start, start + len(own))
 
 
-def rows_of_batch(shape: tuple[int, ...], make: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+def own_share_of(shape: tuple[int, ...], make: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
     """This process's part, of `shape`, of what `make` makes for the whole batch.
 
     make: a function of the shape alone, the same on every process, such as a draw from a generator in equal states. The

@@ -14,19 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.ranks import mean_over_batch
 
 
 def self_critical(logits_MV: Tensor, drawn_M: Tensor, advantage_M: Tensor, *, name: str = "self_critical") -> Loss:
-    """The mean over the drawn tokens of all processes of -log p(token) * advantage.
+    """The sum over the drawn tokens of -log p(token) * advantage.
 
     drawn_M int64: the tokens of all samples up to and including each one's first [SEP]; advantage_M: of the sample
-    that each token is part of. At least one token over all processes.
+    that each token is part of.
     """
     logits_MV = logits_MV.float() if logits_MV.dtype.itemsize < 4 else logits_MV
     total = (F.cross_entropy(logits_MV, drawn_M, reduction="none") * advantage_M).sum()
-    loss, (mean,) = mean_over_batch(total, len(drawn_M))
-    return Loss(total=loss, parts={name: mean})
+    return Loss.of(total, len(drawn_M), **{name: total})
 
 
 def advantages(

@@ -6,12 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.ranks import mean_over_batch
 
 
 def soft_label_answers(logits_BA: Tensor, scores_BA: Tensor) -> Loss:
-    """Binary cross-entropy with the soft scores (0 to 1), summed over answers, mean over the questions of all
-    processes.
+    """Binary cross-entropy with the soft scores (0 to 1), summed over answers and questions.
 
     `vqa_accuracy`: the mean soft score of the most probable answer.
     """
@@ -19,5 +17,4 @@ def soft_label_answers(logits_BA: Tensor, scores_BA: Tensor) -> Loss:
     scores_BA = scores_BA.to(logits_BA.dtype)
     total = F.binary_cross_entropy_with_logits(logits_BA, scores_BA, reduction="sum")
     scored = scores_BA.gather(1, logits_BA.argmax(1, keepdim=True)).sum()
-    loss, (mean, accuracy) = mean_over_batch(total, len(logits_BA), scored)
-    return Loss(total=loss, parts={"vqa": mean, "vqa_accuracy": accuracy})
+    return Loss.of(total, len(logits_BA), vqa=total, vqa_accuracy=scored)

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldParams:
-    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `boxes`: NLVR v1 form."""
+    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `web`: scenes with one noisy alt text each, in
+    COCO form and as pairs; `boxes`: NLVR v1 form."""
 
-    world: Literal["objects", "boxes"]
-    seed: int
-    train: int  # images (objects) or examples of six permuted images (boxes)
-    val: int
-    test: int
-    questions_per_image: int = 12  # objects only
-    size: int = 128  # pixels, objects only
-    vcr_per_image: int = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
-    hypotheses_per_image: int = 0  # of visual entailment, objects only; they are read as a dataset of format snli_ve
-    statements: int = 1  # sentences per example, boxes only; genuine NLVR has one
-    permutations: int = 6  # images per example, one per order of its boxes, boxes only
+    world: Literal["objects", "web", "boxes"]
+    seed: NonNegativeInt
+    train: NonNegativeInt  # images (objects) or examples of six permuted images (boxes)
+    val: NonNegativeInt
+    test: NonNegativeInt
+    questions_per_image: NonNegativeInt = 12  # objects only
+    side: PositiveInt = 128  # pixels, objects and web (never `size`: DVC's run cache ignores that name)
+    misspelt: Share = 0.2  # of every fifth caption, objects only
+    mismatched: Share = 0.25  # of the alt texts: they describe another image; web only, as the next three
+    hypernyms: Share = 0.1  # of the nouns: `square` -> `shape`
+    lost_words: Share = 0.06  # of the words
+    boilerplate: Share = 0.3  # of the alt texts: `stock photo of ...`
+    vcr_per_image: NonNegativeInt = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
+    hypotheses_per_image: NonNegativeInt = 0  # of visual entailment, objects only; read as format snli_ve
+    statements: PositiveInt = 1  # sentences per example, boxes only; genuine NLVR has one
+    permutations: PositiveInt = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
-    descriptions: int = 0  # captions per image that list what it shows, boxes only
+    descriptions: NonNegativeInt = 0  # captions per image that list what it shows, boxes only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +55,17 @@ class SourceParams:
     pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
     validation_directories: list[str] = field(default_factory=list)  # nlvr: train directories held out whole
     splits: list[str] = field(default_factory=list)  # nlvr, vcr: which splits to read; empty: all present
-    limit: int = 0  # first records only; 0: all
+    limit: NonNegativeInt = 0  # first records only; 0: all
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateParams:
-    max_bad_fraction: float
-    min_caption_words: int
-    max_caption_words: int
-    max_image_pixels: int
-    min_image_side: int
-    max_box_overhang: float  # pixels a box may stick out of its image
+    max_bad_fraction: Share
+    min_caption_words: NonNegativeInt
+    max_caption_words: PositiveInt
+    max_image_pixels: PositiveInt
+    min_image_side: PositiveInt
+    max_box_overhang: NonNegativeFloat  # pixels a box may stick out of its image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +73,13 @@ class DetectorParams:
     source: Literal["train", "weights", "none"]
     weights: str  # path, for source: weights
     sources: list[str]  # datasets whose boxes it learns; empty: all that have boxes
-    seed: int
+    seed: NonNegativeInt
     backbone: Literal["small", "resnet50_fpn"]
-    steps: int
-    batch_size: int
-    lr: float
-    max_images: int  # of the train split, per run; 0: all
-    feature_dim: int
+    steps: NonNegativeInt
+    batch_size: PositiveInt
+    lr: NonNegativeFloat
+    max_images: NonNegativeInt  # of the train split, per run; 0: all
+    feature_dim: PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,22 +87,23 @@ class FeaturesParams:
     source: Literal["detector", "grid", "boxes", "tsv", "npz"]  # boxes: ground-truth objects as symbols, no pixels
     content: Literal["roi", "probabilities"]  # of a detector's region: the RoI head's output, or what it makes of it
     path: str  # for tsv and npz
-    max_regions: int
-    min_score: float
-    batch_size: int
+    max_regions: PositiveInt
+    min_score: Share
+    batch_size: PositiveInt = 1  # of no effect, kept for older files: regions are made an image at a time
+    order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerParams:
     source: Literal["train", "vocab"]
     vocab: str  # path of a BERT vocab.txt, for source: vocab
-    size: int
-    min_frequency: int
+    vocab_size: Annotated[int, Field(ge=16)]  # at most; 16 leaves room beside the special tokens
+    min_frequency: PositiveInt
     lowercase: bool
-    min_answer_count: int  # an answer enters the vocabulary from this many questions on
+    min_answer_count: PositiveInt  # an answer enters the vocabulary from this many questions on
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardsParams:
-    images_per_shard: int
-    pixels: bool
+    images_per_shard: PositiveInt
+    pixels: Literal["auto", True, False] = "auto"  # the image files; auto: if any model reads them

@@ -24,6 +24,7 @@ class DriftParams:
     """`vlp drift`: limits of what is tolerated; each measure is described in data/drift/measures.py."""
 
     gate: bool = False  # true: a drift makes `vlp drift` exit with 4
+    against: str = ""  # the pretraining run whose data new pairs are compared with; empty: the first one
     max_length_psi: float = 0.2
     max_vocabulary_divergence: float = 0.1
     max_unknown_words: float = 0.05

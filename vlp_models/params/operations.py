@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vlp_models.params.ranges import NonNegativeInt, PositiveInt
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateParams:
-    batch_size: int
-    beam_size: int
-    max_caption_len: int
-    splits: list[str]
-    blank_control: list[str]  # tasks scored once more with every image blanked
-    bootstrap: int  # resamples behind each 95% interval
-    gallery: int
+    batch_size: PositiveInt = 100
+    beam_size: PositiveInt = 3
+    max_caption_len: PositiveInt = 24
+    splits: list[str] = field(default_factory=lambda: ["test"])
+    blank_control: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked
+    bootstrap: PositiveInt = 1000  # resamples behind each 95% interval
+    gallery: NonNegativeInt = 24
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, Share
 
@@ -33,12 +33,18 @@ class ObjectiveParams:
     weight: NonNegativeFloat = 1.0
     share: NonNegativeFloat = 1.0
 
+    @staticmethod
+    def from_shorthand(value: Any) -> dict[str, Any]:
+        """`mlm: 1.0` stands for `mlm: {weight: 1.0}`."""
+        return {"weight": value}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeParams:
     """mix: `sum` learns every objective from every sample; `draw` draws one for each sample; `turns` learns one an
-    update, in order."""
+    update, in order. reuse_batch: a cycle of `turns` learns from one batch, not each turn from another."""
 
     objectives: dict[str, ObjectiveParams]
     mix: Literal["sum", "draw", "turns"] = "sum"
     mask_probability: Share = 0.15
+    reuse_batch: bool = False

@@ -21,16 +21,24 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """What a gallery shows: the run and one card an image or question."""
+    """What a gallery shows: the run, its model, and one card an image or question."""
 
     gallery: Gallery
+    model: str
     run: str
     split: str
     cards: Sequence[Card] = field(default_factory=list)
 
 
 def read_examples(
-    task: str, workspace: Workspace, pictures: Pictures, run: str, splits: Sequence[str], count: int
+    task: str,
+    workspace: Workspace,
+    pictures: Pictures,
+    run: str,
+    splits: Sequence[str],
+    count: int,
+    *,
+    model: str,
 ) -> Examples | None:
     """Of the first split with predictions, `count` entries, or half of them where the task's cards are long; None where
     there are no predictions, or the task has no gallery."""
@@ -44,7 +52,7 @@ def read_examples(
                 rows = [json.loads(line) for line in lines]
             chosen = list(_evenly(rows, count if about.every else (count + 1) // 2))
             cards = task_class(task).cards(workspace, pictures, chosen)
-            return Examples(gallery=about, run=run, split=split, cards=cards)
+            return Examples(gallery=about, model=model, run=run, split=split, cards=cards)
     return None
 
 

@@ -16,7 +16,8 @@ def is_headline(record: dict[str, Any]) -> bool:
 
 
 def print_results(summary: Path) -> None:
-    """Prints the main metrics of every run, in percent, with interval and baselines."""
+    """Prints the main metrics of every run, in percent, with interval and baselines: one table a task, dataset and
+    split, so that runs of all models stand below each other."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -26,17 +27,23 @@ def print_results(summary: Path) -> None:
     places: dict[str, list[dict[str, Any]]] = {}
     for record in read_json(summary):
         if is_headline(record):
-            places.setdefault(f"{record['run']}: {record['dataset']} {record['split']}", []).append(record)
+            places.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
     for place, records in places.items():
+        order = list(dict.fromkeys(record["metric"] for record in records))
+        records.sort(key=lambda record: order.index(record["metric"]))
         table = Table(title=Text(place, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("metric", no_wrap=True, min_width=23)
+        table.add_column("metric", overflow="fold")
+        table.add_column("run", overflow="fold")
+        table.add_column("model", overflow="fold")
         table.add_column("value", justify="right", no_wrap=True, min_width=5)
         table.add_column("95% interval", no_wrap=True, min_width=14)
-        table.add_column("to compare with", min_width=24)
+        table.add_column("to compare with", min_width=20)
         for record in records:
             compared = ", ".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
             cells = (
                 record["metric"],
+                record["run"],
+                record["model"],
                 "-" if record["value"] is None else f"{record['value']:.1f}",
                 "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}",
                 record["note"] if record["value"] is None else compared,

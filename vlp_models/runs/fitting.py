@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vlp_models.data.dataset import ShardsManifest, read_manifest
+from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
-from vlp_models.models.checkpoint import load_strictly, part_of, read_config, read_weights, write_checkpoint
+from vlp_models.models import DataFacts
+from vlp_models.models.checkpoint import load_strictly, write_checkpoint
+from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, TrainerParams, to_plain
+from vlp_models.pipeline.code import identity
 from vlp_models.tracking.lineage import lineage
 from vlp_models.tracking.logger import STATE, MLflowRun, tracked
 from vlp_models.workspace.paths import (
@@ -24,15 +29,13 @@ from vlp_models.workspace.paths import (
     is_main_process,
     need,
     output_directory,
+    write_json,
     write_manifest,
     write_text,
 )
 
 if TYPE_CHECKING:
     from vlp_models.training.run import FitResult
-
-
-PRESET = "preset.yaml"  # beside imported weights: the model.config they belong to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,59 +60,96 @@ def read_inputs(workspace: Workspace) -> Inputs:
 
 
 def check_same_data(
-    before: dict[str, Any], init: Path, inputs: Inputs, way_out: str = "`dvc repro` makes it anew"
+    before: CheckpointInfo, start: Path, inputs: Inputs, way_out: str = "`dvc repro` makes it anew"
 ) -> None:
     """
     Args:
-        before: config.json of the checkpoint `init`, from which training is to start.
+        before: of the checkpoint `start`, from which training is to begin.
 
     Raises:
         CheckpointError: it was made with other features, classes or words.
     """
     manifest = inputs.manifest
-    for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
-        if before[name] != now:
-            raise CheckpointError(
-                f"{init}: made from features with {name} {before[name]!r}, the shards hold {now!r}; {way_out}"
-            )
-    if list(before["classes"]) != list(manifest.classes):
-        raise CheckpointError(f"{init}: made with other detector classes than the shards'; {way_out}")
-    if Tokenizer.load(init).vocabulary != inputs.tokenizer.vocabulary:
-        raise CheckpointError(f"{init}: made with another vocabulary than data/tokenizer; {way_out}")
+    if before.detector_id:
+        for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
+            if getattr(before, name) != now:
+                raise CheckpointError(
+                    f"{start}: made from features with {name} {getattr(before, name)!r}, the shards hold {now!r}; "
+                    f"{way_out}"
+                )
+        if before.classes != tuple(manifest.classes):
+            raise CheckpointError(f"{start}: made with other detector classes than the shards'; {way_out}")
+    if Tokenizer.load(start).vocabulary != inputs.tokenizer.vocabulary:
+        raise CheckpointError(f"{start}: made with another vocabulary than data/tokenizer; {way_out}")
 
 
-def start_from(model: nn.Module, name: str, init: Path, inputs: Inputs) -> None:
-    """Fills `model` with the weights of the checkpoint `init`, of the same architecture and data.
+def stage_of(start: str) -> str:
+    """The DVC stage that makes a checkpoint: `pretrain/tden` -> `pretrain@tden`."""
+    return start.replace("/", "@", 1)
+
+
+def data_facts(inputs: Inputs) -> DataFacts:
+    return DataFacts(
+        vocab_size=inputs.tokenizer.vocab_size,
+        mask_id=inputs.tokenizer.mask_id,
+        feature_dim=inputs.manifest.feature_dim,
+        num_classes=inputs.manifest.num_classes,
+    )
+
+
+def describe(
+    inputs: Inputs, model: nn.Module, *, family: str, name: str, max_text_len: int, max_regions: int, **more: Any
+) -> CheckpointInfo:
+    """What the checkpoint of a model that learned from these inputs says of itself. more: of a task."""
+    regions = isinstance(model.inputs.image, RegionInput)  # type: ignore[union-attr]
+    return CheckpointInfo(
+        family=family,
+        name=name,
+        model_config=to_plain(model.config),
+        max_text_len=max_text_len,
+        max_regions=max_regions if regions else 0,
+        detector_id=inputs.manifest.detector_id if regions else "",
+        feature_dim=inputs.manifest.feature_dim if regions else 0,
+        classes=inputs.manifest.classes if regions else (),
+        **more,
+    )
+
+
+def start_from(model: nn.Module, before: CheckpointInfo, weights: Mapping[str, Tensor], start: Path) -> list[str]:
+    """Fills `model` with the weights of a checkpoint of its family; of another architecture, with what fits.
+
+    Returns what was left out, and what stayed as it was, in lines to print.
 
     Raises:
-        CheckpointError: damaged, or made for another architecture, other features or another vocabulary.
+        CheckpointError: damaged, or it fits nowhere.
     """
-    before = read_config(init)
-    check_same_data(before, init, inputs, "import it anew")
-    own = to_plain(model.config)
-    settings = {"dropout", "attention_dropout", "init_std", "mask_scheme", "zero_overlapping_regions"}
-    settings |= {"ism_margin", "ism_negatives", "segment_types"}  # no weight's shape or place: free to differ
-    differ = [
-        f"{key}: {own.get(key)} here, {value} there"
-        for key, value in before["model_config"].items()
-        if key not in settings and own.get(key) != value
-    ]
-    if before["model"] != name or differ:
-        what = "; ".join(differ) or f"a {before['model']}"
-        raise CheckpointError(
-            f"{init}: of another architecture than params.yaml's `model` ({what}); `vlp use {init / PRESET}` sets it"
-        )
-    load_strictly(model, part_of(read_weights(init), "model"), init)
+    if dict(before.model_config) == to_plain(model.config):
+        load_strictly(model, weights, start)
+        return []
+    adopted = model.adopt(weights, before.model_config)  # type: ignore[operator]
+    lines = [f"{start}: of another architecture; taken over as far as it fits"]
+    lines += [f"  left out: {', '.join(adopted.left_out)}"] if adopted.left_out else []
+    lines += [f"  as they were: {', '.join(adopted.fresh)}"] if adopted.fresh else []
+    return lines
 
 
 def work_directory(
-    workspace: Workspace, stage: str, trainer: TrainerParams, settings: dict[str, Any], files: dict[str, Path]
+    workspace: Workspace,
+    stage: str,
+    trainer: TrainerParams,
+    settings: dict[str, Any],
+    files: dict[str, Path],
+    modules: Sequence[str],
 ) -> Path:
-    """Where the run keeps its state: another one whenever anything that its result depends on changes."""
+    """Where the run keeps its state: another one whenever anything that its result depends on changes.
+
+    modules: the code that the run begins with (the stage, the model's, the task's); with what they import, it counts.
+    """
     hardware = {"accelerator": trainer.accelerator, "devices": trainer.devices, "precision": trainer.precision}
     if (trainer.strategy, trainer.num_nodes) != ("auto", 1):
         hardware |= {"strategy": trainer.strategy, "num_nodes": trainer.num_nodes}
-    return workspace.work(stage, fingerprint({"trainer": hardware, **settings}, files))
+    value = {"trainer": hardware, **settings, "code": identity(modules)}
+    return workspace.work(stage.replace("@", "-"), fingerprint(value, files))
 
 
 def tracking(
@@ -129,37 +169,40 @@ def tracking(
 
 def publish(
     workspace: Workspace,
-    name: str,
+    run: str,
     *,
-    stage: str,
     module: nn.Module,
-    config: dict[str, Any],
+    info: CheckpointInfo,
     tokenizer: Tokenizer,
-    answers: Sequence[str],
+    labels: Sequence[str],
     settings: dict[str, Any],
     files: dict[str, Path],
     counts: dict[str, int],
+    start: str,
     result: FitResult,
-) -> dict[str, Any]:
-    """Writes the checkpoint and the curve. Returns the run's final numbers."""
+) -> list[Path]:
+    """Writes checkpoints/RUN, the curve, and what the training came to and cost (`run`: kind/name). Returns them."""
     from vlp_models.training.curve import as_csv, final_numbers
 
     counts = {**counts, "parameters": sum(p.numel() for p in module.parameters()), "steps": result.steps}
     provenance = {"params": settings, "inputs": {key: hash_path(path) for key, path in files.items()}}
-    with output_directory(workspace.checkpoint(name)) as directory:
-        write_checkpoint(directory, module, {**config, "provenance": provenance}, tokenizer, answers)
-        write_manifest(directory, stage=stage, params=settings, counts=counts)
-    write_text(curve_file(workspace, name), as_csv(result.rows))
-    return {
+    with output_directory(workspace.checkpoint(run)) as directory:
+        write_checkpoint(directory, module, dataclasses.replace(info, provenance=provenance), tokenizer, labels)
+        write_manifest(directory, stage=stage_of(run), params=settings, counts=counts)
+    write_text(workspace.curve(run), as_csv(result.rows))
+    report = {
+        "model": info.name,
+        "family": info.family,
+        "start": start,
         **counts,
+        "samples": result.samples,
         **final_numbers(result.rows),
         "seconds": result.seconds,
         "samples_per_s": result.samples_per_second,
+        "peak_memory_mb": result.peak_memory_mb,
     }
-
-
-def curve_file(workspace: Workspace, name: str) -> Path:
-    return workspace.reports / "curves" / f"{name}.csv"
+    write_json(workspace.training(run), report)
+    return [workspace.checkpoint(run), workspace.curve(run), workspace.training(run)]
 
 
 def forget(work: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from vlp_models.errors import ParamsError
+from vlp_models.lookup import load
 from vlp_models.params import Params, to_plain
 from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
+from vlp_models.worlds import WORLDS
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -17,10 +19,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         known = ", ".join(params.generate) or "none"
         raise ParamsError(f"params.yaml: no `generate.{key}`; known: {known}. Run `vlp stage generate NAME`")
     world = params.generate[key]
-    if world.world == "objects":
-        from vlp_models.worlds.scenes.objects import write
-    else:
-        from vlp_models.worlds.boxes.dataset import write
+    write = load(WORLDS[world.world])
     with measured(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
         counts = write(world, directory)
         write_manifest(directory, stage="generate", params=to_plain(world), counts=counts)

@@ -1,42 +1,113 @@
-"""pretrain: a model learns from image-text pairs without a task. Killed or stopped, it goes on where it was."""
+"""pretrain RUN: a model learns without a task, in one pass or two. Killed or stopped, it goes on where it was."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
+import sys
 
-from vlp_models.params import Params
-from vlp_models.workspace.paths import Workspace, measured
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from vlp_models.training.module import LossFunction
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params, to_plain
+from vlp_models.params.schema import nearest
+from vlp_models.workspace.paths import Workspace, measured, need
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes checkpoints/pretrain, reports/pretrain.json and reports/curves/pretrain.csv.
+    """Writes checkpoints/pretrain/KEY, its curve and reports/training/pretrain/KEY.json.
 
     Raises:
-        DataError, ParamsError: an input is missing or does not fit.
+        ParamsError: no such run, or a value that can't be.
+        DataError, CheckpointError: an input is missing or does not fit.
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
-    from vlp_models.runs.fitting import read_inputs, start_from
-    from vlp_models.runs.pretraining import fresh_model, learn_from_pairs
-    from vlp_models.training.recipe import PretrainingLoss, make_recipe
+    import torch
+    from torch import nn
 
-    p = params.pretrain
-    with measured(workspace, "pretrain"):
+    from vlp_models.data.inputs import InputReader
+    from vlp_models.models import FAMILIES, build_model
+    from vlp_models.models.checkpoint import build_from_config, part_of, read_config, read_weights
+    from vlp_models.runs.fitting import (
+        check_same_data,
+        data_facts,
+        describe,
+        forget,
+        publish,
+        read_inputs,
+        stage_of,
+        start_from,
+        tracking,
+        work_directory,
+    )
+    from vlp_models.training.data import LoaderFactory
+    from vlp_models.training.passes import make_loss
+    from vlp_models.training.run import Plan, fit
+    from vlp_models.workspace.finished import keep, restore
+
+    if key not in params.pretrain:
+        raise ParamsError(f"params.yaml: no pretraining run `{key}`{nearest(key, params.pretrain)}")
+    p, own = params.pretrain[key], params.models[params.pretrain[key].model]
+    stage, run_name, start_name = f"pretrain@{key}", f"pretrain/{key}", params.start_of("pretrain", key)
+    with measured(workspace, stage):
         inputs = read_inputs(workspace)
-        init = workspace.root / p.init if p.init else None
-        if init:
-            inputs = dataclasses.replace(inputs, files={**inputs.files, "init": init})
-
-        def prepare() -> tuple[nn.Module, LossFunction]:
-            model = fresh_model(params, inputs, p.seed)
-            if init:
-                start_from(model, params.model.name, init, inputs)
-            recipe = make_recipe(p.mix, p.objectives, known=model.objectives, seed=p.seed)  # type: ignore[arg-type]
-            return model, PretrainingLoss(model=model, recipe=recipe, mask_probability=p.mask_probability)
-
-        learn_from_pairs(params, workspace, inputs, p, stage="pretrain", prepare=prepare)
+        start = need(workspace.checkpoint(start_name), stage_of(start_name))
+        files = {**inputs.files, "start": start}
+        settings = {"pretrain": {key: to_plain(p)}, "model": {"family": own.family, "config": own.config}}
+        modules = ["vlp_models.stages.pretrain", FAMILIES[own.family].partition(":")[0]]
+        work = work_directory(workspace, stage, params.trainer, settings, files, modules)
+        if restore(workspace, work, stage):
+            forget(work)
+            return
+        before = read_config(start)
+        check_same_data(before, start, inputs)
+        torch.manual_seed(p.seed)
+        if params.model_at(start_name) == p.model:
+            model = build_from_config(before, inputs.tokenizer, start)
+        else:  # another architecture of the family, which takes over what fits
+            model = build_model(own.family, own.config, data_facts(inputs), where=f"models.{p.model}.config")
+        for line in start_from(model, before, part_of(read_weights(start), "model"), start):
+            print(line, file=sys.stderr)
+        loss = make_loss(model, p.recipe, p.passes, name=p.model, section=f"pretrain.{key}")
+        reader = InputReader(
+            model.inputs,  # type: ignore[arg-type]
+            inputs.tokenizer,
+            max_text_len=p.max_text_len,
+            max_regions=p.max_regions,
+        )
+        loaders = LoaderFactory(
+            inputs.shards,
+            p.view,
+            sources=p.sources,
+            collate=reader.collate,
+            batch_size=p.batch_size,
+            num_workers=params.trainer.num_workers,
+            seed=p.seed,
+            **reader.flags,
+        )
+        tags = {"run": key, "model": p.model, "passes": p.passes.scheme}
+        with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:
+            result = fit(
+                model,
+                loss,
+                loaders,
+                plan=Plan.of(p),
+                trainer=params.trainer,
+                work=work,
+                title=stage,
+                tracker=tracker,
+            )
+        if not result.is_main:
+            return
+        lengths = {"max_text_len": p.max_text_len, "max_regions": p.max_regions}
+        outputs = publish(
+            workspace,
+            run_name,
+            module=nn.ModuleDict({"model": model}),
+            info=describe(inputs, model, family=own.family, name=p.model, **lengths),
+            tokenizer=inputs.tokenizer,
+            labels=(),
+            settings=settings,
+            files=files,
+            counts={"train_samples": len(loaders.train), "val_samples": len(loaders.val)},
+            start=start_name,
+            result=result,
+        )
+        keep(workspace, work, stage, outputs)
+        forget(work)

@@ -1,4 +1,4 @@
-"""reference: what the model was trained on, in numbers, so that new data can be compared without the old.
+"""reference: what a model was trained on, in numbers, so that new data can be compared without the old.
 
 Runs after pretrain, and again whenever that does: the statistics are always those of the last trained model.
 """
@@ -16,7 +16,9 @@ from vlp_models.data.drift.statistics import describe, project
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.params import Params
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params, PretrainParams
+from vlp_models.params.schema import nearest
 from vlp_models.workspace.paths import Workspace, measured, need, write_text
 
 SAMPLE = 256  # images whose embeddings are kept
@@ -33,11 +35,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     with measured(workspace, "reference"):
         validated = need(workspace.validated, "validate")
-        store = FeatureStore(need(workspace.features, "features"))
+        store = FeatureStore(workspace.features) if workspace.features.exists() else None
+        sources = list(learnt_by(params).sources)
         images = read_table("images", validated)
         images = images.filter(pc.equal(images["split"], "train"))
-        if params.pretrain.sources:
-            images = images.filter(pc.is_in(images["source"], pa.array(list(params.pretrain.sources))))
+        if sources:
+            images = images.filter(pc.is_in(images["source"], pa.array(sources)))
         captions = read_table("captions", validated)
         texts = captions.filter(pc.is_in(captions["image_id"], images["image_id"].combine_chunks()))["text"]
         found = describe(
@@ -47,12 +50,24 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         )
         found["batches"] = batches_of(images["path"].to_pylist(), params.incoming.dataset)
         found["embedding"] = {
-            "detector_id": store.detector_id,
+            "detector_id": store.detector_id if store else "",
             "seed": SEED,
-            "points": _sample(images, store),
+            "points": _sample(images, store) if store else [],
         }
         write_text(reference_path(workspace), json.dumps(found, sort_keys=True, ensure_ascii=False) + "\n")
     print(f"reference: {found['captions']:,} captions, {found['images']:,} images of the train split")
+
+
+def learnt_by(params: Params) -> PretrainParams:
+    """The pretraining that new data is compared with the data of.
+
+    Raises:
+        ParamsError: there is none.
+    """
+    name = params.drift.against or next(iter(params.pretrain), "")
+    if name not in params.pretrain:
+        raise ParamsError(f"params.yaml: `drift.against: {name}`: no such pretraining{nearest(name, params.pretrain)}")
+    return params.pretrain[name]
 
 
 def reference_path(workspace: Workspace) -> Path:

@@ -61,14 +61,12 @@ def _make(p: TokenizerParams, texts: list[str], workspace: Workspace) -> Tokeniz
         if not p.vocab:
             raise ParamsError("params.yaml: `tokenizer.source: vocab` needs `tokenizer.vocab`, the path of a vocab.txt")
         return Tokenizer.from_vocab(workspace.root / p.vocab, p.lowercase)
-    if p.size < 16:
-        raise ParamsError(f"params.yaml: `tokenizer.size: {p.size}` leaves no room beside the special tokens")
     if not texts:
         raise DataError(
             f"{workspace.validated}: the train split has no text to learn a vocabulary from; "
             "check the `splits` and file lists under `data` in params.yaml, or use `tokenizer.source: vocab`"
         )
-    return Tokenizer.train(texts, p.size, p.min_frequency, p.lowercase)
+    return Tokenizer.train(texts, p.vocab_size, p.min_frequency, p.lowercase)
 
 
 def _of_splits(table: pa.Table, images: pa.Table, splits: list[str]) -> pa.Table:

@@ -37,7 +37,7 @@ from vlp_models.models.protocols import Embeds, ScoresPairs
 from vlp_models.objectives.classification import classification
 from vlp_models.objectives.ism import match_in_batch
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.ranks import numbers_of
+from vlp_models.objectives.ranks import number_over_ranks
 from vlp_models.objectives.token_loss import empty
 from vlp_models.tasks.base import TaskModel, TaskOptions, can
 from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource
@@ -121,7 +121,7 @@ class Retrieval(TaskModel):
         """Parts `ism`, `ism_accuracy` (`match` of pairs). A batch of one image has no negative: its loss is zero."""
         name = "match" if self.by_pairs else "ism"
         # Besides, batch normalisation in the poolers could not take a batch of one.
-        if len(numbers_of(batch.image_ids)[0].unique()) == 1:
+        if len(number_over_ranks(batch.image_ids)[0].unique()) == 1:
             return empty(next(self.parameters()), name)
         if self.by_pairs:
             return self._match(batch, generator)

@@ -18,6 +18,7 @@ Shape suffixes: B images, K samples an image, N = B * K, T tokens, M drawn token
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +39,8 @@ from vlp_models.decoding.steps import Hypothesis, Started, Steps, device_of
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.models.protocols import Generates
-from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.ranks import count_over_ranks, mean_over_batch, rank, world_size
+from vlp_models.objectives.loss import Loss, Part
+from vlp_models.objectives.ranks import count_over_ranks, rank, world_size
 from vlp_models.objectives.self_critical import advantages, self_critical
 from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 
@@ -90,24 +91,24 @@ class SelfCriticalLoss:
         self._look_for_zeros(is_zero)
 
         drawn = [h for group in samples_BK for h in group]
-        text = self._as_text(drawn, device)
+        owner_N = torch.tensor([row for row, group in enumerate(samples_BK) for _ in group], dtype=torch.int64)
+        text = dataclasses.replace(self._as_text(drawn, device), owner_N=owner_N.to(device))
         at_NT = text.followed_BT
         loss = self_critical(
             self._model.generation_logits(batch.image, text, at_NT),
             text.following(at_NT),
             advantage_N[:, None].expand_as(at_NT)[at_NT],
         )
-        _, (reward, length) = mean_over_batch(reward_BK.sum(), reward_BK.numel(), at_NT.sum())
         parts = {
             **loss.parts,
-            "reward": reward,
-            "sample_length": length,
-            "zero_rewards": torch.tensor(float(is_zero)),
+            "reward": Part(sum=reward_BK.sum(), count=reward_BK.numel()),
+            "sample_length": Part(sum=at_NT.sum(), count=reward_BK.numel()),
+            "zero_rewards": Part(sum=torch.tensor(float(is_zero)), count=1),
             **timing,
         }
         if greedy_B is not None:
-            _, (parts["reward_greedy"],) = mean_over_batch(greedy_B.sum(), len(greedy_B))
-        return Loss(total=loss.total, parts=parts)
+            parts["reward_greedy"] = Part(sum=greedy_B.sum(), count=len(greedy_B))
+        return Loss(sum=loss.sum, count=loss.count, parts=parts)
 
     @property
     def _model(self) -> Generates:
@@ -148,8 +149,8 @@ class SelfCriticalLoss:
         self._began = None  # validation is no part of a step
         plain = greedy(self._model, batch.image, **self._ends) if len(batch) else []
         rewards_B = self._rewards(batch.image_ids, [[h] for h in plain])[:, 0]
-        share, (mean,) = mean_over_batch(rewards_B.sum(), len(rewards_B))
-        return Loss(total=-share, parts={"reward_greedy": mean})
+        earned = rewards_B.sum()
+        return Loss(sum=-earned, count=len(rewards_B), parts={"reward_greedy": Part(sum=earned, count=len(rewards_B))})
 
     @property
     def _ends(self) -> dict[str, Any]:
@@ -197,11 +198,13 @@ class SelfCriticalLoss:
                 file=sys.stderr,
             )
 
-    def _next_step(self) -> dict[str, Tensor]:
+    def _next_step(self) -> dict[str, Part]:
         """The reward's share of the step that has just ended."""
         began, seconds = self._began, self._reward_seconds
         self._began, self._reward_seconds = time.perf_counter(), 0.0
-        return {} if began is None else {"reward_share": torch.tensor(seconds / (self._began - began))}
+        if began is None:
+            return {}
+        return {"reward_share": Part(sum=torch.tensor(seconds / (self._began - began)), count=1)}
 
 
 def self_critical_loss(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from vlp_models.errors import DataError
 from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, question_accuracy, score_vqa
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.models.protocols import Fuses, FusesApart
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Loss, Part
 from vlp_models.objectives.vqa import soft_label_answers
 from vlp_models.tasks.base import TaskModel, Words, answer_vocabulary, init_head, joined, need_targets
 from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_by_id
@@ -95,8 +96,9 @@ class VQA(TaskModel):
         """Parts `vqa` and `vqa_accuracy`; of two classifiers the losses' sum, and the first one's accuracy."""
         targets_BA = need_targets(batch)
         losses = [soft_label_answers(logits_BA, targets_BA) for logits_BA in self.logits(batch)]
-        together = torch.stack([loss.parts["vqa"] for loss in losses]).sum()
-        return joined(*losses, vqa=together, vqa_accuracy=losses[0].parts["vqa_accuracy"])
+        both = joined(*losses)
+        own = Part(sum=both.sum.detach(), count=both.count)
+        return replace(both, parts={**losses[0].parts, "vqa": own})
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from vlp_models.data.batch import Batch, Pixels, Regions
+from vlp_models.data.batch import Batch
 from vlp_models.errors import CheckpointError, NonFiniteLossError
-from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.ranks import count_over_ranks, mean_over_ranks, sizes_over_ranks
+from vlp_models.objectives.loss import Count, Loss, WeightedLosses
+from vlp_models.objectives.moving_average import update_moving_averages
+from vlp_models.objectives.ranks import sizes_over_ranks
 from vlp_models.params import OptimizerParams
+from vlp_models.training.buffers import BufferCopy
+from vlp_models.training.groups import Freezing
+from vlp_models.training.normalise import Totals, by_name, counts_over_ranks, divided, means, or_one, totals
 from vlp_models.training.optim import build_optimizer, build_scheduler
 from vlp_models.training.strategy import clip_norm
 
@@ -30,7 +34,18 @@ DROPOUT, CORRUPTION, VALIDATION = 0, 1, 2
 class LossFunction(Protocol):
     """`update`: the number of the optimiser's update, from 0; None in validation. `generator`: for corruption."""
 
-    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss: ...
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss | WeightedLosses: ...
+
+
+@runtime_checkable
+class CountsItems(Protocol):
+    """A loss that can say, without computing itself, how many items it will be over."""
+
+    def count_items(
+        self, batch: Batch, *, update: int | None, generator: torch.Generator
+    ) -> Mapping[str, Count] | None:
+        """Loss -> the `count` that calling it with the same arguments would give; None if it can't say."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +53,7 @@ class MicroBatch:
     """One of the micro-batches that an update adds up."""
 
     sample_ids: tuple[str, ...]
-    values: dict[str, Tensor]  # the loss and its parts, detached, of all processes
+    totals: Totals
 
 
 class TrainingModule(LightningModule):
@@ -46,6 +61,12 @@ class TrainingModule(LightningModule):
 
     Dropout and corruption are seeded anew for every micro-batch from (seed, number of the micro-batch). A resumed run
     therefore draws the same numbers without any generator's state being saved.
+
+    Losses are divided once, by what all micro-batches and processes of the update hold (training/normalise.py). With
+    one micro-batch an update, that is known. With several and a single loss, the gradients are made right when the last
+    has come. With several micro-batches and several losses, each with a count of its own, the counts must be known
+    before the first backward pass: the loss is asked for those of the micro-batches still to come (`CountsItems`), and
+    if it can't say, it is computed on them without gradients, which adds up to a third to the cost of an update.
     """
 
     def __init__(
@@ -57,7 +78,13 @@ class TrainingModule(LightningModule):
         total_steps: int,
         optimizer: OptimizerParams,
         work: Path,
+        updates_per_epoch: int,
+        still_to_come: Callable[[], Sequence[Batch]] = tuple,
     ) -> None:
+        """
+        Args:
+            still_to_come: the micro-batches of the update under way that come after the present one.
+        """
         super().__init__()
         self.model = model
         self.loss = loss
@@ -69,35 +96,97 @@ class TrainingModule(LightningModule):
         self.window: list[MicroBatch] = []  # of the update under way, or just made
         self.learning_rate = 0.0  # of the last update
         self.gradient_norm: Tensor | None = None  # before clipping, likewise
+        self.freezing = Freezing(model, optimizer.groups)
+        self._updates_per_epoch = updates_per_epoch
+        self._still_to_come = still_to_come
         self._window_update = -1
+        self._in_training_mode = -1  # for which epoch
+        self._counts: dict[str, Tensor] = {}  # what the losses of this update are divided by
+        self._before = BufferCopy(model)  # the update
         self._batch: Batch | None = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         update = self.trainer.global_step
-        if update != self._window_update:
+        first = update != self._window_update
+        if first:
             self.window, self._window_update = [], update
-        torch.manual_seed(self._draw_seed(DROPOUT, self.micro_batches, self.global_rank))
+            self._before.take()
+            self._begin_epoch()
+        self._seed_dropout(self.micro_batches)
         loss = self.loss(batch, update=update, generator=self._generator(CORRUPTION, self.micro_batches))
+        found = totals(loss)
         self.micro_batches += 1
         self._batch = batch
-        total = mean_over_ranks(loss.total)
-        self.window.append(MicroBatch(sample_ids=batch.sample_ids, values={"loss": total, **loss.parts}))
-        if not torch.isfinite(total):  # on every process, whichever it came from
-            raise self._non_finite("loss", float(total))
-        return loss.total
+        self.window.append(MicroBatch(sample_ids=batch.sample_ids, totals=found))
+        if not torch.stack([part.sum for part in found.losses.values()]).isfinite().all():  # on every process
+            raise self._non_finite("loss", float(means([found])["loss"]))
+        if first:
+            self._counts = found.counts
+            if len(found.losses) > 1:
+                self._add_counts_to_come(update)
+        # DDP and FSDP average over the processes, Lightning over the micro-batches: both are taken back.
+        times = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        return divided(loss, self._counts) * times
+
+    @property
+    def _epoch(self) -> int:
+        """Of the update under way, from 0."""
+        return int(self.trainer.global_step) // self._updates_per_epoch
+
+    def _begin_epoch(self) -> None:
+        """What is frozen depends on the epoch."""
+        if self._in_training_mode != self._epoch:
+            self._in_training_mode = self._epoch
+            self.freezing.train(self._epoch)
+
+    def _add_counts_to_come(self, update: int) -> None:
+        for i, batch in enumerate(self._still_to_come()):
+            number = self.micro_batches + i
+            moved = batch.to(self.device, non_blocking=True)
+            counts = None
+            if isinstance(self.loss, CountsItems):
+                counts = self.loss.count_items(moved, update=update, generator=self._generator(CORRUPTION, number))
+            if counts is None:
+                # The buffers, which a forward pass may move, come back as this update's first micro-batch left them.
+                moved_buffers = BufferCopy(self.model)
+                moved_buffers.take()
+                with torch.no_grad():
+                    loss = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
+                moved_buffers.put_back()
+                counts = {name: one.count for name, one in by_name(loss).items()}
+            for name, count in counts_over_ranks(counts, self.device).items():
+                self._counts[name] = self._counts.get(name, 0) + count
+
+    def _settle_gradients(self) -> None:
+        """A single loss was divided by the count of the first micro-batch: now by all of them."""
+        if len(self.window) == 1 or len(self._counts) > 1:
+            return
+        (name,) = self._counts
+        count = torch.stack([micro_batch.totals.counts[name] for micro_batch in self.window]).sum()
+        factor = or_one(self._counts[name]) / or_one(count)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, float(factor))
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm over all parameters; the last chance to refuse an update that would spoil the weights."""
+        self._settle_gradients()
+        self.freezing.drop_gradients(self._epoch)
         clip = self.optimizer.clip_norm or float("inf")
         self.gradient_norm = clip_norm(self.trainer.strategy.model, self.model, clip)
         if not torch.isfinite(self.gradient_norm):
             raise self._non_finite("gradient norm", float(self.gradient_norm))
-        self.learning_rate = float(optimizer.param_groups[0]["lr"])
+        self.learning_rate = float(optimizer.param_groups[0]["lr"])  # of the ungrouped, where there are any
 
     def configure_optimizers(self) -> dict[str, Any]:  # type: ignore[override]
         optimizer = build_optimizer(self.model, self.optimizer)
         scheduler = build_scheduler(optimizer, self.total_steps, self.optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """And, with the update, what modules have gathered for their own buffers (objectives/moving_average.py)."""
+        super().optimizer_step(*args, **kwargs)
+        update_moving_averages(self.model)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return batch.to(device, non_blocking=True)
@@ -122,23 +211,22 @@ class TrainingModule(LightningModule):
 
     @torch.no_grad()
     def validate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Mean loss and parts over all processes' samples, with the same corruption every time. Leaves training as it
-        was."""
-        sums: dict[str, float] = defaultdict(float)
-        counts: dict[str, int] = defaultdict(int)
+        """The loss and its parts over all batches and processes, each a sum over its items divided by their number;
+        with the same corruption every time. Leaves training as it was."""
+        found: list[Totals] = []
         self.model.eval()
         try:
             for i, batch in enumerate(batches):
                 with self.trainer.precision_plugin.val_step_context():
                     moved = batch.to(self.device, non_blocking=True)
-                    loss = self.loss(moved, update=None, generator=self._generator(VALIDATION, i))
-                size = count_over_ranks(len(batch))
-                for name, value in {"loss": mean_over_ranks(loss.total), **loss.parts}.items():
-                    sums[name] += float(value) * size
-                    counts[name] += size
+                    found.append(totals(self.loss(moved, update=None, generator=self._generator(VALIDATION, i))))
         finally:
-            self.model.train()
-        return {f"val_{name}": total / counts[name] for name, total in sums.items()}
+            self._in_training_mode = -1
+            self._begin_epoch()
+        return {f"val_{name}": float(value) for name, value in means(found).items()}
+
+    def _seed_dropout(self, number: int) -> None:
+        torch.manual_seed(self._draw_seed(DROPOUT, number, self.global_rank))
 
     def _draw_seed(self, stream: int, number: int, rank: int = 0) -> int:
         sequence = np.random.SeedSequence([self.seed, stream, number, rank])
@@ -148,14 +236,15 @@ class TrainingModule(LightningModule):
         return torch.Generator().manual_seed(self._draw_seed(stream, number))
 
     def _non_finite(self, what: str, value: float) -> NonFiniteLossError:
-        """Writes down what led there, and says where."""
+        """Puts the buffers back as they were before the update, writes down what led there, and says where."""
+        self._before.put_back()
         step = self.trainer.global_step
         samples = [i for micro_batch in self.window for i in micro_batch.sample_ids]
         broken = _non_finite_inputs(cast(Batch, self._batch))
         record = {
             "step": step,
             what.replace(" ", "_"): str(value),
-            "losses": [{k: str(float(v)) for k, v in m.values.items()} for m in self.window],
+            "losses": [{k: str(float(v)) for k, v in means([m.totals]).items()} for m in self.window],
             "sample_ids": samples,
             "non_finite_inputs": broken,
         }
@@ -164,17 +253,20 @@ class TrainingModule(LightningModule):
         file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         inputs = f"The input of {', '.join(broken)} is itself not finite. " if broken else ""
         return NonFiniteLossError(
-            f"step {step}: the {what} is {value}; stopped before the update, the weights are as they were. {inputs}"
-            f"Samples: {', '.join(samples[:8])}{' ...' if len(samples) > 8 else ''}; all of them, with their losses: "
-            f"{file}. Look at these samples, or lower the learning rate, then run again: it resumes at the last "
-            "checkpoint if neither params nor data changed"
+            f"step {step}: the {what} is {value}; stopped before the update; weights and buffers are as they "
+            f"were. {inputs}Samples: {', '.join(samples[:8])}{' ...' if len(samples) > 8 else ''}; all of them, with "
+            f"their losses: {file}. Look at these samples, or lower the learning rate, then run again: it resumes at "
+            "the last checkpoint if neither params nor data changed"
         )
 
 
 def _non_finite_inputs(batch: Batch) -> list[str]:
-    if isinstance(batch.image, Regions):
-        tensors = [batch.image.features_BRF, batch.image.boxes_BR4, batch.image.class_probs_BRC]
-    else:
-        tensors = [cast(Pixels, batch.image).pixels_B3HW]
-    bad_B = ~torch.stack([t.flatten(1).isfinite().all(1) for t in tensors]).all(0)
+    """Samples with an input that is not finite: of those inputs that have a row a sample."""
+    parts = [part for part in (batch.image, batch.text, batch.targets) if part is not None]
+    fields = [vars(part).values() if dataclasses.is_dataclass(part) else (part,) for part in parts]
+    tensors = [value for values in fields for value in values if isinstance(value, Tensor)]
+    rows = [t for t in tensors if t.is_floating_point() and len(t) == len(batch)]
+    if not rows:
+        return []
+    bad_B = ~torch.stack([t.flatten(1).isfinite().all(1) for t in rows]).all(0)
     return [sample_id for sample_id, bad in zip(batch.sample_ids, bad_B.tolist(), strict=True) if bad]

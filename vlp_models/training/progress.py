@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vlp_models.training.module import TrainingModule
+from vlp_models.training.normalise import means
 
 LINE_EVERY = 20.0  # seconds, where there is no terminal
 REFRESH = 0.5  # seconds between readings of the loss: on a GPU each one waits for it
@@ -53,7 +54,7 @@ class ProgressDisplay(Callback):
         self._shown = now
         seconds = now - self._start[0]
         rate = self._samples / seconds
-        note = f"loss {float(pl_module.window[-1].values['loss']):.3f}  {rate:,.0f} samples/s"
+        note = f"loss {float(means([pl_module.window[-1].totals])['loss']):.3f}  {rate:,.0f} samples/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, note=note)
             return

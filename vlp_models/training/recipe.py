@@ -1,94 +1,150 @@
-"""How pretraining objectives mix: summed, drawn, or in turns. Pure functions of the update's number."""
+"""How pretraining objectives mix: summed, drawn for each sample, or in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import Pretrains
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Count, Loss, WeightedLosses
+from vlp_models.objectives.masking import draw_uniform
+from vlp_models.params import RecipeParams
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Which objectives an update learns, and with what weight.
+    """Which objectives an update learns, from which samples, and with what weight.
 
-    `sum`: all of them, weighted (TDEN, VLMo, SOHO). `draw`: one an update, with these probabilities (Unified VLP
-    draws per sample; the model would draw that from the generator it is given). `turns`: one an update, in order,
-    each as many updates in a row as its whole-numbered share says (XGPT).
+    `sum`: all of them, from every sample (TDEN, VLMo, SOHO). `draw`: every sample learns one, drawn with these shares
+    (Unified VLP). `turns`: one an update, in order, each as many updates in a row as its share says (XGPT).
+
+    weights, shares: of the objectives that are learnt at all.
+    reuse_batch: of `turns`: a cycle of turns learns from one batch.
+
+    What is minimised on average is, of `sum`, the sum of weight * loss. Of `draw` and `turns` it is the mean of
+    weight * loss with the shares as its weights: `draw` learns that in each update, `turns` over a cycle.
     """
 
     mix: Literal["sum", "draw", "turns"]
     weights: Mapping[str, float]
-    seed: int = 0
+    shares: Mapping[str, float]
+    reuse_batch: bool = False
+
+    @property
+    def cycle(self) -> tuple[str, ...]:
+        """`turns`: the objective of each update, after which they begin anew."""
+        return tuple(name for name, share in self.shares.items() for _ in range(int(share)))
+
+    @property
+    def updates_per_batch(self) -> int:
+        return len(self.cycle) if self.mix == "turns" and self.reuse_batch else 1
 
     def objectives(self, update: int | None) -> tuple[str, ...]:
-        """What update number `update` (from 0) learns; all that are ever learned for None."""
-        names = tuple(name for name, weight in self.weights.items() if weight > 0)
-        if update is None or self.mix == "sum":
-            return names
-        shares = [self.weights[name] for name in names]
-        if self.mix == "draw":
-            place = np.random.default_rng([self.seed, update]).random() * sum(shares)
-            return (names[min(int(np.searchsorted(np.cumsum(shares), place, side="right")), len(names) - 1)],)
-        turn = update % int(sum(shares))
-        return (names[int(np.searchsorted(np.cumsum(shares), turn, side="right"))],)
+        """What update number `update` (from 0) learns; all that are ever learnt for None (validation)."""
+        if update is None or self.mix != "turns":
+            return tuple(self.weights)
+        return (self.cycle[update % len(self.cycle)],)
 
-    def combine(self, losses: Mapping[str, Loss]) -> Loss:
-        """One loss of several, with the parts of all. Weights scale a `sum` only."""
-        terms: list[Tensor] = []
-        parts: dict[str, Tensor] = {}
-        for name, loss in losses.items():
-            terms.append(loss.total * self.weights[name] if self.mix == "sum" else loss.total)
-            parts.update(loss.parts)
-        return Loss(total=torch.stack(terms).sum(), parts=parts)
+    def assign(
+        self, update: int | None, size: int, generator: torch.Generator, device: torch.device
+    ) -> dict[str, Tensor | None]:
+        """Objective -> bool [B], which samples learn it; None for all of them, as in every validation.
+
+        `draw` draws for the batch of all processes, so that each sample learns one objective whoever holds it.
+        """
+        names = self.objectives(update)
+        if update is None or self.mix != "draw":
+            return dict.fromkeys(names)
+        shares = torch.tensor([self.shares[name] for name in names], dtype=torch.float64)
+        edges = (shares.cumsum(0) / shares.sum())[:-1].float().to(device)
+        drawn_B = torch.bucketize(draw_uniform((size,), generator, device), edges, right=True)
+        return {name: drawn_B == i for i, name in enumerate(names)}
+
+    def weigh(self, losses: Mapping[str, Loss], update: int | None) -> WeightedLosses:
+        """The losses with the weights that this update gives them."""
+        shared = self.mix == "draw" or (self.mix == "turns" and update is None)
+        total = sum(self.shares.values())
+        return WeightedLosses(
+            losses=losses,
+            weights={name: self.weights[name] * (self.shares[name] / total if shared else 1.0) for name in losses},
+        )
 
 
-def make_recipe(
-    mix: str, weights: Mapping[str, float], *, known: Collection[str], seed: int, section: str = "pretrain"
-) -> Recipe:
+def make_recipe(params: RecipeParams, *, known: Collection[str], section: str = "pretrain") -> Recipe:
     """
     Args:
         known: what the model can learn (`Pretrains.objectives`).
-        section: of params.yaml, where the weights stand.
+        section: of params.yaml, where `recipe` stands.
 
     Raises:
-        ParamsError: an objective the model does not have, a negative weight, nothing to learn, or turns that are no
-            whole numbers.
+        ParamsError: an objective the model does not have, nothing to learn, turns that are no whole numbers, or
+            settings that do not go together.
     """
-    for name, weight in weights.items():
-        where = f"params.yaml: `{section}.objectives.{name}"
+    where = f"params.yaml: `{section}.recipe"
+    for name, objective in params.objectives.items():
         if name not in known:
-            raise ParamsError(f"{where}`: the model can't learn that here; it can learn: {', '.join(sorted(known))}")
-        if not 0 <= weight < float("inf"):
-            raise ParamsError(f"{where}: {weight}` must be zero or more")
-        if mix == "turns" and weight != int(weight):
-            raise ParamsError(f"{where}: {weight}` must be a whole number of updates, for `mix: turns`")
-    if not any(weights.values()):
-        raise ParamsError(f"params.yaml: `{section}.objectives` names nothing to learn")
-    return Recipe(mix=cast(Literal["sum", "draw", "turns"], mix), weights=dict(weights), seed=seed)
+            raise ParamsError(
+                f"{where}.objectives.{name}`: the model can't learn that here; it can learn: {', '.join(sorted(known))}"
+            )
+        for key in ("weight", "share"):
+            if not 0 <= getattr(objective, key) < float("inf"):
+                raise ParamsError(f"{where}.objectives.{name}.{key}: {getattr(objective, key)}` must be zero or more")
+        if params.mix == "turns" and objective.share != int(objective.share):
+            raise ParamsError(
+                f"{where}.objectives.{name}.share: {objective.share}` must be a whole number of updates, for "
+                "`mix: turns`; `weight` may be any number"
+            )
+        if params.mix == "sum" and objective.share != 1:
+            raise ParamsError(
+                f"{where}.objectives.{name}.share: {objective.share}` has no meaning for `mix: sum`; did you mean "
+                "`weight`?"
+            )
+    if params.reuse_batch and params.mix != "turns":
+        raise ParamsError(f"{where}.reuse_batch` is for `mix: turns`, not {params.mix}")
+    learnt = {name: one for name, one in params.objectives.items() if one.weight > 0 and one.share > 0}
+    if not learnt:
+        raise ParamsError(f"{where}.objectives` names nothing to learn")
+    return Recipe(
+        mix=params.mix,
+        weights={name: one.weight for name, one in learnt.items()},
+        shares={name: one.share for name, one in learnt.items()},
+        reuse_batch=params.reuse_batch,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingLoss:
-    """The recipe's loss of a model on a batch: what the training loop calls."""
+    """The recipe's loss of a model on a batch, in a single pass: what the training loop calls."""
 
     model: nn.Module
     recipe: Recipe
     mask_probability: float
 
-    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
-        losses = cast(Pretrains, self.model).pretraining_losses(
-            batch,
-            objectives=self.recipe.objectives(update),
-            generator=generator,
-            mask_probability=self.mask_probability,
-        )
-        return self.recipe.combine(losses)
+    @property
+    def updates_per_batch(self) -> int:
+        return self.recipe.updates_per_batch
+
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
+        losses = cast(Pretrains, self.model).pretraining_losses(batch, **self._arguments(batch, update, generator))
+        return self.recipe.weigh(losses, update)
+
+    def count_items(
+        self, batch: Batch, *, update: int | None, generator: torch.Generator
+    ) -> Mapping[str, Count] | None:
+        """Of a model that can say them (`pretraining_counts`, with the arguments of `pretraining_losses`)."""
+        counts = getattr(self.model, "pretraining_counts", None)
+        return None if counts is None else counts(batch, **self._arguments(batch, update, generator))
+
+    def _arguments(self, batch: Batch, update: int | None, generator: torch.Generator) -> dict[str, Any]:
+        device = next(self.model.parameters()).device
+        return {
+            "objectives": self.recipe.assign(update, len(batch), generator, device),
+            "generator": generator,
+            "mask_probability": self.mask_probability,
+        }

@@ -52,9 +52,21 @@ class Workspace:
     def shards(self) -> Path:
         return self.root / "data" / "shards"
 
-    def checkpoint(self, name: str) -> Path:
-        """`pretrain`, `scheduled_sampling`, or the name of a fine-tuning run."""
-        return self.root / "checkpoints" / name
+    @property
+    def plan(self) -> Path:
+        return self.root / "data" / "plan"
+
+    def checkpoint(self, start: str) -> Path:
+        """`initial/MODEL`, `pretrain/RUN` or `finetune/RUN`."""
+        return self.root / "checkpoints" / start
+
+    def curve(self, run: str) -> Path:
+        """`pretrain/RUN` or `finetune/RUN`: the losses, for plots."""
+        return self.reports / "curves" / f"{run}.csv"
+
+    def training(self, run: str) -> Path:
+        """`pretrain/RUN` or `finetune/RUN`: its last numbers, and what it cost."""
+        return self.reports / "training" / f"{run}.json"
 
     @property
     def reports(self) -> Path:
@@ -73,6 +85,16 @@ class Workspace:
         """`path` as tables store it: relative to the root where it lies inside it, else absolute."""
         path = path.absolute()
         return str(path.relative_to(self.root.absolute())) if path.is_relative_to(self.root.absolute()) else str(path)
+
+
+def home_of(root: Path) -> Path:
+    """The project that a workspace belongs to: of DVC's temporary copies (`dvc exp run --temp`), the one they were made
+    from, whose registry and records they share."""
+    parts = root.absolute().parts
+    for place in range(len(parts) - 2):
+        if parts[place : place + 3] == (".dvc", "tmp", "exps"):
+            return Path(*parts[:place])
+    return root
 
 
 @contextmanager

@@ -1,0 +1,7 @@
+"""Synthetic worlds, by the name params.yaml gives them: each writes genuine formats."""
+
+WORLDS = {
+    "objects": "vlp_models.worlds.scenes.objects:write",
+    "web": "vlp_models.worlds.scenes.objects:write",
+    "boxes": "vlp_models.worlds.boxes.dataset:write",
+}

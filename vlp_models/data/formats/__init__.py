@@ -1,15 +1,21 @@
-"""Readers of public dataset formats."""
+"""Readers of public dataset formats, by the name params.yaml gives them."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 from vlp_models.data.formats.base import Tables
+from vlp_models.lookup import load
 from vlp_models.params import SourceParams
 
-# format -> the module whose `read` reads it
-READERS = {name: f"vlp_models.data.formats.{name}" for name in ("coco", "nlvr", "pairs", "snli_ve", "texts", "vcr")}
+FORMATS = {
+    "coco": "vlp_models.data.formats.coco:read",
+    "nlvr": "vlp_models.data.formats.nlvr:read",
+    "pairs": "vlp_models.data.formats.pairs:read",
+    "vcr": "vlp_models.data.formats.vcr:read",
+    "texts": "vlp_models.data.formats.texts:read",
+    "snli_ve": "vlp_models.data.formats.snli_ve:read",
+}
 
 
 def read_source(name: str, params: SourceParams, base: Path) -> Tables:
@@ -18,6 +24,5 @@ def read_source(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: its directory or one of its files is missing or not in the format.
     """
-    reader = import_module(READERS[params.format])
-    tables: Tables = reader.read(name, params, base)
+    tables: Tables = load(FORMATS[params.format])(name, params, base)
     return tables

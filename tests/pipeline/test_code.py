@@ -1,0 +1,84 @@
+"""The code behind a stage: what its module imports, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlp_models.pipeline.code import ROOT, files_behind, identity
+
+
+def package(folder: Path, **files: str) -> Path:
+    root = folder / "vlp_models"
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("/init", "/__init__")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.with_suffix(".py").write_text(text)
+    (root / "__init__.py").touch()
+    return root
+
+
+def test_imports_are_followed_also_inside_functions_but_not_those_for_types(tmp_path: Path) -> None:
+    root = package(
+        tmp_path,
+        a="from typing import TYPE_CHECKING\nfrom vlp_models.b import x\n"
+        "if TYPE_CHECKING:\n    import vlp_models.types_only\nelse:\n    import vlp_models.other\n"
+        "def f():\n    from vlp_models.room import lazy\n",
+        b="import json\nx = 1\n",
+        room__lazy="import vlp_models.deep.down\n",
+        deep__down="",
+        types_only="",
+        other="",
+        unrelated="",
+    )
+    (root / "room" / "page.j2").write_text("a template")
+    found = files_behind(["vlp_models.a"], root)
+    assert set(found) == {
+        "__init__.py",
+        "a.py",
+        "b.py",
+        "other.py",
+        "room/__init__.py",
+        "room/lazy.py",
+        "room/page.j2",
+        "deep/__init__.py",
+        "deep/down.py",
+    }
+    before = identity(["vlp_models.a"], root)
+    (root / "unrelated.py").write_text("changed = 1\n")
+    assert identity(["vlp_models.a"], root) == before
+    (root / "deep" / "down.py").write_text("changed = 1\n")
+    assert identity(["vlp_models.a"], root) != before
+
+
+def test_a_module_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such module"):
+        files_behind(["vlp_models.absent"], package(tmp_path, a=""))
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune", "evaluate", "report", "prepare"])
+def test_what_a_stage_really_loads_is_listed(stage: str) -> None:
+    """Every module of ours that importing the stage, and calling it with params it refuses, leaves loaded."""
+    script = (
+        "import sys, json, importlib\n"
+        f"module = importlib.import_module('vlp_models.stages.{stage}')\n"
+        "from pathlib import Path\n"
+        "from vlp_models.params import load_params\n"
+        "from vlp_models.workspace.paths import Workspace\n"
+        "try:\n    module.run(load_params(sys.argv[1]), Workspace(Path(sys.argv[2])), 'absent')\n"
+        "except Exception:\n    pass\n"
+        "print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'vlp_models']))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    command = [sys.executable, "-c", script, str(ROOT.parent / "params.yaml"), "/nonexistent"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    loaded = {str(Path(file).relative_to(ROOT)) for file in json.loads(done.stdout.splitlines()[-1])}
+    listed = set(files_behind([f"vlp_models.stages.{stage}"]))
+    assert loaded
+    assert loaded <= listed, sorted(loaded - listed)

@@ -1,0 +1,105 @@
+"""dvc.yaml: made from params.yaml, current, complete, and with nothing too many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vlp_models.params import Params, parse_params, read_yaml
+from vlp_models.pipeline.graph import params_of, pipeline, render
+from vlp_models.stages.plan import planned
+from vlp_models.workspace.paths import Workspace
+
+ROOT = Path(__file__).parents[2]
+
+
+def raw(**sections: Any) -> dict[str, Any]:
+    found = read_yaml(ROOT / "params.yaml")
+    for section, entries in sections.items():
+        found[section] = {**found.get(section, {}), **entries}
+    return found
+
+
+def stages(**sections: Any) -> dict[str, Any]:
+    plain = raw(**sections)
+    params: Params = parse_params(plain)
+    return pipeline(params, plain, regions=True, pixels=False)
+
+
+def test_the_shipped_file_is_current() -> None:
+    text = (ROOT / "dvc.yaml").read_text()
+    assert text == planned(parse_params(read_yaml(ROOT / "params.yaml")), Workspace(ROOT)), "run `vlp plan`"
+    assert list(yaml.safe_load(text)) == ["vars", "stages"]
+
+
+def test_a_run_depends_on_its_own_family_task_and_start_and_no_other() -> None:
+    two = stages(models={"other": {"family": "other"}}, pretrain={}, finetune={})
+    assert two["initial"]["foreach"]["other"]["family"] == "other"
+    entry = two["finetune"]["foreach"]["tden-vqa"]
+    assert entry == {"start": "pretrain/tden", "task": "vqa", "family": "tden"}
+    needed = two["finetune"]["do"]["deps"]
+    assert "data/plan/code/models/${item.family}.json" in needed
+    assert not [dep for dep in needed if dep.startswith("vlp_models")], "code is known by its records alone"
+
+
+def test_a_setting_of_the_log_or_the_gallery_is_no_dependency_of_a_training() -> None:
+    found = stages()
+    for name in ("pretrain", "finetune", "evaluate"):
+        listed = params_of(found, name, "tden")
+        assert not any("log_every" in key or "checkpoint_every" in key or "gallery" in key for key in listed)
+        assert "trainer" not in listed and "evaluate" not in listed
+    assert "pretrain.tden" in params_of(found, "pretrain", "tden")
+
+
+def test_report_and_registry_depend_on_the_runs_of_params_yaml_alone() -> None:
+    found = stages()
+    evaluations = [dep for dep in found["report"]["deps"] if dep.startswith("reports/eval")]
+    assert evaluations == ["reports/eval/tden-captioning", "reports/eval/tden-vqa"]
+    assert "reports/eval" not in found["register"]["deps"]
+    control = {"task": "vqa", "start": "pretrain/tden", "blank_images": True}
+    assert "reports/eval/blind" not in stages(finetune={"blind": control})["register"]["deps"]
+
+
+def test_every_output_is_cached_so_that_a_clone_has_the_figures() -> None:
+    def outs(stage: dict[str, Any]) -> list[Any]:
+        do = stage.get("do", stage)
+        return [*do.get("outs", []), *do.get("metrics", []), *do.get("plots", [])]
+
+    everything = [out for stage in stages().values() for out in outs(stage)]
+    assert everything
+    assert not [out for out in everything if isinstance(out, dict) and "cache" in str(out)]
+
+
+@pytest.mark.parametrize("section", ["detector", "features"])
+def test_pixel_models_alone_need_no_regions(section: str) -> None:
+    plain = raw()
+    found = pipeline(parse_params(plain), plain, regions=False, pixels=True)
+    assert section not in found
+    assert not [dep for stage in found.values() for dep in stage.get("deps", []) if dep.startswith(f"data/{section}")]
+
+
+def test_a_start_of_another_architecture_makes_the_new_model_a_dependency() -> None:
+    wider = {"family": "tden", "config": {"hidden": 256}}
+    run = {"model": "wide", "start": "pretrain/tden", "recipe": {"objectives": {"mlm": 1.0}}}
+    found = stages(models={"wide": wider}, pretrain={"wide": run})["pretrain"]["foreach"]
+    assert found["wide"]["model"] == "checkpoints/initial/wide"
+    assert found["tden"]["model"] == "data/plan/nothing.json"
+
+
+def test_external_files_are_dependencies() -> None:
+    found = stages(
+        tokenizer={"source": "vocab", "vocab": "data/raw/vocab.txt"},
+        features={"source": "npz", "path": "data/raw/features"},
+        detector={"source": "weights", "weights": "data/raw/detector.pth"},
+    )
+    assert "data/raw/vocab.txt" in found["tokenizer"]["deps"]
+    assert "data/raw/features" in found["features"]["deps"]
+    assert "data/raw/detector.pth" in found["detector"]["deps"]
+
+
+def test_the_text_reads_back() -> None:
+    found = stages()
+    assert yaml.safe_load(render(found))["stages"] == found

@@ -1,0 +1,113 @@
+"""The sections of params.yaml that make models: which there are, how they are pretrained and fine-tuned.
+
+Every model and run has a name, and starts from a checkpoint that is named by where it lies below checkpoints/:
+`initial/MODEL` (fresh or imported weights), `pretrain/RUN` or `finetune/RUN`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from vlp_models.params.optimizer import OptimizerParams
+from vlp_models.params.ranges import NonNegativeInt, PositiveInt
+from vlp_models.params.recipe import PassesParams, RecipeParams
+
+TextLength = Annotated[int, Field(ge=2)]  # holds [CLS] and [SEP]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+KINDS = ("initial", "pretrain", "finetune")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelParams:
+    """A model to begin with.
+
+    family   one of `vlp_models.models.FAMILIES`
+    config   checked against the family's own config dataclass
+    weights  a checkpoint made by `vlp import-checkpoint`; empty: fresh ones, drawn with `seed`
+    """
+
+    family: str
+    config: dict[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    seed: NonNegativeInt = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerParams:
+    """How to run a training loop; the same for pretraining and fine-tuning."""
+
+    accelerator: str = "auto"
+    devices: PositiveInt = 1
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
+    num_workers: NonNegativeInt = 0
+    checkpoint_every_steps: PositiveInt = 100
+    log_every_steps: PositiveInt = 10
+    torch_threads: NonNegativeInt = 0  # 0: leave it to torch
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp from two processes on
+    num_nodes: PositiveInt = 1  # `devices` is per node
+    parallel: PositiveInt = 1  # fine-tunings that `vlp run` trains beside each other, each with its share of the CPUs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingParams:
+    """What every training needs to know.
+
+    sources  dataset -> how often an epoch has its samples; empty: every dataset once
+    max_steps  updates; 0: as many as the epochs hold
+    """
+
+    optimizer: OptimizerParams
+    sources: dict[str, PositiveInt] = field(default_factory=dict)
+    seed: NonNegativeInt = 1
+    max_epochs: PositiveInt = 1
+    max_steps: NonNegativeInt = 0
+    batch_size: PositiveInt = 64
+    accumulate: PositiveInt = 1
+    max_text_len: TextLength = 32
+    max_regions: PositiveInt = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainParams(TrainingParams):
+    """One pretraining.
+
+    model   whose architecture it trains; `start` may be of another config of the same family
+    start   empty: initial/MODEL
+    view    what it learns from: image-caption pairs, texts alone, or images alone
+    """
+
+    model: str
+    start: str = ""
+    view: Literal["captions", "texts", "images"] = "captions"
+    recipe: RecipeParams
+    passes: PassesParams = field(default_factory=PassesParams)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneParams(TrainingParams):
+    """One fine-tuning, and later one version in the registry.
+
+    design        runs that differ in their seeds alone have the same; empty: the run's own name
+    evaluate_on   datasets; empty: those it learned from
+    config        laid over the model config of `start` (a higher resolution, more dropout)
+    blank_images  the text-only control: it sees no image
+    options       the task's own: `TaskModel.options_class`
+    """
+
+    task: str
+    start: str
+    design: str = ""
+    evaluate_on: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    blank_images: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def split_start(start: str) -> tuple[str, str]:
+    """`pretrain/tden` -> (pretrain, tden); ("", "") if it is not of this form."""
+    kind, _, name = start.partition("/")
+    return (kind, name) if kind in KINDS and NAME.fullmatch(name) else ("", "")

@@ -1,0 +1,100 @@
+"""Which of this package's files a module runs on: it, what it imports, and so on; read from the source, not run.
+
+A stage depends on exactly these files (`dvc.yaml`, through data/plan/code), and a training that goes on after a kill
+goes on only with the same ones. Imports inside functions count, those for type checkers alone don't. What is looked up
+by name (a model family, a task, a format, a world) is no import: each has a record of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+PACKAGE = "vlp_models"
+ROOT = Path(__file__).parents[1]  # of the package that runs
+
+
+def files_behind(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
+    """{path below the package: sha256} of the modules and all that they import, by path.
+
+    modules: dotted names, such as `vlp_models.stages.pretrain`. A folder's other files (templates, fonts) come with any
+    module of it.
+
+    Raises:
+        ValueError: there is no such module.
+    """
+    todo, found = [_file(name, root) for name in modules], set[Path]()
+    while todo:
+        path = todo.pop()
+        if path in found:
+            continue
+        found.add(path)
+        todo += [root.joinpath(*parts, "__init__.py") for parts in _packages(path, root)]
+        todo += [other for other in path.parent.iterdir() if other.is_file() and other.suffix not in (".py", ".pyc")]
+        if path.suffix == ".py":
+            todo += _imported(path, root)
+    return {str(path.relative_to(root)): _sha256(path, path.stat().st_mtime_ns) for path in sorted(found)}
+
+
+def identity(modules: Iterable[str], root: Path = ROOT) -> str:
+    """One hash for all these files."""
+    digest = hashlib.sha256()
+    for name, sha256 in files_behind(modules, root).items():
+        digest.update(f"{sha256}  {name}\n".encode())
+    return digest.hexdigest()
+
+
+def _file(name: str, root: Path) -> Path:
+    parts = name.split(".")[1:]
+    for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
+        if path.is_file():
+            return path
+    raise ValueError(f"{name}: no such module in {root}")
+
+
+def _packages(path: Path, root: Path) -> list[tuple[str, ...]]:
+    """Importing a.b.c runs a and a.b as well."""
+    parts = path.relative_to(root).parts[:-1]
+    return [parts[:n] for n in range(len(parts) + 1)]
+
+
+@functools.cache
+def _sha256(path: Path, changed: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _imported(path: Path, root: Path) -> list[Path]:
+    return [root / name for name in _imports(path, root, path.stat().st_mtime_ns)]
+
+
+@functools.cache
+def _imports(path: Path, root: Path, changed: int) -> tuple[str, ...]:
+    """The package's files that the file at `path` imports by itself."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    names: set[str] = set()
+    _collect(tree, names)
+    found = set()
+    for name in names:
+        try:
+            found.add(str(_file(name, root).relative_to(root)))
+        except ValueError:
+            continue  # an attribute of the module before it
+    return tuple(sorted(found))
+
+
+def _collect(node: ast.AST, names: set[str]) -> None:
+    if isinstance(node, ast.Import):
+        names |= {alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE}
+    elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == PACKAGE:
+        names.add(node.module)
+        names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    for_types = isinstance(node, ast.If) and _is_for_types(node.test)
+    for child in node.orelse if for_types else ast.iter_child_nodes(node):  # type: ignore[attr-defined]
+        _collect(child, names)
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"

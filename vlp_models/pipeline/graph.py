@@ -1,0 +1,304 @@
+"""dvc.yaml, made from params.yaml: which stages there are, what each reads and what it writes.
+
+Hand-written YAML can't say that a run depends on the family of the model that its start leads to, or that the report
+depends on the runs of params.yaml and no others. `vlp plan` writes it; the stage `plan` refuses to go on with one that
+is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vlp_models.params import Params
+
+FILE = "dvc.yaml"
+HEADER = """\
+# What depends on what; `vlp plan` makes this file from params.yaml (vlp_models/pipeline/graph.py), `dvc dag` draws it.
+# data/plan/code/* list source files with their hashes: a stage depends on the code that it runs, and on no other.
+"""
+CODE = "data/plan/code"
+READS = "data/plan/reads.json"  # what of images the models read
+NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run
+# Params that change a training's result; how often it logs or saves is none of them.
+HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision")
+JUDGING = ("beam_size", "max_caption_len", "splits", "blank_control", "bootstrap")
+# Sections that decide which stages there are, and what they read.
+SHAPING = (
+    "generate",
+    "data",
+    "detector",
+    "features",
+    "tokenizer",
+    "shards",
+    "models",
+    "defaults",
+    "pretrain",
+    "finetune",
+)
+
+Stage = dict[str, Any]
+
+
+def code(kind: str, name: str) -> str:
+    """The record of the code behind a stage, a model family, a task, a format or a world."""
+    return f"{CODE}/{kind}/{name}.json"
+
+
+def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: bool) -> dict[str, Stage]:
+    """The stages by name, as dvc.yaml has them.
+
+    Args:
+        raw: params.yaml as it is written: DVC knows only keys that are there.
+        regions, pixels: whether any model reads them.
+    """
+
+    def given(*keys: str) -> list[str]:
+        """The params among `keys` that the file holds."""
+        return [key for key in keys if _holds(raw, key)]
+
+    finetuned = list(params.finetune)
+    registered = [name for name, run in params.finetune.items() if not run.blank_images]
+    drift_run = params.drift.against or next(iter(params.pretrain), "")
+    training = ["data/shards", "data/tokenizer"]
+    stages: dict[str, Stage] = {
+        "plan": {
+            "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
+            "cmd": "vlp stage plan",
+            "params": given(*SHAPING),
+            "deps": ["vlp_models"],
+            "outs": ["data/plan"],
+        },
+        "generate": _each(
+            {name: {"world": world.world} for name, world in params.generate.items()},
+            cmd="vlp stage generate ${key}",
+            params=["generate.${key}"],
+            deps=[code("stages", "generate"), code("worlds", "${item.world}")],
+            outs=["data/raw/${key}"],
+        ),
+        "prepare": _each(
+            {name: {"root": source.root, "format": source.format} for name, source in params.data.items()},
+            cmd="vlp stage prepare ${key}",
+            params=["data.${key}", *given("validate.max_image_pixels")],
+            deps=["${item.root}", code("stages", "prepare"), code("formats", "${item.format}")],
+            outs=["data/interim/${key}"],
+        ),
+        "validate": {
+            "cmd": "vlp stage validate",
+            "params": given("validate"),
+            "deps": [*(f"data/interim/{name}" for name in params.data), code("stages", "validate")],
+            "outs": ["data/validated", "reports/validation.json", "reports/data_docs"],
+        },
+    }
+    if regions:
+        weights = [params.detector.weights] if params.detector.source == "weights" and params.detector.weights else []
+        learnt = ["data/validated/boxed.parquet"] if params.detector.source == "train" else []
+        stages["detector"] = {
+            "cmd": "vlp stage detector",
+            "params": given("detector"),
+            "deps": [*learnt, *weights, code("stages", "detector")],
+            "outs": ["data/detector"],
+            "metrics": ["reports/detector.json"],
+        }
+        stages["features"] = {
+            "cmd": "vlp stage features",
+            "params": given(*(f"features.{key}" for key in raw.get("features", {}) if key != "batch_size")),
+            "deps": [
+                "data/validated/images.parquet",
+                *(["data/validated/objects.parquet"] if params.features.source == "boxes" else []),
+                "data/detector",
+                *([params.features.path] if params.features.path else []),
+                code("stages", "features"),
+            ],
+            "outs": ["data/features"],
+        }
+    vocabulary = [params.tokenizer.vocab] if params.tokenizer.source == "vocab" and params.tokenizer.vocab else []
+    stages |= {
+        "tokenizer": {
+            "cmd": "vlp stage tokenizer",
+            "params": given("tokenizer"),
+            "deps": ["data/validated", *vocabulary, code("stages", "tokenizer")],
+            "outs": ["data/tokenizer"],
+        },
+        "shards": {
+            "cmd": "vlp stage shards",
+            "params": given("shards"),
+            "deps": ["data/validated", READS, *(["data/features"] if regions else []), code("stages", "shards")],
+            "outs": ["data/shards"],
+        },
+        "initial": _each(
+            {name: {"family": m.family, "weights": m.weights or NOTHING} for name, m in params.models.items()},
+            desc="a model before its first step: fresh weights, or imported ones",
+            cmd="vlp stage initial ${key}",
+            params=["models.${key}"],
+            deps=[
+                "${item.weights}",
+                "data/shards/manifest.json",
+                "data/tokenizer",
+                code("stages", "initial"),
+                code("models", "${item.family}"),
+            ],
+            outs=["checkpoints/initial/${key}"],
+        ),
+        "pretrain": _each(
+            {
+                name: {
+                    "start": params.start_of("pretrain", name),
+                    "model": _other_architecture(params, name),
+                    "family": params.models[run.model].family,
+                }
+                for name, run in params.pretrain.items()
+            },
+            cmd="vlp stage pretrain ${key}",
+            params=["pretrain.${key}", *given("defaults.pretrain", *(f"trainer.{key}" for key in HARDWARE))],
+            deps=[
+                "checkpoints/${item.start}",
+                "${item.model}",
+                *training,
+                code("stages", "pretrain"),
+                code("models", "${item.family}"),
+            ],
+            outs=["checkpoints/pretrain/${key}"],
+            metrics=["reports/training/pretrain/${key}.json"],
+            plots=[{"reports/curves/pretrain/${key}.csv": {"x": "step", "y": "loss"}}],
+        ),
+        "finetune": _each(
+            {
+                name: {
+                    "start": run.start,
+                    "task": run.task,
+                    "family": params.family_at(run.start),
+                }
+                for name, run in params.finetune.items()
+            },
+            cmd="vlp stage finetune ${key}",
+            params=["finetune.${key}", *given("defaults.finetune", *(f"trainer.{key}" for key in HARDWARE))],
+            deps=[
+                "checkpoints/${item.start}",
+                *training,
+                code("stages", "finetune"),
+                code("models", "${item.family}"),
+                code("tasks", "${item.task}"),
+            ],
+            outs=["checkpoints/finetune/${key}"],
+            metrics=["reports/training/finetune/${key}.json"],
+            plots=[{"reports/curves/finetune/${key}.csv": {"x": "step", "y": "loss"}}],
+        ),
+        "evaluate": _each(
+            {name: {"task": run.task, "family": params.family_at(run.start)} for name, run in params.finetune.items()},
+            cmd="vlp stage evaluate ${key}",
+            params=["finetune.${key}", *given("defaults.finetune", *(f"evaluate.{key}" for key in JUDGING))],
+            deps=[
+                "checkpoints/finetune/${key}",
+                "data/shards",
+                "data/validated",
+                code("stages", "evaluate"),
+                code("models", "${item.family}"),
+                code("tasks", "${item.task}"),
+            ],
+            outs=["reports/eval/${key}"],
+        ),
+    }
+    if drift_run:
+        stages["reference"] = {
+            "desc": "statistics of what a model was trained on, for `vlp drift`",
+            "cmd": "vlp stage reference",
+            "params": [f"pretrain.{drift_run}", *given("defaults.pretrain", "drift.against", "incoming.dataset")],
+            "deps": [
+                f"checkpoints/pretrain/{drift_run}",
+                "data/validated",
+                *(["data/features"] if regions else []),
+                "data/tokenizer",
+                code("stages", "reference"),
+            ],
+            "outs": ["data/reference.json"],
+        }
+    evaluations = [f"reports/eval/{name}" for name in finetuned]
+    trainings = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
+    stages["register"] = {
+        "cmd": "vlp stage register",
+        "params": given("tracking", "promotion.split"),
+        "deps": [
+            *(f"checkpoints/finetune/{name}" for name in registered),
+            *(f"reports/eval/{name}" for name in registered),
+            "reports/validation.json",
+            *(["data/detector"] if regions else []),
+            code("stages", "register"),
+        ],
+        "outs": ["reports/registered.json"],
+    }
+    stages["report"] = {
+        "cmd": "vlp stage report",
+        "params": given("evaluate.gallery", "models"),
+        "deps": [
+            *evaluations,
+            *(f"reports/training/{name}.json" for name in trainings),
+            *(f"reports/curves/{name}.csv" for name in trainings),
+            "reports/validation.json",
+            *(["reports/detector.json", "data/features"] if regions else []),
+            "data/validated",
+            "data/shards/manifest.json",
+            code("stages", "report"),
+        ],
+        "outs": ["reports/index.html", "reports/summary.json"],
+        "metrics": ["reports/metrics.json"],
+    }
+    return {name: stage for name, stage in stages.items() if stage.get("foreach", True)}
+
+
+def render(stages: Mapping[str, Stage]) -> str:
+    """The text of dvc.yaml."""
+    document = {"vars": ["params.yaml"], "stages": dict(stages)}
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return HEADER + text
+
+
+def is_ours(root: Path) -> bool:
+    """Whether `vlp plan` writes the dvc.yaml in `root`: there is none yet, or it begins as ours does."""
+    file = root / FILE
+    return not file.exists() or file.read_text(encoding="utf-8").startswith(HEADER.partition(";")[0])
+
+
+def params_of(stages: Mapping[str, Stage], stage: str, key: str) -> list[str]:
+    """The params that a stage is declared to depend on, such as `pretrain.tden`."""
+    found = stages.get(stage, {})
+    listed = found.get("do", found).get("params", [])
+    return [name.replace("${key}", key) for name in listed]
+
+
+def read_pipeline(root: Path) -> dict[str, Stage]:
+    """The stages of the dvc.yaml in `root`; none if it can't be read."""
+    try:
+        return dict(yaml.safe_load((root / FILE).read_text(encoding="utf-8"))["stages"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return {}
+
+
+def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
+    return {"foreach": {name: dict(entry) for name, entry in entries.items()}, "do": do}
+
+
+def _other_architecture(params: Params, run: str) -> str:
+    """Where a run trains another model than the one it starts from: that model, before its first step."""
+    model = params.pretrain[run].model
+    same = params.model_at(params.start_of("pretrain", run)) == model
+    return NOTHING if same else f"checkpoints/initial/{model}"
+
+
+def _holds(raw: Mapping[str, Any], key: str) -> bool:
+    node: Any = raw
+    for part in key.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
+
+
+class _Dumper(yaml.SafeDumper):
+    """Short lists of a stage stay readable: one entry a line, indented below their key."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)

@@ -1,0 +1,50 @@
+"""Whether every run of params.yaml can be, asked before anything is computed."""
+
+from __future__ import annotations
+
+from vlp_models.data.inputs import PixelInput, RegionInput
+from vlp_models.errors import ParamsError
+from vlp_models.models.outline import inputs_of, outline
+from vlp_models.params import Params
+from vlp_models.params.schema import nearest
+
+
+def check_runs(params: Params) -> None:
+    """
+    Raises:
+        ParamsError: an unknown family or task, a config that the family refuses, an option that the task does not
+            have, a task that the model can't do, or objectives that it can't learn.
+    """
+    from vlp_models.models import FAMILIES
+    from vlp_models.tasks import TASKS, task_class
+    from vlp_models.tasks.base import check_can, read_options
+
+    for name, model in params.models.items():
+        if model.family not in FAMILIES:
+            raise ParamsError(f"params.yaml: `models.{name}.family: {model.family}`{nearest(model.family, FAMILIES)}")
+        outline(model, f"models.{name}.config")
+    for name, run in params.pretrain.items():
+        known = getattr(outline(params.models[run.model], f"models.{run.model}.config"), "objectives", ())
+        for objective in run.recipe.objectives:
+            if objective not in known:
+                where = f"params.yaml: `pretrain.{name}.recipe.objectives.{objective}`"
+                raise ParamsError(f"{where}: {run.model} can't learn that{nearest(objective, known)}")
+    for name, finetune in params.finetune.items():
+        if finetune.task not in TASKS:
+            raise ParamsError(f"params.yaml: `finetune.{name}.task: {finetune.task}`{nearest(finetune.task, TASKS)}")
+        task = task_class(finetune.task)
+        read_options(task, finetune.options, where=f"finetune.{name}.options")
+        of = params.model_of(name)
+        tried = outline(params.models[of], f"models.{of}.config")
+        check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)
+        unknown = [source for source in (*finetune.sources, *finetune.evaluate_on) if source not in params.data]
+        if unknown:
+            raise ParamsError(
+                f"params.yaml: `finetune.{name}` names the dataset {unknown[0]}{nearest(unknown[0], params.data)}"
+            )
+
+
+def reads(params: Params) -> tuple[bool, bool]:
+    """Whether any model reads regions, and whether any reads pixels."""
+    images = [inputs.image for inputs in inputs_of(params.models)]
+    return any(isinstance(i, RegionInput) for i in images), any(isinstance(i, PixelInput) for i in images)

@@ -1,0 +1,53 @@
+"""initial MODEL: a model before its first step, a checkpoint like any other. Fresh weights, or imported ones."""
+
+from __future__ import annotations
+
+import sys
+
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.params import Params, to_plain
+from vlp_models.params.schema import nearest
+from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
+
+
+def run(params: Params, workspace: Workspace, key: str = "") -> None:
+    """Writes checkpoints/initial/KEY. Fresh weights depend on the model's config and `seed` alone.
+
+    Raises:
+        ParamsError: no such model, or a config that its family refuses.
+        CheckpointError: `weights` is no checkpoint of this family, or was made for other features or words.
+        DataError: shards or tokenizer are not there yet.
+    """
+    import torch
+    from torch import nn
+
+    from vlp_models.models import build_model
+    from vlp_models.models.checkpoint import part_of, read_config, read_weights, write_checkpoint
+    from vlp_models.runs.fitting import check_same_data, data_facts, describe, read_inputs, start_from
+
+    if key not in params.models:
+        raise ParamsError(f"params.yaml: no model `{key}`{nearest(key, params.models)}")
+    p = params.models[key]
+    with measured(workspace, f"initial@{key}"):
+        inputs = read_inputs(workspace)
+        torch.manual_seed(p.seed)
+        model = build_model(p.family, p.config, data_facts(inputs), where=f"models.{key}.config")
+        lengths = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained on yet sets no limit
+        if p.weights:
+            source = workspace.root / p.weights
+            before = read_config(source)
+            if before.family != p.family:
+                raise CheckpointError(
+                    f"params.yaml: `models.{key}.weights`: {source} is of the family {before.family}, not {p.family}"
+                )
+            check_same_data(before, source, inputs, "import it anew")
+            for line in start_from(model, before, part_of(read_weights(source), "model"), source):
+                print(line, file=sys.stderr)
+            lengths = {"max_text_len": before.max_text_len, "max_regions": before.max_regions}
+        info = describe(inputs, model, family=p.family, name=key, **lengths)
+        parameters = sum(weight.numel() for weight in model.parameters())
+        with output_directory(workspace.checkpoint(f"initial/{key}")) as directory:
+            write_checkpoint(directory, nn.ModuleDict({"model": model}), info, inputs.tokenizer)
+            counts = {"parameters": parameters}
+            write_manifest(directory, stage=f"initial@{key}", params=to_plain(p), counts=counts)
+    print(f"initial {key}: {p.family}, {parameters:,} parameters, {'from ' + p.weights if p.weights else 'fresh'}")

@@ -1,0 +1,87 @@
+"""plan: params.yaml checked as a whole, before anything is computed, and the code behind each stage listed.
+
+Every other stage depends on a list that this one writes (data/plan/code), so a change of the source makes stale what
+runs on it, and nothing else.
+"""
+
+from __future__ import annotations
+
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params, read_yaml
+from vlp_models.pipeline.code import ROOT, files_behind
+from vlp_models.pipeline.graph import FILE, is_ours, pipeline, render
+from vlp_models.workspace.paths import Workspace, output_directory, write_json
+
+STAGES = (
+    "generate",
+    "prepare",
+    "validate",
+    "detector",
+    "features",
+    "tokenizer",
+    "shards",
+    "initial",
+    "pretrain",
+    "finetune",
+    "evaluate",
+    "reference",
+    "register",
+    "report",
+)
+
+
+def run(params: Params, workspace: Workspace, key: str = "") -> None:
+    """Writes data/plan.
+
+    Raises:
+        ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
+    """
+    from vlp_models.runs.check import check_runs, reads
+
+    check_runs(params)
+    check_current(params, workspace)
+    with output_directory(workspace.plan) as directory:
+        write_json(directory / "nothing.json", {})
+        regions, pixels = reads(params)
+        write_json(directory / "reads.json", {"regions": regions, "pixels": pixels})
+        for kind, names in code_modules().items():
+            for name, module in names.items():
+                write_json(directory / "code" / kind / f"{name}.json", files_behind([module]))
+
+
+def check_current(params: Params, workspace: Workspace) -> None:
+    """
+    Raises:
+        ParamsError: dvc.yaml is not what params.yaml makes of it.
+    """
+    file = workspace.root / FILE
+    if is_ours(workspace.root) and file.exists() and file.read_text(encoding="utf-8") != planned(params, workspace):
+        raise ParamsError(
+            f"{FILE} is not that of params.yaml, whose models, runs or datasets have changed: `vlp plan` writes it anew"
+        )
+
+
+def planned(params: Params, workspace: Workspace) -> str:
+    """What dvc.yaml must be."""
+    from vlp_models.runs.check import reads
+
+    regions, pixels = reads(params)
+    raw = read_yaml(workspace.root / "params.yaml")
+    return render(pipeline(params, raw, regions=regions, pixels=pixels))
+
+
+def code_modules() -> dict[str, dict[str, str]]:
+    """What has a list of its own: kind -> name -> the module that it begins with."""
+    from vlp_models.data.formats import FORMATS
+    from vlp_models.models import FAMILIES
+    from vlp_models.tasks import TASKS
+    from vlp_models.worlds import WORLDS
+
+    looked_up = {"models": FAMILIES, "tasks": TASKS, "formats": FORMATS, "worlds": WORLDS}
+    return {
+        "stages": {name: f"vlp_models.stages.{name}" for name in STAGES},
+        **{
+            kind: {name: place.partition(":")[0] for name, place in places.items() if place.startswith(f"{ROOT.name}.")}
+            for kind, places in looked_up.items()
+        },
+    }

@@ -1,0 +1,27 @@
+"""A copy of a model's buffers, to undo an update that failed halfway: a forward pass moves running statistics."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class BufferCopy:
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._copy: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def take(self) -> None:
+        for name, buffer in self._model.named_buffers():
+            before = self._copy.get(name)
+            if before is not None and before.shape == buffer.shape and before.device == buffer.device:
+                before.copy_(buffer)
+            else:
+                self._copy[name] = buffer.clone()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for name, buffer in self._model.named_buffers():
+            if name in self._copy:
+                buffer.copy_(self._copy[name])
