@@ -208,6 +208,12 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
         "label": said == colour,
         "group": image_id,
     }
+    sure = {"text": f"the {name} is {COLOURS[said]}", "gold_label": "entailment" if said == colour else "contradiction"}
+    open_ = {"text": f"what is a {name}", "gold_label": "neutral"}
+    hypotheses = [
+        {"hypothesis_id": f"{image_id}/h{i}", "annotator_labels": [row["gold_label"]] * 2 + ["neutral"], **row}
+        for i, row in enumerate((sure, open_))
+    ]
     colours = [COLOURS[i] if i < 3 else "a" for i in (colour, *(i for i in range(4) if i != colour))]
     shapes = [CLASSES[i] if i else "a" for i in (shape, *(i for i in range(4) if i != shape))]
     order = [int(i) for i in np.random.default_rng(len(image_id) + 7 * shape + colour).permutation(4)]
@@ -231,6 +237,7 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
             "questions": [question],
             "statements": [statement],
             "choices": [choice],
+            "hypotheses": hypotheses,
         },
     )
 
