@@ -40,7 +40,7 @@ def params() -> Params:
     """VQA alone, ground truth as regions; a gate with a floor any model meets."""
     loaded = load_params(ROOT / "params.yaml")
     gate = GateParams(metric="accuracy", floors={"all": 0.0})
-    world = WorldParams(world="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, image_size=64)
+    world = WorldParams(world="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
     return dataclasses.replace(
         loaded,
         generate={"scenes": world},
