@@ -17,7 +17,7 @@ from vlp_models.data.collate import collate_samples
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.params import (
     ObjectiveParams,
     OptimizerParams,
@@ -65,10 +65,12 @@ class Toy:
         return build_model(
             "tden",
             {**TINY, **config},
-            vocab_size=self.tokenizer.vocab_size,
-            feature_dim=FEATURE_DIM,
-            num_classes=len(CLASSES),
-            mask_id=self.tokenizer.mask_id,
+            DataFacts(
+                vocab_size=self.tokenizer.vocab_size,
+                mask_id=self.tokenizer.mask_id,
+                feature_dim=FEATURE_DIM,
+                num_classes=len(CLASSES),
+            ),
         )
 
     def fit(

@@ -18,7 +18,8 @@ from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import build_model
-from vlp_models.models.checkpoint import read_config, write_checkpoint
+from vlp_models.models.checkpoint import FORMAT, read_config, write_checkpoint
+from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import GateParams, Params, WorldParams, load_params, to_plain
 from vlp_models.promotion.actions import promote_task
 from vlp_models.promotion.evaluate_alias import evaluate_alias
@@ -107,10 +108,11 @@ def make_model(workspace: Workspace, seed: int) -> None:
         num_classes=len(manifest["classes"]),
         mask_id=tokenizer.mask_id,
     )
+    about = CheckpointInfo.from_json({"format": FORMAT, **info})
     directory = workspace.checkpoint("vqa")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    write_checkpoint(directory, task_class("vqa")(model, tokenizer, info, answers=ANSWERS), info, tokenizer, ANSWERS)
+    write_checkpoint(directory, task_class("vqa")(model, tokenizer, about, labels=ANSWERS), info, tokenizer, ANSWERS)
 
 
 def accuracy(workspace: Workspace) -> float:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.inputs import blanked
 from vlp_models.data.sample import Sample
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.tasks.base import TaskModel, blanked
+from vlp_models.tasks.base import TaskModel
 
 Row = dict[str, Any]
 

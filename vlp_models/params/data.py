@@ -28,9 +28,7 @@ class WorldParams:
     lost_words: Share = 0.06  # of the words
     boilerplate: Share = 0.3  # of the alt texts: `stock photo of ...`
     vcr_per_image: NonNegativeInt = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
-    hypotheses_per_image: NonNegativeInt = (
-        0  # of visual entailment, objects only; they are read as a dataset of format snli_ve
-    )
+    hypotheses_per_image: NonNegativeInt = 0  # of visual entailment, objects only; read as format snli_ve
     statements: PositiveInt = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: PositiveInt = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
@@ -91,7 +89,7 @@ class FeaturesParams:
     path: str  # for tsv and npz
     max_regions: PositiveInt
     min_score: Share
-    batch_size: PositiveInt
+    batch_size: PositiveInt = 1  # of no effect, kept for older files: regions are made an image at a time
     order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
 
 

@@ -21,6 +21,7 @@ HEADER = """\
 # data/plan/code/* list source files with their hashes: a stage depends on the code that it runs, and on no other.
 """
 CODE = "data/plan/code"
+READS = "data/plan/reads.json"  # what of images the models read
 NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run
 # Params that change a training's result; how often it logs or saves is none of them.
 HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision")
@@ -125,7 +126,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
         "shards": {
             "cmd": "vlp stage shards",
             "params": given("shards"),
-            "deps": ["data/validated", *(["data/features"] if regions else []), code("stages", "shards")],
+            "deps": ["data/validated", READS, *(["data/features"] if regions else []), code("stages", "shards")],
             "outs": ["data/shards"],
         },
         "initial": _each(

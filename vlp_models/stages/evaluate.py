@@ -61,10 +61,10 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
 
     finetune, settings = params.finetune[key], params.evaluate
     need(workspace.shards / "manifest.json", "shards")
-    model = load_task_model(need(workspace.checkpoint(key), f"finetune@{key}"), device=_device(params))
+    model = load_task_model(need(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"), device=_device(params))
     if model.task != finetune.task:
         raise DataError(
-            f"checkpoints/{key} is of the task {model.task}, the run {key} of {finetune.task}: train it anew"
+            f"checkpoints/finetune/{key} is of the task {model.task}, the run {key} of {finetune.task}: train it anew"
         )
     model.set_search(settings)
     facts = {
@@ -85,7 +85,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
     items: list[ItemScores] = []
     with output_directory(workspace.evaluation(key)) as directory:
         for split in settings.splits:
-            dataset = ShardDataset(workspace.shards, split, model.prediction_view, sources)
+            dataset = ShardDataset(workspace.shards, split, model.prediction_view, sources, **model.reader.flags)
             start = time.perf_counter()
             predictions, samples = predict_all(
                 model,

@@ -66,11 +66,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             inputs.shards,
             task_model.learning_view(task_model.options),
             sources=p.sources,
-            reader=task_model,
+            collate=task_model.collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
             seed=p.seed,
             captioned=task_model.captioned_only(task_model.options),
+            **task_model.reader.flags,
         )
         tags = {"task": p.task, "run": key, "model": before.name}
         with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:

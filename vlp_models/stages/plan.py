@@ -36,12 +36,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     Raises:
         ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
     """
-    from vlp_models.runs.check import check_runs
+    from vlp_models.runs.check import check_runs, reads
 
     check_runs(params)
     check_current(params, workspace)
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
+        regions, pixels = reads(params)
+        write_json(directory / "reads.json", {"regions": regions, "pixels": pixels})
         for kind, names in code_modules().items():
             for name, module in names.items():
                 write_json(directory / "code" / kind / f"{name}.json", files_behind([module]))

@@ -29,6 +29,7 @@ from vlp_models.data.shards import ImageRecord, ShardWriter, join_parts
 from vlp_models.data.tables import SPLITS, read_table
 from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.outline import inputs_of
 from vlp_models.params import Params, to_plain
 from vlp_models.workspace.mapper import LocalMapper, Mapper
 from vlp_models.workspace.paths import (
@@ -74,13 +75,14 @@ def run(
     workspace: Workspace,
     key: str = "",
     mapper: Mapper | None = None,
-    inputs: Iterable[ModelInputs] = (ModelInputs(image=RegionInput()),),
+    inputs: Iterable[ModelInputs] | None = None,
 ) -> None:
     """Writes data/shards: tars and an index for each split, an empty index for a split without images.
 
     Args:
         mapper: who makes the shards; by default `cluster.workers` processes.
-        inputs: what the models read. Where none reads regions, data/features is not asked for.
+        inputs: what the models read, by default those of params.yaml. Where none reads regions, data/features is not
+            asked for.
 
     Raises:
         DataError: an image has no entry in data/features, or (with pixels) no readable file.
@@ -92,7 +94,7 @@ def run(
     mapper = mapper or LocalMapper(params.cluster.workers)
     with measured(workspace, "shards"):
         validated = need(workspace.validated, "validate")
-        held = needs(inputs, p.pixels)
+        held = needs(inputs_of(params.models) if inputs is None else inputs, p.pixels)
         store = FeatureStore(need(workspace.features, "features")) if held.regions else None
         images = read_table("images", validated)
         if store is not None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
-from vlp_models.data.collate import collate_samples
+from vlp_models.data.inputs import InputReader, blanked
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import VIEWS
@@ -87,6 +87,7 @@ class TaskModel(nn.Module, ABC):
     info             what its checkpoint says of itself
     labels           what the rows of a classifier stand for (VQA's answers, entailment's labels)
     blank_images     every image is replaced by nothing when a batch is made: the text-only control
+    reader           makes batches of samples, as the model reads them
     """
 
     task: ClassVar[str]
@@ -122,6 +123,12 @@ class TaskModel(nn.Module, ABC):
         self.options: Any = read_options(type(self), info.options)
         self.labels = tuple(labels)
         self.blank_images = info.blank_images
+        self.reader = InputReader(
+            model.inputs,  # type: ignore[arg-type]
+            tokenizer,
+            max_text_len=info.max_text_len,
+            max_regions=info.max_regions,
+        )
 
     # Learning
 
@@ -152,14 +159,12 @@ class TaskModel(nn.Module, ABC):
         return None
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        batch = self.inputs(samples)
+        batch = self.read(samples)
         return dataclasses.replace(blanked(batch) if self.blank_images else batch, targets=self.targets(samples))
 
-    def inputs(self, samples: Sequence[Sample]) -> Batch:
-        """The batch without its targets."""
-        return collate_samples(
-            samples, self.tokenizer, max_text_len=self.info.max_text_len, max_regions=self.info.max_regions
-        )
+    def read(self, samples: Sequence[Sample]) -> Batch:
+        """The batch without its targets, as the model reads it."""
+        return self.reader.collate(samples)
 
     # Predicting
 
@@ -214,11 +219,6 @@ class TaskModel(nn.Module, ABC):
     def cards(cls, workspace: Workspace, pictures: PictureSource, predictions: Sequence[Prediction]) -> list[Card]:
         """The gallery's entries for some predictions."""
         return []
-
-
-def blanked(batch: Batch) -> Batch:
-    """The same with nothing to see, whatever the model sees with: the text-only control."""
-    return dataclasses.replace(batch, image=batch.image.blanked())
 
 
 def read_options(task: type[TaskModel], raw: Mapping[str, Any], where: str = "options") -> TaskOptions:

@@ -15,7 +15,6 @@ from vlp_models.models.checkpoint import (
     read_labels,
     read_weights,
 )
-from vlp_models.models.info import CheckpointInfo
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
 
@@ -27,8 +26,7 @@ def load_task_model(directory: Path, device: torch.device | str = "cpu") -> Task
         CheckpointError: damaged, of another architecture, or a pretrained model without a task.
     """
     directory = Path(directory)
-    config = read_config(directory)
-    info = CheckpointInfo.from_json(config)
+    info = read_config(directory)
     if info.task is None:
         raise CheckpointError(f"{directory}: a pretrained model without a task's head; fine-tune it first")
     try:
@@ -37,7 +35,7 @@ def load_task_model(directory: Path, device: torch.device | str = "cpu") -> Task
         raise CheckpointError(f"{directory}: {error}") from None
     tokenizer = Tokenizer.load(directory)
     labels = read_labels(directory) if task.has_labels else []
-    model = build_from_config(config, tokenizer, directory)
+    model = build_from_config(info, tokenizer, directory)
     task_model = task(model, tokenizer, info, labels=labels)
     load_strictly(task_model, read_weights(directory), directory)
     return task_model.to(device).eval()

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
-from vlp_models.data.collate import objects_first
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
@@ -89,18 +88,14 @@ class VCR(TaskModel):
             )
         return torch.tensor(rows)
 
-    def inputs(self, samples: Sequence[Sample]) -> Batch:
+    def read(self, samples: Sequence[Sample]) -> Batch:
         """N texts a question, in the order: four answers, then four rationales for each answer that is given: the right
         one, or each of the four where a question of the batch hides it."""
-        seen = [
-            dataclasses.replace(sample, regions=None if r is None else objects_first(r, sample["boxes"]))
-            for sample in samples
-            for r in (sample.regions,)
-        ]
         hidden = any(sample["answer_label"] is None for sample in samples)
-        texts = [segments for sample in samples for segments in self._texts(sample, hidden)]
-        text = self.tokenizer.encode_segments(texts, self.info.max_text_len)
-        return dataclasses.replace(super().inputs(seen), text=text)
+        texts = [self._texts(sample, hidden) for sample in samples]
+        text = self.tokenizer.encode_segments([segments for own in texts for segments in own], self.info.max_text_len)
+        owner_N = torch.tensor([row for row, own in enumerate(texts) for _ in own], dtype=torch.int64)
+        return self.reader.collate(samples, text=dataclasses.replace(text, owner_N=owner_N), known_objects=True)
 
     def _texts(self, sample: Sample, every_answer: bool) -> list[tuple[str, ...]]:
         if len(sample["answers"]) != CHOICES or len(sample["rationales"]) != CHOICES:
