@@ -17,11 +17,7 @@ from vlp_models.data.dataset import ShardDataset
 from vlp_models.models import DataFacts, build_model
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
-<<<<<<< HEAD
 from vlp_models.training.passes import make_loss
-=======
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
->>>>>>> main
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = re.findall(r"`(vlp use [^`]+)`", (ROOT / "docs" / "ablations.md").read_text())
