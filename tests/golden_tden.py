@@ -101,7 +101,9 @@ def numbers(model: Any, objectives: Any, mean: Any) -> dict[str, Any]:
             found["fused by the decoder"] = fused.decoder_BP.flatten()[:8].tolist()
         found["image"] = model.embed_image(data.image).flatten()[:8].tolist()
         found["text"] = model.embed_text(data.text).flatten()[:8].tolist()
-        found["caption"] = model.generation_logits(data.image, data.text, data.text.followed_BT)[::3, :4].flatten().tolist()
+        found["caption"] = (
+            model.generation_logits(data.image, data.text, data.text.followed_BT)[::3, :4].flatten().tolist()
+        )
         best = beam_search(model, data.image, max_len=6, bos_id=2, eos_id=3, beam_size=3)
         found["beams"] = [h.ids for h in best]
         found["scores of the beams"] = [h.score for h in best]

@@ -10,7 +10,7 @@ import torch
 from vlp_models.data.batch import Batch, Pixels, Regions, Text
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.abilities import PROTOCOLS, ability_table, meets, protocols_of
+from vlp_models.models.abilities import PROTOCOLS, meets
 from vlp_models.objectives.masking import Corruption
 
 VARIANTS = [
@@ -214,7 +214,9 @@ def test_sizes_equal_the_public_model():
 )
 def test_wrong_configs_are_explained(config, message):
     with pytest.raises(ParamsError, match=message):
-        build_model("tden", config, DataFacts(vocab_size=30, mask_id=config.get("mask_id", 4), feature_dim=4, num_classes=3))
+        build_model(
+            "tden", config, DataFacts(vocab_size=30, mask_id=config.get("mask_id", 4), feature_dim=4, num_classes=3)
+        )
 
 
 def test_wrong_inputs_are_explained(tiny, batch):
