@@ -17,7 +17,7 @@ import torch
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import FORMAT, read_config, write_checkpoint
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import GateParams, Params, WorldParams, load_params, to_plain
@@ -103,10 +103,12 @@ def make_model(workspace: Workspace, seed: int) -> None:
     model = build_model(
         "tden",
         SIZES,
-        vocab_size=tokenizer.vocab_size,
-        feature_dim=manifest["feature_dim"],
-        num_classes=len(manifest["classes"]),
-        mask_id=tokenizer.mask_id,
+        DataFacts(
+            vocab_size=tokenizer.vocab_size,
+            mask_id=tokenizer.mask_id,
+            feature_dim=manifest["feature_dim"],
+            num_classes=len(manifest["classes"]),
+        ),
     )
     about = CheckpointInfo.from_json({"format": FORMAT, **info})
     directory = workspace.checkpoint("vqa")
