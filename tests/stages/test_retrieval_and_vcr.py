@@ -171,7 +171,9 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
     monkeypatch.chdir(workspace.root)
     text = (workspace.root / "params.yaml").read_text()
     (workspace.root / "params.yaml").write_text(text.replace("negatives: all", "negative: all"))
-    with pytest.raises(ParamsError, match=r"`finetune\.retrieval\.options\.negative`.*its options: negatives, margin"):
+    with pytest.raises(
+        ParamsError, match=r"`finetune\.retrieval\.options\.negative`.*its options: scorer, negatives, margin"
+    ):
         run_pipeline([])
 
 

@@ -12,7 +12,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.metrics.items import STATISTICS, read_items
 from vlp_models.report.table import is_headline
 from vlp_models.stages import evaluate, finetune, pretrain
-from vlp_models.tasks import TASKS, task_class
+from vlp_models.tasks import TASKS, check_task, task_class
 from vlp_models.tasks.base import can_do, check_can
 from vlp_models.tasks.load import load_task_model
 from vlp_models.workspace.paths import Workspace, read_json
@@ -68,6 +68,11 @@ def test_a_task_of_one_file_goes_all_the_way(tmp_path: Path) -> None:
     assert evidence.statistic(evidence.parts_NK.sum(0, keepdims=True))[0] == pytest.approx(
         found["error (all)"]["value"]
     )
+
+
+def test_a_misspelt_task_is_told_its_neighbour() -> None:
+    with pytest.raises(ParamsError, match=r"`finetune\.x\.task`: unknown task 'vqqa'; known: captioning.*mean `vqa`"):
+        check_task("vqqa", where="finetune.x.task")
 
 
 @pytest.mark.usefixtures("one_line")

@@ -266,7 +266,7 @@ def _non_finite_inputs(batch: Batch) -> list[str]:
     fields = [vars(part).values() if dataclasses.is_dataclass(part) else (part,) for part in parts]
     tensors = [value for values in fields for value in values if isinstance(value, Tensor)]
     rows = [t for t in tensors if t.is_floating_point() and len(t) == len(batch)]
-    if not rows:
+    if not rows or not len(batch):
         return []
-    bad_B = ~torch.stack([t.flatten(1).isfinite().all(1) for t in rows]).all(0)
+    bad_B = ~torch.stack([t.reshape(len(t), -1).isfinite().all(1) for t in rows]).all(0)
     return [sample_id for sample_id, bad in zip(batch.sample_ids, bad_B.tolist(), strict=True) if bad]

@@ -136,7 +136,10 @@ def _check(params: WorldParams) -> None:
         if not 0 <= getattr(params, key) <= 1:
             raise ParamsError(f"params.yaml: a world's `{key}` must be 0 to 1; found {getattr(params, key)}")
     if params.world == "web" and (params.vcr_per_image or params.hypotheses_per_image):
-        raise ParamsError("params.yaml: the world `web` has alt texts only; drop `vcr_per_image` and `hypotheses_per_image`, or use `objects`")
+        raise ParamsError(
+            "params.yaml: the world `web` has alt texts only; drop `vcr_per_image` and `hypotheses_per_image`, or use "
+            "`objects`"
+        )
     for key in ("seed", "vcr_per_image", "hypotheses_per_image", *SPLITS):
         if getattr(params, key) < 0:
             raise ParamsError(f"params.yaml: a world's `{key}` must not be negative; found {getattr(params, key)}")
