@@ -22,7 +22,7 @@ help:
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (about an hour)"
-	@echo "make ablations-tden  the rows of TDEN's tables 1 and 2 over three seeds (hours)"
+	@echo "make ablations-tden  what of TDEN's claims shows on a small set-up that can tell (about an hour)"
 	@echo "make pictures   the README's pictures, after make demo (needs Chromium)"
 	@echo "make bench      speed benchmarks, into benchmarks/results/"
 
@@ -61,7 +61,7 @@ lint: install
 	@lint-imports
 
 ablations-tden: install
-	@python benchmarks/ablations_tden.py
+	@python benchmarks/studies/tden.py
 
 # playwright drives the machine's Chromium; nothing else needs it.
 pictures: install
@@ -69,7 +69,7 @@ pictures: install
 	@python docs/pictures/take.py
 
 bench: install
-	@for script in $(filter-out %/ablations_tden.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; python $$script || exit 1; done
+	@for script in $(wildcard benchmarks/*.py); do echo "== $$script"; python $$script || exit 1; done
 
 clean:
 	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards data/reference.json

@@ -38,7 +38,9 @@ def write_shards(directory: Path) -> None:
         )
         captions = [{"caption_id": f"{image_id}#{i}", "text": TEXT} for i in range(5)]
         writer.add(
-            ImageRecord(image_id=image_id, source="scenes", width=128, height=128, regions=regions, captions=captions)
+            ImageRecord(
+                image_id=image_id, source="scenes", width=128, height=128, regions=regions, rows={"captions": captions}
+            )
         )
     manifest = {
         "feature_dim": FEATURE_DIM,

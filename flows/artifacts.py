@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline import Outcome
+from vlp_models.evaluation.registered import challenger_of, read_registered, value_of
 from vlp_models.params import Params
 
-COLUMNS = ("task", "run", "dataset", "split", "metric", "value", "low", "high", "n")
+COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")
 MLFLOW_UI = "http://127.0.0.1:5000"  # where the README's `mlflow ui` listens
 
 
@@ -41,6 +42,7 @@ def artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[A
         _drift(reports),
         _validation(reports),
         _results(reports, params, decisions),
+        _candidates(reports, params, decisions),
         Artifact(
             key="promotion",
             description="The gate's last decision for each task; `vlp history TASK` has all",
@@ -91,6 +93,20 @@ def _results(reports: Path, params: Params, decisions: dict[str, dict[str, Any]]
     return Artifact(key="results", description=f"Report: {reports / 'index.html'}", rows=rows)
 
 
+def _candidates(reports: Path, params: Params, decisions: dict[str, dict[str, Any]]) -> Artifact:
+    """Every registered version of each task, the challenger first."""
+    rows = []
+    for task, receipts in sorted(read_registered(reports).items()):
+        decision = decisions.get(task, {})
+        metric = str(decision.get("numbers", {}).get("metric") or params.tracking.metric.get(task, ""))
+        for receipt in receipts:
+            row = {name: receipt.get(name) for name in ("run", "model", "design", "name", "version")}
+            value = value_of(reports, receipt, metric, params.promotion.split)
+            challenger = "yes" if receipt.get("challenger") else ""
+            rows.append({"task": task, **row, "metric": metric, "value": value, "challenger": challenger})
+    return Artifact(key="candidates", description="The versions that stand before each task's gate", rows=rows)
+
+
 def _champion(decision: dict[str, Any]) -> float | None:
     """The champion's value of the deciding metric, where the decision says it."""
     numbers = decision.get("numbers", decision)
@@ -111,7 +127,8 @@ def _links(root: Path, params: Params) -> list[Artifact]:
     uri = params.tracking.uri
     base = uri.rstrip("/") if uri.startswith("http") else MLFLOW_UI
     how = "" if base == uri.rstrip("/") else f" (mlflow ui --backend-store-uri {uri})"
-    for task, receipt in sorted((_read(root / "reports" / "registered.json") or {}).items()):
+    for task, receipts in sorted(read_registered(root / "reports").items()):
+        receipt = challenger_of(receipts) or receipts[0]
         version = f"{base}/#/models/{receipt['name']}/versions/{receipt['version']}"
         description = f"{receipt['name']} version {receipt['version']}, with its MLflow run{how}"
         links.append(Artifact(key=f"mlflow-{task}", description=description, link=version))

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.process import environment, supervised
+from vlp_models.pipeline.graph import is_ours
 from vlp_models.preflight import preflight
 
-__all__ = ["is_stale", "preflight", "repro"]
+__all__ = ["is_stale", "plan", "preflight", "repro"]
 
 
 def is_stale(root: Path, targets: list[str]) -> bool:
@@ -27,6 +28,16 @@ def is_stale(root: Path, targets: list[str]) -> bool:
         return done.returncode != 0 or json.loads(done.stdout) != {}
     except json.JSONDecodeError:
         return True
+
+
+def plan(root: Path, log: Callable[[str], None], *, hold: int | None = None) -> None:
+    """dvc.yaml anew, where params.yaml has other models, runs or datasets than it had.
+
+    Raises:
+        StageFailed: params.yaml is wrong.
+    """
+    if is_ours(root):
+        supervised(root, ["vlp", "plan"], log, hold=hold)
 
 
 def repro(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flows.dvc import is_stale, preflight, repro
+from flows.dvc import is_stale, plan, preflight, repro
 from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import DRIFTED, Part
@@ -131,7 +131,7 @@ def run_plainly(root: Path, parts: list[Part], params: FlowParams, *, name: str,
         with hold_workspace(root, f"{name} without a server", params.wait_minutes * 60, log) as hold:
             for line in preflight(root):
                 log(line)
-            supervised(root, ["vlp", "plan"], log, hold=hold)
+            plan(root, log, hold=hold)
             run = Run(root, hold)
             for part in parts:
                 _with_retries(run, part, params.retry_delays, log)

@@ -20,12 +20,12 @@ from prefect.runtime import flow_run as current
 from prefect.states import Cancelled, Completed
 
 from flows.artifacts import artifacts
-from flows.dvc import preflight
+from flows.dvc import plan, preflight
 from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import Part
 from flows.pipeline import Run, summary
-from flows.process import WORTH_A_RETRY, supervised
+from flows.process import WORTH_A_RETRY
 from vlp_models.errors import ParamsError
 from vlp_models.params import FlowParams, Params, load_params
 
@@ -127,7 +127,7 @@ def gpu_slot(limit: str, log: Callable[[str], None]) -> Iterator[None]:
 def prepare_workspace(root: str) -> None:
     for line in preflight(Path(root)):
         get_run_logger().warning(line)
-    supervised(Path(root), ["vlp", "plan"], get_run_logger().info)
+    plan(Path(root), get_run_logger().info)
 
 
 @task(task_run_name="publish results", cache_policy=NO_CACHE, persist_result=False)

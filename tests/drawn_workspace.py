@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from vlp_models.data.tables import write_table
+from vlp_models.data.boxed import write_boxed
+from vlp_models.data.tables import read_table, write_table
 from vlp_models.params import Params, load_params
 from vlp_models.workspace.paths import Workspace
 
@@ -54,8 +55,14 @@ def make_workspace(root: Path) -> Workspace:
             }
         )
     write_table(images, "images", workspace.validated)
-    write_table(objects, "objects", workspace.validated)
+    write_objects(objects, workspace)
     return workspace
+
+
+def write_objects(objects: list[dict[str, Any]], workspace: Workspace) -> None:
+    """These objects in both tables that hold them."""
+    write_table(objects, "objects", workspace.validated)
+    write_boxed(*(read_table(name, workspace.validated) for name in ("images", "objects")), workspace.validated)
 
 
 def params_with(*, detector: dict[str, Any] | None = None, features: dict[str, Any] | None = None) -> Params:

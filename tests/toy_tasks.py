@@ -10,24 +10,40 @@ from toy_world import CLASSES, COLOURS, FEATURE_DIM, Toy
 
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.data.dataset import ShardDataset
+from vlp_models.models.checkpoint import FORMAT
+from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import to_plain
-from vlp_models.tasks.base import TaskModel, task_class
+from vlp_models.tasks import task_class
+from vlp_models.tasks.base import TaskModel
 
 
 def make(toy: Toy, task: str, **info: Any) -> TaskModel:
     model = toy.model(dropout=0.0, attention_dropout=0.0, hidden=32)
-    config = {
-        "model": "tden",
+    facts: dict[str, Any] = {
+        "family": "tden",
+        "name": "tden",
         "model_config": to_plain(model.config),
         "task": task,
         "max_text_len": 12,
         "max_regions": 4,
         "detector_id": "toy",
         "feature_dim": FEATURE_DIM,
-        "classes": CLASSES,
-        **info,
+        "classes": tuple(CLASSES),
     }
-    return task_class(task)(model, toy.tokenizer, config, answers=COLOURS if task == "vqa" else ())
+    config = CheckpointInfo(**(facts | info))
+    if task == "vqa":
+        return task_class(task)(model, toy.tokenizer, config, labels=COLOURS)
+    return task_class(task)(model, toy.tokenizer, config)
+
+
+def any_generator() -> torch.Generator:
+    """For a loss that draws nothing, or where what it draws does not matter."""
+    return torch.Generator().manual_seed(1)
+
+
+def written(task_model: TaskModel) -> dict[str, Any]:
+    """What `write_checkpoint` is told of it."""
+    return {**task_model.info.to_json(), "format": FORMAT, "model": task_model.info.family}
 
 
 def learn(task_model: TaskModel, toy: Toy, steps: int, lr: float = 5e-3) -> float:
@@ -35,8 +51,9 @@ def learn(task_model: TaskModel, toy: Toy, steps: int, lr: float = 5e-3) -> floa
     dataset = ShardDataset(toy.shards, "train", task_model.view)
     batch = task_model.collate([dataset[i] for i in range(len(dataset))])
     optimizer = torch.optim.AdamW(task_model.parameters(), lr=lr)
+    generator = any_generator()
     for _ in range(steps):
-        loss = task_model.loss(batch).mean
+        loss = task_model.loss(batch, generator=generator).mean
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -82,13 +82,16 @@ def write_plan() -> bool:
         ParamsError: params.yaml is wrong, or holds a run that can't be.
     """
     from vlp_models.params import load_params
-    from vlp_models.pipeline.graph import FILE
+    from vlp_models.pipeline.graph import FILE, is_ours
     from vlp_models.runs.check import check_runs
     from vlp_models.stages.plan import planned
     from vlp_models.workspace.paths import Workspace, write_text
 
     params, workspace = load_params(), Workspace()
     check_runs(params)
+    if not is_ours(workspace.root):
+        print(f"{FILE}: written by hand, as its first line says; left as it is", file=sys.stderr)
+        return False
     text, file = planned(params, workspace), workspace.root / FILE
     if file.exists() and file.read_text(encoding="utf-8") == text:
         return False

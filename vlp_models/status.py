@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import VLPError
+from vlp_models.evaluation.registered import Receipt, challenger_of, read_registered, value_of
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
@@ -50,10 +51,11 @@ def print_status(*, ask_mlflow: bool = False) -> None:
         console.print(Text("running   ", "cyan"), Text(line))
     if found.tasks:
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for name in ("task", "metric", "champion", "challenger"):
-            table.add_column(name)
+        columns = ("task", "metric", "champion", "challenger", "candidates")
+        for name in columns:
+            table.add_column(name, overflow="fold")
         for row in found.tasks:
-            table.add_row(*(Text(str(row[name])) for name in ("task", "metric", "champion", "challenger")))
+            table.add_row(*(Text(str(row[name])) for name in columns))
         console.print(table)
     if found.last:
         console.print(Text("decision  ", "bold"), Text(describe_entry(found.last)))
@@ -165,25 +167,30 @@ def _champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> N
         found.notes.append(str(error))
     states = replay(entries)
     found.last = entries[-1] if entries else None
-    try:
-        registered = json.loads((root / "reports" / "registered.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        registered = {}
+    reports = root / "reports"
+    registered = read_registered(reports)
     aliases = _aliases(root, params, found) if ask_mlflow else None
     for task in sorted({run.task for run in params.finetune.values()} | registered.keys()):
         model = f"{params.tracking.model_prefix}-{task}"
         metric = params.promotion.gate(task).metric or params.tracking.metric.get(task, "")
         champion = states[model].champion if model in states else None
-        challenger = registered.get(task, {}).get("version")
+        receipts = registered.get(task, [])
+        challenger = (challenger_of(receipts) or {}).get("version")
         if aliases is not None:
             champion, challenger = (aliases.get(model, {}).get(name) for name in ("champion", "challenger"))
         if challenger == champion:
             challenger = None
         row = {"task": task, "metric": metric, "champion": "none", "challenger": "none"}
         if champion is not None:
-            row["champion"] = f"version {champion}{_value(entries, model, champion)}"
+            row["champion"] = f"version {champion}{_maker(receipts, champion)}{_value(entries, model, champion)}"
         if challenger is not None:
-            row["challenger"] = f"version {challenger}{_score(root, registered.get(task, {}), challenger, metric)}"
+            value = next((value_of(reports, r, metric) for r in receipts if r["version"] == challenger), None)
+            row["challenger"] = f"version {challenger}{_maker(receipts, challenger)}{_figure(value)}"
+        others = [r for r in receipts if r["version"] not in (champion, challenger)]
+        row["candidates"] = "; ".join(
+            f"version {r['version']}{_maker(receipts, r['version'])}{_figure(value_of(reports, r, metric))}"
+            for r in others
+        )
         found.tasks.append(row)
 
 
@@ -211,13 +218,12 @@ def _value(entries: list[dict[str, Any]], model: str, version: int) -> str:
     return ""
 
 
-def _score(root: Path, receipt: dict[str, Any], version: int, metric: str) -> str:
-    """The challenger's figure, from its evaluation on this machine."""
-    if receipt.get("version") != version:
-        return ""
-    try:
-        path = root / "reports" / "eval" / str(receipt.get("run")) / "scores.json"
-        values = [s["value"] for s in json.loads(path.read_text(encoding="utf-8")) if s["metric"] == metric]
-        return f", {values[0]:.2f}" if values and values[0] is not None else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+def _maker(receipts: list[Receipt], version: int) -> str:
+    """Run and model of a version that this workspace registered."""
+    receipt = next((r for r in receipts if r["version"] == version), {})
+    names = [str(receipt[name]) for name in ("run", "model") if receipt.get(name)]
+    return f" ({', '.join(dict.fromkeys(names))})" if names else ""
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f", {value:.2f}"

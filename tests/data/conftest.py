@@ -39,19 +39,26 @@ def make_record(number: int, source: str = "scenes", pixels: bool = False) -> Im
         width=8,
         height=4,
         regions=make_regions(number, number % 4),
-        captions=[{"caption_id": f"{image_id}#{i}", "text": f"caption {i} of {number}, “é”"} for i in range(2)],
-        questions=[
-            {
-                "question_id": f"{image_id}?",
-                "text": "how many?",
-                "question_type": "how many",
-                "answer_type": "number",
-                "answers": [str(number)] * 9 + ["many"],
-            }
-        ],
-        statements=[
-            {"statement_id": f"{image_id}!", "text": "true?", "label": [True, False, None][number % 3], "group": "g"}
-        ],
+        rows={
+            "captions": [{"caption_id": f"{image_id}#{i}", "text": f"caption {i} of {number}, “é”"} for i in range(2)],
+            "questions": [
+                {
+                    "question_id": f"{image_id}?",
+                    "text": "how many?",
+                    "question_type": "how many",
+                    "answer_type": "number",
+                    "answers": [str(number)] * 9 + ["many"],
+                }
+            ],
+            "statements": [
+                {
+                    "statement_id": f"{image_id}!",
+                    "text": "true?",
+                    "label": [True, False, None][number % 3],
+                    "group": "g",
+                }
+            ],
+        },
         pixels=data.getvalue() if pixels else None,
         pixels_extension="png" if pixels else "",
     )

@@ -52,23 +52,23 @@ def load(tmp_path: Path, **params: Any) -> Tables:
 def test_one_row_and_one_statement_for_each_order_of_the_boxes(tmp_path: Path) -> None:
     write_split(tmp_path / "nlvr", "dev", [line("7-0"), line("7-1", label="false")])
     tables = load(tmp_path)
-    assert [row["image_id"] for row in tables.images[:6]] == [f"nlvr/dev-7-0-{k}" for k in range(6)]
-    assert {row["split"] for row in tables.images} == {"test"}
-    assert {row["group"] for row in tables.statements} == {"nlvr/dev-7"}
-    assert [row["label"] for row in tables.statements] == [True] * 6 + [False] * 6
-    assert tables.statements[0]["text"] == "There is a blue square"
-    assert tables.captions == []  # pretraining sees no pair of a test image
-    assert tables.statements[7]["provenance"] == "dev/dev.json:2"
+    assert [row["image_id"] for row in tables["images"][:6]] == [f"nlvr/dev-7-0-{k}" for k in range(6)]
+    assert {row["split"] for row in tables["images"]} == {"test"}
+    assert {row["group"] for row in tables["statements"]} == {"nlvr/dev-7"}
+    assert [row["label"] for row in tables["statements"]] == [True] * 6 + [False] * 6
+    assert tables["statements"][0]["text"] == "There is a blue square"
+    assert tables["captions"] == []  # pretraining sees no pair of a test image
+    assert tables["statements"][7]["provenance"] == "dev/dev.json:2"
 
 
 def test_boxes_lie_where_the_order_puts_them(tmp_path: Path) -> None:
     write_split(tmp_path / "nlvr", "train", [line("7-0")])
     tables = load(tmp_path)
     left = {
-        k: [row["x1"] for row in tables.objects if row["image_id"] == f"nlvr/train-7-0-{k}"] for k in range(6)
+        k: [row["x1"] for row in tables["objects"] if row["image_id"] == f"nlvr/train-7-0-{k}"] for k in range(6)
     }  # of the blue square, box 0, and the yellow circle, box 1
     assert left == {0: [10, 150], 1: [10, 300], 2: [160, 0], 3: [310, 0], 4: [160, 300], 5: [310, 150]}
-    first, moved = tables.objects[0], tables.objects[4]
+    first, moved = tables["objects"][0], tables["objects"][4]
     assert first["attributes"] == ["left", "medium", "wall", "base"]
     assert moved["attributes"][0] == "middle"
     assert (first["category"], first["y1"], first["x2"], first["y2"]) == ("blue square", 80, 30, 100)
@@ -78,9 +78,9 @@ def test_true_training_sentences_are_captions_and_whole_directories_are_held_out
     lines = [line("1-0"), line("1-1", label="false"), line("2-0", directory="9")]
     write_split(tmp_path / "nlvr", "train", lines)
     tables = load(tmp_path, validation_directories=["9"])
-    split = {row["image_id"]: row["split"] for row in tables.images}
+    split = {row["image_id"]: row["split"] for row in tables["images"]}
     assert split["nlvr/train-1-0-0"] == "train" and split["nlvr/train-2-0-0"] == "val"
-    assert {row["image_id"].rpartition("-")[0] for row in tables.captions} == {"nlvr/train-1-0", "nlvr/train-2-0"}
+    assert {row["image_id"].rpartition("-")[0] for row in tables["captions"]} == {"nlvr/train-1-0", "nlvr/train-2-0"}
 
 
 def test_hidden_labels_are_null_and_images_are_found_without_a_directory(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_hidden_labels_are_null_and_images_are_found_without_a_directory(tmp_pat
     del entry["label"], entry["directory"]
     write_split(tmp_path / "nlvr", "hidden", [entry])
     tables = load(tmp_path)
-    assert len(tables.images) == 6 and {row["label"] for row in tables.statements} == {None}
+    assert len(tables["images"]) == 6 and {row["label"] for row in tables["statements"]} == {None}
 
 
 def test_bad_records_are_set_aside_with_their_line(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_bad_records_are_set_aside_with_their_line(tmp_path: Path) -> None:
     ]
     write_split(tmp_path / "nlvr", "train", lines, missing=("train-1-0-3.png",))
     tables = load(tmp_path)
-    found = {(row["rule"], row["provenance"].removeprefix("train/")) for row in tables.quarantine}
+    found = {(row["rule"], row["provenance"].removeprefix("train/")) for row in tables["quarantine"]}
     assert found == {
         ("image_exists", "train.json:1"),
         ("label_known", "train.json:2"),
@@ -112,9 +112,9 @@ def test_bad_records_are_set_aside_with_their_line(tmp_path: Path) -> None:
         ("id_unique", "train.json:5"),
         ("record_readable", "train.json:6"),
     }
-    assert {row["image_id"].split("-")[1] for row in tables.statements} == {"1", "4", "5"}
-    assert "nlvr/train-1-0-3" not in {row["image_id"] for row in tables.images}
-    assert [row["category"] for row in tables.objects if "train-4-0-0" in row["image_id"]] == ["yellow circle"]
+    assert {row["image_id"].split("-")[1] for row in tables["statements"]} == {"1", "4", "5"}
+    assert "nlvr/train-1-0-3" not in {row["image_id"] for row in tables["images"]}
+    assert [row["category"] for row in tables["objects"] if "train-4-0-0" in row["image_id"]] == ["yellow circle"]
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -129,4 +129,4 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_limit_keeps_the_first_lines(tmp_path: Path) -> None:
     write_split(tmp_path / "nlvr", "dev", [line("7-0"), line("7-1"), line("8-0")])
-    assert len(load(tmp_path, limit=2).images) == 12
+    assert len(load(tmp_path, limit=2)["images"]) == 12

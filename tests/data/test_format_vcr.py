@@ -57,11 +57,11 @@ def load(tmp_path: Path, **params: Any) -> Tables:
 def test_tags_are_written_out_and_boxes_follow(tmp_path: Path) -> None:
     write(tmp_path / "vcr", "train", [line(), line("train-1", question=["Who", "is", [3], "?"])])
     tables = load(tmp_path)
-    assert not tables.quarantine
-    (image,) = tables.images
+    assert not tables["quarantine"]
+    (image,) = tables["images"]
     assert (image["image_id"], image["split"], image["width"], image["height"]) == ("vcr/train-5", "train", 32, 48)
     assert image["path"] == str(tmp_path / "vcr" / "vcr1images" / f"{IMAGE}.jpg")
-    first, second = tables.choices
+    first, second = tables["choices"]
     assert first["choice_id"] == "vcr/train-0" and first["image_id"] == "vcr/train-5"
     assert first["text"] == "Why is Alex near dog and cup ?"
     assert first["answers"] == ["Alex is thirsty .", "No .", "It rains .", "dog 's barking ."]
@@ -71,15 +71,15 @@ def test_tags_are_written_out_and_boxes_follow(tmp_path: Path) -> None:
     assert first["boxes"] == [box[:4] for box in BOXES]
     assert second["text"] == "Who is Blake ?"
     assert second["boxes"] == [BOXES[i][:4] for i in (0, 1, 3, 2)]
-    assert [row["object_id"] for row in tables.objects] == [f"vcr/train-5#{i}" for i in range(4)]
-    assert [row["category"] for row in tables.objects] == OBJECTS
-    assert tables.objects[1]["provenance"] == f"train.jsonl:1, {IMAGE}.json#boxes[1]"
+    assert [row["object_id"] for row in tables["objects"]] == [f"vcr/train-5#{i}" for i in range(4)]
+    assert [row["category"] for row in tables["objects"]] == OBJECTS
+    assert tables["objects"][1]["provenance"] == f"train.jsonl:1, {IMAGE}.json#boxes[1]"
 
 
 def test_test_lines_hide_their_labels(tmp_path: Path) -> None:
     hidden = {key: value for key, value in line("test-0").items() if not key.endswith("_label")}
     write(tmp_path / "vcr", "test", [hidden])
-    (row,) = load(tmp_path).choices
+    (row,) = load(tmp_path)["choices"]
     assert row["answer_label"] is None and row["rationale_label"] is None
 
 
@@ -100,9 +100,9 @@ def test_bad_lines_are_set_aside_with_their_line_and_a_reason(tmp_path: Path) ->
     bad_lines = [line(f"train-{i}") | changes for i, (changes, _) in enumerate(BAD.values(), start=1)]
     write(tmp_path / "vcr", "train", [line(), *bad_lines, "{broken", line("train-99")])
     tables = load(tmp_path)
-    assert [row["choice_id"] for row in tables.choices] == ["vcr/train-0", "vcr/train-99"]
-    assert len(tables.images) == 1
-    found = {row["provenance"]: row for row in tables.quarantine}
+    assert [row["choice_id"] for row in tables["choices"]] == ["vcr/train-0", "vcr/train-99"]
+    assert len(tables["images"]) == 1
+    found = {row["provenance"]: row for row in tables["quarantine"]}
     for number, (rule, (_, reason)) in enumerate(BAD.items(), start=2):
         row = found.pop(f"train.jsonl:{number}")
         assert (row["table"], row["rule"]) == ("choices", rule)
@@ -124,8 +124,8 @@ def test_metadata_that_does_not_fit_costs_every_line_of_the_image(
 ) -> None:
     write(tmp_path / "vcr", "train", [line(), line("train-1")], metadata)
     tables = load(tmp_path)
-    assert not tables.choices and not tables.images and not tables.objects
-    assert [(row["rule"], row["provenance"]) for row in tables.quarantine] == [
+    assert not tables["choices"] and not tables["images"] and not tables["objects"]
+    assert [(row["rule"], row["provenance"]) for row in tables["quarantine"]] == [
         (rule, "train.jsonl:1"),
         (rule, "train.jsonl:2"),
     ]
@@ -139,7 +139,7 @@ def test_many_persons_share_names_and_what_is_missing_is_named(tmp_path: Path) -
     with pytest.raises(DataError, match=r"visualcommonsense\.com"):
         load(tmp_path)
     write(tmp_path / "vcr", "val", [line(), line("train-1")])
-    assert len(load(tmp_path, limit=1).choices) == 1
+    assert len(load(tmp_path, limit=1)["choices"]) == 1
     with pytest.raises(DataError, match=r"train\.jsonl"):
         load(tmp_path, splits=["train"])
     with pytest.raises(DataError, match="no split 'dev'"):

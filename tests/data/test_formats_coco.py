@@ -106,24 +106,24 @@ def rewrite(path: Path, change: Any) -> None:
 
 
 def rules(tables: Any) -> list[tuple[str, str, str]]:
-    return [(row["table"], row["rule"], row["provenance"]) for row in tables.quarantine]
+    return [(row["table"], row["rule"], row["provenance"]) for row in tables["quarantine"]]
 
 
 def test_all_files_together(root: Path) -> None:
     tables = read_source("d", source(), root)
-    assert not tables.quarantine
-    splits = {row["image_id"]: row["split"] for row in tables.images}
+    assert not tables["quarantine"]
+    splits = {row["image_id"]: row["split"] for row in tables["images"]}
     assert splits == {"d/9": "train", "d/42": "train", "d/73": "test"}, "restval is train; images are listed once"
-    assert all(Path(row["path"]).exists() for row in tables.images)
-    assert [row["text"] for row in tables.captions] == ["A cup on a table.", "a cup", "A cat.", "Two bikes."]
-    assert tables.captions[1]["provenance"] == "captions.json#annotations[1]"
-    assert [(row["category"], row["x1"], row["y1"], row["x2"], row["y2"]) for row in tables.objects] == [
+    assert all(Path(row["path"]).exists() for row in tables["images"])
+    assert [row["text"] for row in tables["captions"]] == ["A cup on a table.", "a cup", "A cat.", "Two bikes."]
+    assert tables["captions"][1]["provenance"] == "captions.json#annotations[1]"
+    assert [(row["category"], row["x1"], row["y1"], row["x2"], row["y2"]) for row in tables["objects"]] == [
         ("cup", 10.5, 20, 40.5, 28),
         ("cat", 1, 2, 4, 6),
     ]
     assert tables.left_out == {"crowd regions": 1}
-    assert tables.questions[0]["answers"] == ["A Cup"] * 10, "answers stay as they were typed"
-    assert tables.questions[0]["question_id"] == "d/9000"
+    assert tables["questions"][0]["answers"] == ["A Cup"] * 10, "answers stay as they were typed"
+    assert tables["questions"][0]["question_id"] == "d/9000"
 
 
 def test_attributes_are_words_or_nothing(root: Path) -> None:
@@ -133,8 +133,8 @@ def test_attributes_are_words_or_nothing(root: Path) -> None:
 
     rewrite(root / "instances.json", describe)
     tables = read_source("d", source(), root)
-    assert [row["attributes"] for row in tables.objects] == [["red", "striped"], None]
-    assert not tables.quarantine
+    assert [row["attributes"] for row in tables["objects"]] == [["red", "striped"], None]
+    assert not tables["quarantine"]
 
 
 def test_split_by_file_and_folder_by_name(root: Path) -> None:
@@ -145,8 +145,8 @@ def test_split_by_file_and_folder_by_name(root: Path) -> None:
         (root / "train2017" / name).touch()
     params = SourceParams(format="coco", root=".", images=".", captions={"train": ["captions_train2017.json"]})
     tables = read_source("d", params, root)
-    assert {row["split"] for row in tables.images} == {"train"}
-    assert tables.images[0]["path"] == str(root / "train2017" / NAMES[9])
+    assert {row["split"] for row in tables["images"]} == {"train"}
+    assert tables["images"][0]["path"] == str(root / "train2017" / NAMES[9])
 
 
 def test_karpathy_alone_gives_captions(root: Path) -> None:
@@ -158,29 +158,31 @@ def test_karpathy_alone_gives_captions(root: Path) -> None:
 
     rewrite(root / "karpathy.json", flickr)
     tables = read_source("f", SourceParams(format="coco", root=".", karpathy="karpathy.json"), root)
-    assert [row["image_id"] for row in tables.images] == [f"f/{name.removesuffix('.jpg')}" for name in NAMES.values()]
-    assert [row["text"] for row in tables.captions] == ["Photo 9 .", "Photo 42 .", "Photo 73 ."]
-    assert tables.captions[2]["provenance"] == "karpathy.json#images[2].sentences[0]"
+    assert [row["image_id"] for row in tables["images"]] == [
+        f"f/{name.removesuffix('.jpg')}" for name in NAMES.values()
+    ]
+    assert [row["text"] for row in tables["captions"]] == ["Photo 9 .", "Photo 42 .", "Photo 73 ."]
+    assert tables["captions"][2]["provenance"] == "karpathy.json#images[2].sentences[0]"
 
 
 def test_image_outside_karpathy_has_no_split(root: Path) -> None:
     rewrite(root / "karpathy.json", lambda content: content["images"].pop(1))
     tables = read_source("d", source(), root)
-    assert {row["image_id"]: row["split"] for row in tables.images}["d/42"] == "", "validation's rule split_known"
+    assert {row["image_id"]: row["split"] for row in tables["images"]}["d/42"] == "", "validation's rule split_known"
 
 
 def test_same_id_for_two_files_reaches_validation(root: Path) -> None:
     rewrite(root / "captions.json", lambda content: content["images"].append({"id": 9, "file_name": "other.jpg"}))
     tables = read_source("d", source(instances={}), root)
-    assert [row["image_id"] for row in tables.images].count("d/9") == 2, "validation's rule id_unique"
+    assert [row["image_id"] for row in tables["images"]].count("d/9") == 2, "validation's rule id_unique"
 
 
 def test_limit_takes_dependants_along(root: Path) -> None:
     tables = read_source("d", source(limit=1), root)
-    assert [row["image_id"] for row in tables.images] == ["d/9", "d/73"], "the first of each split"
-    for rows in (tables.captions, tables.objects, tables.questions):
+    assert [row["image_id"] for row in tables["images"]] == ["d/9", "d/73"], "the first of each split"
+    for rows in (tables["captions"], tables["objects"], tables["questions"]):
         assert {row["image_id"] for row in rows} <= {"d/9", "d/73"}
-    assert not tables.quarantine
+    assert not tables["quarantine"]
 
 
 def test_bad_records_are_set_aside_one_by_one(root: Path) -> None:
@@ -208,10 +210,10 @@ def test_bad_records_are_set_aside_one_by_one(root: Path) -> None:
         ("objects", "record_readable", "instances.json#annotations[0]"),
         ("objects", "category_known", "instances.json#annotations[2]"),
     ]
-    assert tables.quarantine[1]["reason"] == "no field `caption`; has image_id, id"
-    assert tables.quarantine[1]["row_id"] == "d/900"
-    assert "\\udcef" in tables.quarantine[4]["reason"], "the bad byte is shown, and can be stored"
-    json.dumps(tables.quarantine).encode()
+    assert tables["quarantine"][1]["reason"] == "no field `caption`; has image_id, id"
+    assert tables["quarantine"][1]["row_id"] == "d/900"
+    assert "\\udcef" in tables["quarantine"][4]["reason"], "the bad byte is shown, and can be stored"
+    json.dumps(tables["quarantine"]).encode()
 
 
 def test_questions_and_annotations_must_match(root: Path) -> None:
@@ -222,8 +224,8 @@ def test_questions_and_annotations_must_match(root: Path) -> None:
 
     rewrite(root / "answers.json", spoil)
     tables = read_source("d", source(), root)
-    assert [row["question_id"] for row in tables.questions] == ["d/73000"]
-    assert sorted((row["row_id"], row["rule"]) for row in tables.quarantine) == [
+    assert [row["question_id"] for row in tables["questions"]] == ["d/73000"]
+    assert sorted((row["row_id"], row["rule"]) for row in tables["quarantine"]) == [
         ("d/42000", "annotation_found"),
         ("d/5", "annotation_found"),
         ("d/73000", "id_unique"),
@@ -233,13 +235,13 @@ def test_questions_and_annotations_must_match(root: Path) -> None:
 
 def test_hidden_answers(root: Path) -> None:
     tables = read_source("d", source(annotations={}), root)
-    assert [row["answers"] for row in tables.questions] == [[], [], []]
+    assert [row["answers"] for row in tables["questions"]] == [[], [], []]
 
 
 def test_truth_carries_the_source_name(root: Path) -> None:
     (root / "truth.jsonl").write_text('{"image_id": 9, "objects": []}\n{"image_id": "d/42"}\nnot json\n')
     tables = read_source("d", source(truth="truth.jsonl"), root)
-    assert [row["image_id"] for row in tables.truth] == ["d/9", "d/42"]
+    assert [row["image_id"] for row in tables["truth"]] == ["d/9", "d/42"]
     assert rules(tables) == [("truth", "record_readable", "truth.jsonl:3")]
 
 

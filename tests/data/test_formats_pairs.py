@@ -34,13 +34,13 @@ def test_csv_with_bom_quotes_and_several_captions(tmp_path: Path) -> None:
         b'a.jpg,"Over two\r\nlines",train,me\r\n'
         b"sub/b.jpg,Ein Fu\xc3\x9fg\xc3\xa4nger,Test,you\r\n",
     )
-    assert not tables.quarantine
-    assert [(row["caption_id"], row["image_id"], row["text"], row["provenance"]) for row in tables.captions] == [
+    assert not tables["quarantine"]
+    assert [(row["caption_id"], row["image_id"], row["text"], row["provenance"]) for row in tables["captions"]] == [
         ("p/2", "p/a.jpg", 'A dog, and a "cat"', "pairs.csv:2"),
         ("p/4", "p/a.jpg", "Over two lines", "pairs.csv:4"),
         ("p/6", "p/sub/b.jpg", "Ein Fußgänger", "pairs.csv:6"),
     ]
-    assert [(row["path"], row["split"]) for row in tables.images] == [
+    assert [(row["path"], row["split"]) for row in tables["images"]] == [
         (str(tmp_path / "a.jpg"), "train"),
         (str(tmp_path / "sub/b.jpg"), "test"),
     ]
@@ -59,22 +59,22 @@ def test_bad_lines_cost_only_themselves(tmp_path: Path) -> None:
         b"a.jpg,in another split,test\n"
         b"f.jpg,last,train\n",
     )
-    assert [row["text"] for row in tables.captions] == ["one good line", "a good line, quoted", "last"]
-    assert [(row["provenance"], row["rule"]) for row in tables.quarantine] == [
+    assert [row["text"] for row in tables["captions"]] == ["one good line", "a good line, quoted", "last"]
+    assert [(row["provenance"], row["rule"]) for row in tables["quarantine"]] == [
         ("pairs.csv:3", "record_readable"),
         ("pairs.csv:4", "record_readable"),
         ("pairs.csv:6", "text_utf8"),
         ("pairs.csv:7", "record_readable"),
         ("pairs.csv:8", "split_disjoint"),
     ]
-    assert "needs quotes" in tables.quarantine[0]["reason"]
-    assert tables.quarantine[4]["reason"] == "the image is test here and train in pairs.csv:2"
+    assert "needs quotes" in tables["quarantine"][0]["reason"]
+    assert tables["quarantine"][4]["reason"] == "the image is test here and train in pairs.csv:2"
 
 
 def test_huge_field_is_one_bad_line(tmp_path: Path) -> None:
     tables = read(tmp_path, f"image,caption\na.jpg,{'x' * 200_000}\nb.jpg,fine\n")
-    assert [row["text"] for row in tables.captions] == ["fine"]
-    assert "field larger than field limit" in tables.quarantine[0]["reason"]
+    assert [row["text"] for row in tables["captions"]] == ["fine"]
+    assert "field larger than field limit" in tables["quarantine"][0]["reason"]
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_json_lines(tmp_path: Path) -> None:
         '{"image": "b.jpg", "caption": "fine", "split": "val"}',
     ]
     tables = read(tmp_path, "\n".join(lines), "pairs.jsonl")
-    assert [(row["caption_id"], row["text"]) for row in tables.captions] == [("p/1", "a b"), ("p/7", "fine")]
-    assert [(row["provenance"], row["rule"]) for row in tables.quarantine] == [
+    assert [(row["caption_id"], row["text"]) for row in tables["captions"]] == [("p/1", "a b"), ("p/7", "fine")]
+    assert [(row["provenance"], row["rule"]) for row in tables["quarantine"]] == [
         ("pairs.jsonl:2", "record_readable"),
         ("pairs.jsonl:3", "record_readable"),
         ("pairs.jsonl:4", "record_readable"),
@@ -99,7 +99,7 @@ def test_json_lines(tmp_path: Path) -> None:
 
 
 def test_limit(tmp_path: Path) -> None:
-    assert len(read(tmp_path, "image,caption\n" + "a.jpg,x\n" * 5, limit=3).captions) == 3
+    assert len(read(tmp_path, "image,caption\n" + "a.jpg,x\n" * 5, limit=3)["captions"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_csv_gives_back_what_was_written(captions: list[str]) -> None:
     writer.writerows([["image", "caption"], *(["a.jpg", caption] for caption in captions)])
     with tempfile.TemporaryDirectory() as directory:
         tables = read(Path(directory), buffer.getvalue())
-    assert not tables.quarantine
-    assert [row["text"] for row in tables.captions] == [" ".join(caption.split()) for caption in captions]
+    assert not tables["quarantine"]
+    assert [row["text"] for row in tables["captions"]] == [" ".join(caption.split()) for caption in captions]
 
 
 @given(st.lists(texts, min_size=3, max_size=60, unique=True))
@@ -163,9 +163,9 @@ def test_a_pattern_reads_batches_whose_ids_do_not_depend_on_each_other(tmp_path:
         (tmp_path / batch).mkdir()
         (tmp_path / batch / "pairs.jsonl").write_text(line * 2)
     tables = read_source("p", source, tmp_path)
-    assert [row["caption_id"] for row in tables.captions] == ["p/aa/1", "p/aa/2", "p/bb/1", "p/bb/2"]
-    assert [(row["image_id"], row["path"]) for row in tables.images] == [
+    assert [row["caption_id"] for row in tables["captions"]] == ["p/aa/1", "p/aa/2", "p/bb/1", "p/bb/2"]
+    assert [(row["image_id"], row["path"]) for row in tables["images"]] == [
         ("p/aa/i/x.jpg", str(tmp_path / "aa/i/x.jpg")),
         ("p/bb/i/x.jpg", str(tmp_path / "bb/i/x.jpg")),
     ]
-    assert tables.captions[3]["provenance"] == "bb/pairs.jsonl:2"
+    assert tables["captions"][3]["provenance"] == "bb/pairs.jsonl:2"

@@ -40,8 +40,8 @@ def test_reads_back_what_was_written(build_shards: Build, record: Record) -> Non
     for (key, value), wanted in zip(found, records, strict=True):
         assert key == key_of(wanted.image_id)
         assert value["png"] == wanted.pixels
-        assert value["json"]["questions"][0]["answers"] == wanted.questions[0]["answers"]
-        assert value["json"]["statements"][0]["label"] is wanted.statements[0]["label"]
+        assert value["json"]["questions"][0]["answers"] == wanted.rows["questions"][0]["answers"]
+        assert value["json"]["statements"][0]["label"] is wanted.rows["statements"][0]["label"]
         for name in ("features", "boxes", "class_probs", "scores"):
             np.testing.assert_array_equal(getattr(value["regions.safetensors"], name), getattr(wanted.regions, name))
 

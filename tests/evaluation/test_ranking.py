@@ -1,4 +1,4 @@
-"""Which run of a task is registered: numbers of different datasets never compete."""
+"""Which run of a task is the best: numbers of different datasets never compete."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from vlp_models.errors import ParamsError
-from vlp_models.evaluation.ranking import best_runs
-from vlp_models.params import Params, load_params
+from vlp_models.evaluation.ranking import candidates
+from vlp_models.params import GateParams, Params, load_params
 from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
@@ -39,13 +39,22 @@ def test_a_lesson_does_not_win_by_an_easier_test(tmp_path: Path) -> None:
         "blind": {"nlvr": 99.0},
     }
     params, workspace = world(tmp_path, runs, dataset={"nlvr": "nlvr"})
-    assert best_runs(params, workspace)["nlvr"][0] == "final"
+    found = candidates(params, workspace)["nlvr"]
+    assert [(c.run, c.value) for c in found] == [("final", 84.0), ("worse", 80.0), ("lesson", None)]
 
 
 def test_without_a_named_dataset_the_shared_ones_decide(tmp_path: Path) -> None:
     runs: dict[str, dict[str, float | None]] = {"a": {"x": 99.0, "y": 50.0}, "b": {"y": 60.0}}
     params, workspace = world(tmp_path, runs)
-    assert best_runs(params, workspace)["nlvr"][0] == "b"
+    assert [c.run for c in candidates(params, workspace)["nlvr"]] == ["b", "a"]
+
+
+def test_lower_is_better_where_the_gate_says_so(tmp_path: Path) -> None:
+    runs: dict[str, dict[str, float | None]] = {"a": {"x": 9.0}, "b": {"x": 3.0}, "c": {"x": None}}
+    params, workspace = world(tmp_path, runs)
+    gate = GateParams(metric="accuracy", direction="lower")
+    params = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, tasks={"nlvr": gate}))
+    assert [c.run for c in candidates(params, workspace)["nlvr"]] == ["b", "a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -64,9 +73,9 @@ def test_without_a_named_dataset_the_shared_ones_decide(tmp_path: Path) -> None:
 def test_what_can_not_be_ranked_is_said(tmp_path: Path, runs: Any, tracking: Any, says: str) -> None:
     params, workspace = world(tmp_path, runs, **tracking)
     with pytest.raises(ParamsError, match=says):
-        best_runs(params, workspace)
+        candidates(params, workspace)
 
 
-def test_a_metric_that_no_run_could_compute_registers_nothing(tmp_path: Path) -> None:
+def test_a_metric_that_no_run_could_compute_makes_no_challenger(tmp_path: Path) -> None:
     params, workspace = world(tmp_path, {"a": {"x": None}})
-    assert best_runs(params, workspace) == {}
+    assert [(c.run, c.value) for c in candidates(params, workspace)["nlvr"]] == [("a", None)]

@@ -16,7 +16,16 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
-REGISTERED = {task: {"name": f"vlp-{task}", "version": 1, "run": task} for task in ("captioning", "vqa")}
+REGISTERED = {
+    task: [{"name": f"vlp-{task}", "version": 1, "run": f"tden-{task}", "model": "tden", "challenger": True}]
+    for task in ("captioning", "vqa")
+}
+TWO_PASS = {
+    "model": "tden",
+    "start": "pretrain/tden",
+    "recipe": {"objectives": {"mlm": 1.0}},
+    "passes": {"scheme": "c"},
+}
 # Stands in for `vlp promote` and its kin: says what it was asked, answers with the exit code that a file tells it.
 VLP = f"""#!{sys.executable}
 import pathlib, sys
@@ -43,17 +52,22 @@ def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["flow"] |= {"retry_delays": [1], "wait_minutes": 0}
     raw.pop("incoming", None)
+    raw["pretrain"]["tden-two-pass"] = TWO_PASS
     (folder / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     shutil.copytree(ROOT / "presets", folder / "presets")
     runs = list(raw["finetune"])
-    names = ["validate", "tokenizer", "shards", "pretrain", "scheduled_sampling"]
+    names = ["validate", "tokenizer", "shards"]
     stages: dict[str, object] = {}
     for before, name in zip([None, *names], names, strict=False):
         stages[name] = stage(name, [before] if before else ["seed"])
-    for group, before in (("finetune", "pretrain"), ("evaluate", None)):
-        cmd = f"{sys.executable} -c \"open('{group}-${{item}}','w').write('x')\""
-        dep = before or "finetune-${item}"
-        stages[group] = {"foreach": runs, "do": {"cmd": cmd, "deps": [dep], "outs": [f"{group}-${{item}}"]}}
+    groups = (
+        ("pretrain", list(raw["pretrain"]), "shards"),
+        ("finetune", runs, "pretrain-tden"),
+        ("evaluate", runs, "finetune-${item}"),
+    )
+    for group, entries, dep in groups:
+        cmd = f"{sys.executable} -c \"import sys; open('{group}-${{item}}','w').write('x')\""
+        stages[group] = {"foreach": entries, "do": {"cmd": cmd, "deps": [dep], "outs": [f"{group}-${{item}}"]}}
     write = f"cp registered.json reports/registered.json && {stage('register', [])['cmd']}"
     stages["register"] = {**stage("register", [f"evaluate-{run}" for run in runs]), "cmd": write}
     stages["report"] = stage("report", [f"evaluate-{run}" for run in runs])
@@ -79,7 +93,7 @@ def set_flow(project: Path, **values: object) -> None:
 
 def break_stage(project: Path, name: str, code: str) -> None:
     """Makes a stage run `code` (which has `sys`) before it writes its output."""
-    text, write = (project / "dvc.yaml").read_text(), f"open('{name}','w')"
+    text, write = (project / "dvc.yaml").read_text(), f"open('{name}"
     assert text.count(write) == 1
     (project / "dvc.yaml").write_text(text.replace(write, f"{code}; {write}"))
 

@@ -43,10 +43,12 @@ def test_an_event_sets_off_a_run_that_shows_what_it_did(site: Site) -> None:
     assert states.pop("ingest") == "Skipped"
     states.pop("drift")  # asked where reports/incoming.json may hold something new
     assert set(states.values()) == {"Completed"}
-    assert {"validate", "features", "pretrain", "finetune vqa", "evaluate", "register", "report"} <= set(states)
+    assert {"validate", "features", "pretrain tden", "finetune tden-vqa", "evaluate", "register", "report"} <= set(
+        states
+    )
     artifacts = site.server.artifacts(run)
     links = {"report", "mlflow-captioning", "mlflow-vqa"}
-    assert set(artifacts) == {"parts", "incoming", "drift", "promotion", "results", "validation"} | links
+    assert set(artifacts) == {"parts", "incoming", "drift", "promotion", "candidates", "results", "validation"} | links
     assert "40.8" in artifacts["results"], "the champion's value beside the challenger's"
     assert "gain 0.2 is below 0.5" in artifacts["promotion"]
     assert "caption length" in artifacts["drift"]
@@ -59,10 +61,10 @@ def test_a_failing_stage_fails_the_run_with_its_last_lines(site: Site) -> None:
     break_stage(site.project, "pretrain", "sys.exit('disk on fire')")
     run = site.server.start_run("retrain/weekly")
     message = site.server.wait_for(run, "FAILED")["message"]
-    assert "dvc repro pretrain ended with 255" in message and "\ndisk on fire\n" in message
+    assert "dvc repro pretrain@tden ended with 255" in message and "\ndisk on fire\n" in message
     assert "\ndisk on fire\n" in site.told("Failed")
     states = site.server.task_states(run)
-    assert states["features"] == "Up to date" and states["pretrain"] == "Failed" and "evaluate" not in states
+    assert states["features"] == "Up to date" and states["pretrain tden"] == "Failed" and "evaluate" not in states
     assert "validate" in site.server.artifacts(run)["parts"], "what happened is published all the same"
     (site.project / "dvc.yaml").write_text(text)
 
@@ -73,7 +75,7 @@ def test_a_second_run_is_told_who_works_here_and_a_cancelled_trainer_saves(site:
     break_stage(site.project, "pretrain", "import trainer")
     first = site.server.start_run("retrain/weekly")
     wait_until(lambda: (site.project / "started").exists(), 120)
-    second = site.server.start_run("train/model", run="vqa")
+    second = site.server.start_run("train/model", run="tden-vqa")
     message = site.server.wait_for(second, "CANCELLED")["message"]
     assert re.search(r"retrain \(retrain\) \(process \d+ on .* works in ", message)
     assert site.told("Cancelled") == message
@@ -90,7 +92,7 @@ def test_the_other_deployments(site: Site) -> None:
     (site.project / "asked.txt").unlink(missing_ok=True)
     set_flow(site.project, wait_minutes=5)
     runs = [
-        site.server.start_run("train/model", run="vqa", preset="tiny"),
+        site.server.start_run("train/model", run="tden-vqa", preset="tiny"),
         site.server.start_run("evaluate/alias", task="vqa"),
         site.server.start_run("promote/task", task="captioning"),
         site.server.start_run("rollback/task", task="captioning"),
@@ -99,8 +101,8 @@ def test_the_other_deployments(site: Site) -> None:
     for run in runs:
         site.server.wait_for(run, "COMPLETED")
     assert set(site.server.task_states(runs[0])) == {
-        *("prepare the workspace", "use tiny", "validate", "features", "pretrain", "scheduled sampling"),
-        *("finetune vqa", "evaluate", "publish results"),
+        *("prepare the workspace", "use tiny", "validate", "features", "pretrain tden"),
+        *("finetune tden-vqa", "evaluate", "publish results"),
     }
     assert "no task; known: captioning" in site.server.wait_for(wrong, "FAILED")["message"]
     asked = sorted((site.project / "asked.txt").read_text().split())

@@ -13,13 +13,13 @@ from flows.process import StageFailed
 @pytest.mark.pipeline
 def test_repro_runs_what_is_stale_once(project: Path) -> None:
     lines: list[str] = []
-    assert is_stale(project, ["pretrain"])
-    assert repro(project, ["pretrain"], lines.append)
-    assert (project / "pretrain").exists()
+    assert is_stale(project, ["pretrain@tden"])
+    assert repro(project, ["pretrain@tden"], lines.append)
+    assert (project / "pretrain-tden").exists()
     assert not (project / "report").exists(), "only the target and what it needs"
     assert any("pretrain" in line for line in lines)
-    assert not is_stale(project, ["pretrain"])
-    assert not repro(project, ["pretrain"], lines.append), "nothing ran"
+    assert not is_stale(project, ["pretrain@tden"])
+    assert not repro(project, ["pretrain@tden"], lines.append), "nothing ran"
 
 
 @pytest.mark.pipeline

@@ -25,10 +25,10 @@ NAMES = [
     "drift",
     "validate",
     "features",
-    "pretrain",
-    "scheduled sampling",
-    "finetune captioning",
-    "finetune vqa",
+    "pretrain tden",
+    "scheduled sampling tden-two-pass",
+    "finetune tden-captioning",
+    "finetune tden-vqa",
 ]
 NAMES += ["evaluate", "register", "promote captioning", "promote vqa", "report"]
 
@@ -53,7 +53,8 @@ def test_everything_once_with_no_server_then_nothing_and_a_refusal_is_an_answer(
     assert done.returncode == 0, done.stderr
     assert (project / "report").exists()
     last = done.stderr.splitlines()[-1]
-    assert "ran validate, features, pretrain, scheduled sampling, finetune captioning, finetune vqa, evaluate" in last
+    trained = "pretrain tden, scheduled sampling tden-two-pass, finetune tden-captioning, finetune tden-vqa"
+    assert f"ran validate, features, {trained}, evaluate" in last
     assert "promote captioning: done (promote-captioning done)" in last
     assert "promote vqa: refused (refused: gain 0.2 is below 0.5)" in last
     assert listener.bodies[0]["message"] in last
@@ -79,7 +80,7 @@ def test_a_failing_stage_ends_the_run_and_says_why(project: Path, listener: Any)
     with pytest.raises(StageFailed, match=r"\ndisk on fire\n"):
         retrain(project)
     assert (project / "shards").exists()
-    assert not (project / "scheduled_sampling").exists() and not (project / "asked.txt").exists()
+    assert not (project / "finetune-tden-vqa").exists() and not (project / "asked.txt").exists()
     assert (project / "tries").read_text() == "x", "what waiting can't mend is not tried again"
     assert listener.bodies[0]["state"] == "Failed" and "\ndisk on fire\n" in listener.bodies[0]["message"]
 
@@ -90,9 +91,9 @@ def test_a_preempted_trainer_goes_on(project: Path) -> None:
     break_stage(project, "pretrain", once)
     lines: list[str] = []
     params = load_params(project / "params.yaml")
-    [part] = [part for part in retrain_parts(params) if part.name == "pretrain"]
+    [part] = [part for part in retrain_parts(params) if part.name == "pretrain tden"]
     assert run_plainly(project, [part], params.flow, name="retrain", log=lines.append)[0].state == "ran"
-    assert "pretrain: Preempted; trying again in 1 s" in lines
+    assert "pretrain tden: Preempted; trying again in 1 s" in lines
 
 
 @pytest.mark.pipeline
@@ -117,7 +118,7 @@ def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
 def test_limits_are_read_per_part_and_unknown_parts_refused(project: Path) -> None:
     set_flow(project, timeout_hours={"finetune": 2})
     parts: dict[str, Part] = {part.name: part for part in retrain_parts(load_params(project / "params.yaml"))}
-    assert [parts["finetune vqa"].timeout, parts["pretrain"].timeout] == [7200, 0]
+    assert [parts["finetune tden-vqa"].timeout, parts["pretrain tden"].timeout] == [7200, 0]
     with pytest.raises(ParamsError, match=r"timeout_hours\.finetun.*is no part"):
         FlowParams(timeout_hours={"finetun": 2})
 

@@ -26,7 +26,7 @@ from vlp_models.promotion.ledger import Ledger
 from vlp_models.promotion.promote import Bench, Decision, promote, rollback
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage
-from vlp_models.tracking.registry import CHALLENGER
+from vlp_models.tracking.registry import CHALLENGER, run_alias
 
 TRACKING = TrackingParams(
     uri="sqlite:///mlflow.db", artifacts="artifacts", experiment="toy", model_prefix="toy", metric={"vqa": "accuracy"}
@@ -68,9 +68,10 @@ class ToyRegistry:
         *,
         validation: dict[str, Any] | None = PASSED,
         items: Sequence[ItemScores] | None = None,
+        made_by: tuple[str, str] | None = None,
         **scores: Any,
     ) -> int:
-        """Registers a version with these scores as the challenger."""
+        """Registers a version with these scores as the challenger. made_by: its run and that run's model."""
         experiment = self.client.get_experiment_by_name(TRACKING.experiment)
         assert experiment is not None
         run = self.client.create_run(experiment.experiment_id)
@@ -90,8 +91,11 @@ class ToyRegistry:
             tags={
                 "content": hashlib.sha256(run.info.run_id.encode()).hexdigest(),
                 CURRENT: log_evaluation(self.client, run.info.run_id, folder),
+                **(dict(zip(("run", "model"), made_by, strict=True)) if made_by else {}),
             },
         )
+        if made_by:
+            self.client.set_registered_model_alias(self.model, run_alias(made_by[0]), str(version.version))
         self.client.set_registered_model_alias(self.model, CHALLENGER, str(version.version))
         return int(version.version)
 

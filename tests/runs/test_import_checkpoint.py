@@ -25,7 +25,7 @@ from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
 from vlp_models.runs.import_checkpoint import import_checkpoint
 from vlp_models.stages import finetune, pretrain
-from vlp_models.tasks.base import load_task_model
+from vlp_models.tasks.load import load_task_model
 from vlp_models.workspace.paths import Workspace
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drawn_workspace import make_workspace, params_with
+from drawn_workspace import make_workspace, params_with, write_objects
 
+from vlp_models.data.boxed import FILE, write_boxed
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.stages.detector import run
@@ -75,11 +76,34 @@ def test_no_detector(tmp_path: Path) -> None:
 def test_attributes_are_learnt_as_words(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path)
     objects = read_table("objects", workspace.validated).to_pylist()
-    write_table([row | {"attributes": ["dotted"]} for row in objects], "objects", workspace.validated)
+    write_objects([row | {"attributes": ["dotted"]} for row in objects], workspace)
     run(params_with(), workspace)
     words = load(workspace.detector / "config.json")["architecture"]["words"]
     assert words == ["blue", "dotted", "red", "square"]
     assert "loss_words" in load(workspace.reports / "detector.json")["losses"]
+
+
+def test_pictures_without_boxes_leave_its_input_as_it_is(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path)
+    before = (workspace.validated / FILE).read_bytes()
+    images = read_table("images", workspace.validated).to_pylist()
+    more = [images[0] | {"image_id": name, "path": "x.png", "sha256": name} for name in ("a/1", "drawn/00", "z/9")]
+    moved = [row | {"provenance": "another line"} for row in images]
+    write_table([*more, *reversed(moved)], "images", workspace.validated)
+    write_boxed(*(read_table(name, workspace.validated) for name in ("images", "objects")), workspace.validated)
+    assert (workspace.validated / FILE).read_bytes() == before
+    for name in ("images", "objects"):  # that file is all it reads of data/validated
+        (workspace.validated / f"{name}.parquet").unlink()
+    run(params_with(), workspace)
+    write_objects_of(workspace, images[:-1])
+    assert (workspace.validated / FILE).read_bytes() != before
+
+
+def write_objects_of(workspace: Workspace, images: list[dict[str, Any]]) -> None:
+    """The table of boxes, of these images alone; each has one."""
+    write_table(images, "images", workspace.validated)
+    box = {"category": "red square", "x1": 1, "y1": 1, "x2": 20, "y2": 20, "provenance": ""}
+    write_objects([box | {"object_id": row["image_id"], "image_id": row["image_id"]} for row in images], workspace)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +124,7 @@ def test_what_it_refuses(tmp_path: Path, changes: dict, error: type[Exception], 
 
 def test_no_boxes_to_learn_from(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path)
-    write_table([], "objects", workspace.validated)
+    write_objects([], workspace)
     with pytest.raises(DataError, match=r"no object boxes.*features\.source"):
         run(params_with(), workspace)
 

@@ -20,10 +20,11 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.items import read_items, write_items
 from vlp_models.models import build_model
-from vlp_models.models.checkpoint import write_checkpoint
+from vlp_models.models.checkpoint import FORMAT, write_checkpoint
+from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FinetuneParams, Params, WorldParams, load_params
 from vlp_models.stages import evaluate, generate, prepare, shards
-from vlp_models.tasks.base import task_class
+from vlp_models.tasks import task_class
 from vlp_models.workspace.paths import Workspace, read_json
 
 ANSWERS = ["yes", "no", "1", "2", "red", "blue"]
@@ -127,9 +128,10 @@ def write_model(directory: Path, task: str, tokenizer: Tokenizer, blank_images: 
         num_classes=len(CLASSES),
         mask_id=tokenizer.mask_id,
     )
+    about = CheckpointInfo.from_json({"format": FORMAT, **info})
     answers = ANSWERS if task == "vqa" else ()
     directory.mkdir(parents=True)
-    write_checkpoint(directory, task_class(task)(model, tokenizer, info, answers=answers), info, tokenizer, answers)
+    write_checkpoint(directory, task_class(task)(model, tokenizer, about, labels=answers), info, tokenizer, answers)
 
 
 def scores(workspace: Workspace, run: str) -> dict[str, dict[str, Any]]:
@@ -160,7 +162,21 @@ def test_every_image_question_and_statement_is_predicted_once(workspace: Workspa
 
 def test_records_carry_what_the_contract_asks(workspace: Workspace, params: Params) -> None:
     keys = {
-        *("dataset", "split", "model", "run", "task", "metric", "value", "low", "high", "baselines", "n"),
+        *(
+            "dataset",
+            "split",
+            "model",
+            "family",
+            "run",
+            "design",
+            "task",
+            "metric",
+            "value",
+            "low",
+            "high",
+            "baselines",
+            "n",
+        ),
         *("seed", "seconds", "peak_memory_mb", "git", "data", "note"),
     }
     for run in params.finetune:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from drawn_workspace import SPLITS, make_workspace, params_with
+from PIL import Image
 
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.sample import RegionArrays
+from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.stages import detector
 from vlp_models.stages.features import run
+from vlp_models.vision import extract
 from vlp_models.workspace.paths import Workspace, hash_path
 
 IDS = [f"drawn/{number}" for number in range(len(SPLITS))]
@@ -28,6 +33,11 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     workspace = make_workspace(tmp_path)
     detector.run(params_with(), workspace)
     return workspace
+
+
+def forget(workspace: Workspace) -> None:
+    """The last run's regions; the next one takes nothing over."""
+    shutil.rmtree(workspace.root / ".work" / "features" / "kept")
 
 
 def manifest(workspace: Workspace) -> dict:
@@ -45,19 +55,88 @@ def test_every_image_has_its_regions(workspace: Workspace) -> None:
     regions = [store.get(image_id) for image_id in IDS]
     assert all(0 < len(found) <= 4 and found.features.shape == (len(found), 16) for found in regions)
     assert manifest(workspace)["counts"]["regions"] == sum(map(len, regions))
-    assert not list((workspace.root / ".work" / "features").iterdir())
+    assert [path.name for path in (workspace.root / ".work" / "features").iterdir()] == ["kept"]
 
 
 def test_equal_work_gives_equal_bytes(workspace: Workspace) -> None:
     run(params_with(features=LENIENT), workspace)
     before = hash_path(workspace.features)
+    forget(workspace)
     run(params_with(features=LENIENT), workspace)
     assert hash_path(workspace.features) == before
+
+
+def add_image(workspace: Workspace, image_id: str, colour: str) -> None:
+    """One more image without boxes, whose id comes before, between or after the others."""
+    path = workspace.root / "images" / f"{colour}.png"
+    picture = Image.new("RGB", (64, 64), (200, 200, 200))
+    picture.paste(colour, (20, 20, 44, 44))
+    picture.save(path)
+    rows = read_table("images", workspace.validated).to_pylist()
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    rows.append(rows[0] | {"image_id": image_id, "path": workspace.relative(path), "sha256": sha256})
+    write_table(rows, "images", workspace.validated)
+
+
+def test_only_new_images_are_extracted_and_nobody_can_tell(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+    read_image = extract.read_image
+    monkeypatch.setattr(
+        extract, "read_image", lambda path, width, height: seen.append(path.name) or read_image(path, width, height)
+    )
+    run(params_with(features=LENIENT), workspace)
+    assert len(seen) == len(IDS)
+    shutil.rmtree(workspace.features)  # as DVC does
+    seen.clear()
+    for image_id, colour in (("drawn/00", "green"), ("a/1", "red"), ("z/1", "blue")):
+        add_image(workspace, image_id, colour)
+    run(params_with(features=LENIENT), workspace)
+    assert sorted(seen) == ["blue.png", "green.png", "red.png"]
+    assert "9 images taken over from the last run, 3 extracted" in capsys.readouterr().out
+    grown = hash_path(workspace.features)
+    forget(workspace)
+    run(params_with(features=LENIENT), workspace)
+    assert hash_path(workspace.features) == grown
+
+    # an image goes and another takes its name: its content counts
+    rows = read_table("images", workspace.validated).to_pylist()
+    rows = [row for row in rows if row["image_id"] not in ("a/1", "drawn/3")]
+    write_table(
+        [row | {"image_id": "drawn/3"} if row["image_id"] == "z/1" else row for row in rows],
+        "images",
+        workspace.validated,
+    )
+    seen.clear()
+    run(params_with(features=LENIENT), workspace)
+    assert seen == []
+    renamed = hash_path(workspace.features)
+    forget(workspace)
+    run(params_with(features=LENIENT), workspace)
+    assert hash_path(workspace.features) == renamed != grown
+
+
+def test_other_settings_take_nothing_over(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    run(params_with(features=LENIENT), workspace)
+    run(params_with(features=LENIENT | {"batch_size": 3}), workspace)  # says nothing of the result
+    assert "9 images taken over" in capsys.readouterr().out
+    run(params_with(features=LENIENT | {"max_regions": 3}), workspace)
+    assert "taken over" not in capsys.readouterr().out
+    assert len(list((workspace.root / ".work" / "features" / "kept").iterdir())) == 1
+    kept = next((workspace.root / ".work" / "features" / "kept").glob(f"*/{storage.chunk_name(0)}"))
+    assert kept.samefile(workspace.features / storage.chunk_name(0))  # a link takes no room
+    wanted = hash_path(workspace.features)
+    shutil.rmtree(workspace.features)
+    kept.write_bytes(kept.read_bytes()[:-10])  # cut off: made anew
+    run(params_with(features=LENIENT | {"max_regions": 3}), workspace)
+    assert hash_path(workspace.features) == wanted
 
 
 def test_after_an_interruption_only_the_rest_is_made(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     run(params_with(features=LENIENT), workspace)
     whole = hash_path(workspace.features)
+    forget(workspace)
     image = workspace.root / "images" / "5.png"  # of the second chunk
     image.rename(image.with_suffix(".away"))
     with pytest.raises(DataError, match=r"5\.png"):

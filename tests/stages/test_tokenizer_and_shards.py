@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from vlp_models.data.archive import read_shard
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.features import write_chunk, write_index
+from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionInput
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
@@ -110,14 +112,14 @@ def test_shards_hold_every_row_beside_its_image(workspace: Workspace, params: Pa
         images = ShardDataset(workspace.shards, split, "images", pixels=True)
         assert [sample.image_id for sample in images] == [f"scenes/{number}" for number in numbers]
         for number, sample in zip(numbers, images, strict=True):
-            assert sample.captions == (f"a {COLOURS[number]} cube",) * 2
+            assert sample["captions"] == (f"a {COLOURS[number]} cube",) * 2
             assert sample.regions is not None
             np.testing.assert_array_equal(sample.regions.features, regions_of(number).features)
             assert sample.pixels is not None and sample.pixels[1:4] == b"PNG"  # the WebP file as well
         captions = ShardDataset(workspace.shards, split, "captions")
         assert [sample.sample_id for sample in captions] == [f"scenes/{n}#{i}" for n in numbers for i in (0, 1)]
-    assert ShardDataset(workspace.shards, "test", "questions")[0].answers == ()
-    assert ShardDataset(workspace.shards, "val", "statements")[0].label is None
+    assert ShardDataset(workspace.shards, "test", "questions")[0]["answers"] == ()
+    assert ShardDataset(workspace.shards, "val", "statements")[0]["label"] is None
 
     manifest = json.loads((workspace.shards / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["counts"]["train"] == {
@@ -126,12 +128,44 @@ def test_shards_hold_every_row_beside_its_image(workspace: Workspace, params: Pa
         "questions": 3,
         "statements": 0,
         "choices": 0,
+        "hypotheses": 0,
+        "texts": 0,
         "regions": 3,
         "shards": 2,
     }
     assert (manifest["detector_id"], manifest["feature_dim"], manifest["num_classes"]) == ("abc", 4, 2)
     _, first = next(read_shard(workspace.shards / "train-00000.tar"))
     assert first["json"]["width"] == 20 and [c["id"] for c in first["json"]["captions"]] == ["scenes/0#0", "scenes/0#1"]
+
+
+PIXELS = ModelInputs(image=PixelInput(height=8, width=8))
+REGIONS = ModelInputs(image=RegionInput())
+
+
+def test_models_of_pixels_need_no_features(workspace: Workspace, params: Params) -> None:
+    shutil.rmtree(workspace.features)
+    auto = dataclasses.replace(params, shards=dataclasses.replace(params.shards, pixels="auto"))
+    shards.run(auto, workspace, inputs=[PIXELS])
+    manifest = json.loads((workspace.shards / "manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["detector_id"], manifest["feature_dim"], manifest["classes"]) == ("", 0, [])
+    assert manifest["counts"]["train"]["regions"] == 0 and manifest["pixels"] is True
+    reader = InputReader(PIXELS, Tokenizer.train(["a red cube"] * 2, 30, 1, True), max_text_len=8, max_regions=0)
+    dataset = ShardDataset(workspace.shards, "train", "captions", **reader.flags)
+    batch = reader.collate([dataset[i] for i in range(len(dataset))])
+    assert len(batch.image) == 6 and batch.image.pixels_B3HW[0, 0].min() > batch.image.pixels_B3HW[0, 1].max()  # red
+    assert {name for _, value in read_shard(workspace.shards / "train-00000.tar") for name in value} == {"json", "png"}
+    with pytest.raises(DataError, match=r"the shards hold no regions; .*`dvc repro shards`"):
+        ShardDataset(workspace.shards, "train", "captions")
+    with pytest.raises(DataError, match="dvc repro features"):
+        shards.run(auto, workspace, inputs=[PIXELS, REGIONS])
+
+
+def test_the_models_decide_what_of_an_image_is_packed() -> None:
+    assert shards.needs([REGIONS]) == shards.Needs(regions=True, pixels=False)
+    assert shards.needs([REGIONS, PIXELS]) == shards.Needs(regions=True, pixels=True)
+    assert shards.needs([ModelInputs(image=None)], True) == shards.Needs(regions=False, pixels=True)
+    with pytest.raises(ParamsError, match=r"shards\.pixels: false"):
+        shards.needs([PIXELS], False)
 
 
 def test_shards_and_tokenizer_come_out_the_same_twice(workspace: Workspace, params: Params) -> None:
@@ -188,5 +222,5 @@ def test_a_vocabulary_by_path(workspace: Workspace, params: Params) -> None:
 def test_no_training_text(workspace: Workspace, params: Params) -> None:
     for name in ("captions", "questions", "statements"):
         write_table([], name, workspace.validated)
-    with pytest.raises(DataError, match="no caption, question or statement"):
+    with pytest.raises(DataError, match="the train split has no text"):
         tokenizer.run(params, workspace)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from vlp_models.data.boxed import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
@@ -41,6 +42,13 @@ GOOD: dict[str, dict[str, Any]] = {
         "rationale_label": 3,
         "boxes": [[0.0, 0.0, 64.5, 48.0]],
     },
+    "hypotheses": {
+        "image_id": "d/good",
+        "text": "There is a cup.",
+        "gold_label": "neutral",
+        "annotator_labels": ["neutral", "entailment"],
+    },
+    "texts": {"source": "d", "split": "train", "text": "There are cups."},
     "objects": {"image_id": "d/good", "category": "cup", "x1": 0.0, "y1": 0.0, "x2": 64.5, "y2": 48.0},
 }
 # One row for each rule: the good row, changed so that this rule alone is broken.
@@ -106,6 +114,21 @@ BROKEN: dict[str, dict[str, dict[str, Any]]] = {
         "choices_clean": {"answers": ["red .", " ", "7 .", "green ."]},
         "object_box_area": {"boxes": [[0.0, 0.0, 64.5, 48.0], [5.0, 5.0, 5.0, 9.0]]},
         "object_box_inside": {"boxes": [[0.0, 0.0, 66.0, 48.0]]},
+    },
+    "hypotheses": {
+        "hypothesis_id_present": {"hypothesis_id": None},
+        "id_unique": {"hypothesis_id": "d/hypotheses-good"},
+        **IMAGE,
+        **TEXTS,
+        "gold_label_known": {"gold_label": "-"},
+    },
+    "texts": {
+        "text_id_present": {"text_id": None},
+        "id_unique": {"text_id": "d/texts-good"},
+        "source_present": {"source": None},
+        "split_present": {"split": None},
+        "split_known": {"split": "dev"},
+        **TEXTS,
     },
     "objects": {
         "object_id_present": {"object_id": None},
@@ -205,6 +228,8 @@ def test_datasets_are_stacked_and_rows_of_bad_images_follow(tmp_path: Path) -> N
     validate.run(params_for(0.5, "d", "e"), workspace)
 
     assert read_table("images", workspace.validated)["source"].to_pylist() == ["d", "d", "e"]
+    (boxed,) = read_boxed(workspace.validated)  # e/1 has no box
+    assert (boxed["image_id"], [item["category"] for item in boxed["objects"]]) == ("d/good", ["cup"])
     rules = [(bad["table"], bad["rule"]) for bad in read_table("quarantine", workspace.validated).to_pylist()]
     assert rules == [("images", "image_decodes"), ("captions", "image_good"), ("truth", "record_readable")]
     truth = (workspace.validated / "truth.jsonl").read_text()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_tasks import double, learn, make
+from toy_tasks import any_generator, double, learn, make
 from toy_world import Toy
 
 from vlp_models.data.dataset import ShardDataset
@@ -50,18 +50,18 @@ def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[
         texts = task_model.model.embed_text(batch.text).numpy()
         images = task_model.model.embed_image(batch.image).numpy()
     expected = slow_loss(texts, images, list(batch.image_ids), options.get("margin", 0.2), bool(options))
-    assert task_model.loss(batch).mean.item() == pytest.approx(expected, rel=1e-9)
+    assert task_model.loss(batch, generator=any_generator()).mean.item() == pytest.approx(expected, rel=1e-9)
 
     weight = task_model.model.text_pooler.project.weight
-    loss = task_model.loss(batch).mean
+    loss = task_model.loss(batch, generator=any_generator()).mean
     (gradient,) = torch.autograd.grad(loss, weight)
     step = 1e-6
     for i, j in ((0, 0), (3, 5), (7, 1)):
         with torch.no_grad():
             weight[i, j] += step
-            above = task_model.loss(batch).mean.item()
+            above = task_model.loss(batch, generator=any_generator()).mean.item()
             weight[i, j] -= 2 * step
-            below = task_model.loss(batch).mean.item()
+            below = task_model.loss(batch, generator=any_generator()).mean.item()
             weight[i, j] += step
         assert gradient[i, j].item() == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-8)
 
@@ -87,7 +87,7 @@ def test_a_batch_of_one_learns_nothing_and_breaks_nothing(toy: Toy, batch_norm: 
         task_model.model = toy.model(pooler_batch_norm=True).train()
     samples = samples_of(toy, "train", "captions", 1)
     for batch in (task_model.collate(samples), task_model.collate(samples * 2)):
-        loss = task_model.loss(batch)
+        loss = task_model.loss(batch, generator=any_generator())
         loss.mean.backward()
         assert loss.mean.item() == 0
     assert all(p.grad is None or not p.grad.any() for p in task_model.parameters())
@@ -107,5 +107,6 @@ def test_datasets_are_searched_apart(toy: Toy) -> None:
 def test_options_are_checked(toy: Toy) -> None:
     with pytest.raises(ParamsError, match=r"margin: 0\.0"):
         make(toy, "retrieval", options={"margin": 0})
-    with pytest.raises(ParamsError, match="can't embed"):
-        type(make(toy, "retrieval"))(torch.nn.Linear(1, 1), toy.tokenizer, {"model": "linear"})
+    with pytest.raises(ParamsError, match="`tden` can't embed images and texts apart or score pairs"):
+        task_model = make(toy, "retrieval")
+        type(task_model)(torch.nn.Linear(1, 1), toy.tokenizer, task_model.info)

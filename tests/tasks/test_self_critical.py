@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from toy_tasks import any_generator
 from toy_world import CLASSES, FEATURE_DIM, TRAINER, KilledAt, Toy, same_weights
 
 from vlp_models.data.dataset import ShardDataset
@@ -16,24 +17,26 @@ from vlp_models.data.tokenizer import SEP
 from vlp_models.decoding.sampling import sample
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
-from vlp_models.params import OptimizerParams, SelfCriticalParams, to_plain
-from vlp_models.tasks.captioning import Captioning
+from vlp_models.models.info import CheckpointInfo
+from vlp_models.params import OptimizerParams, to_plain
+from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 from vlp_models.tasks.self_critical import FREQUENCIES, SelfCriticalLoss, self_critical_loss
 
 
 def captioner(toy: Toy, dropout: float = 0.0, structure: str = "decoupled", **info: Any) -> Captioning:
     model = toy.model(dropout=dropout, attention_dropout=dropout, hidden=32, init_std=0.2, structure=structure)
-    config = {
-        "model": "tden",
+    facts: dict[str, Any] = {
+        "family": "tden",
+        "name": "tden",
         "model_config": to_plain(model.config),
         "task": "captioning",
         "max_text_len": 8,
         "max_regions": 4,
         "detector_id": "toy",
         "feature_dim": FEATURE_DIM,
-        "classes": CLASSES,
-        **info,
+        "classes": tuple(CLASSES),
     }
+    config = CheckpointInfo(**(facts | info))
     return Captioning(model, toy.tokenizer, config)
 
 
@@ -48,7 +51,7 @@ def teach(task: Captioning, toy: Toy, steps: int) -> None:
     optimizer = torch.optim.AdamW(task.parameters(), lr=3e-3)
     for _ in range(steps):
         optimizer.zero_grad()
-        task.loss(batch).mean.backward()
+        task.loss(batch, generator=any_generator()).mean.backward()
         optimizer.step()
 
 
@@ -74,7 +77,7 @@ def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, ba
 
     sep, ends = toy.tokenizer.sep_id, {"max_len": 7, "bos_id": toy.tokenizer.cls_id, "eos_id": toy.tokenizer.sep_id}
     groups = sample(task.model.eval(), batch.image, num_samples=3, generator=generator(), **ends)
-    corpus = {s.image_id: [[*c.split(), SEP] for c in s.captions] for s in samples(toy, "images")}
+    corpus = {s.image_id: [[*c.split(), SEP] for c in s["captions"]] for s in samples(toy, "images")}
     reward = CiderD(DocumentFrequencies.of(corpus.values()), corpus.__getitem__)
     (greedy_captions,) = [[p["greedy"] for p in task.predict(task.collate(images), images)]]
     total, tokens, rewards = 0.0, 0, []
@@ -111,7 +114,7 @@ def test_words_are_predicted_only_where_one_follows(toy: Toy, tmp_path: Path) ->
     rows: list[int] = []
     task.model.word_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0][..., 0].numel()))
     batch = task.collate(samples(toy, "captions")[:5] + samples(toy, "statements")[:3])
-    task.loss(batch)
+    task.loss(batch, generator=any_generator())
     assert rows == [int(batch.text.mask_BT[:, 1:].sum())]
     loss_of = make(task, toy, tmp_path, samples=3)
     loss = loss_of(task.collate(samples(toy, "images")[:4]), update=0, generator=generator())
@@ -247,4 +250,4 @@ def test_settings_that_can_not_be_are_refused(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="samples: 1"):
         make(captioner(toy), toy, tmp_path, samples=1, baseline="mean_of_others")
     with pytest.raises(ParamsError, match="label_smoothing"):
-        make(captioner(toy, label_smoothing=0.1), toy, tmp_path)
+        make(captioner(toy, options={"label_smoothing": 0.1}), toy, tmp_path)

@@ -40,7 +40,8 @@ from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masking import select_tokens
 from vlp_models.objectives.moving_average import MovingAverage
 from vlp_models.objectives.ranks import gather_rows, previous_rows, take_rows
-from vlp_models.params import PassesParams, SelfCriticalParams
+from vlp_models.params import PassesParams
+from vlp_models.tasks.captioning import SelfCriticalParams
 from vlp_models.tasks.self_critical import SelfCriticalLoss, self_critical_loss
 from vlp_models.training.fsdp import put_back
 from vlp_models.training.normalise import divided, means, totals
@@ -80,7 +81,7 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
         for size in (7, 1):
             every[f"{task}_{size}"] = lambda task=task, size=size: fine_tuning(folder, task, size)
     every["retrieval_hardest"] = lambda: fine_tuning(folder, "retrieval", 7, options={"negatives": "hardest"})
-    every["smoothed"] = lambda: fine_tuning(folder, "captioning", 7, label_smoothing=0.1)
+    every["smoothed"] = lambda: fine_tuning(folder, "captioning", 7, options={"label_smoothing": 0.1})
     for baseline, size in (("greedy", 7), ("greedy", 1), ("mean_of_others", 7)):
         every[f"self_critical_{baseline}_{size}"] = lambda b=baseline, s=size: reward(folder, b, s)
     return every
@@ -109,7 +110,12 @@ def fine_tuning(folder: Path, task: str, size: int, **info: Any) -> Case:
     toy = toy_in(folder)
     model = make(toy, task, **info).double()
     dataset = ShardDataset(toy.shards, "train", model.view)
-    return Case(model, model.loss, lambda i, j: collated(model.collate, dataset, i, j), size)
+    return Case(
+        model,
+        lambda b: model.loss(b, generator=generator(3)),
+        lambda i, j: collated(model.collate, dataset, i, j),
+        size,
+    )
 
 
 def reward(folder: Path, baseline: str, size: int) -> Case:

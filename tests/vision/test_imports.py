@@ -60,16 +60,25 @@ def test_bottom_up_rows_keep_their_order_and_have_no_classes(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("layout", ["lxmert", "with probabilities"])
-def test_rows_with_classes_are_sorted_by_confidence(tmp_path: Path, layout: str) -> None:
+def test_rows_with_classes_can_be_sorted_by_confidence(tmp_path: Path, layout: str) -> None:
     name = "COCO_val2014_000000000017"
     row = lxmert(name) if layout == "lxmert" else [*bottom_up(name), b64(PROBS)]
-    source = open_tsv(write(tmp_path / "a.tsv", row), max_regions=36)
+    source = open_tsv(write(tmp_path / "a.tsv", row), max_regions=36, order="score")
     (regions,), _ = read(source, image("coco/17", f"val2014/{name}.jpg"))  # found by its file's name
     assert len(source.classes) == 1601
     np.testing.assert_array_equal(regions.features, FEATURES[BY_CONFIDENCE].astype(np.float16))
     np.testing.assert_allclose(regions.boxes, FRACTIONS[BY_CONFIDENCE], atol=1e-6)
     np.testing.assert_allclose(regions.scores, [0.9, 0.6, 0.3], atol=1e-6)
     np.testing.assert_allclose(regions.class_probs, PROBS[BY_CONFIDENCE].astype(np.float16))
+
+
+@pytest.mark.parametrize("layout", ["lxmert", "with probabilities"])
+def test_else_the_files_first_rows_are_kept_in_their_order(tmp_path: Path, layout: str) -> None:
+    row = lxmert("17") if layout == "lxmert" else [*bottom_up("17"), b64(PROBS)]
+    source = open_tsv(write(tmp_path / "a.tsv", row), max_regions=2)
+    (regions,), _ = read(source, image("coco/17"))
+    np.testing.assert_array_equal(regions.features, FEATURES[:2].astype(np.float16))
+    np.testing.assert_allclose(regions.scores, [0.3, 0.9], atol=1e-6)
 
 
 def test_a_directory_of_parts(tmp_path: Path) -> None:
@@ -129,7 +138,9 @@ def test_npz(tmp_path: Path) -> None:
     save_npz(tmp_path / "17.npz")
     save_npz(tmp_path / "18.npz", features=np.array([object()] * 3))  # a pickle
     (tmp_path / "19.npz").write_bytes(b"PK\x03\x04 cut short")
-    source = open_npz(tmp_path, max_regions=2)
+    (regions, *_), _ = read(open_npz(tmp_path, max_regions=2), image("coco/17"))
+    np.testing.assert_array_equal(regions.features, FEATURES[:2].astype(np.float16))
+    source = open_npz(tmp_path, max_regions=2, order="score")
     (regions, *bad), notes = read(source, image("coco/17"), image("coco/18"), image("coco/19"), image("c/../../17"))
     np.testing.assert_array_equal(regions.features, FEATURES[BY_CONFIDENCE[:2]].astype(np.float16))
     np.testing.assert_allclose(regions.boxes, FRACTIONS[BY_CONFIDENCE[:2]], atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def test_two_processes_make_what_one_makes(workspace: Workspace) -> None:
     features.run(params, workspace)
     shards.run(params, workspace)
     alone = hash_path(workspace.features), hash_path(workspace.shards)
+    shutil.rmtree(workspace.root / ".work" / "features" / "kept")
     features.run(params, workspace, mapper=LocalMapper(2))
     shards.run(params, workspace, mapper=LocalMapper(2))
     assert (hash_path(workspace.features), hash_path(workspace.shards)) == alone

@@ -160,19 +160,19 @@ def test_the_same_params_give_the_same_bytes(tmp_path: Path) -> None:
 def test_what_is_written_is_read_back_by_the_reader_of_nlvr(tmp_path: Path) -> None:
     counts = boxes.write(SMALL, tmp_path / "boxes")
     tables = nlvr.read("boxes", SourceParams(format="nlvr", root="boxes"), tmp_path)
-    assert not tables.quarantine
-    assert counts["images"] == len(tables.images) == 36
-    assert len(tables.statements) == 2 * counts["statements"]
-    assert Counter(row["split"] for row in tables.images) == {"train": 20, "val": 8, "test": 8}
+    assert not tables["quarantine"]
+    assert counts["images"] == len(tables["images"]) == 36
+    assert len(tables["statements"]) == 2 * counts["statements"]
+    assert Counter(row["split"] for row in tables["images"]) == {"train": 20, "val": 8, "test": 8}
     by_group: Counter[str] = Counter()
-    for row in tables.statements:
+    for row in tables["statements"]:
         if "train-0" in row["group"] or "train-1" in row["group"]:
             by_group[row["group"]] += 1 if row["label"] else -1
     assert set(by_group.values()) == {0}
-    for row in tables.images[:4]:
+    for row in tables["images"][:4]:
         with Image.open(row["path"]) as image:
             pixels = image.convert("RGB")
-        inside = [o for o in tables.objects if o["image_id"] == row["image_id"]]
+        inside = [o for o in tables["objects"] if o["image_id"] == row["image_id"]]
         for item in inside:  # the middle of each box has the colour its category names
             colour = {"yellow": (255, 255, 0), "black": (0, 0, 0), "blue": (0, 153, 255)}[item["category"].split()[0]]
             assert pixels.getpixel((int(item["x1"] + item["x2"]) // 2, int(item["y1"] + item["y2"]) // 2)) == colour

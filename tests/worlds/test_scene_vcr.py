@@ -29,12 +29,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_reader_of_genuine_vcr_takes_it(made: Path) -> None:
     tables = read_source("vcr", SourceParams(format="vcr", root="scenes"), made.parent)
-    assert not tables.quarantine
+    assert not tables["quarantine"]
     lines = {split: (made / f"{split}.jsonl").read_text().splitlines() for split in ("train", "val", "test")}
-    assert len(tables.choices) == sum(map(len, lines.values()))
-    splits = Counter(row["split"] for row in tables.images)
+    assert len(tables["choices"]) == sum(map(len, lines.values()))
+    splits = Counter(row["split"] for row in tables["images"])
     assert splits["train"] <= 8 and splits["test"] <= 3
-    for row in tables.choices:
+    for row in tables["choices"]:
         assert len(set(row["answers"])) == len(set(row["rationales"])) == 4
         assert row["text"].split()[-2] in ("circle", "square", "triangle", "star")
 

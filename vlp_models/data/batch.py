@@ -12,12 +12,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from vlp_models.errors import DataError
 
 M = TypeVar("M", bound="_Movable")
 
 
 class _Movable:
-    """`to(device)` and `none()` for frozen dataclasses of tensors, nested ones included."""
+    """`to(device)`, `none()` and `select(index)` for frozen dataclasses of tensors, nested ones included."""
 
     def to(self: M, device: torch.device | str, non_blocking: bool = False) -> M:
         def move(value: Any) -> Any:
@@ -36,6 +39,18 @@ class _Movable:
             return value[:0] if isinstance(value, (Tensor, tuple)) else value
 
         return self._map(cut)
+
+    def select(self: M, index_N: Tensor) -> M:
+        """The rows of these numbers, in their order; a row may come several times, or not at all."""
+
+        def pick(value: Any) -> Any:
+            if isinstance(value, _Movable):
+                return value.select(index_N)
+            if isinstance(value, tuple):
+                return tuple(value[i] for i in index_N.tolist())
+            return value.index_select(0, index_N) if isinstance(value, Tensor) else value
+
+        return self._map(pick)
 
     def _map(self: M, change: Callable[[Any], Any]) -> M:
         changes = {f.name: change(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -60,15 +75,6 @@ class Regions(_Movable):
     def __len__(self) -> int:
         return self.features_BRF.shape[0]
 
-    def repeated(self, times: int) -> Regions:
-        """Each image `times` times in a row: for several texts about one image."""
-        return Regions(
-            features_BRF=self.features_BRF.repeat_interleave(times, dim=0),
-            boxes_BR4=self.boxes_BR4.repeat_interleave(times, dim=0),
-            class_probs_BRC=self.class_probs_BRC.repeat_interleave(times, dim=0),
-            mask_BR=self.mask_BR.repeat_interleave(times, dim=0),
-        )
-
     def blanked(self) -> Regions:
         """Nothing to see: one all-zero region an image. The control that shows what text alone can do."""
         first = torch.zeros_like(self.mask_BR)
@@ -83,19 +89,22 @@ class Regions(_Movable):
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels(_Movable):
-    """Images for patch or CNN models. pixels_B3HW: float32, normalised."""
+    """Images for patch or CNN models.
+
+    pixels_B3HW  float32, normalised; zero where padded
+    mask_BHW     bool; True where there is picture. None: everywhere
+    """
 
     pixels_B3HW: Tensor
+    mask_BHW: Tensor | None = None
 
     def __len__(self) -> int:
         return self.pixels_B3HW.shape[0]
 
-    def repeated(self, times: int) -> Pixels:
-        return Pixels(pixels_B3HW=self.pixels_B3HW.repeat_interleave(times, dim=0))
-
     def blanked(self) -> Pixels:
         """Nothing to see: the mean colour everywhere."""
-        return Pixels(pixels_B3HW=torch.zeros_like(self.pixels_B3HW))
+        mask_BHW = None if self.mask_BHW is None else torch.ones_like(self.mask_BHW)
+        return Pixels(pixels_B3HW=torch.zeros_like(self.pixels_B3HW), mask_BHW=mask_BHW)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,23 +114,43 @@ class Text(_Movable):
     ids_BT   int64
     mask_BT  bool; True where there is a token, [CLS] and [SEP] included
     last_segment_BT  bool; of texts in several segments, True in the last one, its [SEP] included
+    word_BT  int64; which of the text's words a token is a piece of, -1 where of none; None unless asked for
+    cut_B    bool; True where a text was too long: its [SEP] is no end that generation should learn. None: nowhere
+    owner_N  int64; the row of the image that each text belongs to. None: text i belongs to image i
     """
 
     ids_BT: Tensor
     mask_BT: Tensor
     last_segment_BT: Tensor | None = None
+    word_BT: Tensor | None = None
+    cut_B: Tensor | None = None
+    owner_N: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids_BT.shape[0]
 
     @property
     def followed_BT(self) -> Tensor:
-        """bool: the positions after which another token comes, which generation predicts there."""
-        return torch.nn.functional.pad(self.mask_BT[:, 1:], (0, 1))
+        """bool: the positions after which another token comes, which generation predicts there. The [SEP] of a text
+        that was cut is no such token."""
+        if self.cut_B is None:
+            return pad(self.mask_BT[:, 1:], (0, 1))
+        ends_BT = self.mask_BT & ~pad(self.mask_BT[:, 1:], (0, 1))
+        return pad((self.mask_BT & ~(ends_BT & self.cut_B[:, None]))[:, 1:], (0, 1))
 
     def following(self, at_BT: Tensor) -> Tensor:
         """int64 [M]: the tokens right behind these positions, in row-major order."""
         return self.ids_BT[:, 1:][at_BT[:, :-1]]
+
+    def owners(self, images: int) -> Tensor | None:
+        """`owner_N`, after a look at whether it can be.
+
+        Raises:
+            DataError: there are more or fewer texts than images, and nothing says which belong together.
+        """
+        if self.owner_N is None and len(self) != images:
+            raise DataError(f"{len(self)} texts of {images} images: Text.owner_N must say whose they are")
+        return self.owner_N
 
 
 Image = Regions | Pixels
@@ -131,14 +160,16 @@ Image = Regions | Pixels
 class Batch(_Movable):
     """One step's input. `targets` depends on the task: see the file of the task.
 
-    captioning, pretraining: None (the text is the target); vqa: float32 [B, A] soft scores; nlvr: int64 [B].
-    vcr: int64 [B, 2]; its `text` has several rows a sample, the rows of one sample together.
+    image  None in a batch of texts alone
+    text   None in a batch of images alone; it may have several rows a sample (`Text.owner_N`)
+
+    Both are typed `| Any` instead of `| None`: nearly every reader needs both, and says so by reading them.
     """
 
     sample_ids: tuple[str, ...]
     image_ids: tuple[str, ...]
-    image: Image
-    text: Text
+    image: Image | Any = None
+    text: Text | Any = None
     targets: Tensor | None = None
 
     def __len__(self) -> int:

@@ -90,14 +90,22 @@ def collate_samples(samples: Sequence[Sample], tokenizer: Tokenizer, *, max_text
     Raises:
         DataError: a sample was read without its image's regions.
     """
+    return Batch(
+        sample_ids=tuple(sample.sample_id for sample in samples),
+        image_ids=tuple(sample.image_id for sample in samples),
+        image=collate_regions(regions_of(samples), max_regions),
+        text=collate_text([sample.text for sample in samples], tokenizer, max_text_len),
+    )
+
+
+def regions_of(samples: Sequence[Sample]) -> list[RegionArrays]:
+    """
+    Raises:
+        DataError: a sample was read without its image's regions.
+    """
     regions = []
     for sample in samples:
         if sample.regions is None:
             raise DataError(f"{sample.sample_id}: image {sample.image_id} was read without its region features")
         regions.append(sample.regions)
-    return Batch(
-        sample_ids=tuple(sample.sample_id for sample in samples),
-        image_ids=tuple(sample.image_id for sample in samples),
-        image=collate_regions(regions, max_regions),
-        text=collate_text([sample.text for sample in samples], tokenizer, max_text_len),
-    )
+    return regions

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +20,22 @@ from torch.utils.data import Dataset
 
 from vlp_models.data.archive import REGIONS, decode, read_member
 from vlp_models.data.sample import Sample
-from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS, VIEW_COLUMNS, index_name, shard_name
+from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS, index_name, shard_name
+from vlp_models.data.views import VIEWS, View
 from vlp_models.errors import DataError, ParamsError
 
-View = Literal["captions", "questions", "statements", "choices", "images"]
+_WAYS_OUT = {
+    "regions": "no model of params.yaml read any when they were made: add this one to `models`, and `dvc repro shards`",
+    "pixels": "set `shards.pixels: true` (or auto, with the model in `models`) and `dvc repro shards`",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardsManifest:
-    """What a model must know about the shards. `classes`: the detector's, background first."""
+    """What a model must know about the shards.
+
+    classes  the detector's, background first; with detector_id "" and feature_dim 0 the shards hold no regions
+    """
 
     feature_dim: int
     classes: tuple[str, ...]
@@ -63,13 +70,13 @@ def read_manifest(directory: Path) -> ShardsManifest:
 
 
 class ShardDataset(Dataset[Sample]):
-    """One view of one split. What each view fills is said at `Sample`."""
+    """One view of one split. What each view fills is said in data/views.py."""
 
     def __init__(
         self,
         directory: Path,
         split: str,
-        view: View,
+        view: str,
         sources: Mapping[str, int] | None = None,
         *,
         regions: bool = True,
@@ -83,21 +90,25 @@ class ShardDataset(Dataset[Sample]):
             captioned: of the view `images`, those with a reference caption only.
 
         Raises:
-            DataError: no shards here, or no pixels in them though asked for.
-            ParamsError: a source the shards do not hold, or repeats below 1.
+            DataError: no shards here, or no regions or pixels in them though asked for.
+            ParamsError: an unknown view, a source the shards do not hold, or repeats below 1.
         """
+        if view not in VIEWS:
+            raise ParamsError(f"no view `{view}` of the data; there are: {', '.join(VIEWS)}")
         self.manifest = read_manifest(directory)
         self.split = split
         self.view = view
         self._directory = directory
-        self._regions = regions
-        self._pixels = pixels
-        self._table = _read_index(directory / index_name(split), view)
+        self._view = VIEWS[view]
+        self._regions = regions and self._view.has_image
+        self._pixels = pixels and self._view.has_image
+        self._table = _read_index(directory / index_name(split), self._view)
         if captioned:
             self._table = self._table.filter(pc.greater(pc.list_value_length(self._table["captions"]), 0))
         self._rows = _select(self._table["source"], sources or {}, self.manifest.sources)
-        if pixels and len(self._rows) and not self._table["pixels_size"][int(self._rows[0])].as_py():
-            raise DataError(f"{directory}: the shards hold no pixels; set `shards.pixels: true` and `dvc repro shards`")
+        for kind, asked in (("regions", self._regions), ("pixels", self._pixels)):
+            if asked and len(self._rows) and not self._table[f"{kind}_size"][int(self._rows[0])].as_py():
+                raise DataError(f"{directory}: the shards hold no {kind}; {_WAYS_OUT[kind]}")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -120,19 +131,14 @@ class ShardDataset(Dataset[Sample]):
             sample_id=row["sample_id"],
             image_id=row["image_id"],
             source=row["source"],
-            text=row.get("text", ""),
+            text=row.get("text") or "",
+            values={
+                column.name: _plain(row[column.name], column.type)
+                for column in self._view.indexed
+                if column.name != "text"
+            },
             regions=self._read(row, "regions", REGIONS) if self._regions else None,
             pixels=self._read(row, "pixels", row["pixels_extension"]) if self._pixels else None,
-            captions=tuple(row.get("captions", ())),
-            answers=tuple(row.get("answers", ())),
-            question_type=row.get("question_type", ""),
-            answer_type=row.get("answer_type", ""),
-            label=row.get("label"),
-            group=row.get("group", ""),
-            rationales=tuple(row.get("rationales", ())),
-            answer_label=row.get("answer_label"),
-            rationale_label=row.get("rationale_label"),
-            boxes=tuple(map(tuple, row.get("boxes", ()))),
         )
 
     def _read(self, row: dict[str, Any], kind: str, extension: str) -> Any:
@@ -142,10 +148,17 @@ class ShardDataset(Dataset[Sample]):
         return decode(extension, data, where=f"{shard}: {name}")
 
 
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """Lists as tuples, all the way down; a null list as an empty one."""
+    if not pa.types.is_list(kind):
+        return value
+    return tuple(_plain(item, kind.value_type) for item in value or ())
+
+
 def _read_index(file: Path, view: View) -> pa.Table:
     try:
-        columns = [*PLACE_COLUMNS, *VIEW_COLUMNS[view]]
-        table = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view)])
+        columns = [*PLACE_COLUMNS, *(column.name for column in view.indexed)]
+        table = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view.name)])
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; the shards have no split of this name, or are not built yet") from None
     except pa.ArrowException as error:

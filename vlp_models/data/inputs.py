@@ -1,9 +1,26 @@
-"""What a model reads, said by the model: everything that prepares its input follows from this."""
+"""What a model reads, said by the model, and the reader that makes it of samples.
+
+`InputReader` is the one place that knows regions from pixels: what a dataset reads, how a batch is made, what a picture
+from outside becomes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from PIL.Image import Image as Picture
+from torch import Tensor
+
+from vlp_models.data.batch import Batch, Image, Pixels, Regions, Text
+from vlp_models.data.collate import collate_regions, objects_first, regions_of
+from vlp_models.data.sample import RegionArrays, Sample
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +35,11 @@ class PixelInput:
     height, width  in pixels, after resizing
     resize         squash: both sides to their length. crop: the shorter side to its length, then the centre.
                    pad: the longer side fits, the rest is masked
+    interpolation  of the resizing
     mean, std      of each channel, for values from 0 to 1
-    augment        while training, as a function of (seed, epoch, sample): random_resized_crop and/or flip
+    augment        while training, as a function of (seed, epoch, sample): random_resized_crop and/or flip. A mirrored
+                   picture makes a liar of a caption that says left or right, so flip is the user's to ask for
+    crop_scale     of random_resized_crop: which share of the area is kept, from and to
     """
 
     height: int
@@ -27,7 +47,15 @@ class PixelInput:
     resize: Literal["squash", "crop", "pad"] = "squash"
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     augment: tuple[Literal["random_resized_crop", "flip"], ...] = ()
+    crop_scale: tuple[float, float] = (0.5, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1 or not all(math.isfinite(s) and s > 0 for s in self.std):
+            raise ValueError(f"an image input of {self.width}x{self.height} pixels, std {self.std}")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"crop_scale {self.crop_scale}: two shares of the area, the smaller one first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +68,120 @@ class ModelInputs:
     image: RegionInput | PixelInput | None
     text: bool = True
     whole_words: bool = False
+
+
+class Extractor(Protocol):
+    """What makes regions of pictures (vision/extract.py, vision/grid.py)."""
+
+    def extract(self, images: Sequence[Picture]) -> list[RegionArrays]: ...
+
+
+class InputReader:
+    """What is between a dataset and a model.
+
+    Args:
+        inputs: what the model reads.
+        tokenizer: its; None for a model without texts.
+        max_text_len: tokens, [CLS] and [SEP] included.
+        max_regions: of an image; for a model that reads none it says nothing.
+    """
+
+    def __init__(
+        self, inputs: ModelInputs, tokenizer: Tokenizer | None, *, max_text_len: int, max_regions: int
+    ) -> None:
+        if inputs.text and tokenizer is None:
+            raise ValueError("a model that reads texts needs a tokenizer")
+        self.inputs = inputs
+        self.tokenizer = tokenizer
+        self.max_text_len = max_text_len
+        self.max_regions = max_regions
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """What of an image a `ShardDataset` has to read: its arguments `regions` and `pixels`."""
+        image = self.inputs.image
+        return {"regions": isinstance(image, RegionInput), "pixels": isinstance(image, PixelInput)}
+
+    def collate(self, samples: Sequence[Sample], *, text: Text | None = None, known_objects: bool = False) -> Batch:
+        """Images and texts side by side, without targets. Images of samples with a draw are augmented.
+
+        Args:
+            text: takes the place of the samples' own texts.
+            known_objects: regions at the samples' `boxes` come first (`objects_first`).
+
+        Raises:
+            DataError: a sample was read without its image, or its image file is damaged.
+        """
+        if text is None and self.inputs.text:
+            text = self.text([sample.text for sample in samples])
+        return Batch(
+            sample_ids=tuple(sample.sample_id for sample in samples),
+            image_ids=tuple(sample.image_id for sample in samples),
+            image=self.image(samples, known_objects=known_objects),  # type: ignore[arg-type]
+            text=text,  # type: ignore[arg-type]
+        )
+
+    def image(self, samples: Sequence[Sample], *, known_objects: bool = False) -> Image | None:
+        """The images of these samples; None for a model of texts alone."""
+        wanted = self.inputs.image
+        if wanted is None:
+            return None
+        if isinstance(wanted, PixelInput):
+            return _pixels(samples, wanted)
+        regions = regions_of(samples)
+        if known_objects:
+            regions = [objects_first(r, sample["boxes"]) for r, sample in zip(regions, samples, strict=True)]
+        return collate_regions(regions, self.max_regions)
+
+    def text(self, texts: Sequence[str]) -> Text:
+        """[CLS] ... [SEP] of each, with `word_BT` where the model asks for whole words."""
+        tokenizer = cast(Tokenizer, self.tokenizer)
+        return tokenizer.encode_batch(texts, self.max_text_len, whole_words=self.inputs.whole_words)
+
+
+def see(inputs: ModelInputs, pictures: Sequence[Picture], extractor: Extractor | None) -> list[dict[str, Any]]:
+    """What a `Sample` needs of each picture from outside: its fields `regions` or `pixels`.
+
+    Args:
+        extractor: makes the regions; a model that reads none needs none.
+    """
+    if isinstance(inputs.image, PixelInput):
+        from vlp_models.data.pixels import encode
+
+        return [{"pixels": encode(picture)} for picture in pictures]
+    if inputs.image is None:
+        return [{} for _ in pictures]
+    if extractor is None:
+        raise ValueError("a model that reads regions needs an extractor")
+    return [{"regions": regions} for regions in extractor.extract(pictures)]
+
+
+def blanked(batch: Batch) -> Batch:
+    """The batch with nothing to see in it: the control that shows what text alone can do."""
+    image = cast(Image | None, batch.image)
+    return batch if image is None else dataclasses.replace(batch, image=image.blanked())
+
+
+def not_finite(batch: Batch) -> list[str]:
+    """The ids of the samples whose image holds a value that is infinite or no number."""
+    image = cast(Image | None, batch.image)
+    if image is None or not len(image):
+        return []
+    tensors: list[Tensor] = (
+        [image.pixels_B3HW]
+        if isinstance(image, Pixels)
+        else [cast(Regions, image).features_BRF, image.boxes_BR4, image.class_probs_BRC]
+    )
+    good_B = torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors]).all(0)
+    return [sample_id for sample_id, good in zip(batch.sample_ids, good_B.tolist(), strict=True) if not good]
+
+
+def _pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
+    from vlp_models.data.pixels import collate_pixels, decode
+
+    pictures = []
+    for sample in samples:
+        if sample.pixels is None:
+            raise DataError(f"{sample.sample_id}: image {sample.image_id} was read without its pixels")
+        pictures.append(decode(sample.pixels, sample.image_id))
+    return collate_pixels(pictures, wanted, [sample.draw for sample in samples])

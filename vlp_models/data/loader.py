@@ -3,13 +3,15 @@
 The batches of an epoch are a function of (seed, epoch): not of the number of processes, which share each batch out,
 nor of the number of workers, nor of the random state of the process. A cursor of three integers is all there is to
 save.
-Randomness that depends on a sample must come from (seed, epoch, index) likewise; today no sample needs any.
+What chance decides for a sample (how its image is cropped) follows from its `draw`, a function of (seed, epoch, index)
+likewise.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,17 +70,37 @@ class EpochOrder:
         return batch[first:last]
 
 
+def draw_of(seed: int, epoch: int, index: int) -> int:
+    """The seed of what chance decides for a sample in an epoch: 64 bits."""
+    return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
+
+
+class _Drawing(Dataset[Sample]):
+    """Samples with their draws; an index is (index, draw)."""
+
+    def __init__(self, dataset: Dataset[Sample]) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, pairs: Sequence[tuple[int, int]]) -> list[Sample]:
+        indices = [index for index, _ in pairs]
+        together = getattr(self.dataset, "__getitems__", None)
+        samples = together(indices) if together else [self.dataset[index] for index in indices]
+        return [dataclasses.replace(sample, draw=draw) for sample, (_, draw) in zip(samples, pairs, strict=True)]
+
+
 class _Cursor:
     """What torch's DataLoader takes for a batch sampler: the rest of the current epoch."""
 
-    def __init__(self, order: EpochOrder) -> None:
+    def __init__(self, order: EpochOrder, draws: bool) -> None:
         self.order = order
+        self.draws = draws
         self.epoch = 0
         self.start = 0
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         for share in self.order.batches(self.epoch, self.start):
-            yield share or [0]  # some sample to make a batch of, whose rows `ResumableLoader` then takes away
+            share = share or [0]  # some sample to make a batch of, whose rows `ResumableLoader` then takes away
+            yield [(i, draw_of(self.order.seed, self.epoch, i)) for i in share] if self.draws else share
 
     def __len__(self) -> int:
         return self.order.steps
@@ -108,8 +130,12 @@ class ResumableLoader(DataLoader[Batch]):
         num_workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        draws: bool = False,
     ) -> None:
         """
+        Args:
+            draws: every sample gets a `draw`, another one each epoch: for training, where images are augmented.
+
         Raises:
             DataError: the dataset is too small for a single batch.
         """
@@ -127,12 +153,12 @@ class ResumableLoader(DataLoader[Batch]):
                 f"{order.length} samples are too few for a batch of {batch_size}; lower batch_size, or check the split "
                 "and `sources`"
             )
-        self._cursor = _Cursor(order)
+        self._cursor = _Cursor(order, draws)
         self._epoch = 0
         self._yielded = 0
         self._continue = True
         super().__init__(
-            dataset,  # type: ignore[arg-type]
+            _Drawing(dataset) if draws else dataset,  # type: ignore[arg-type]
             batch_sampler=self._cursor,  # type: ignore[arg-type]
             collate_fn=collate,
             num_workers=num_workers,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class RegionArrays:
-    """The detected regions of one image, most confident first.
+    """The regions of one image: a detector's most confident first, imported ones in their file's order.
 
     features     float16 [N, F]
     boxes        float32 [N, 4]; x1, y1, x2, y2 as fractions of the image's width and height
@@ -29,31 +31,28 @@ class RegionArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What one row of a view holds; fields that another view fills are empty.
+    """One row of a view.
 
-    | view       | text      | filled besides                                         |
-    |------------|-----------|--------------------------------------------------------|
-    | captions   | caption   |                                                        |
-    | questions  | question  | answers (ten; () if hidden), question_type, answer_type |
-    | statements | statement | label (None if hidden), group                          |
-    | choices    | question  | answers, rationales (four each), answer_label, rationale_label |
-    |            |           | (None if hidden), boxes                                |
-    | images     | ""        | captions: every reference of the image                 |
+    image_id  the image it speaks of; empty where the view has none
+    text      the view's text; empty where it has none
+    values    its other columns (data/views.py), by name: `sample["answers"]`. Lists are tuples; a null list is an empty
+              one, any other null is None
+    regions, pixels  of the image, where they were asked for; pixels are the encoded PNG or JPEG file
+    draw      seed of what chance decides for this sample now (data/loader.py); None: nothing is left to chance
     """
 
     sample_id: str
     image_id: str
     source: str
     text: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
     regions: RegionArrays | None = None
-    pixels: bytes | None = None  # the encoded PNG or JPEG file
-    captions: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
-    question_type: str = ""
-    answer_type: str = ""
-    label: bool | None = None
-    group: str = ""
-    rationales: tuple[str, ...] = ()
-    answer_label: int | None = None
-    rationale_label: int | None = None
-    boxes: tuple[tuple[float, ...], ...] = ()  # of the image's objects: x1, y1, x2, y2 as fractions
+    pixels: bytes | None = None
+    draw: int | None = None
+
+    def __getitem__(self, column: str) -> Any:
+        return self.values[column]
+
+    def having(self, **values: Any) -> Sample:
+        """The same with other values of its columns."""
+        return replace(self, values={**self.values, **values})

@@ -1,9 +1,9 @@
 """WebDataset tars and the index beside them.
 
-`<split>-00000.tar`, ...: for each image, in the order of their ids, `<key>.json` (the image's ids, size and texts),
-`<key>.regions.safetensors` and, where asked for, the image file. `index-<split>.parquet`: one row a sample and view,
-with the sample's text and the place of its image's members, so that training reads tars only for regions and pixels.
-The same input gives the same bytes.
+`<split>-00000.tar`, ...: for each image, in the order of their ids, `<key>.json` (the image's ids, size and texts) and,
+as the models need them, `<key>.regions.safetensors` and the image file. `index-<split>.parquet`: one row a sample and
+view, with the sample's text and the place of its image's members, so that training reads tars only for regions and
+pixels. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import shutil
 import tarfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,8 @@ import pyarrow.parquet as pq
 
 from vlp_models.data.archive import REGIONS, encode_regions
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.tables import ID_COLUMN
+from vlp_models.data.views import TABLES, VIEWS, index_columns
 
-# Each view of the data, and the index's columns that it fills.
-VIEW_COLUMNS = {
-    "images": ("captions",),
-    "captions": ("text",),
-    "questions": ("text", "answers", "question_type", "answer_type"),
-    "statements": ("text", "label", "group"),
-    "choices": ("text", "answers", "answer_label", "rationales", "rationale_label", "boxes"),
-}
 _LONGEST_KEY = 72  # with its extension a name fits USTAR's 100 bytes
 
 INDEX_SCHEMA = pa.schema(
@@ -43,24 +35,14 @@ INDEX_SCHEMA = pa.schema(
         ("sample_id", pa.string()),
         ("image_id", pa.string()),
         ("source", pa.string()),
-        ("shard", pa.int32()),
+        ("shard", pa.int32()),  # -1: the sample has no image
         ("key", pa.string()),  # of the image's members
         ("regions_offset", pa.int64()),
-        ("regions_size", pa.int64()),
+        ("regions_size", pa.int64()),  # 0: the shards hold no regions
         ("pixels_offset", pa.int64()),
         ("pixels_size", pa.int64()),  # 0: the shards hold no pixels
         ("pixels_extension", pa.string()),
-        ("text", pa.string()),
-        ("captions", pa.list_(pa.string())),
-        ("answers", pa.list_(pa.string())),
-        ("question_type", pa.string()),
-        ("answer_type", pa.string()),
-        ("label", pa.bool_()),
-        ("group", pa.string()),
-        ("rationales", pa.list_(pa.string())),
-        ("answer_label", pa.int32()),
-        ("rationale_label", pa.int32()),
-        ("boxes", pa.list_(pa.list_(pa.float32()))),  # fractions of width and height
+        *index_columns().items(),
     ]
 )
 PLACE_COLUMNS = tuple(INDEX_SCHEMA.names[1 : INDEX_SCHEMA.get_field_index("text")])
@@ -68,17 +50,14 @@ PLACE_COLUMNS = tuple(INDEX_SCHEMA.names[1 : INDEX_SCHEMA.get_field_index("text"
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRecord:
-    """Everything the shards hold about one image. Rows are those of the canonical tables (data/tables.py)."""
+    """Everything the shards hold about one image. rows: view -> the image's rows of that canonical table."""
 
     image_id: str
     source: str
     width: int
     height: int
-    regions: RegionArrays
-    captions: list[dict[str, Any]] = field(default_factory=list)
-    questions: list[dict[str, Any]] = field(default_factory=list)
-    statements: list[dict[str, Any]] = field(default_factory=list)
-    choices: list[dict[str, Any]] = field(default_factory=list)
+    regions: RegionArrays | None = None
+    rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     pixels: bytes | None = None
     pixels_extension: str = ""  # png or jpg
 
@@ -114,7 +93,7 @@ class ShardWriter:
         self._in_shard = 0
         self._rows: list[dict[str, Any]] = []
         self._index = pq.ParquetWriter(directory / index_name(split), INDEX_SCHEMA, compression="zstd")
-        self._counts: Counter[str] = Counter(dict.fromkeys(VIEW_COLUMNS, 0) | {"regions": 0, "shards": 0})
+        self._counts: Counter[str] = Counter(dict.fromkeys(VIEWS, 0) | {"regions": 0, "shards": 0})
 
     def add(self, record: ImageRecord) -> None:
         if self._tar is None or self._in_shard == self._images_per_shard:
@@ -126,13 +105,25 @@ class ShardWriter:
             place["pixels_offset"], place["pixels_size"] = self._write(
                 f"{key}.{record.pixels_extension}", record.pixels
             )
-        place["regions_offset"], place["regions_size"] = self._write(f"{key}.{REGIONS}", encode_regions(record.regions))
+        place |= {"regions_offset": 0, "regions_size": 0}
+        if record.regions is not None:
+            place["regions_offset"], place["regions_size"] = self._write(
+                f"{key}.{REGIONS}", encode_regions(record.regions)
+            )
+            self._counts["regions"] += len(record.regions)
         place |= {"image_id": record.image_id, "source": record.source, "shard": self._number, "key": key}
         rows = _index_rows(record)
         self._rows += [row | place for row in rows]
         self._counts.update(row["view"] for row in rows)
-        self._counts["regions"] += len(record.regions)
         self._in_shard += 1
+
+    def add_without_image(self, view: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows of a view of texts alone; they stand in the index, and in no tar."""
+        nowhere = {"image_id": "", "shard": -1, "key": "", "regions_offset": 0, "regions_size": 0}
+        nowhere |= {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": ""}
+        for row in rows:
+            self._rows.append(VIEWS[view].index_row(row, 0, 0) | nowhere | {"view": view, "source": row["source"]})
+            self._counts[view] += 1
 
     def close(self) -> dict[str, int]:
         """Ends the last shard and the index; returns how many samples each view has, regions and shards."""
@@ -181,23 +172,13 @@ def join_parts(directory: Path, split: str, parts: Iterable[Path]) -> None:
                 shutil.move(tar, directory / tar.name)
 
 
-def _texts(record: ImageRecord) -> dict[str, list[dict[str, Any]]]:
-    """The samples of each view but `images`: their id and the columns the view fills."""
+def _samples(record: ImageRecord) -> dict[str, list[dict[str, Any]]]:
+    """The samples of each view that has any, but `images`: their id and the columns the view fills."""
     return {
-        view: [{"id": row[ID_COLUMN[view]]} | {name: row[name] for name in VIEW_COLUMNS[view]} for row in rows]
-        for view, rows in (
-            ("captions", record.captions),
-            ("questions", record.questions),
-            ("statements", record.statements),
-            ("choices", [row | {"boxes": _fractions(row["boxes"], record)} for row in record.choices]),
-        )
+        name: [view.index_row(row, record.width, record.height) for row in record.rows[name]]
+        for name, view in TABLES.items()
+        if record.rows.get(name)
     }
-
-
-def _fractions(boxes: list[list[float]], record: ImageRecord) -> list[list[float]]:
-    """Pixels to fractions of width and height, cut off at the image's edges."""
-    size = (record.width, record.height) * 2
-    return [[round(min(max(v / s, 0.0), 1.0), 6) for v, s in zip(box, size, strict=True)] for box in boxes]
 
 
 def _json_bytes(record: ImageRecord) -> bytes:
@@ -207,13 +188,14 @@ def _json_bytes(record: ImageRecord) -> bytes:
         "width": record.width,
         "height": record.height,
     }
-    return json.dumps(image | _texts(record), sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    texts = {view: [{"id": row.pop("sample_id"), **row} for row in rows] for view, rows in _samples(record).items()}
+    return json.dumps(image | texts, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _index_rows(record: ImageRecord) -> list[dict[str, Any]]:
     """The rows of every view, without the place of the image."""
-    references = [row["text"] for row in record.captions]
+    references = [row["text"] for row in record.rows.get("captions", ())]
     rows: list[dict[str, Any]] = [{"view": "images", "sample_id": record.image_id, "captions": references}]
-    for view, samples in _texts(record).items():
-        rows += [{"view": view, "sample_id": sample.pop("id")} | sample for sample in samples]
+    for view, samples in _samples(record).items():
+        rows += [{"view": view} | sample for sample in samples]
     return rows

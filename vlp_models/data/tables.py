@@ -6,12 +6,14 @@ Ids are strings and carry their dataset's name (`scenes/17`), so tables of sever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from vlp_models.data.views import TABLES
 
 SPLITS = ("train", "val", "test")
 
@@ -28,43 +30,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("provenance", pa.string()),
         ]
     ),
-    "captions": pa.schema(
-        [("caption_id", pa.string()), ("image_id", pa.string()), ("text", pa.string()), ("provenance", pa.string())]
-    ),
-    "questions": pa.schema(
-        [
-            ("question_id", pa.string()),
-            ("image_id", pa.string()),
-            ("text", pa.string()),
-            ("question_type", pa.string()),
-            ("answer_type", pa.string()),  # yes/no, number, other
-            ("answers", pa.list_(pa.string())),  # ten annotators; empty where hidden
-            ("provenance", pa.string()),
-        ]
-    ),
-    "statements": pa.schema(
-        [
-            ("statement_id", pa.string()),
-            ("image_id", pa.string()),
-            ("text", pa.string()),
-            ("label", pa.bool_()),  # null where hidden
-            ("group", pa.string()),  # the sentence's id: NLVR's consistency is counted over it
-            ("provenance", pa.string()),
-        ]
-    ),
-    "choices": pa.schema(
-        [
-            ("choice_id", pa.string()),
-            ("image_id", pa.string()),
-            ("text", pa.string()),  # the question, objects written out as names
-            ("answers", pa.list_(pa.string())),  # four
-            ("answer_label", pa.int32()),  # the right one's place, from 0; null where hidden
-            ("rationales", pa.list_(pa.string())),  # four, for the right answer
-            ("rationale_label", pa.int32()),
-            ("boxes", pa.list_(pa.list_(pa.float32()))),  # the image's objects; those of question and answers first
-            ("provenance", pa.string()),
-        ]
-    ),
+    **{name: view.schema for name, view in TABLES.items()},
     "objects": pa.schema(
         [
             ("object_id", pa.string()),
@@ -90,10 +56,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 }
 ID_COLUMN = {
     "images": "image_id",
-    "captions": "caption_id",
-    "questions": "question_id",
-    "statements": "statement_id",
-    "choices": "choice_id",
+    **{name: view.id_column for name, view in TABLES.items()},
     "objects": "object_id",
 }
 
@@ -105,12 +68,13 @@ def write_table(rows: list[dict[str, object]], name: str, directory: Path) -> Pa
     return path
 
 
-def read_table(name: str, directory: Path) -> pa.Table:
-    """Reads `<name>.parquet`; an absent table is an empty one."""
+def read_table(name: str, directory: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads `<name>.parquet`, or some of its columns; an absent table is an empty one."""
     path = directory / f"{name}.parquet"
     if not path.exists():
-        return SCHEMAS[name].empty_table()
-    return pq.read_table(path, schema=SCHEMAS[name])
+        empty = SCHEMAS[name].empty_table()
+        return empty if columns is None else empty.select(list(columns))
+    return pq.read_table(path, schema=SCHEMAS[name], columns=columns)
 
 
 def object_words(row: Mapping[str, Any]) -> list[str]:

@@ -124,9 +124,24 @@ class Tokenizer:
         pieces = self._engine.encode(text, add_special_tokens=False).ids
         return [self.cls_id, *pieces[: max_len - 2], self.sep_id]
 
-    def encode_batch(self, texts: Sequence[str], max_len: int) -> Text:
-        """`encode` for each text, padded to the longest."""
-        return self._pad([self.encode(text, max_len) for text in texts])
+    def encode_batch(self, texts: Sequence[str], max_len: int, *, whole_words: bool = False) -> Text:
+        """`encode` for each text, padded to the longest; with `word_BT` if `whole_words`."""
+        import torch
+
+        if max_len < 2:
+            raise ValueError(f"max_len must hold [CLS] and [SEP]: {max_len}")
+        room = max_len - 2
+        # One by one: the engine's own batches start threads, which a loader's forked worker must not have.
+        encoded = [self._engine.encode(text, add_special_tokens=False) for text in texts]
+        text = self._pad([[self.cls_id, *e.ids[:room], self.sep_id] for e in encoded])
+        text = dataclasses.replace(text, cut_B=torch.tensor([len(e.ids) > room for e in encoded], dtype=torch.bool))
+        if not whole_words:
+            return text
+        word_BT = torch.full_like(text.ids_BT, -1)
+        for row_T, e in zip(word_BT, encoded, strict=True):
+            words = e.word_ids[:room]
+            row_T[1 : 1 + len(words)] = torch.tensor(words, dtype=torch.int64)
+        return dataclasses.replace(text, word_BT=word_BT)
 
     def _pad(self, rows: Sequence[Sequence[int]]) -> Text:
         import torch
@@ -149,20 +164,23 @@ class Tokenizer:
         """
         import torch
 
-        rows, starts = [], []
+        rows, starts, cut = [], [], []
         for segments in texts:
             room = max_len - 1 - len(segments)
             if room < 0:
                 raise ValueError(f"max_len must hold [CLS] and {len(segments)} [SEP]: {max_len}")
             pieces = [self._engine.encode(segment, add_special_tokens=False).ids for segment in segments]
+            whole = len(pieces[-1])
             while sum(map(len, pieces)) > room:
                 longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
                 pieces[longest] = pieces[longest][:-1]
             rows.append([self.cls_id, *(i for piece in pieces for i in (*piece, self.sep_id))])
+            cut.append(len(pieces[-1]) < whole)
             starts.append(len(rows[-1]) - (len(pieces[-1]) + 1 if len(pieces) > 1 else 0))
         text = self._pad(rows)
         behind_BT = torch.arange(text.ids_BT.shape[1]) >= torch.tensor(starts)[:, None]
-        return dataclasses.replace(text, last_segment_BT=text.mask_BT & behind_BT)
+        cut_B = torch.tensor(cut, dtype=torch.bool)
+        return dataclasses.replace(text, last_segment_BT=text.mask_BT & behind_BT, cut_B=cut_B)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text up to the first [SEP]; special tokens are left out, [UNK] included."""

@@ -1,13 +1,16 @@
-"""Which fine-tuning run of each task is the best, by `tracking.metric` on the test that all of them share.
+"""The fine-tuning runs of each task, best first, by the task's metric on the test that all of them share.
 
 Numbers of different datasets do not compare: a first lesson scores higher on its simple world than the last one on the
 real test. Runs compete on `tracking.dataset`; where it says nothing, on the datasets that all runs of the task were
-scored on. Text-only controls do not take part, nor runs that were not scored there, which are steps on the way.
+scored on. Text-only controls do not take part. A run that was not scored there is a step on the way: it comes last, and
+has no value.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vlp_models.errors import ParamsError
@@ -17,57 +20,98 @@ from vlp_models.workspace.paths import Workspace, read_json
 Scores = list[dict[str, Any]]
 
 
-def best_runs(params: Params, workspace: Workspace) -> dict[str, tuple[str, Scores]]:
-    """Task -> (run, its scores).
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A run that may become its task's champion. value: of the task's metric; None: not measured on that test."""
+
+    run: str
+    model: str
+    family: str
+    design: str
+    seed: int
+    scores: Scores
+    value: float | None
+
+
+def candidates(params: Params, workspace: Workspace) -> dict[str, list[Candidate]]:
+    """Task -> its runs, the best first; equals and those without a value in the order of params.yaml.
 
     Raises:
         ParamsError: `tracking` says nothing on a task's metric, or the runs of a task share no dataset.
         DataError: a run has not been evaluated.
     """
-    runs: dict[str, dict[str, Scores]] = {}
-    for name, finetune in params.finetune.items():
-        if not finetune.blank_images:
-            runs.setdefault(finetune.task, {})[name] = read_json(workspace.evaluation(name) / "scores.json")
-    best = {}
-    for task, candidates in runs.items():
-        if task not in params.tracking.metric:
-            raise ParamsError(f"params.yaml: tracking.metric says nothing about the task {task}")
-        values = {name: _values(params, task, scores) for name, scores in candidates.items()}
-        values = {name: found for name, found in values.items() if found}  # VCR's subtasks alone lack Q->AR
-        if not values:
-            _check_scored(params, task, candidates)
-            continue
-        where = _yardstick(params, task, values)
-        ranked = {
-            name: math.fsum(found[d] for d in where) / len(where)
-            for name, found in values.items()
-            if where <= found.keys()
-        }
-        winner = max(ranked, key=ranked.__getitem__)  # the first of equals, in the order of params.yaml
-        best[task] = (winner, candidates[winner])
-    return best
+    found: dict[str, list[Candidate]] = {}
+    for task in dict.fromkeys(run.task for run in params.finetune.values()):
+        scores = {name: read_json(workspace.evaluation(name) / "scores.json") for name in candidates_of(params, task)}
+        if scores:
+            found[task] = _ranked(params, task, scores)
+    return found
 
 
-def _values(params: Params, task: str, scores: Scores) -> dict[str, float]:
-    """Dataset -> the task's metric on the split that promotion looks at, where it could be computed."""
-    metric, split = params.tracking.metric[task], params.promotion.split
+def candidates_of(params: Params, task: str) -> list[str]:
+    """The task's runs that may become its champion: all but text-only controls."""
+    return [name for name, run in params.finetune.items() if run.task == task and not run.blank_images]
+
+
+def metric_of(params: Params, task: str) -> str:
+    """The metric by which the task's versions are compared.
+
+    Raises:
+        ParamsError: `tracking.metric` says nothing about the task.
+    """
+    if task not in params.tracking.metric:
+        raise ParamsError(f"params.yaml: tracking.metric says nothing about the task {task}")
+    return params.promotion.gate(task).metric or params.tracking.metric[task]
+
+
+def _ranked(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candidate]:
+    metric = metric_of(params, task)
+    values = {name: _values(params, metric, records) for name, records in scores.items()}
+    known = {name: found for name, found in values.items() if found}  # VCR's subtasks alone lack Q->AR
+    means: dict[str, float] = {}
+    if known:
+        where = _yardstick(params, task, known)
+        means = {n: math.fsum(v[d] for d in where) / len(where) for n, v in known.items() if where <= v.keys()}
+    else:
+        _check_scored(params, task, metric, scores)
+    sign = -1.0 if params.promotion.gate(task).direction == "higher" else 1.0
+    order = sorted(scores, key=lambda name: (name not in means, sign * means.get(name, 0.0)))
+    return [
+        Candidate(
+            run=name,
+            model=params.model_of(name),
+            family=params.family_at(f"finetune/{name}"),
+            design=params.design_of(name),
+            seed=params.finetune[name].seed,
+            scores=scores[name],
+            value=means.get(name),
+        )
+        for name in order
+    ]
+
+
+def _values(params: Params, metric: str, scores: Scores) -> dict[str, float]:
+    """Dataset -> the metric on the split that promotion looks at, where it could be computed."""
     return {
         s["dataset"]: float(s["value"])
         for s in scores
-        if s["metric"] == metric and s["split"] == split and s["value"] is not None and math.isfinite(s["value"])
+        if s["metric"] == metric
+        and s["split"] == params.promotion.split
+        and s["value"] is not None
+        and math.isfinite(s["value"])
     }
 
 
-def _check_scored(params: Params, task: str, candidates: dict[str, Scores]) -> None:
-    metric, split = params.tracking.metric[task], params.promotion.split
-    if not any(s["metric"] == metric and s["split"] == split for scores in candidates.values() for s in scores):
+def _check_scored(params: Params, task: str, metric: str, scores: Mapping[str, Scores]) -> None:
+    split = params.promotion.split
+    if not any(s["metric"] == metric and s["split"] == split for records in scores.values() for s in records):
         raise ParamsError(
             f"params.yaml: no run of {task} has {metric} on {split}, by which versions are compared; put {split} among "
             "`evaluate.splits`, or set `promotion.split` and `tracking.metric`"
         )
 
 
-def _yardstick(params: Params, task: str, values: dict[str, dict[str, float]]) -> set[str]:
+def _yardstick(params: Params, task: str, values: Mapping[str, Mapping[str, float]]) -> set[str]:
     wanted = params.tracking.dataset.get(task)
     if wanted:
         if not any(wanted in found for found in values.values()):

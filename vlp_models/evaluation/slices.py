@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
@@ -13,27 +16,29 @@ LENGTHS = ((6, "1-6"), (10, "7-10"), (15, "11-15"))  # words, then 16+
 COUNTS = ((0, "0"), (2, "1-2"), (5, "3-5"))  # objects, then 6+
 
 
-def slices_of(samples: Sequence[Sample], validated: Path) -> dict[str, list[str]]:
+def slices_of(
+    samples: Sequence[Sample], validated: Path, own: Callable[[Sample], list[str]] = lambda sample: []
+) -> dict[str, list[str]]:
     """Sample id -> the slices it belongs to.
 
-    `dataset`, `objects` (where the dataset has any), `caption_length` (words of an image's references, their median) or
-    `text_length`, and of questions `question_type` and `answer_type`.
+    `dataset`, `objects` (where the dataset's samples have any), `caption_length` (words of an image's references, their
+    median) or `text_length`, and those of the task, which `own` gives.
     """
-    table = read_table("objects", validated)
-    objects = Counter(table["image_id"].to_pylist())
+    table = read_table("objects", validated, columns=["image_id"])
+    wanted = pa.array({sample.image_id for sample in samples}, pa.string())
+    objects = Counter(table.filter(pc.is_in(table["image_id"], value_set=wanted))["image_id"].to_pylist())
     with_objects = {image_id.partition("/")[0] for image_id in objects}
     result: dict[str, list[str]] = {}
     for sample in samples:
-        own = [f"dataset={sample.source}"]
+        found = [f"dataset={sample.source}"]
         if sample.image_id.partition("/")[0] in with_objects:
-            own.append(f"objects={_bin(objects[sample.image_id], COUNTS, '6+')}")
-        if sample.captions:
-            lengths = sorted(len(caption.split()) for caption in sample.captions)
-            own.append(f"caption_length={_bin(lengths[len(lengths) // 2], LENGTHS, '16+')}")
+            found.append(f"objects={_bin(objects[sample.image_id], COUNTS, '6+')}")
+        if sample.values.get("captions"):
+            lengths = sorted(len(caption.split()) for caption in sample["captions"])
+            found.append(f"caption_length={_bin(lengths[len(lengths) // 2], LENGTHS, '16+')}")
         elif sample.text:
-            own.append(f"text_length={_bin(len(sample.text.split()), LENGTHS, '16+')}")
-        own += [f"{name}={getattr(sample, name)}" for name in ("question_type", "answer_type") if getattr(sample, name)]
-        result[sample.sample_id] = own
+            found.append(f"text_length={_bin(len(sample.text.split()), LENGTHS, '16+')}")
+        result[sample.sample_id] = found + own(sample)
     return result
 
 

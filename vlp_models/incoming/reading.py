@@ -133,9 +133,9 @@ class Staging:
         return {"rows": found.total(), **{name: found[verdict] for name, verdict in names.items()}}
 
     def _add_unreadable(self, tables: Tables) -> None:
-        for row in tables.quarantine:
+        for row in tables["quarantine"]:
             self._add_bad(printable(row["provenance"]), row["rule"], row["reason"])
-        tables.quarantine.clear()
+        tables["quarantine"].clear()
 
     def _add_bad(self, provenance: str, rule: str, reason: str) -> None:
         self.connection.execute(

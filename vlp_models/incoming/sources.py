@@ -27,7 +27,7 @@ def protect(index: HashIndex, params: Params, workspace: Workspace, *, evaluates
     job = Job(folder=None, keep=None, max_pixels=params.validate.max_image_pixels, min_side=0)
     for name, source in others.items():
         whole = evaluates or index.knows_train(name)
-        rows = read_source(name, source, workspace.root).images
+        rows = read_source(name, source, workspace.root)["images"]
         listed = [
             (row["image_id"], row["split"] or "", row["path"]) for row in rows if whole or row["split"] != "train"
         ]

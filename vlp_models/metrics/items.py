@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,15 @@ import pyarrow.parquet as pq
 
 from vlp_models.errors import DataError
 from vlp_models.metrics.caption import bleu_percent
+from vlp_models.metrics.classification import macro_f1_percent
 from vlp_models.metrics.java import meteor_from_statistics
 from vlp_models.metrics.score import Evidence, FloatArray, Score, Statistic, mean_percent
 
+# What makes a metric of per-item sums, by the name that a file of items keeps. A task with another one says so
+# (`TaskModel.statistics`).
 STATISTICS: dict[str, Statistic] = {
     "mean": mean_percent,
+    "macro F1": macro_f1_percent,
     "METEOR": meteor_from_statistics,
     **{f"BLEU-{n}": partial(bleu_percent, n=n) for n in range(1, 5)},
 }
@@ -60,6 +64,7 @@ class ItemScores:
     groups: Sequence[str]
     parts_NK: FloatArray
     slices: Sequence[Sequence[str]]
+    statistics: Mapping[str, Statistic] = field(default_factory=lambda: STATISTICS)
 
     def evidence(self, chosen: Sequence[int] | None = None) -> Evidence:
         """All items', or those of `chosen` rows."""
@@ -67,26 +72,42 @@ class ItemScores:
         return Evidence(
             groups=[self.groups[i] for i in rows],
             parts_NK=self.parts_NK[list(rows)],
-            statistic=STATISTICS[self.statistic],
+            statistic=self.statistics[self.statistic],
             items=[self.items[i] for i in rows],
         )
 
 
 def item_scores(
-    score: Score, *, dataset: str, split: str, test: str, slices: Mapping[str, Sequence[str]], decoding: str = ""
+    score: Score,
+    *,
+    dataset: str,
+    split: str,
+    test: str,
+    slices: Mapping[str, Sequence[str]],
+    decoding: str = "",
+    statistics: Mapping[str, Statistic] = STATISTICS,
 ) -> ItemScores | None:
-    """The storable form of a score; None where there is none (no value, or one that is no function of such sums).
+    """The storable form of a score; None where there is none: it has no value, or is not to be kept.
 
     Args:
         slices: by item id, or by what stands before its `#` (an image's captions share its slices).
+        statistics: those that a metric may be made by.
+
+    Raises:
+        ValueError: the score is to be kept, and its statistic is none of `statistics`, or two items have one id.
     """
     evidence = score.evidence
-    statistic = None if evidence is None else _name(evidence.statistic)
-    if evidence is None or statistic is None:
+    if evidence is None or not score.kept:
         return None
+    statistic = _name(evidence.statistic, statistics)
+    if statistic is None:
+        raise ValueError(
+            f"{score.metric}: its statistic is none of {', '.join(statistics)}, so no gate could compare by it; name "
+            "it among the task's `statistics`, or set the score's `kept` to False"
+        )
     items = [str(item) for item in evidence.items or evidence.groups]
     if len(set(items)) != len(evidence.groups):
-        return None
+        raise ValueError(f"{score.metric}: {len(evidence.groups)} items have {len(set(items))} different ids")
     return ItemScores(
         dataset=dataset,
         split=split,
@@ -98,6 +119,7 @@ def item_scores(
         groups=[str(group) for group in evidence.groups],
         parts_NK=evidence.parts_NK,
         slices=[slices.get(item, slices.get(item.rpartition("#")[0], ())) for item in items],
+        statistics=statistics,
     )
 
 
@@ -121,8 +143,11 @@ def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
     pq.write_table(table, path, compression="zstd")
 
 
-def read_items(path: Path) -> list[ItemScores]:
+def read_items(path: Path, statistics: Mapping[str, Statistic] = STATISTICS) -> list[ItemScores]:
     """
+    Args:
+        statistics: of the task that the file is of.
+
     Raises:
         DataError: no such file, or not one of ours.
     """
@@ -136,7 +161,7 @@ def read_items(path: Path) -> list[ItemScores]:
         found = []
         for entry in header:
             own = rows.get((entry["dataset"], entry["split"], entry["metric"]), [])
-            if entry["statistic"] not in STATISTICS:
+            if entry["statistic"] not in statistics:
                 raise KeyError(f"unknown statistic {entry['statistic']}")
             found.append(
                 ItemScores(
@@ -145,6 +170,7 @@ def read_items(path: Path) -> list[ItemScores]:
                     groups=[columns["group"][i] for i in own],
                     parts_NK=np.array([columns["parts"][i] for i in own], dtype=np.float64),
                     slices=[columns["slices"][i] for i in own],
+                    statistics=statistics,
                 )
             )
         return found
@@ -152,8 +178,8 @@ def read_items(path: Path) -> list[ItemScores]:
         raise DataError(f"{path}: not a file of scores per item: {error}") from None
 
 
-def _name(statistic: Statistic) -> str | None:
-    for name, known in STATISTICS.items():
+def _name(statistic: Statistic, statistics: Mapping[str, Statistic]) -> str | None:
+    for name, known in statistics.items():
         if statistic is known:
             return name
         if (

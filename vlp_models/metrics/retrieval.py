@@ -59,26 +59,35 @@ def rank(
     first: dict[str, int] = {}
     for position, image_id in enumerate(image_ids):
         first.setdefault(image_id, position)
-    if not first or not len(owners):
-        raise DataError(f"retrieval needs images and captions; found {len(first)} and {len(owners)}")
-    column = {image_id: number for number, image_id in enumerate(first)}
+    gallery_ID = image_embeddings_ID if len(first) == len(image_ids) else image_embeddings_ID[list(first.values())]
+    return rank_similarities(tuple(first), text_embeddings_TD @ gallery_ID.T, owners)
+
+
+def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float32], owners: Sequence[str]) -> Ranking:
+    """The same of similarities that are known.
+
+    Args:
+        image_ids: [I], each id once. owners: [T], the image that each caption describes.
+
+    Raises: see `rank`.
+    """
+    column = {image_id: number for number, image_id in enumerate(image_ids)}
+    if not column or not len(owners):
+        raise DataError(f"retrieval needs images and captions; found {len(column)} and {len(owners)}")
     lost = [owner for owner in owners if owner not in column]
     if lost:
         raise DataError(f"{len(lost)} captions describe images that are not in the gallery, such as {lost[0]}")
     own_T = np.array([column[owner] for owner in owners])
-    gallery_ID = image_embeddings_ID if len(first) == len(image_ids) else image_embeddings_ID[list(first.values())]
-
-    similarity_TI = text_embeddings_TD @ gallery_ID.T
     if not np.isfinite(similarity_TI).all():
         raise DataError("a similarity of caption and image is no number; was the model's training sound?")
     own_score_T = similarity_TI[np.arange(len(own_T)), own_T]
-    best_I = np.full(len(first), -np.inf, dtype=similarity_TI.dtype)
+    best_I = np.full(len(column), -np.inf, dtype=similarity_TI.dtype)
     np.maximum.at(best_I, own_T, own_score_T)
     # of the captions as similar as the image's best one, its own do not stand in the way
     before_I = np.count_nonzero(similarity_TI >= best_I, axis=0)
-    own_before_I = np.bincount(own_T[own_score_T >= best_I[own_T]], minlength=len(first))
+    own_before_I = np.bincount(own_T[own_score_T >= best_I[own_T]], minlength=len(column))
     return Ranking(
-        image_ids=tuple(first),
+        image_ids=tuple(image_ids),
         similarity_TI=similarity_TI,
         text_ranks_T=np.count_nonzero(similarity_TI >= own_score_T[:, None], axis=1),
         image_ranks_I=np.where(np.isfinite(best_I), 1 + before_I - own_before_I, 0),
@@ -161,4 +170,5 @@ def _median_rank(ranks: Ints, groups: Sequence[str], candidates: int, metric: st
 
     value = float(np.floor(np.median(ranks)))
     evidence = Evidence(groups=names.tolist(), parts_NK=histogram, statistic=medians)
-    return Score(metric=metric, value=value, n=len(ranks), evidence=evidence)
+    # not kept: the statistic is no function of the sums alone, it knows where the histogram's places begin
+    return Score(metric=metric, value=value, n=len(ranks), evidence=evidence, kept=False)

@@ -33,13 +33,17 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Score:
-    """One number. `value` is in percent, and None where it could not be computed; `note` then says why."""
+    """One number. `value` is in percent, and None where it could not be computed; `note` then says why.
+
+    kept: its evidence is kept item by item, so that a gate can compare two models by it (metrics/items.py).
+    """
 
     metric: str
     value: float | None
     n: int
     note: str = ""
     evidence: Evidence | None = None
+    kept: bool = True
 
 
 def not_computed(metric: str, n: int, reason: str) -> Score:
@@ -53,6 +57,7 @@ def mean_score(
     note: str = "",
     *,
     items: Sequence[str] = (),
+    kept: bool = True,
 ) -> Score:
     """The mean of per-item values between 0 and 1, in percent."""
     if len(values) != len(groups):
@@ -67,6 +72,7 @@ def mean_score(
         n=len(values),
         note=note,
         evidence=evidence,
+        kept=kept,
     )
 
 

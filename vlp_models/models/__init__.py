@@ -1,45 +1,65 @@
-"""The models, by the name params.yaml gives them."""
+"""The model families, by the name that params.yaml gives them (`models.<name>.family`)."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from vlp_models.errors import ParamsError
-from vlp_models.models.tden.config import TDENConfig
-from vlp_models.models.tden.model import TDEN
-from vlp_models.params import build
+from vlp_models.params.schema import build
 
-MODELS: dict[str, tuple[type[nn.Module], type]] = {"tden": (TDEN, TDENConfig)}
+# family -> module:class. A class has `config_class`, a frozen dataclass, and is called with one; where it has a
+# `from_config`, that is called instead. Nothing is imported before it is asked for.
+FAMILIES: dict[str, str] = {"tden": "vlp_models.models.tden.model:TDEN"}
 
 
-def build_model(
-    name: str,
-    config: dict[str, Any],
-    *,
-    vocab_size: int,
-    feature_dim: int,
-    num_classes: int,
-    mask_id: int | None = None,
-) -> nn.Module:
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What the data decides of a model; a family whose config has no field of that name is not told.
+
+    vocab_size, mask_id      of the tokenizer
+    feature_dim, num_classes of the regions (data/features/manifest.json); 0 for a model that reads none
+    """
+
+    vocab_size: int
+    mask_id: int
+    feature_dim: int = 0
+    num_classes: int = 0
+
+
+def family_class(family: str) -> type[nn.Module]:
+    """
+    Raises:
+        ParamsError: no such family.
+    """
+    if family not in FAMILIES:
+        raise ParamsError(f"unknown model family `{family}`; known: {', '.join(FAMILIES)}")
+    module, _, name = FAMILIES[family].partition(":")
+    found: type[nn.Module] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where: str = "config") -> nn.Module:
     """A freshly initialised model; the weights depend on torch's global seed alone.
 
     Args:
-        config: params.yaml's `model.config`, or a checkpoint's `model_config`.
-        vocab_size, mask_id: the tokenizer's; `mask_id` matters for pretraining only.
-        feature_dim, num_classes: the features' (data/features/manifest.json).
+        config: params.yaml's `models.<name>.config`, or a checkpoint's `model_config`.
+        where: its place, for messages.
 
     Raises:
-        ParamsError: an unknown model or key, a value out of range, or a config made for other data.
+        ParamsError: an unknown family or key, a value out of range, or a config made for other data.
     """
-    if name not in MODELS:
-        raise ParamsError(f"unknown model `{name}`; known: {', '.join(MODELS)}")
-    model_class, config_class = MODELS[name]
-    data = {"vocab_size": vocab_size, "feature_dim": feature_dim, "num_classes": num_classes}
-    if mask_id is not None:
-        data["mask_id"] = mask_id
-    for key, value in data.items():
+    model_class: Any = family_class(family)
+    known = {field.name for field in dataclasses.fields(model_class.config_class)}
+    told = {name: value for name, value in dataclasses.asdict(facts).items() if name in known}
+    for key, value in told.items():
         if config.get(key, value) != value:
-            raise ParamsError(f"`model.config.{key}` is {config[key]!r}, but the data at hand has {value}")
-    return model_class(build(config_class, {**config, **data}, where="model.config"))
+            raise ParamsError(f"`{where}.{key}` is {config[key]!r}, but the data at hand has {value}")
+    built = build(model_class.config_class, {**config, **told}, where=where)
+    model: nn.Module = getattr(model_class, "from_config", model_class)(built)
+    return model

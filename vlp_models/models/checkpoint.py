@@ -19,30 +19,26 @@ from torch import Tensor, nn
 
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, ParamsError
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.info import CheckpointInfo
 
-FORMAT = "vlp-checkpoint/1"
-WEIGHTS, CONFIG, ANSWERS = "model.safetensors", "config.json", "answers.json"
+WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
+ANSWERS = "answers.json"  # where VQA's labels stood before other tasks had any
 SUMS = "SHA256SUMS"  # of the files above and the tokenizer's, as `sha256sum --check` reads it
-# What `config.json` must hold besides `format`.
-KEYS = ("model", "model_config", "task", "max_text_len", "max_regions", "detector_id", "feature_dim", "classes")
 
 
 def write_checkpoint(
-    directory: Path, module: nn.Module, config: Mapping[str, Any], tokenizer: Tokenizer, answers: Sequence[str] = ()
+    directory: Path, module: nn.Module, info: CheckpointInfo, tokenizer: Tokenizer, labels: Sequence[str] = ()
 ) -> None:
     """Writes the weights of `module` (whose children are `model` and perhaps `head`) into an existing directory.
 
     Args:
-        config: config.json without `format`; must hold `KEYS`.
-        answers: what the indices of a VQA head stand for.
+        info: becomes config.json.
+        labels: what the rows of a classifier stand for (VQA's answers, entailment's labels).
 
     Raises:
         CheckpointError: the weights can't be written.
     """
-    missing = [key for key in KEYS if key not in config]
-    if missing:
-        raise ValueError(f"config lacks {missing}")
     state = module.state_dict()
     tied = tied_names(state)
     # safetensors stores each tensor once: of tied ones, the first name
@@ -51,12 +47,12 @@ def write_checkpoint(
         save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{directory / WEIGHTS}: can't be written: {error}; make room on the disk") from error
-    text = json.dumps({"format": FORMAT, **config}, indent=2, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(info.to_json(), indent=2, sort_keys=True, ensure_ascii=False)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
     tokenizer.save(directory)
-    if answers:
-        listed = json.dumps(list(answers), indent=0, ensure_ascii=False)
-        (directory / ANSWERS).write_text(listed + "\n", encoding="utf-8")
+    if labels:
+        listed = json.dumps(list(labels), indent=0, ensure_ascii=False)
+        (directory / LABELS).write_text(listed + "\n", encoding="utf-8")
     write_sums(directory)
 
 
@@ -97,7 +93,7 @@ def verify(directory: Path) -> None:
             raise CheckpointError(f"{path}: damaged: its sha256 is not the one in {SUMS}; {way_out}")
 
 
-def read_config(directory: Path) -> dict[str, Any]:
+def read_config(directory: Path) -> CheckpointInfo:
     """config.json, after a look at the sums of all files.
 
     Raises:
@@ -111,29 +107,30 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: no such file; is {directory} a checkpoint of this project?") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}; copy or make the checkpoint anew") from None
-    found = config.get("format") if isinstance(config, dict) else None
-    if found != FORMAT:
-        raise CheckpointError(f"{file}: format {found!r}; this program reads {FORMAT}")
-    missing = [key for key in KEYS if key not in config]
-    if missing:
-        raise CheckpointError(f"{file}: lacks {', '.join(missing)}; make the checkpoint anew")
-    return config
+    try:
+        return CheckpointInfo.from_json(config if isinstance(config, dict) else {})
+    except KeyError as error:
+        raise CheckpointError(f"{file}: lacks {error.args[0]}; make the checkpoint anew") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from None
 
 
-def read_answers(directory: Path) -> list[str]:
-    """The answers of a VQA head.
+def read_labels(directory: Path) -> list[str]:
+    """What the rows of a classifier stand for; in older checkpoints of VQA the file is answers.json.
 
     Raises:
-        CheckpointError: answers.json is missing or no list of strings.
+        CheckpointError: there is no such file, or it is no list of strings.
     """
-    file = directory / ANSWERS
+    file = directory / LABELS if (directory / LABELS).exists() else directory / ANSWERS
     try:
-        answers = json.loads(file.read_text(encoding="utf-8"))
+        labels = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory / LABELS}: no such file: what the classifier chooses from is lost") from None
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file}: the answers of the VQA head can't be read: {error}") from None
-    if not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
+        raise CheckpointError(f"{file}: the labels of the classifier can't be read: {error}") from None
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise CheckpointError(f"{file}: not a list of strings")
-    return answers
+    return labels
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
@@ -150,21 +147,20 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: damaged or no safetensors file: {error}") from None
 
 
-def build_from_config(config: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> nn.Module:
-    """The freshly initialised model that `config` describes.
+def build_from_config(info: CheckpointInfo, tokenizer: Tokenizer, where: Path) -> nn.Module:
+    """The freshly initialised model that `info` describes.
 
     Raises:
-        CheckpointError: the model is unknown here, or its config does not fit it.
+        CheckpointError: the family is unknown here, or its config does not fit it.
     """
+    facts = DataFacts(
+        vocab_size=tokenizer.vocab_size,
+        mask_id=tokenizer.mask_id,
+        feature_dim=info.feature_dim,
+        num_classes=len(info.classes),
+    )
     try:
-        return build_model(
-            config["model"],
-            config["model_config"],
-            vocab_size=tokenizer.vocab_size,
-            feature_dim=config["feature_dim"],
-            num_classes=len(config["classes"]),
-            mask_id=tokenizer.mask_id,
-        )
+        return build_model(info.family, info.model_config, facts)
     except ParamsError as error:
         raise CheckpointError(f"{where / CONFIG}: {error}") from None
 
@@ -191,17 +187,17 @@ def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], where: Path)
     module.load_state_dict({name: t for name, t in weights.items() if name not in tied}, strict=False)
 
 
-def load_model(directory: Path) -> tuple[nn.Module, Tokenizer, dict[str, Any]]:
-    """The model (without a task's head), its tokenizer and its config.json.
+def load_model(directory: Path) -> tuple[nn.Module, Tokenizer, CheckpointInfo]:
+    """The model (without a task's head), its tokenizer and what config.json says.
 
     Raises:
         CheckpointError: damaged, or of another architecture.
     """
-    config = read_config(directory)
+    info = read_config(directory)
     tokenizer = Tokenizer.load(directory)
-    model = build_from_config(config, tokenizer, directory)
+    model = build_from_config(info, tokenizer, directory)
     load_strictly(model, part_of(read_weights(directory), "model"), directory)
-    return model, tokenizer, config
+    return model, tokenizer, info
 
 
 def part_of(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -1,16 +1,23 @@
 """What a model can do, said in types. A task asks for one of these and for nothing else.
 
-| protocol            | serves                             |
-|---------------------|------------------------------------|
-| Fuses               | VQA, VCR, NLVR, entailment         |
-| FusesApart          | VQA with a second classifier       |
-| Embeds              | retrieval by one matrix product    |
-| ScoresPairs         | retrieval without a dual encoder   |
-| Generates           | captioning                         |
-| Pretrains           | the pretraining stage              |
-| PredictsMaskedWords | two-pass scheduled sampling        |
+| protocol            | serves                                          |
+|---------------------|-------------------------------------------------|
+| Fuses               | VQA, VCR, NLVR, entailment                      |
+| FusesApart          | VQA with a second classifier                    |
+| Embeds              | retrieval by one matrix product                 |
+| ScoresPairs         | retrieval without a dual encoder                |
+| Generates           | captioning                                      |
+| Pretrains           | the pretraining stage                           |
+| PredictsMaskedWords | two-pass scheduled sampling                     |
+| GroupsParameters    | learning rates, freezing, optimisers by part    |
+| Adopts              | starting from another stage, or another config  |
 
-Shape suffixes: B batch, R regions or patches, T text tokens, D hidden, E embedding, V vocabulary, N hypotheses.
+Every model has `inputs` besides (`ModelInputs`, data/inputs.py). abilities.py prints which family meets what.
+
+Where texts and images are given together, text i is about image i, or about `text.owner_N[i]` where that is given.
+
+Shape suffixes: B batch, R regions or patches, T text tokens, D hidden, E embedding, V vocabulary, N texts or
+hypotheses.
 """
 
 from __future__ import annotations
@@ -20,9 +27,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Text
+from vlp_models.models.adopt import Adopted
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption
 
@@ -43,7 +51,7 @@ class Fuses(Protocol):
     fused_dim: int
 
     def fuse(self, image: Image, text: Text) -> Fused:
-        """One row a text. N texts, as many of each image as of any other, those of an image together."""
+        """One row a text."""
         ...
 
 
@@ -61,7 +69,13 @@ class Embeds(Protocol):
 
 @runtime_checkable
 class ScoresPairs(Protocol):
-    def score_pairs(self, image: Image, text: Text) -> Tensor: ...  # [B]
+    """How well texts and images match, where no two vectors say it. Retrieval asks in blocks of pairs."""
+
+    def encode_image(self, image: Image) -> Any: ...  # what can be known of images before any text
+
+    def score(self, state: Any, text: Text, image_of_text_N: Tensor) -> Tensor:
+        """[N], the higher the better. image_of_text_N int64: which image of `state` each text is to be scored with."""
+        ...
 
 
 @runtime_checkable
@@ -69,7 +83,7 @@ class Generates(Protocol):
     """One step interface for greedy, beam and sampled decoding. A state is opaque to the decoder."""
 
     def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
-        """Teacher forcing: [N, T, V]. N texts, as many of each image as of any other, those of an image together.
+        """Teacher forcing: [N, T, V].
 
         at_NT bool: the only positions whose logits are wanted; they come as [M, V], in row-major order.
         """
@@ -87,9 +101,17 @@ class Pretrains(Protocol):
     objectives: Collection[str]
 
     def pretraining_losses(
-        self, batch: Batch, *, objectives: Collection[str], generator: torch.Generator, mask_probability: float
+        self,
+        batch: Batch,
+        *,
+        objectives: Mapping[str, Tensor | None],
+        generator: torch.Generator,
+        mask_probability: float,
     ) -> dict[str, Loss]:
-        """One unweighted loss per asked objective; the recipe (sum, draw, turns) weighs and mixes them."""
+        """One unweighted loss per asked objective; the recipe (sum, draw, turns) weighs and mixes them.
+
+        objectives: name -> bool [N], which samples learn it; None: all of them.
+        """
         ...
 
 
@@ -98,7 +120,8 @@ class MaskedPass:
     """One pass over a corrupted batch.
 
     losses       one unweighted loss per objective
-    word_logits  path -> [M, V], detached: its predictions of the M masked words, in row-major order of the batch
+    word_logits  path -> [M, V], detached: its predictions of the M masked words (of the samples that learn the path's
+                 first objective), in row-major order of the batch
     output       opaque: what the model wants back in a later pass over the same batch
     """
 
@@ -118,7 +141,12 @@ class PredictsMaskedWords(Pretrains, Protocol):
     word_paths: Mapping[str, tuple[str, ...]]
 
     def corrupt(
-        self, batch: Batch, *, objectives: Collection[str], generator: torch.Generator, mask_probability: float
+        self,
+        batch: Batch,
+        *,
+        objectives: Mapping[str, Tensor | None],
+        generator: torch.Generator,
+        mask_probability: float,
     ) -> Corruption: ...
 
     def encode_corrupted(self, batch: Batch, corruption: Corruption) -> Any: ...  # what all passes share
@@ -128,12 +156,30 @@ class PredictsMaskedWords(Pretrains, Protocol):
         batch: Batch,
         corruption: Corruption,
         image: Any,
-        objectives: Collection[str],
+        objectives: Mapping[str, Tensor | None],
         ids: Mapping[str, Tensor] | None = None,
         after: MaskedPass | None = None,
     ) -> MaskedPass:
         """A pass for these objectives. ids: path -> the sentences it reads; else `corruption.ids_BT`.
 
         after: an earlier pass with this corruption and image, for a model that need not compute everything twice.
+        """
+        ...
+
+
+@runtime_checkable
+class GroupsParameters(Protocol):
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """By name, each parameter once. A model without has one group for each of its children."""
+        ...
+
+
+@runtime_checkable
+class Adopts(Protocol):
+    def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
+        """Takes over what fits of another checkpoint of this family; `config` is its `model_config`.
+
+        Raises:
+            CheckpointError: of another architecture, or nothing fits.
         """
         ...

@@ -26,7 +26,15 @@ from vlp_models.params.operations import EvaluateParams, TrackingParams
 from vlp_models.params.optimizer import GroupParams, OptimizerParams
 from vlp_models.params.promotion import GateParams, PromotionParams
 from vlp_models.params.recipe import ObjectiveParams, PassesParams, RampParams, RecipeParams
-from vlp_models.params.runs import NAME, FinetuneParams, ModelParams, PretrainParams, TrainerParams, split_start
+from vlp_models.params.runs import (
+    NAME,
+    FinetuneParams,
+    ModelParams,
+    PretrainParams,
+    TrainerParams,
+    TrainingParams,
+    split_start,
+)
 from vlp_models.params.schema import build, nearest, to_plain
 from vlp_models.params.snapshots import SnapshotParams
 
@@ -56,6 +64,7 @@ __all__ = [
     "TokenizerParams",
     "TrackingParams",
     "TrainerParams",
+    "TrainingParams",
     "ValidateParams",
     "WorldParams",
     "build",

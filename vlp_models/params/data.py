@@ -12,16 +12,23 @@ from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveI
 
 @dataclass(frozen=True, kw_only=True)
 class WorldParams:
-    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `boxes`: NLVR v1 form."""
+    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `web`: scenes with one noisy alt text each, in
+    COCO form and as pairs; `boxes`: NLVR v1 form."""
 
-    world: Literal["objects", "boxes"]
+    world: Literal["objects", "web", "boxes"]
     seed: NonNegativeInt
     train: NonNegativeInt  # images (objects) or examples of six permuted images (boxes)
     val: NonNegativeInt
     test: NonNegativeInt
     questions_per_image: NonNegativeInt = 12  # objects only
-    side: PositiveInt = 128  # pixels, objects only (never `size`: DVC's run cache ignores that name)
+    side: PositiveInt = 128  # pixels, objects and web (never `size`: DVC's run cache ignores that name)
+    misspelt: Share = 0.2  # of every fifth caption, objects only
+    mismatched: Share = 0.25  # of the alt texts: they describe another image; web only, as the next three
+    hypernyms: Share = 0.1  # of the nouns: `square` -> `shape`
+    lost_words: Share = 0.06  # of the words
+    boilerplate: Share = 0.3  # of the alt texts: `stock photo of ...`
     vcr_per_image: NonNegativeInt = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
+    hypotheses_per_image: NonNegativeInt = 0  # of visual entailment, objects only; read as format snli_ve
     statements: PositiveInt = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: PositiveInt = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
@@ -35,7 +42,7 @@ class SourceParams:
     The key `all` stands for files that hold every split; the Karpathy file (or `split_by`) then divides them.
     """
 
-    format: Literal["coco", "nlvr", "pairs", "vcr"]
+    format: Literal["coco", "nlvr", "pairs", "vcr", "snli_ve", "texts"]
     root: str
     images: str = "images"
     captions: dict[str, list[str]] = field(default_factory=dict)
@@ -43,6 +50,7 @@ class SourceParams:
     karpathy: str = ""
     questions: dict[str, list[str]] = field(default_factory=dict)
     annotations: dict[str, list[str]] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files of one text a line, no image
     truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
     pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
     validation_directories: list[str] = field(default_factory=list)  # nlvr: train directories held out whole
@@ -81,7 +89,8 @@ class FeaturesParams:
     path: str  # for tsv and npz
     max_regions: PositiveInt
     min_score: Share
-    batch_size: PositiveInt
+    batch_size: PositiveInt = 1  # of no effect, kept for older files: regions are made an image at a time
+    order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,4 +106,4 @@ class TokenizerParams:
 @dataclass(frozen=True, kw_only=True)
 class ShardsParams:
     images_per_shard: PositiveInt
-    pixels: bool
+    pixels: Literal["auto", True, False] = "auto"  # the image files; auto: if any model reads them

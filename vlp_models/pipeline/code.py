@@ -86,16 +86,13 @@ def _imports(path: Path, root: Path, changed: int) -> tuple[str, ...]:
 
 
 def _collect(node: ast.AST, names: set[str]) -> None:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and _is_for_types(child.test):
-            for other in child.orelse:
-                _collect(other, names)
-            continue
-        if isinstance(child, ast.Import):
-            names |= {alias.name for alias in child.names if alias.name.split(".")[0] == PACKAGE}
-        elif isinstance(child, ast.ImportFrom) and child.module and child.module.split(".")[0] == PACKAGE:
-            names.add(child.module)
-            names |= {f"{child.module}.{alias.name}" for alias in child.names}
+    if isinstance(node, ast.Import):
+        names |= {alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE}
+    elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == PACKAGE:
+        names.add(node.module)
+        names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    for_types = isinstance(node, ast.If) and _is_for_types(node.test)
+    for child in node.orelse if for_types else ast.iter_child_nodes(node):  # type: ignore[attr-defined]
         _collect(child, names)
 
 

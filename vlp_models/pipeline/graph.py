@@ -21,6 +21,7 @@ HEADER = """\
 # data/plan/code/* list source files with their hashes: a stage depends on the code that it runs, and on no other.
 """
 CODE = "data/plan/code"
+READS = "data/plan/reads.json"  # what of images the models read
 NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run
 # Params that change a training's result; how often it logs or saves is none of them.
 HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision")
@@ -125,7 +126,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
         "shards": {
             "cmd": "vlp stage shards",
             "params": given("shards"),
-            "deps": ["data/validated", *(["data/features"] if regions else []), code("stages", "shards")],
+            "deps": ["data/validated", READS, *(["data/features"] if regions else []), code("stages", "shards")],
             "outs": ["data/shards"],
         },
         "initial": _each(
@@ -253,6 +254,12 @@ def render(stages: Mapping[str, Stage]) -> str:
     document = {"vars": ["params.yaml"], "stages": dict(stages)}
     text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     return HEADER + text
+
+
+def is_ours(root: Path) -> bool:
+    """Whether `vlp plan` writes the dvc.yaml in `root`: there is none yet, or it begins as ours does."""
+    file = root / FILE
+    return not file.exists() or file.read_text(encoding="utf-8").startswith(HEADER.partition(";")[0])
 
 
 def params_of(stages: Mapping[str, Stage], stage: str, key: str) -> list[str]:

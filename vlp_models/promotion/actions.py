@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
 from vlp_models.workspace.paths import Workspace, write_json
 
 if TYPE_CHECKING:
+    from vlp_models.promotion.decision import Decision
     from vlp_models.promotion.ledger import Ledger
-    from vlp_models.promotion.promote import Decision
 
 REFUSED = 3  # exit code
 
@@ -28,13 +29,15 @@ def promote_task(
     force_first: bool = False,
     by: str = "",
 ) -> Decision:
-    """Decides on `version` (default: the challenger), moves the aliases, writes reports/promotion/TASK.json.
+    """Decides on `version` (default: the best of the task's runs), moves the aliases, writes
+    reports/promotion/TASK.json.
 
     Raises:
         ParamsError: no such task. DataError: nothing registered, or MLflow can't be reached. LedgerError: see there.
     """
     from vlp_models.promotion.promote import Bench, promote
     from vlp_models.promotion.reevaluate import reevaluated
+    from vlp_models.serving.bundle import content_of
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.registry import model_name
 
@@ -49,10 +52,11 @@ def promote_task(
             metric=params.tracking.metric[task],
             dataset=params.tracking.dataset.get(task, ""),
             bench=Bench(
-                content_of=_content_of,
+                content_of=content_of,
                 reevaluate=lambda bundle, lineage: reevaluated(params, workspace, bundle, lineage),
             ),
             by=by or who(),
+            runs=candidates_of(params, task),
             version=version,
             force_first=force_first,
         )
@@ -67,6 +71,7 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
         see `promote_task`; DataError also where there is no previous champion.
     """
     from vlp_models.promotion.promote import rollback
+    from vlp_models.serving.bundle import content_of
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.registry import model_name
 
@@ -74,20 +79,22 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     with mlflow_errors(params):
         client, ledger = connect(params.tracking, workspace.root), ledger_of(params, workspace)
         model = model_name(params.tracking, task)
-        decision = rollback(client, ledger, task=task, model=model, content_of=_content_of, by=by or who())
+        decision = rollback(client, ledger, task=task, model=model, content_of=content_of, by=by or who())
     write_json(report_path(workspace, task), decision.plain())
     return decision
 
 
 def explain(decision: Decision) -> list[str]:
     """The decision in words."""
-    before = f" (was {decision.champion})" if decision.champion not in (None, decision.version) else ""
-    what = f"version {decision.version}" if decision.version else "no version"
+    was = of_run(decision.champion_run, decision.champion_run_model)
+    before = f" (was {decision.champion}{was})" if decision.champion not in (None, decision.version) else ""
+    made = of_run(decision.run, decision.run_model)
+    what = f"version {decision.version}{made}" if decision.version else "no version"
     head = {
         "promoted": f"{decision.model}: champion is {what}{before}",
         "rolled back": f"{decision.model}: champion is {what}{before}; back at the one before",
         "refused": f"{decision.model}: {what} refused; champion stays "
-        + (f"version {decision.champion}" if decision.champion else "vacant"),
+        + (f"version {decision.champion}{was}" if decision.champion else "vacant"),
         "unchanged": f"{decision.model}: nothing to promote: " + "; ".join(decision.reasons),
     }[decision.outcome]
     lines = [head]
@@ -105,7 +112,16 @@ def explain(decision: Decision) -> list[str]:
         lines.append(f"  {numbers['metric']} {numbers['value']:.2f} on {numbers['n']:,} items")
     if decision.outcome != "unchanged":
         lines += [f"  {'overridden: ' if decision.forced else ''}{reason}" for reason in decision.reasons]
+    for other in decision.candidates:
+        if other["version"] != decision.version:
+            value = other.get("note") or f"{other['value']:.2f}"
+            lines.append(f"  beside it: version {other['version']}{of_run(other['run'], other['run_model'])}: {value}")
     return lines
+
+
+def of_run(run: str, run_model: str) -> str:
+    """Which run made a version, for a sentence; empty where that is not on record."""
+    return f" ({', '.join(filter(None, (f'run {run}', run_model)))})" if run else ""
 
 
 def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[str, Any]]:
@@ -164,12 +180,6 @@ def mlflow_errors(params: Params) -> Iterator[None]:
             raise
         uri = tracking_uri(params.tracking, Path.cwd())
         raise DataError(f"MLflow at {uri}: {str(error).splitlines()[0]}") from error
-
-
-def _content_of(bundle: Path) -> str:
-    from vlp_models.stages.register import content_of
-
-    return content_of(bundle / "checkpoint", bundle / "detector")
 
 
 def _check_task(params: Params, task: str) -> None:

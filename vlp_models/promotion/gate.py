@@ -38,14 +38,14 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Yardstick:
-    """What versions are compared by. dataset: empty for all that a version was scored on."""
+    """What versions are compared by. datasets: empty for all that a version was scored on."""
 
     metric: str
     split: str
-    dataset: str = ""
+    datasets: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.metric} on {self.dataset + ' ' if self.dataset else ''}{self.split}"
+        return f"{self.metric} on {', '.join(self.datasets)}{' ' if self.datasets else ''}{self.split}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Measured:
 
 def measured(scores: Sequence[ItemScores], by: Yardstick) -> Measured | str:
     """The scores that the yardstick asks for; or, in words, why there are none to go by."""
-    there = [s for s in scores if s.split == by.split and by.dataset in ("", s.dataset)]
+    there = [s for s in scores if s.split == by.split and (not by.datasets or s.dataset in by.datasets)]
     chosen = [s for s in there if s.metric == by.metric and len(s.items)]
     if not chosen:
         known = ", ".join(sorted({s.metric for s in there})) or "none"
@@ -91,6 +91,11 @@ def measured(scores: Sequence[ItemScores], by: Yardstick) -> Measured | str:
     if not np.isfinite(found.value()):
         return f"non-finite: {by} is {found.value()}"
     return found
+
+
+def datasets_of(scores: Sequence[ItemScores], by: Yardstick) -> set[str]:
+    """The datasets on which `scores` have the yardstick's metric."""
+    return {s.dataset for s in scores if s.split == by.split and s.metric == by.metric and len(s.items)}
 
 
 def by_itself(challenger: Measured, rule: GateParams, validation: dict[str, Any] | None, unvalidated: bool) -> Verdict:

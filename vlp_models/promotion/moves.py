@@ -27,10 +27,11 @@ def move_champion(
     to: int,
     by: str,
     decision: dict[str, Any],
+    makers: dict[str, str],
 ) -> None:
-    """Intent, aliases, end. `action`: promote or rollback."""
+    """Intent, aliases, end. `action`: promote or rollback; `makers`: the runs and models behind the two versions."""
     before = ledger.state(model).champion
-    entry = {"action": action, "task": task, "model": model, "version": to, "from": before, "by": by}
+    entry = {"action": action, "task": task, "model": model, "version": to, "from": before, "by": by, **makers}
     ledger.append({**entry, "kind": "intent", "decision": decision})
     client.set_registered_model_alias(model, CHAMPION, str(to))
     _finish(client, ledger, entry)
@@ -51,7 +52,8 @@ def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str,
     found = _alias(client, model, CHAMPION)
     if state.pending is not None:
         intent = state.pending
-        entry = {key: intent[key] for key in ("action", "task", "model", "version", "from")}
+        kept = {"action", "task", "model", "version", "from", "run", "run_model", "from_run", "from_run_model"}
+        entry = {key: value for key, value in intent.items() if key in kept}
         entry |= {"by": by, "after": "an interruption"}
         if found == intent["version"]:
             _finish(client, ledger, entry)

@@ -1,6 +1,8 @@
-"""A registered bundle on today's test data, through the real stages: features (its own detector's), shards, evaluate.
+"""A registered bundle on today's test data, through the real stages: what it reads of images, shards, evaluate.
 
-They run in a workspace of their own below .work, which is gone afterwards; the project's outputs stay as they are.
+What it reads, the bundle says: regions of its own detector, made as they were for its training, or pixels. Nothing of
+that is taken from today's params. The stages run in a workspace of their own below .work, which is gone afterwards; the
+project's outputs stay as they are.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
 from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError
-from vlp_models.params import FeaturesParams, FinetuneParams, Params, build, to_plain
+from vlp_models.models.info import CheckpointInfo
+from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
+from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, bundle_info
 from vlp_models.workspace.paths import Workspace, need, read_json
 
 RUN = "champion"
@@ -28,54 +33,109 @@ FOLDER = "reevaluate-"
 
 
 @contextmanager
-def reevaluated(params: Params, workspace: Workspace, bundle: Path, lineage: dict[str, Any]) -> Iterator[Path]:
+def reevaluated(params: Params, workspace: Workspace, bundle: Path, lineage: Mapping[str, Any]) -> Iterator[Path]:
     """Yields the folder with the bundle's predictions and scores (what `evaluate` writes).
 
     Args:
-        bundle: serving/predictor.py.
+        bundle: serving/bundle.py.
         lineage: of the version it is to be compared with, whose datasets it is evaluated on.
 
     Raises:
         DataError: no test data here, or a bundle or lineage that does not say what is needed.
         VLPError: whatever the stages raise.
     """
-    from vlp_models.stages import evaluate, features, shards
+    from vlp_models.stages import evaluate
 
-    config = read_json(bundle / "checkpoint" / "config.json")
-    made = build(FeaturesParams, read_json(bundle / "features.json"), where="features", file=str(bundle))
+    info = bundle_info(bundle)
     need(workspace.validated / "manifest.json", "validate")
-    run = _run_like(params, lineage, config)
-    settings = dataclasses.replace(params, features=_absolute(made, workspace), finetune={RUN: run})
+    settings = dataclasses.replace(params, finetune={RUN: _run_like(params, lineage, info)})
     (workspace.root / ".work").mkdir(exist_ok=True)
     for left in (workspace.root / ".work").glob(f"{FOLDER}*"):  # after a kill; one at a time is in here
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=workspace.root / ".work", prefix=FOLDER) as temporary:
         own = Workspace(Path(temporary))
-        for path, there in ((own.checkpoint(RUN), bundle / "checkpoint"), (own.detector, bundle / "detector")):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(there.absolute())
-        if _same_features(workspace, config, made):
-            own.validated.symlink_to(workspace.validated.absolute())
-            own.shards.symlink_to(workspace.shards.absolute())
+        _link(own.checkpoint(f"finetune/{RUN}"), bundle / CHECKPOINT)
+        reads = _inputs(info)
+        if isinstance(reads.image, RegionInput):
+            _with_regions(settings, workspace, own, bundle, info, reads)
         else:
-            _copy_splits(workspace, own, set(params.evaluate.splits))
-            features.run(settings, own)
-            shards.run(settings, own)
-        _check_fits(own, config)
+            _without_regions(settings, workspace, own, reads)
         evaluate.run(settings, own, RUN)
         yield own.evaluation(RUN)
 
 
-def _run_like(params: Params, lineage: dict[str, Any], config: dict[str, Any]) -> FinetuneParams:
-    """The run of the version compared with: same task, same datasets."""
+def _inputs(info: CheckpointInfo) -> ModelInputs:
+    """What the bundle's model reads."""
+    from vlp_models.models import DataFacts
+    from vlp_models.models.outline import inputs_of
+
+    facts = {field.name for field in dataclasses.fields(DataFacts)}
+    config = {key: value for key, value in info.model_config.items() if key not in facts}
+    (found,) = inputs_of({info.name: ModelParams(family=info.family, config=config)})
+    return found
+
+
+def _with_regions(
+    params: Params, workspace: Workspace, own: Workspace, bundle: Path, info: CheckpointInfo, reads: ModelInputs
+) -> None:
+    """Shards with the regions that the bundle was trained on: today's where they are just these, else made anew."""
+    from vlp_models.stages import features, shards
+
+    written = {"content": "roi", **read_json(bundle / FEATURES)}  # bundles before there was a choice do not say
+    made = build(FeaturesParams, written, where="features", file=str(bundle))
+    _link(own.detector, bundle / DETECTOR)
+    if _same_features(workspace, info, made):
+        _link(own.validated, workspace.validated)
+        _link(own.shards, workspace.shards)
+    else:
+        _copy_splits(workspace, own, set(params.evaluate.splits))
+        settings = dataclasses.replace(_packing(params), features=_absolute(made, workspace))
+        features.run(settings, own)
+        shards.run(settings, own, inputs=[reads])
+    _check_fits(own, info)
+
+
+def _without_regions(params: Params, workspace: Workspace, own: Workspace, reads: ModelInputs) -> None:
+    """Shards with the image files, where the model reads any: today's where they hold them, else made anew."""
+    from vlp_models.stages import shards
+
+    if not isinstance(reads.image, PixelInput) or _holds_pixels(workspace):
+        _link(own.validated, workspace.validated)
+        _link(own.shards, need(workspace.shards, "shards"))
+    else:
+        _copy_splits(workspace, own, set(params.evaluate.splits))
+        shards.run(_packing(params), own, inputs=[reads])
+
+
+def _packing(params: Params) -> Params:
+    """The same, with shards that hold what the bundle reads, not what today's models do."""
+    return dataclasses.replace(params, shards=dataclasses.replace(params.shards, pixels="auto"))
+
+
+def _link(path: Path, target: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target.absolute())
+
+
+def _holds_pixels(workspace: Workspace) -> bool:
+    manifest = workspace.shards / "manifest.json"
+    return manifest.exists() and read_json(manifest).get("pixels") is True
+
+
+def _run_like(params: Params, lineage: Mapping[str, Any], info: CheckpointInfo) -> FinetuneParams:
+    """A run on the datasets of the version compared with, whatever else params.yaml held when that was trained."""
     try:
-        plain = lineage["params"]["finetune"][lineage["run"]]
-        run = build(FinetuneParams, plain, where=f"finetune.{lineage['run']}", file="the version's params")
-    except (KeyError, TypeError):
+        then = lineage["params"]["finetune"][lineage["run"]]
+        asked = {"task": then["task"], "sources": dict(then["sources"]), "seed": int(then["seed"])}
+    except (KeyError, TypeError, ValueError):
         raise DataError("the version compared with has no params on record; register it again") from None
-    if run.task != config.get("task"):
-        raise DataError(f"the bundle is of the task {config.get('task')}, not of {run.task}")
-    return dataclasses.replace(run, blank_images=bool(config.get("blank_images")))
+    if asked["task"] != info.task:
+        raise DataError(f"the bundle is of the task {info.task}, not of {asked['task']}")
+    like = params.finetune.get(lineage["run"]) or next(iter(params.finetune.values()), None)
+    if like is None:
+        raise DataError("params.yaml has no fine-tuning run; a champion is evaluated as one of them would be")
+    asked["evaluate_on"] = list(then.get("evaluate_on", []))
+    return dataclasses.replace(like, **asked, blank_images=info.blank_images)
 
 
 def _absolute(made: FeaturesParams, workspace: Workspace) -> FeaturesParams:
@@ -83,27 +143,28 @@ def _absolute(made: FeaturesParams, workspace: Workspace) -> FeaturesParams:
     return dataclasses.replace(made, path=str((workspace.root / made.path).absolute())) if made.path else made
 
 
-def _same_features(workspace: Workspace, config: dict[str, Any], made: FeaturesParams) -> bool:
+def _same_features(workspace: Workspace, info: CheckpointInfo, made: FeaturesParams) -> bool:
     """Whether data/shards holds just the features that the bundle was trained on."""
     manifests = [directory / "manifest.json" for directory in (workspace.shards, workspace.features)]
     if not all(path.exists() for path in manifests):
         return False
     shards, features = (read_json(path) for path in manifests)
-    return features["params"] == to_plain(made) and not _differences(shards, config)
+    return features["params"] == to_plain(made) and not _differences(shards, info)
 
 
-def _check_fits(own: Workspace, config: dict[str, Any]) -> None:
+def _check_fits(own: Workspace, info: CheckpointInfo) -> None:
     """
     Raises:
         DataError: the features made of today's data are not those the bundle was trained on.
     """
-    differ = _differences(read_json(own.shards / "manifest.json"), config)
+    differ = _differences(read_json(own.shards / "manifest.json"), info)
     if differ:
         raise DataError(f"the features of today's data do not fit the bundle: {', '.join(differ)} differ")
 
 
-def _differences(shards: dict[str, Any], config: dict[str, Any]) -> list[str]:
-    return [name for name in ("detector_id", "feature_dim", "classes") if shards[name] != config[name]]
+def _differences(shards: Mapping[str, Any], info: CheckpointInfo) -> list[str]:
+    of_bundle = {"detector_id": info.detector_id, "feature_dim": info.feature_dim, "classes": list(info.classes)}
+    return [name for name, value in of_bundle.items() if shards[name] != value]
 
 
 def _copy_splits(workspace: Workspace, own: Workspace, splits: set[str]) -> None:
@@ -122,7 +183,9 @@ def _copy_splits(workspace: Workspace, own: Workspace, splits: set[str]) -> None
     for name in ID_COLUMN:
         if name not in ("images", "objects"):
             rows = read_table(name, workspace.validated)
-            pq.write_table(rows.filter(pc.is_in(rows["image_id"], value_set=ids)), own.validated / f"{name}.parquet")
+            if "image_id" in rows.column_names:  # texts that no image belongs to are learnt from, never evaluated on
+                rows = rows.filter(pc.is_in(rows["image_id"], value_set=ids))
+                pq.write_table(rows, own.validated / f"{name}.parquet")
     # Objects whole: `features.source: boxes` takes its vocabulary from all of them.
     for name in ("objects.parquet", "truth.jsonl"):
         if (workspace.validated / name).exists():

@@ -30,8 +30,8 @@ def print_history(rows: list[dict[str, Any]], *, as_json: bool = False) -> None:
 
     console = Console()
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("line", "time (UTC)", "what", "version", "before", "value", "gain", "by"):
-        table.add_column(name, no_wrap=name not in ("what", "by"), overflow="fold")
+    for name in ("line", "time (UTC)", "what", "version", "run", "model", "before", "value", "gain", "by"):
+        table.add_column(name, no_wrap=name in ("line", "version", "before", "value", "gain"), overflow="fold")
     styles = {"done": "green", "refused": "red", "intent": "yellow", "undone": "yellow"}
     for row in rows:
         numbers = row.get("decision", {}).get("numbers", {})
@@ -40,6 +40,8 @@ def print_history(rows: list[dict[str, Any]], *, as_json: bool = False) -> None:
             row["time"][:16].replace("T", " "),
             Text(describe(row), styles.get(row["kind"], "")),
             _text(row["version"]),
+            Text(row.get("run", "")),
+            Text(row.get("run_model", "")),
             _text(row["from"]),
             f"{numbers['value']:.2f}" if "value" in numbers else "",
             f"{numbers['gain']:+.2f}" if "gain" in numbers else "",
@@ -87,7 +89,7 @@ def print_lineage(params: Params, workspace: Workspace, model: str, *, file: str
                 f"{version.name} version {version.version} was registered without a lineage; if checkpoints/ still "
                 "holds its checkpoint, `vlp stage register` adds it"
             )
-        record = {"model": version.name, "version": int(version.version), **record}
+        record = {**record, "name": version.name, "version": int(version.version)}
         record |= {"metrics": read_scores(client, version), "rebuild": rebuild_commands(record)}
     if as_json:
         print(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False))
@@ -122,7 +124,7 @@ def find_version(client: MlflowClient, params: Params, model: str) -> ModelVersi
 def rebuild_commands(record: dict[str, Any]) -> list[str]:
     """What makes the version's checkpoint again; raw data come from the DVC remote or the generator."""
     commit = record["git_commit"].partition("+")[0]
-    name = f"{record['model']}/{record['version']}"
+    name = f"{record['name']}/{record['version']}"
     kept = [file for file in ("params.yaml", "dvc.lock") if file in record["locks"]]
     commands = [f"vlp lineage {name} --file {file} > /tmp/{file}" for file in kept]
     commands += [f"git checkout {commit}"] if commit != "unknown" else []
@@ -133,7 +135,10 @@ def rebuild_commands(record: dict[str, Any]) -> list[str]:
 def lineage_lines(record: dict[str, Any]) -> list[str]:
     """The record as indented lines."""
     commit, changed, _ = record["git_commit"].partition("+")
-    lines = [f"{record['model']} version {record['version']}: {record['task']}, run {record['run']}"]
+    lines = [f"{record['name']} version {record['version']}: {record['task']}, run {record['run']}"]
+    if record.get("family"):  # versions registered before there were several models do not say
+        about = f"{record['model']} ({record['family']})"
+        lines.append(f"model        {about}; design {record['design']}, seed {record['seed']}")
     lines.append(f"git commit   {commit}" + (" with uncommitted changes" if changed else ""))
     lines += [f"sha256       {digest}  {name}" for name, digest in sorted(record["locks"].items())]
     lines += [f"dvc md5      {digest}  {out}" for out, digest in sorted(record["dvc"].items()) if digest]
@@ -150,7 +155,7 @@ def lineage_lines(record: dict[str, Any]) -> list[str]:
         lines.append(f"parent       {parent['role']} {parent['path']}  " + "; ".join(str(d) for d in details if d))
     run = record["params"].get("finetune", {}).get(record["run"], {})
     lines.append(f"params       {_short(run)}")
-    lines.append(f"             all of them: vlp lineage {record['model']}/{record['version']} --file params.yaml")
+    lines.append(f"             all of them: vlp lineage {record['name']}/{record['version']} --file params.yaml")
     for score in record["metrics"]:
         if score["value"] is not None and "(" not in score["metric"]:
             interval = f" ({score['low']:.2f} to {score['high']:.2f})" if score["low"] is not None else ""

@@ -58,15 +58,23 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str) -> Markup:
 
 
 def interval_bar(
-    value: float, low: float | None, high: float | None, baselines: Mapping[str, float], *, top: float
+    value: float,
+    low: float | None,
+    high: float | None,
+    baselines: Mapping[str, float],
+    *,
+    top: float,
+    of_seeds: bool = False,
 ) -> Markup:
-    """A value with its interval as a bar from 0 to `top`, baselines as ticks across it."""
+    """A value with its interval (of_seeds: from the lowest to the highest seed) as a bar from 0 to `top`, baselines as
+    ticks across it."""
     width, height = 220, 22
 
     def at(number: float) -> float:
         return max(0.0, min(1.0, number / top if top else 0.0)) * width
 
-    label = f"{value:.1f}" + (f", 95% interval {low:.1f} to {high:.1f}" if low is not None and high is not None else "")
+    what = "seeds" if of_seeds else "95% interval"
+    label = f"{value:.1f}" + (f", {what} {low:.1f} to {high:.1f}" if low is not None and high is not None else "")
     label += "".join(f"; {name} {number:.1f}" for name, number in baselines.items())
     parts = [
         f'<svg class="bar" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'

@@ -14,7 +14,7 @@ from vlp_models.data.tables import read_table
 from vlp_models.report.charts import boxes_overlay
 from vlp_models.workspace.paths import Workspace
 
-NARROW, WIDE = 240, 400  # pixels of a picture's longer side as the page shows it
+NARROW = 240  # pixels of a picture's longer side as the page shows it
 BOXES_SHOWN = 6
 
 

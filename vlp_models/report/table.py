@@ -7,22 +7,17 @@ from typing import Any
 
 from vlp_models.workspace.paths import read_json
 
-# What one wants to see first; the rest is in summary.json and on the page.
-HEADLINES = {
-    "captioning": ("CIDEr", "BLEU-4", "METEOR", "true captions"),
-    "vqa": ("accuracy", "gain over image blanked"),
-    "vcr": ("Q->A", "QA->R", "Q->AR", "gain over image blanked"),
-    "retrieval": ("R@1", "R@5", "R@10", "median rank", "R@1 (image to text)"),
-    "nlvr": ("accuracy", "consistency", "gain over image blanked"),
-}
-
 
 def is_headline(record: dict[str, Any]) -> bool:
-    return record["metric"] in HEADLINES.get(record["task"], ())
+    """Whether a record is what one wants to see first; the rest is in summary.json and on the page."""
+    from vlp_models.tasks import TASKS, task_class
+
+    return record["task"] in TASKS and record["metric"] in task_class(record["task"]).headlines
 
 
 def print_results(summary: Path) -> None:
-    """Prints the main metrics of every run, in percent, with interval and baselines."""
+    """Prints the main metrics of every run, in percent, with interval and baselines: one table a task, dataset and
+    split, so that runs of all models stand below each other."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -32,17 +27,23 @@ def print_results(summary: Path) -> None:
     places: dict[str, list[dict[str, Any]]] = {}
     for record in read_json(summary):
         if is_headline(record):
-            places.setdefault(f"{record['run']}: {record['dataset']} {record['split']}", []).append(record)
+            places.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
     for place, records in places.items():
+        order = list(dict.fromkeys(record["metric"] for record in records))
+        records.sort(key=lambda record: order.index(record["metric"]))
         table = Table(title=Text(place, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("metric", no_wrap=True, min_width=23)
+        table.add_column("metric", overflow="fold")
+        table.add_column("run", overflow="fold")
+        table.add_column("model", overflow="fold")
         table.add_column("value", justify="right", no_wrap=True, min_width=5)
         table.add_column("95% interval", no_wrap=True, min_width=14)
-        table.add_column("to compare with", min_width=24)
+        table.add_column("to compare with", min_width=20)
         for record in records:
             compared = ", ".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
             cells = (
                 record["metric"],
+                record["run"],
+                record["model"],
                 "-" if record["value"] is None else f"{record['value']:.1f}",
                 "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}",
                 record["note"] if record["value"] is None else compared,

@@ -124,10 +124,12 @@ def import_checkpoint(
 def _task_model(
     model: nn.Module, converted: Converted, described: dict[str, Any], answers: list[str], inputs: Inputs, file: Path
 ) -> nn.Module:
-    from vlp_models.models.checkpoint import load_strictly
-    from vlp_models.tasks.base import task_class
+    from vlp_models.models.checkpoint import FORMAT, load_strictly
+    from vlp_models.models.info import CheckpointInfo
+    from vlp_models.tasks import task_class
 
-    task_model = task_class(converted.kind)(model, inputs.tokenizer, described, answers=answers)
+    info = CheckpointInfo.from_json({"format": FORMAT, **described})
+    task_model = task_class(converted.kind)(model, inputs.tokenizer, info, labels=answers)
     load_strictly(task_model.head, converted.head, file)
     return task_model
 

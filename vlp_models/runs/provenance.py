@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.data.tables import read_table
-from vlp_models.params import Params, to_plain
+from vlp_models.params import Params, split_start, to_plain
 from vlp_models.tracking.lineage import git_commit
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
@@ -15,19 +15,24 @@ LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
 
 
 def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, Any]:
-    """Commit, lock files, data, validation, parents and the command for checkpoints/RUN."""
-    config = read_json(workspace.checkpoint(run) / "config.json")
+    """Commit, lock files, data, validation, parents and the command for a fine-tuning run's checkpoint."""
+    checkpoint = f"finetune/{run}"
+    config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     return {
         "format": "vlp-lineage/1",
         "task": params.finetune[run].task,
         "run": run,
+        "model": params.model_of(run),
+        "family": params.family_at(checkpoint),
+        "design": params.design_of(run),
+        "seed": params.finetune[run].seed,
         "git_commit": git_commit(workspace.root),
         "locks": {name: hash_path(workspace.root / name) for name in LOCKS if (workspace.root / name).exists()},
         "dvc": _dvc_outs(workspace.root / "dvc.lock"),
         "params": to_plain(params),
         "data": _data(workspace),
         "validation": validation_record(workspace, config),
-        "parents": _parents(params, workspace, run, config),
+        "parents": _parents(params, workspace, checkpoint, config),
         "target": f"finetune@{run}",
     }
 
@@ -72,45 +77,43 @@ def _data(workspace: Workspace) -> dict[str, Any]:
     return data
 
 
-def _parents(params: Params, workspace: Workspace, run: str, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Checkpoints back to the first one, the detector and the tokenizer; hashes as training found them."""
+def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the checkpoint `name` was made of: the checkpoints before it back to the first one and the weights imported
+    into that, the detector where the model reads regions, and the tokenizer. Hashes are those that training found.
+    """
     parents: list[dict[str, Any]] = []
-    name, made_from = run, config
-    while True:
-        provenance = made_from.get("provenance", {})
-        init = _init(params, name)
-        if not init or len(parents) > 20:
-            break
-        recorded = provenance.get("inputs", {}).get("init")
-        path = workspace.root / init if name == "pretrain" else workspace.checkpoint(init)
+    made_from = config
+    _, *starts = params.chain(name)
+    for start in starts:
+        recorded = made_from.get("provenance", {}).get("inputs", {}).get("start")
+        path = workspace.checkpoint(start)
         parent: dict[str, Any] = {"role": "starts from", "path": workspace.relative(path), "sha256": recorded}
         parents.append(parent)
         if not (path / "config.json").exists():
             break
         now = hash_path(path)
         parent["sha256"] = recorded or now
-        if recorded not in (None, now, hash_path(path / "config.json")):
+        if recorded not in (None, now):
             parent["note"] = "changed since: its own parents are not known"
             break
-        name, made_from = init, read_json(path / "config.json")
+        made_from = read_json(path / "config.json")
         if provenance := made_from.get("provenance", {}):
             parent["params"] = provenance.get("params", {})
-    detector = {"role": "detector", "path": "data/detector", "id": config.get("detector_id")}
-    if workspace.detector.exists():
-        detector["sha256"] = hash_path(workspace.detector)
+    else:
+        kind, model = split_start(starts[-1]) if starts else ("", "")
+        if kind == "initial" and params.models[model].weights:
+            there = workspace.root / params.models[model].weights
+            digest = hash_path(there) if there.exists() else None
+            parents.append({"role": "imported weights", "path": params.models[model].weights, "sha256": digest})
+    if config.get("detector_id"):
+        detector = {"role": "detector", "path": "data/detector", "id": config["detector_id"]}
+        if workspace.detector.exists():
+            detector["sha256"] = hash_path(workspace.detector)
+        parents.append(detector)
     tokenizer = config.get("provenance", {}).get("inputs", {}).get("tokenizer")
     if tokenizer is None and workspace.tokenizer.exists():
         tokenizer = hash_path(workspace.tokenizer)
-    return [*parents, detector, {"role": "tokenizer", "path": "data/tokenizer", "sha256": tokenizer}]
-
-
-def _init(params: Params, name: str) -> str:
-    """The checkpoint that `name` starts from, as params.yaml has it; empty: from nothing."""
-    if name in params.finetune:
-        return params.finetune[name].init
-    if name == "scheduled_sampling":
-        return "" if params.scheduled_sampling.init == "scratch" else "pretrain"
-    return params.pretrain.init if name == "pretrain" else ""
+    return [*parents, {"role": "tokenizer", "path": "data/tokenizer", "sha256": tokenizer}]
 
 
 def _dvc_outs(lock: Path) -> dict[str, str]:

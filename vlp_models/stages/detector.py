@@ -6,18 +6,17 @@ symbols. Average precision is measured on the val split.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.data.tables import object_words, read_table
+from vlp_models.data.boxed import read_boxed
+from vlp_models.data.tables import object_words
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DetectorParams, Params, to_plain
 from vlp_models.workspace.paths import (
     Workspace,
     hash_file,
     measured,
-    need,
     output_directory,
     write_json,
     write_manifest,
@@ -37,29 +36,27 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Writes data/detector and reports/detector.json.
 
     Raises:
-        DataError: `source: train` and no box in the train split.
+        DataError: `validate` has not run; `source: train` and no box in the train split.
         CheckpointError: `source: weights` and no file, or one of another architecture.
         ParamsError: an unknown dataset in `sources`, a missing path, or a number that can't be.
         NonFiniteLossError: training diverged.
     """
     p = params.detector
     _check(p, params)
-    with measured(workspace, "detector"):
-        need(workspace.validated, "validate")
-        with output_directory(workspace.detector) as directory:
-            if p.source == "none":
-                from vlp_models.vision.state import save_no_detector
+    with measured(workspace, "detector"), output_directory(workspace.detector) as directory:
+        if p.source == "none":
+            from vlp_models.vision.state import save_no_detector
 
-                report: Report = {"detector_id": save_no_detector(directory, {"source": "none"}), "source": "none"}
-            else:
-                report = _make(params, workspace, directory)
-            write_manifest(
-                directory,
-                stage="detector",
-                params=to_plain(p),
-                counts=report.get("counts", {}),
-                detector_id=report["detector_id"],
-            )
+            report: Report = {"detector_id": save_no_detector(directory, {"source": "none"}), "source": "none"}
+        else:
+            report = _make(params, workspace, directory)
+        write_manifest(
+            directory,
+            stage="detector",
+            params=to_plain(p),
+            counts=report.get("counts", {}),
+            detector_id=report["detector_id"],
+        )
     write_json(workspace.reports / "detector.json", report)
     _print(report)
 
@@ -108,15 +105,8 @@ def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
 
 
 def _rows(p: DetectorParams, workspace: Workspace) -> list[dict[str, Any]]:
-    """The rows of the images table with boxes, each with its objects; in the order of their ids."""
-    objects: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in read_table("objects", workspace.validated).to_pylist():
-        objects[row["image_id"]].append(row)
-    return [
-        row | {"objects": objects[row["image_id"]]}
-        for row in read_table("images", workspace.validated).sort_by("image_id").to_pylist()
-        if row["image_id"] in objects and (not p.sources or row["source"] in p.sources)
-    ]
+    """The images with boxes, of the wanted datasets, each with its objects; in the order of their ids."""
+    return [row for row in read_boxed(workspace.validated) if not p.sources or row["source"] in p.sources]
 
 
 def _labelled(

@@ -1,7 +1,8 @@
 """features: the regions of every validated image, from the detector, from symbols or imported.
 
 Each chunk is a part that any process can make. Finished ones wait under .work; after an interruption only the others
-are made. The result does not depend on who made them.
+are made. The regions of an image that the last run has seen are taken over from it, if the same code and settings made
+them. The result depends on neither: it is, byte for byte, that of a first run.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.data import features as storage
+from vlp_models.data.kept_features import KeptFeatures, keep_features
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
+from vlp_models.pipeline.code import identity
 from vlp_models.workspace.finished import keep, link_or_copy, restore
 from vlp_models.workspace.mapper import LocalMapper, Mapper
 from vlp_models.workspace.paths import (
@@ -55,16 +59,16 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
     with measured(workspace, "features"):
         validated = need(workspace.validated, "validate")
         images = read_table("images", validated).sort_by("image_id").to_pylist()
+        _kept.cache_clear()
         source = _open(params, workspace)
-        print_ = fingerprint(
-            {"features": to_plain(p), "detector_id": source.detector_id, "classes": list(source.classes)},
-            {"images": validated / "images.parquet", "objects": validated / "objects.parquet"},
-        )
-        work = workspace.work("features", print_)
+        kept = _kept_directory(params, source, workspace) if source.by_content else None
+        inputs = {"images": validated / "images.parquet"}
+        inputs |= {"objects": validated / "objects.parquet"} if p.source == "boxes" else {}
+        work = workspace.work("features", fingerprint(_identity(params, source), inputs))
         if restore(workspace, work, "features"):
             return
         start = time.perf_counter()
-        made = _make_chunks(mapper, source, params, images, workspace.root, work)
+        made, taken = _make_chunks(mapper, source, params, images, workspace.root, work, kept)
         seconds = time.perf_counter() - start
         notes = [row for path in sorted(work.glob("notes-*.json")) for row in json.loads(path.read_text("utf-8"))]
         _refuse_missing(notes, images, workspace)
@@ -83,13 +87,17 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
                 detector_id=source.detector_id,
             )
         keep(workspace, work, "features", [workspace.features])
+        if kept is not None:
+            keep_features(workspace.features, images, kept)
         for path in [*work.glob("features-*.safetensors"), *work.glob("notes-*.json")]:
             path.unlink()
         with suppress(OSError):  # not empty: it keeps the result
             work.rmdir()
     print(
         f"features {source.detector_id}: {counts['regions']:,} regions of {counts['images']:,} images, "
-        f"{source.feature_dim} numbers each" + (f", {made / seconds:.0f} images/s" if made else "")
+        f"{source.feature_dim} numbers each"
+        + (f", {taken:,} images taken over from the last run" if taken else "")
+        + (f", {made:,} extracted at {made / seconds:.0f} images/s" if made else "")
     )
     for rule, count in Counter(row["rule"] for row in notes).items():
         print(f"  {rule}: {count:,} images, listed in {workspace.features / 'quarantine.parquet'}")
@@ -98,10 +106,10 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
 def _check(p: FeaturesParams) -> None:
     if p.source in ("tsv", "npz") and not p.path:
         raise ParamsError(f"params.yaml: `features.source: {p.source}` needs `features.path`")
-    if p.max_regions < 1 or p.batch_size < 1 or not 0 <= p.min_score < 1:
+    if p.max_regions < 1 or not 0 <= p.min_score < 1:
         raise ParamsError(
-            "params.yaml: `features.max_regions` and `batch_size` must be at least 1, `min_score` from 0 to below 1; "
-            f"found {p.max_regions}, {p.batch_size}, {p.min_score}"
+            "params.yaml: `features.max_regions` must be at least 1, `min_score` from 0 to below 1; "
+            f"found {p.max_regions}, {p.min_score}"
         )
 
 
@@ -118,11 +126,11 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
     if p.source == "tsv":
         from vlp_models.vision.tsv import open_tsv
 
-        return open_tsv(workspace.root / p.path, p.max_regions)
+        return open_tsv(workspace.root / p.path, p.max_regions, p.order)
     if p.source == "npz":
         from vlp_models.vision.npz import open_npz
 
-        return open_npz(workspace.root / p.path, p.max_regions)
+        return open_npz(workspace.root / p.path, p.max_regions, p.order)
     import torch
 
     from vlp_models.vision.extract import DetectorSource, RegionExtractor
@@ -136,22 +144,47 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
         "cuda" if cuda else "cpu",
         min_score=p.min_score,
         max_regions=p.max_regions,
-        batch_size=p.batch_size,
         content=p.content,
     )
     return DetectorSource(extractor, workspace.root)
+
+
+def _identity(params: Params, source: RegionSource) -> dict[str, Any]:
+    """What an image's regions depend on besides the image."""
+    settings = {name: value for name, value in to_plain(params.features).items() if name != "batch_size"}
+    module = type(source).__module__
+    versions = {name: metadata.version(name) for name in ("numpy", "pillow", "torch", "torchvision")}
+    return {
+        "features": settings,
+        "detector_id": source.detector_id,
+        "classes": list(source.classes),
+        "code": identity([module, storage.__name__]),
+        "versions": versions,
+        "device": source.device,
+    }
+
+
+def _kept_directory(params: Params, source: RegionSource, workspace: Workspace) -> Path:
+    """Where the last run's regions are, if they were made as these will be."""
+    return workspace.root / ".work" / "features" / "kept" / fingerprint(_identity(params, source), {})[:16]
 
 
 Chunk = tuple[int, list[Row]]  # its number, and its rows of the images table
 
 
 def _make_chunks(
-    mapper: Mapper, source: RegionSource, params: Params, images: list[Row], root: Path, work: Path
-) -> int:
-    """Makes the chunks that `work` lacks; returns how many images that took."""
+    mapper: Mapper,
+    source: RegionSource,
+    params: Params,
+    images: list[Row],
+    root: Path,
+    work: Path,
+    kept: Path | None,
+) -> tuple[int, int]:
+    """Makes the chunks that `work` lacks; returns how many images were extracted for that, and how many taken over."""
     from vlp_models.vision.progress import progress_bar
 
-    made = 0
+    made = taken = 0
     start = time.perf_counter()
     chunks = [
         (number, images[first : first + storage.CHUNK_IMAGES])
@@ -168,26 +201,45 @@ def _make_chunks(
 
         if isinstance(mapper, LocalMapper) and mapper.workers == 1:  # with the source at hand, image by image
             for chunk in missing:
-                _make_chunk(chunk, source, work, advance)
+                taken += _make_chunk(chunk, source, work, kept, advance)
         else:
-            make = functools.partial(_make_chunk_elsewhere, params=params, root=root, work=work)
-            for count in mapper.map(make, missing):
+            make = functools.partial(_make_chunk_elsewhere, params=params, root=root, work=work, kept=kept)
+            for count, known in mapper.map(make, missing):
                 advance(count)
-    return made
+                taken += known
+    return made - taken, taken
 
 
-def _make_chunk(chunk: Chunk, source: RegionSource, work: Path, advance: Callable[[int], None]) -> None:
+def _make_chunk(
+    chunk: Chunk, source: RegionSource, work: Path, kept: Path | None, advance: Callable[[int], None]
+) -> int:
+    """Returns how many images it has taken over."""
     number, rows = chunk
-    regions, notes = source.regions(rows, advance)
+    before = _kept(kept) if kept is not None else None
+    known = [before.get(row["sha256"]) if before else None for row in rows]
+    new = [row for row, regions in zip(rows, known, strict=True) if regions is None]
+    advance(len(rows) - len(new))
+    regions, notes = source.regions(new, advance) if new else ([], [])
     write_text(work / f"notes-{number:05d}.json", json.dumps(notes))  # before the chunk, which says "done"
-    ids = [row["image_id"] for row in rows]
-    storage.write_chunk(work, number, list(zip(ids, regions, strict=True)))
+    made = iter(regions)
+    whole = [(row["image_id"], next(made) if old is None else old) for row, old in zip(rows, known, strict=True)]
+    storage.write_chunk(work, number, whole)
+    return len(rows) - len(new)
 
 
-def _make_chunk_elsewhere(chunk: Chunk, *, params: Params, root: Path, work: Path) -> int:
-    """In a process of its own, which opens the source for its first chunk. Returns the number of images."""
-    _make_chunk(chunk, _source(work, params, root), work, lambda count: None)
-    return len(chunk[1])
+@functools.lru_cache(maxsize=1)
+def _kept(directory: Path) -> KeptFeatures:
+    """Opened once a process, not once a chunk."""
+    return KeptFeatures(directory)
+
+
+def _make_chunk_elsewhere(
+    chunk: Chunk, *, params: Params, root: Path, work: Path, kept: Path | None
+) -> tuple[int, int]:
+    """In a process of its own, which opens the source for its first chunk. Returns the numbers of images and, of those,
+    of images taken over."""
+    taken = _make_chunk(chunk, _source(work, params, root), work, kept, lambda count: None)
+    return len(chunk[1]), taken
 
 
 _opened: dict[Path, RegionSource] = {}  # of the run that this process works for; `work` is its identity

@@ -28,7 +28,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
     from vlp_models.models import FAMILIES
-    from vlp_models.models.checkpoint import read_info
+    from vlp_models.models.checkpoint import read_config
     from vlp_models.runs.fitting import (
         check_same_data,
         forget,
@@ -50,7 +50,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with measured(workspace, stage):
         inputs = read_inputs(workspace)
         start = need(workspace.checkpoint(p.start), stage_of(p.start))
-        before = read_info(start)
+        before = read_config(start)
         files = {**inputs.files, "start": start}
         settings = {"finetune": {key: to_plain(p)}}
         modules = ["vlp_models.stages.finetune", *(FAMILIES[before.family], TASKS[p.task])]
@@ -64,12 +64,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         loss = task_model.training_loss(inputs.shards, p.sources, work)
         loaders = LoaderFactory(
             inputs.shards,
-            task_model.learning_view,
+            task_model.learning_view(task_model.options),
             sources=p.sources,
-            reader=task_model,
+            collate=task_model.collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
             seed=p.seed,
+            captioned=task_model.captioned_only(task_model.options),
+            **task_model.reader.flags,
         )
         tags = {"task": p.task, "run": key, "model": before.name}
         with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:
@@ -111,10 +113,11 @@ def _task_model(
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import load_strictly, part_of, read_labels, read_weights
     from vlp_models.runs.fitting import data_facts, describe, start_from
-    from vlp_models.tasks.base import read_options, task_class
+    from vlp_models.tasks import task_class
+    from vlp_models.tasks.base import read_options
 
     task = task_class(p.task)
-    labels = task.labels_of(workspace.tokenizer)
+    labels = task.labels_for(workspace.tokenizer)
     torch.manual_seed(p.seed)
     config = {**before.model_config, **p.config}
     model = build_model(before.family, config, data_facts(inputs), where="model_config")
@@ -133,6 +136,6 @@ def _task_model(
     weights = read_weights(start)
     for line in start_from(model, before, part_of(weights, "model"), start):
         print(line, file=sys.stderr)
-    if before.task == p.task and list(read_labels(start)) == list(labels):
+    if before.task == p.task and (not task.has_labels or read_labels(start) == labels):
         load_strictly(task_model.head, part_of(weights, "head"), start)
     return task_model

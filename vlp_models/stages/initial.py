@@ -22,7 +22,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from torch import nn
 
     from vlp_models.models import build_model
-    from vlp_models.models.checkpoint import part_of, read_info, read_weights, write_checkpoint
+    from vlp_models.models.checkpoint import part_of, read_config, read_weights, write_checkpoint
     from vlp_models.runs.fitting import check_same_data, data_facts, describe, read_inputs, start_from
 
     if key not in params.models:
@@ -35,7 +35,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         lengths = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained on yet sets no limit
         if p.weights:
             source = workspace.root / p.weights
-            before = read_info(source)
+            before = read_config(source)
             if before.family != p.family:
                 raise CheckpointError(
                     f"params.yaml: `models.{key}.weights`: {source} is of the family {before.family}, not {p.family}"

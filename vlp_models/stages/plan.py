@@ -9,7 +9,7 @@ from __future__ import annotations
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
 from vlp_models.pipeline.code import ROOT, files_behind
-from vlp_models.pipeline.graph import FILE, pipeline, render
+from vlp_models.pipeline.graph import FILE, is_ours, pipeline, render
 from vlp_models.workspace.paths import Workspace, output_directory, write_json
 
 STAGES = (
@@ -36,12 +36,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     Raises:
         ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
     """
-    from vlp_models.runs.check import check_runs
+    from vlp_models.runs.check import check_runs, reads
 
     check_runs(params)
     check_current(params, workspace)
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
+        regions, pixels = reads(params)
+        write_json(directory / "reads.json", {"regions": regions, "pixels": pixels})
         for kind, names in code_modules().items():
             for name, module in names.items():
                 write_json(directory / "code" / kind / f"{name}.json", files_behind([module]))
@@ -53,7 +55,7 @@ def check_current(params: Params, workspace: Workspace) -> None:
         ParamsError: dvc.yaml is not what params.yaml makes of it.
     """
     file = workspace.root / FILE
-    if not file.exists() or file.read_text(encoding="utf-8") != planned(params, workspace):
+    if is_ours(workspace.root) and file.exists() and file.read_text(encoding="utf-8") != planned(params, workspace):
         raise ParamsError(
             f"{FILE} is not that of params.yaml, whose models, runs or datasets have changed: `vlp plan` writes it anew"
         )

@@ -35,17 +35,17 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with measured(workspace, f"prepare@{key}"):
         _check_root(params, key, workspace.root / source.root)
         tables = read_source(key, source, workspace.root)
-        found = len(tables.images)
+        found = len(tables["images"])
         _probe_images(tables, params.validate.max_image_pixels, workspace)
-        if not tables.images:
+        if not (tables["images"] or tables["texts"]):
             raise DataError(_no_image(key, source, found, tables))
         with output_directory(workspace.interim(key)) as directory:
             for name in SCHEMAS:
-                write_table(getattr(tables, name), name, directory)
-            if tables.truth:
-                lines = (json.dumps(row, ensure_ascii=False, sort_keys=True) for row in tables.truth)
+                write_table(tables[name], name, directory)
+            if tables["truth"]:
+                lines = (json.dumps(row, ensure_ascii=False, sort_keys=True) for row in tables["truth"])
                 (directory / "truth.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            counts = {name: len(getattr(tables, name)) for name in (*SCHEMAS, "truth")}
+            counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
             write_manifest(
                 directory,
                 stage="prepare",
@@ -83,14 +83,14 @@ def _probe_images(tables: Tables, max_pixels: int, workspace: Workspace) -> None
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow on odd EXIF and on sizes that `max_pixels` rules on
         results = track(
-            pool.map(look, tables.images),
+            pool.map(look, tables["images"]),
             description="checking images",
-            total=len(tables.images),
+            total=len(tables["images"]),
             console=Console(stderr=True),
             disable=not sys.stderr.isatty(),
             transient=True,
         )
-        for row, result in zip(tables.images, results, strict=True):
+        for row, result in zip(tables["images"], results, strict=True):
             path = workspace.relative(Path(row["path"]))
             if isinstance(result, ImageError):
                 tables.set_aside("images", row["image_id"], result.rule, f"{path}: {result.reason}", row["provenance"])
@@ -100,13 +100,13 @@ def _probe_images(tables: Tables, max_pixels: int, workspace: Workspace) -> None
             else:
                 size = {"width": result.width, "height": result.height, "sha256": result.sha256}
                 good.append({**row, **size, "path": path})
-    tables.images = good
+    tables["images"][:] = good
 
 
 def _no_image(key: str, source: SourceParams, found: int, tables: Tables) -> str:
     if not found:
         return f"data.{key}: no image is listed in the dataset under {source.root}; check its files in params.yaml"
-    first = next(row for row in tables.quarantine if row["table"] == "images")
+    first = next(row for row in tables["quarantine"] if row["table"] == "images")
     return (
         f"data.{key}: none of {found} images is readable; the first, {first['row_id']} ({first['provenance']}): "
         f"{first['reason']}; check data.{key}.images in params.yaml"

@@ -23,7 +23,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     from vlp_models.data.inputs import InputReader
     from vlp_models.models import FAMILIES, build_model
-    from vlp_models.models.checkpoint import build_from_info, part_of, read_info, read_weights
+    from vlp_models.models.checkpoint import build_from_config, part_of, read_config, read_weights
     from vlp_models.runs.fitting import (
         check_same_data,
         data_facts,
@@ -55,25 +55,31 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         if restore(workspace, work, stage):
             forget(work)
             return
-        before = read_info(start)
+        before = read_config(start)
         check_same_data(before, start, inputs)
         torch.manual_seed(p.seed)
         if params.model_at(start_name) == p.model:
-            model = build_from_info(before, inputs.tokenizer, start)
+            model = build_from_config(before, inputs.tokenizer, start)
         else:  # another architecture of the family, which takes over what fits
             model = build_model(own.family, own.config, data_facts(inputs), where=f"models.{p.model}.config")
         for line in start_from(model, before, part_of(read_weights(start), "model"), start):
             print(line, file=sys.stderr)
         loss = make_loss(model, p.recipe, p.passes, name=p.model, section=f"pretrain.{key}")
-        reader = InputReader(model.inputs, inputs.tokenizer, max_text_len=p.max_text_len, max_regions=p.max_regions)
+        reader = InputReader(
+            model.inputs,  # type: ignore[arg-type]
+            inputs.tokenizer,
+            max_text_len=p.max_text_len,
+            max_regions=p.max_regions,
+        )
         loaders = LoaderFactory(
             inputs.shards,
             p.view,
             sources=p.sources,
-            reader=reader,
+            collate=reader.collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
             seed=p.seed,
+            **reader.flags,
         )
         tags = {"run": key, "model": p.model, "passes": p.passes.scheme}
         with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:

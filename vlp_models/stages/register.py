@@ -1,76 +1,162 @@
-"""register: the best run of each task becomes a version in MLflow's registry, alias `challenger`.
+"""register: every run of each task becomes a version in MLflow's registry; the best of a task gets alias `challenger`.
 
-Which run is best, evaluation/ranking.py says. Running it again on the same weights makes no second version.
+Which run is best, evaluation/ranking.py says; text-only controls are not registered. Each bundle predicts one image
+before MLflow is touched. Running it again on the same weights makes no second version.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlp_models.evaluation.ranking import best_runs
+from vlp_models.data.tables import read_table
+from vlp_models.errors import CheckpointError
+from vlp_models.evaluation.ranking import Candidate, candidates
+from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, to_plain
-from vlp_models.workspace.paths import Workspace, hash_path, measured, need, read_json, write_json
+from vlp_models.serving.bundle import BUNDLE, checkpoint_info, content_of, not_served, try_out, write_bundle
+from vlp_models.workspace.paths import Workspace, measured, need, write_json
+
+IMAGES_TRIED = 50  # of which the first that is on this disk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A run whose bundle is made.
+
+    challenger: it is the best of its task. not_served: why nobody expects it to predict from an image; empty: it does.
+    """
+
+    task: str
+    candidate: Candidate
+    challenger: bool
+    bundle: Path
+    info: CheckpointInfo
+    not_served: str
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes reports/registered.json.
+    """Writes reports/registered.json: task -> its versions, the best run's first.
 
     Raises:
-        TrackingError: MLflow does not answer.
+        CheckpointError: a run's model should predict from an image, and does not; nothing is registered then.
         DataError: a run has not been evaluated.
+        TrackingError: MLflow does not answer.
     """
     from rich.console import Console
 
-    from vlp_models.runs.provenance import lineage_files, lineage_record
-    from vlp_models.tracking.card import model_card
     from vlp_models.tracking.client import answering, connect, tracking_uri
-    from vlp_models.tracking.lineage import lineage
-    from vlp_models.tracking.registry import model_name, register
+    from vlp_models.tracking.registry import model_name, set_challenger
     from vlp_models.tracking.spool import replay
 
     console = Console(stderr=True)
-    with measured(workspace, "register"):
+    with measured(workspace, "register"), _bundles(params, workspace) as tried:
         client = connect(params.tracking, workspace.root)
         replay(params.tracking, workspace.root)
-        receipts: dict[str, Any] = {}
-        for task, (name, scores) in sorted(best_runs(params, workspace).items()):
-            checkpoint = need(workspace.checkpoint(name), f"finetune@{name}")
-            detector = need(workspace.detector, "detector")
-            config = read_json(checkpoint / "config.json")
-            content = content_of(checkpoint, detector)
-            facts = lineage(
-                workspace.root,
-                params=to_plain(params),
-                data=workspace.shards / "manifest.json",
-                command=f"dvc repro finetune@{name}",
-            )
-            registered_name = model_name(params.tracking, task)
-            with answering(tracking_uri(params.tracking, workspace.root)):
-                registered = register(
-                    client,
-                    name=registered_name,
-                    task=task,
-                    checkpoint=checkpoint,
-                    detector=detector,
-                    features=to_plain(params.features),
-                    content=content,
-                    metrics={_slug(s): float(s["value"]) for s in scores if s["value"] is not None},
-                    tags={**facts, "run": name, "task": task},
-                    card=model_card(name=registered_name, config=config, scores=scores, lineage=facts),
-                    evaluation=workspace.evaluation(name),
-                    lineage=lineage_record(params, workspace, name),
-                    files=lineage_files(workspace),
-                )
-            receipts[task] = {"name": registered.name, "version": registered.version, "run": name, "content": content}
-            state = "registered" if registered.created else "already registered"
-            console.print(f"{registered.name} version {registered.version}: {state} (from {name}), alias challenger")
+        receipts: dict[str, list[dict[str, Any]]] = {}
+        with answering(tracking_uri(params.tracking, workspace.root)):
+            for one in tried:
+                receipt, created = _register(client, params, workspace, one)
+                receipts.setdefault(one.task, []).append(receipt)
+                state = "registered" if created else "already registered"
+                console.print(f"{receipt['name']} version {receipt['version']}: {state} (from {receipt['run']})")
+            for task, several in receipts.items():
+                for receipt in several:
+                    if receipt["challenger"]:
+                        name = model_name(params.tracking, task)
+                        set_challenger(client, name, receipt["version"])
+                        console.print(f"{name}: challenger is version {receipt['version']}")
         write_json(workspace.reports / "registered.json", receipts)
 
 
-def content_of(checkpoint: Path, detector: Path) -> str:
-    """The identity of a version: what its bundle holds."""
-    return hash_path(checkpoint) + hash_path(detector)[:16]
+@contextmanager
+def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
+    """A bundle for every run that is to be registered, best of a task first; each tried out if it can be served."""
+    ranked = sorted(candidates(params, workspace).items())
+    images = _test_images(workspace)
+    work = workspace.root / ".work"
+    work.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=work, prefix="bundles-") as temporary:
+        tried = []
+        for task, several in ranked:
+            for place, candidate in enumerate(several):
+                bundle = Path(temporary) / candidate.run / BUNDLE
+                bundle.mkdir(parents=True)
+                checkpoint = need(workspace.checkpoint(f"finetune/{candidate.run}"), f"finetune@{candidate.run}")
+                if checkpoint_info(checkpoint).detector_id:
+                    need(workspace.detector, "detector")
+                info = write_bundle(
+                    bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features)
+                )
+                why_not = not_served(bundle)
+                problem = "" if why_not else try_out(bundle, images)
+                if problem:
+                    raise CheckpointError(
+                        f"register: run `{candidate.run}` (model `{candidate.model}`, task {task}) can't be served: "
+                        f"{problem}. Nothing was registered"
+                    )
+                best = place == 0 and candidate.value is not None
+                tried.append(
+                    Tried(task=task, candidate=candidate, challenger=best, bundle=bundle, info=info, not_served=why_not)
+                )
+        yield tried
+
+
+def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> tuple[dict[str, Any], bool]:
+    """The version's receipt, and whether it is new."""
+    from vlp_models.runs.provenance import lineage_files, lineage_record
+    from vlp_models.tracking.card import model_card
+    from vlp_models.tracking.lineage import lineage
+    from vlp_models.tracking.registry import model_name, register
+
+    candidate, name = one.candidate, model_name(params.tracking, one.task)
+    facts = lineage(
+        workspace.root,
+        params=to_plain(params),
+        data=workspace.shards / "manifest.json",
+        command=f"dvc repro finetune@{candidate.run}",
+    )
+    about = {"run": candidate.run, "model": candidate.model, "family": candidate.family, "design": candidate.design}
+    content = content_of(one.bundle)
+    registered = register(
+        client,
+        name=name,
+        task=one.task,
+        run=candidate.run,
+        bundle=one.bundle,
+        content=content,
+        metrics={_slug(s): float(s["value"]) for s in candidate.scores if s["value"] is not None},
+        tags={
+            **facts,
+            **about,
+            "task": one.task,
+            "seed": str(candidate.seed),
+            "served": f"no: {one.not_served}" if one.not_served else "yes",
+        },
+        card=model_card(
+            name=name, info=one.info, scores=candidate.scores, lineage=facts | about, not_served=one.not_served
+        ),
+        evaluation=workspace.evaluation(candidate.run),
+        lineage=lineage_record(params, workspace, candidate.run),
+        files=lineage_files(workspace),
+    )
+    receipt = {"name": name, "version": registered.version, **about, "content": content, "challenger": one.challenger}
+    return receipt, registered.created
+
+
+def _test_images(workspace: Workspace) -> list[Path]:
+    """Images of the test split, else of val, to try a bundle with."""
+    images = read_table("images", need(workspace.validated, "validate"))
+    rows = zip(images["split"].to_pylist(), images["path"].to_pylist(), strict=True)
+    by_split: dict[str, list[Path]] = {"test": [], "val": []}
+    for split, path in rows:
+        if len(by_split.get(split, [None] * IMAGES_TRIED)) < IMAGES_TRIED:
+            by_split[split].append(workspace.root / path)
+    return [*by_split["test"], *by_split["val"]]
 
 
 def _slug(score: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""shards: the validated tables and the region features, packed for training.
+"""shards: the validated tables with what the models read of images (region features, image files), for training.
 
 Each shard is a part that any process can make; finished ones wait under .work, and after an interruption only the
 others are made. The result does not depend on who made them.
@@ -6,15 +6,17 @@ others are made. The result does not depend on who made them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +24,12 @@ import pyarrow.compute as pc
 
 from vlp_models.data.archive import check_tar
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.shards import VIEW_COLUMNS, ImageRecord, ShardWriter, join_parts
-from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
+from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
+from vlp_models.data.shards import ImageRecord, ShardWriter, join_parts
+from vlp_models.data.tables import SPLITS, read_table
+from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.outline import inputs_of
 from vlp_models.params import Params, to_plain
 from vlp_models.workspace.mapper import LocalMapper, Mapper
 from vlp_models.workspace.paths import (
@@ -38,18 +43,50 @@ from vlp_models.workspace.paths import (
     write_manifest,
 )
 
-TEXT_TABLES = ("captions", "questions", "statements", "choices")
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What of an image the shards hold."""
+
+    regions: bool
+    pixels: bool
 
 
-def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | None = None) -> None:
+def needs(inputs: Iterable[ModelInputs], pixels: Literal["auto", True, False] = "auto") -> Needs:
+    """
+    Args:
+        inputs: of every model of params.yaml.
+        pixels: `shards.pixels`.
+
+    Raises:
+        ParamsError: pixels are forbidden, and a model reads them.
+    """
+    images = [wanted.image for wanted in inputs]
+    read = any(isinstance(image, PixelInput) for image in images)
+    if read and pixels is False:
+        raise ParamsError(
+            "params.yaml: `shards.pixels: false`, but a model of `models` reads pixels; `auto` packs them"
+        )
+    return Needs(regions=any(isinstance(image, RegionInput) for image in images), pixels=read or pixels is True)
+
+
+def run(
+    params: Params,
+    workspace: Workspace,
+    key: str = "",
+    mapper: Mapper | None = None,
+    inputs: Iterable[ModelInputs] | None = None,
+) -> None:
     """Writes data/shards: tars and an index for each split, an empty index for a split without images.
 
     Args:
         mapper: who makes the shards; by default `cluster.workers` processes.
+        inputs: what the models read, by default those of params.yaml. Where none reads regions, data/features is not
+            asked for.
 
     Raises:
-        DataError: an image has no entry in data/features, or (with `shards.pixels`) no readable file.
-        ParamsError: `images_per_shard` below 1.
+        DataError: an image has no entry in data/features, or (with pixels) no readable file.
+        ParamsError: `images_per_shard` below 1, or `shards.pixels: false` though a model reads pixels.
     """
     p = params.shards
     if p.images_per_shard < 1:
@@ -57,20 +94,23 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
     mapper = mapper or LocalMapper(params.cluster.workers)
     with measured(workspace, "shards"):
         validated = need(workspace.validated, "validate")
-        store = FeatureStore(need(workspace.features, "features"))
+        held = needs(inputs_of(params.models) if inputs is None else inputs, p.pixels)
+        store = FeatureStore(need(workspace.features, "features")) if held.regions else None
         images = read_table("images", validated)
-        _check_features(images, store, workspace)
-        tables = {name: read_table(name, validated) for name in TEXT_TABLES}
-        work = _work(workspace, to_plain(p))
-        make = functools.partial(
-            _make_shard, root=workspace.root, features=workspace.features, work=work, pixels=p.pixels
-        )
+        if store is not None:
+            _check_features(images, store, workspace)
+        tables = {name: read_table(name, validated) for name, view in TABLES.items() if view.has_image}
+        texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}
+        work = _work(workspace, to_plain(p), held)
+        features = workspace.features if held.regions else None
+        make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, pixels=held.pixels)
         counts: dict[str, dict[str, int]] = {}
         with output_directory(workspace.shards) as directory:
             every = chain.from_iterable(_shards(images, tables, split, p.images_per_shard) for split in SPLITS)
             names = list(mapper.map(make, every))
             for split in SPLITS:
                 parts = [work / name for name in names if name.startswith(f"{split}-")]
+                parts += _without_images(texts, split, work)
                 counts[split] = _total(parts)
                 join_parts(directory, split, parts)
             write_manifest(
@@ -78,11 +118,14 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
                 stage="shards",
                 params=to_plain(p),
                 counts=counts,
-                sources=sorted(pc.unique(images["source"]).to_pylist()),
-                feature_dim=store.feature_dim,
-                classes=store.classes,
-                num_classes=len(store.classes),
-                detector_id=store.detector_id,
+                sources=sorted(
+                    {name for table in (images, *texts.values()) for name in table["source"].unique().to_pylist()}
+                ),
+                feature_dim=store.feature_dim if store else 0,
+                classes=store.classes if store else [],
+                num_classes=len(store.classes) if store else 0,
+                detector_id=store.detector_id if store else "",
+                pixels=held.pixels,
             )
         shutil.rmtree(work)
     for split, n in counts.items():
@@ -93,11 +136,13 @@ Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, the images' rows
 COUNTS = "counts.json"
 
 
-def _work(workspace: Workspace, settings: dict[str, Any]) -> Path:
+def _work(workspace: Workspace, settings: dict[str, Any], held: Needs) -> Path:
     """Where finished shards wait. The chunks of features are told apart by size and time: there may be terabytes."""
-    chunks = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in workspace.features.glob("*.safetensors"))
-    inputs = {"validated": workspace.validated, "features": workspace.features / "manifest.json"}
-    return workspace.work("shards", fingerprint({"shards": settings, "chunks": chunks}, inputs))
+    of = workspace.features
+    chunks = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in of.glob("*.safetensors") if held.regions)
+    inputs = {"validated": workspace.validated, **({"features": of / "manifest.json"} if held.regions else {})}
+    what = {"shards": settings, "held": dataclasses.asdict(held), "chunks": chunks}
+    return workspace.work("shards", fingerprint(what, inputs))
 
 
 def _shards(images: pa.Table, tables: dict[str, pa.Table], split: str, size: int) -> Iterator[Shard]:
@@ -109,13 +154,13 @@ def _shards(images: pa.Table, tables: dict[str, pa.Table], split: str, size: int
         number += 1
 
 
-def _make_shard(shard: Shard, *, root: Path, features: Path, work: Path, pixels: bool) -> str:
+def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, pixels: bool) -> str:
     """Makes one shard with its index, unless `work` has it; returns its folder's name there."""
     split, number, records = shard
     part = work / f"{split}-{number:05d}"
     if part.exists():
         return part.name
-    store = _store(features, (features / "manifest.json").stat().st_mtime_ns)
+    store = _store(features, (features / "manifest.json").stat().st_mtime_ns) if features else None
     with output_directory(part) as directory:
         writer = ShardWriter(directory, split, len(records), first=number)
         for record in records:
@@ -126,11 +171,8 @@ def _make_shard(shard: Shard, *, root: Path, features: Path, work: Path, pixels:
                     source=record["source"],
                     width=record["width"],
                     height=record["height"],
-                    regions=store.get(record["image_id"]),
-                    captions=record["captions"],
-                    questions=record["questions"],
-                    statements=record["statements"],
-                    choices=record["choices"],
+                    regions=store.get(record["image_id"]) if store else None,
+                    rows=record["rows"],
                     pixels=data,
                     pixels_extension=extension,
                 )
@@ -141,6 +183,20 @@ def _make_shard(shard: Shard, *, root: Path, features: Path, work: Path, pixels:
     return part.name
 
 
+def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path) -> list[Path]:
+    """One more part, an index alone, for the rows that no image belongs to; none where there are none."""
+    chosen = {name: table.filter(pc.equal(table["split"], split)) for name, table in tables.items()}
+    if not any(len(table) for table in chosen.values()):
+        return []
+    part = work / f"{split}-texts"
+    with output_directory(part) as directory:
+        writer = ShardWriter(directory, split, 1)
+        for name, table in chosen.items():
+            writer.add_without_image(name, table.sort_by(TABLES[name].id_column).to_pylist())
+        write_json(directory / COUNTS, writer.close())
+    return [part]
+
+
 @functools.lru_cache(maxsize=1)
 def _store(features: Path, changed: int) -> FeatureStore:
     """Opened once a process, not once a shard."""
@@ -148,7 +204,7 @@ def _store(features: Path, changed: int) -> FeatureStore:
 
 
 def _total(parts: Iterable[Path]) -> dict[str, int]:
-    total = Counter(dict.fromkeys((*VIEW_COLUMNS, "regions", "shards"), 0))
+    total = Counter(dict.fromkeys((*VIEWS, "regions", "shards"), 0))
     for part in parts:
         total.update(read_json(part / COUNTS))
     return dict(total)
@@ -164,16 +220,16 @@ def _check_features(images: pa.Table, store: FeatureStore, workspace: Workspace)
 
 
 def _records(images: pa.Table, tables: dict[str, pa.Table], block: int) -> Iterator[dict[str, Any]]:
-    """Each row of `images` with its captions, questions, statements and choices; `block` images are held at a time."""
-    grouped = {name: _group(table, images["image_id"], ID_COLUMN[name]) for name, table in tables.items()}
+    """Each row of `images` with its rows of every table under `rows`; `block` images are held at a time."""
+    grouped = {name: _group(table, images["image_id"], TABLES[name].id_column) for name, table in tables.items()}
     for start in range(0, len(images), block):
         rows = images.slice(start, block).to_pylist()
         for row in rows:
-            row.update({name: [] for name in tables})
+            row["rows"] = {name: [] for name in tables}
         for name, (table, position) in grouped.items():
             first, last = np.searchsorted(position, [start, start + len(rows)])
             for place, text in zip(position[first:last], table.slice(first, last - first).to_pylist(), strict=True):
-                rows[place - start][name].append(text)
+                rows[place - start]["rows"][name].append(text)
         yield from rows
 
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from vlp_models.data.answers import build_answer_vocabulary
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.data.views import TABLES
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, TokenizerParams, to_plain
 from vlp_models.workspace.paths import (
@@ -34,12 +35,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with measured(workspace, "tokenizer"):
         validated = need(workspace.validated, "validate")
         images = read_table("images", validated)
-        tables = {name: read_table(name, validated) for name in ("captions", "questions", "statements", "choices")}
-        texts = [text for table in tables.values() for text in _of_splits(table, images, ["train"])["text"].to_pylist()]
-        choices = _of_splits(tables["choices"], images, ["train"])
-        texts += [text for kind in ("answers", "rationales") for four in choices[kind].to_pylist() for text in four]
+        texts = [
+            text
+            for name, view in TABLES.items()
+            for text in view.texts(_of_splits(read_table(name, validated), images, ["train"]))
+        ]
         tokenizer = _make(p, texts, workspace)
-        questions = _of_splits(tables["questions"], images, ["train", "val"])["answers"].to_pylist()
+        questions = _of_splits(read_table("questions", validated), images, ["train", "val"])["answers"].to_pylist()
         answers = build_answer_vocabulary(questions, p.min_answer_count)
         with output_directory(workspace.tokenizer) as directory:
             tokenizer.save(directory)
@@ -61,12 +63,14 @@ def _make(p: TokenizerParams, texts: list[str], workspace: Workspace) -> Tokeniz
         return Tokenizer.from_vocab(workspace.root / p.vocab, p.lowercase)
     if not texts:
         raise DataError(
-            f"{workspace.validated}: the train split has no caption, question or statement to learn a vocabulary from; "
+            f"{workspace.validated}: the train split has no text to learn a vocabulary from; "
             "check the `splits` and file lists under `data` in params.yaml, or use `tokenizer.source: vocab`"
         )
     return Tokenizer.train(texts, p.vocab_size, p.min_frequency, p.lowercase)
 
 
 def _of_splits(table: pa.Table, images: pa.Table, splits: list[str]) -> pa.Table:
+    if "split" in table.column_names:  # texts that no image belongs to
+        return table.filter(pc.is_in(table["split"], value_set=pa.array(splits)))
     ids = images.filter(pc.is_in(images["split"], value_set=pa.array(splits)))["image_id"]
     return table.filter(pc.is_in(table["image_id"], value_set=ids.combine_chunks()))

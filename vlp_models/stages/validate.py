@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vlp_models.data.boxed import write_boxed
 from vlp_models.data.tables import ID_COLUMN, read_table, write_table
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
@@ -67,6 +68,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         with output_directory(workspace.validated) as directory:
             for name, verdict in verdicts.items():
                 write_table(verdict.good.to_pylist(), name, directory)
+            write_boxed(verdicts["images"].good, verdicts["objects"].good, directory)
             quarantine = [row for verdict in verdicts.values() for row in verdict.quarantine]
             quarantine += [row for row in unreadable if row["table"] not in verdicts]  # lines of ground truth
             write_table(quarantine, "quarantine", directory)

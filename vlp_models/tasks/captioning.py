@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -14,30 +16,88 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.beam import beam_search
 from vlp_models.decoding.greedy import greedy
 from vlp_models.errors import ParamsError
+from vlp_models.metrics.caption import CaptionSet, constant_caption, human_agreement, score_caption_sets
+from vlp_models.metrics.truth import score_truth
+from vlp_models.models.info import CheckpointInfo
 from vlp_models.models.protocols import Generates
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.msg import sentence_generation
-from vlp_models.tasks.base import TaskModel
+from vlp_models.params import EvaluateParams
+from vlp_models.tasks.base import TaskModel, TaskOptions, TrainingLoss, Words
+from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_of_images
+from vlp_models.tasks.scoring import (
+    BLANKED,
+    Place,
+    Prediction,
+    Scored,
+    by_metric,
+    own_id,
+    read_truth,
+    train_rows,
+    variant,
+)
+from vlp_models.workspace.paths import Workspace, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCriticalParams:
+    """Self-critical training (tasks/self_critical.py); the run starts from one of cross-entropy."""
+
+    samples: int = 5  # descriptions drawn per image and step
+    baseline: Literal["greedy", "mean_of_others"] = "greedy"  # the second needs two samples or more
+    sampling_dropout: bool = False  # draw them with dropout on, as the public code does
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptioningOptions(TaskOptions):
+    """self_critical: CIDEr-D as reward instead of cross-entropy; it learns from images, not from pairs."""
+
+    label_smoothing: float = 0.0
+    self_critical: SelfCriticalParams | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ParamsError(f"params.yaml: `options.label_smoothing: {self.label_smoothing}` must be 0 to below 1")
 
 
 class Captioning(TaskModel):
     """Teacher forcing, cross-entropy over every token after [CLS] (TDEN, section "Downstream tasks")."""
 
     task = "captioning"
+    title = "Captioning"
     view = "captions"
     prediction_view = "images"
+    needs = (Generates,)
+    options_class = CaptioningOptions
+    id_key = "image_id"
+    metric = "CIDEr"
+    headlines = ("CIDEr", "BLEU-4", "METEOR", "true captions")
+    blanked_fields = ("caption",)
+    words = Words(verb="caption")
+    gallery = Gallery(
+        title="Captions",
+        about="images at even distances from the split, not picked. Boxes are the most confident regions that the "
+        "model was given.",
+        every=True,
+    )
 
     def __init__(
-        self, model: nn.Module, tokenizer: Tokenizer, info: Mapping[str, Any], *, answers: Sequence[str] = ()
+        self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
         super().__init__(model, tokenizer, info)
-        if not isinstance(model, Generates):
-            raise ParamsError(f"the model `{info['model']}` can't generate text, so it can't learn captioning")
-        self.label_smoothing = float(info.get("label_smoothing", 0.0))
+        self.label_smoothing = cast(CaptioningOptions, self.options).label_smoothing
         self.beam_size = 3
         self.max_caption_len = 24  # tokens, [SEP] included
 
-    def loss(self, batch: Batch) -> Loss:
+    @classmethod
+    def learning_view(cls, options: Any) -> str:
+        return "images" if options.self_critical else cls.view
+
+    @classmethod
+    def captioned_only(cls, options: Any) -> bool:
+        return options.self_critical is not None
+
+    def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
         """The text is the target. Part `captioning`: mean over the batch's tokens."""
         at_BT = batch.text.followed_BT
         return sentence_generation(
@@ -46,6 +106,15 @@ class Captioning(TaskModel):
             label_smoothing=self.label_smoothing,
             name="captioning",
         )
+
+    def training_loss(self, shards: Path, sources: Mapping[str, int], work: Path) -> TrainingLoss:
+        """Cross-entropy, or the reward where the options ask for it."""
+        settings = cast(CaptioningOptions, self.options).self_critical
+        if settings is None:
+            return super().training_loss(shards, sources, work)
+        from vlp_models.tasks.self_critical import self_critical_loss
+
+        return self_critical_loss(self, settings, shards, sources, work)
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -67,3 +136,85 @@ class Captioning(TaskModel):
             }
             for sample, b, g in zip(samples, best, plain, strict=True)
         ]
+
+    def set_search(self, settings: EvaluateParams) -> None:
+        self.beam_size, self.max_caption_len = settings.beam_size, settings.max_caption_len
+
+    @property
+    def search(self) -> str:
+        return f"beam {self.beam_size}, at most {self.max_caption_len} tokens"
+
+    @classmethod
+    def spoken(cls, prediction: Prediction) -> list[str]:
+        return [prediction["caption"]]
+
+    @classmethod
+    def can_score(cls, sample: Sample) -> bool:
+        return bool(sample["captions"])
+
+    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
+        """The beam's captions under the plain metric names, the greedy ones beside them.
+
+        Baselines: one constant caption learnt from train, and people (each image's last reference against the others).
+        """
+        references = {sample.image_id: list(sample["captions"]) for sample in samples}
+        captions = {p["image_id"]: p["caption"] for p in predictions}
+        constant = constant_caption(train_rows("captions", place, ["text"])["text"].to_pylist())
+        sets = {
+            "": CaptionSet(candidates=captions, references=references),
+            "greedy": CaptionSet(candidates={p["image_id"]: p["greedy"] for p in predictions}, references=references),
+        }
+        if constant:
+            sets["constant caption"] = CaptionSet(candidates=dict.fromkeys(references, constant), references=references)
+        if predictions and "caption_blank" in predictions[0]:
+            blank = {p["image_id"]: p["caption_blank"] for p in predictions}
+            sets[BLANKED] = CaptionSet(candidates=blank, references=references)
+        human = human_agreement(references)
+        if human is not None:
+            sets["human"] = human
+        scored = score_caption_sets(sets, place.progress)
+        scenes = read_truth(place.validated / "truth.jsonl", references.keys())
+        if scenes:
+            for name, caption_set in sets.items():
+                scored[name] += score_truth(caption_set.candidates, scenes)[0]
+        scores = scored.pop("")
+        for suffix in ("greedy", BLANKED):
+            scores += [variant(score, suffix) for score in scored.get(suffix, ())]
+        scored.pop("greedy")
+        return Scored(scores=scores, baselines=by_metric(scored))
+
+    def write_official(
+        self, predictions: Sequence[Prediction], place: Place, split: str, directory: Path
+    ) -> Path | None:
+        """COCO's result JSON."""
+        path = directory / f"captions_{place.source}_{split}_results.json"
+        write_json(path, [{"image_id": own_id(p["image_id"]), "caption": p["caption"]} for p in predictions])
+        return path
+
+    @classmethod
+    def cards(cls, workspace: Workspace, pictures: PictureSource, predictions: Sequence[Prediction]) -> list[Card]:
+        """Captions with their references and, where the scene is known, whether they are true of it."""
+        references = rows_of_images("captions", workspace, predictions)
+        captions = {row["image_id"]: row["caption"] for row in predictions}
+        scenes = read_truth(workspace.validated / "truth.jsonl", captions.keys())
+        truth = score_truth(captions, scenes)[1] if scenes else {}
+        cards = []
+        for row in predictions:
+            true = truth.get(row["image_id"])
+            said = Line(
+                text=row["caption"] or "(empty)",
+                right=true,
+                strong=True,
+                after="" if true is None else "true" if true else "not true",
+            )
+            greedy_too = [Line(text=f"greedy: {row['greedy']}", soft=True)] if row["greedy"] != row["caption"] else []
+            own = [Line(text=reference["text"], soft=True) for reference in references.get(row["image_id"], ())]
+            cards.append(
+                Card(
+                    picture=pictures.get(row["image_id"]),
+                    lines=[said, *greedy_too],
+                    summary=f"{len(own)} references" if own else "",
+                    more=own,
+                )
+            )
+        return cards

@@ -1,69 +1,130 @@
 """Caption-based image retrieval: find the image a sentence describes, and the sentence of an image.
 
-No head: the model's own two embeddings are compared (TDEN: the vectors of image-sentence matching, section "Downstream
-Tasks", with which a million images can be searched by one matrix product).
+No head: a model that embeds images and texts apart is asked for the two embeddings (TDEN: the vectors of image-sentence
+matching, section "Downstream Tasks", with which a million images can be searched by one matrix product). A model that
+only fuses the two is asked for a score of each pair (pair_scores.py).
+
+Shape suffixes: B samples, K images a caption is compared with in a step, T captions, I images, D embedding.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vlp_models.data.batch import Batch
+from vlp_models.data.batch import Batch, Text
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
-from vlp_models.metrics.retrieval import best_places, rank
-from vlp_models.models.protocols import Embeds
+from vlp_models.metrics.retrieval import (
+    IMAGE_TO_TEXT,
+    TEXT_TO_IMAGE,
+    Ranking,
+    best_places,
+    chance,
+    rank,
+    rank_similarities,
+    score_ranks,
+)
+from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.protocols import Embeds, ScoresPairs
+from vlp_models.objectives.classification import classification
 from vlp_models.objectives.ism import match_in_batch
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.ranks import number_over_ranks
 from vlp_models.objectives.token_loss import empty
-from vlp_models.tasks.base import TaskModel, TaskOptions
+from vlp_models.tasks.base import TaskModel, TaskOptions, can
+from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource
+from vlp_models.tasks.pair_scores import Encoded, behind, score_all, shortlisted
+from vlp_models.tasks.scoring import Place, Prediction, Scored
+from vlp_models.workspace.paths import Workspace
 
 TOP = 5
-IMAGE, TEXTS = "image_D", "texts_ND"  # a record's embeddings, until `finish` has ranked with them
+IMAGE, TEXTS, ENCODED = "image_D", "texts_ND", "encoded"  # what a record holds until `finish` has ranked with it
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions(TaskOptions):
-    """negatives: `all` that violate the margin (the paper's Multibatch), or a pair's `hardest` (its public code)."""
+    """
+    scorer     embeddings, or pairs, each fused. auto: embeddings, if the model has them
+    negatives  of embeddings: `all` that violate the margin (the paper's Multibatch), or a pair's `hardest` (its code)
+    margin     of embeddings
+    drawn      of pairs: how many other images of the batch a caption's own must beat in a step
+    shortlist  of pairs: fuse only so many of a caption's, or of an image's, most similar ones by embedding; 0: all
+    """
 
+    scorer: Literal["auto", "embeddings", "pairs"] = "auto"
     negatives: Literal["all", "hardest"] = "all"
     margin: float = 0.2
+    drawn: int = 3
+    shortlist: int = 0
 
     def __post_init__(self) -> None:
+        if self.drawn < 1 or self.shortlist < 0:
+            raise ParamsError("params.yaml: `options.drawn` must be at least 1, `options.shortlist` at least 0")
         if not 0 < self.margin <= 2:
             raise ParamsError(f"params.yaml: `options.margin: {self.margin}` must be above 0, and at most 2")
 
 
 class Retrieval(TaskModel):
-    """Triplet loss within the batch, in both directions. Samples of one image are no negatives of each other."""
+    """Samples of one image are no negatives of each other.
+
+    Of embeddings: a triplet loss within the batch, in both directions. Of pairs: cross-entropy of a caption's own image
+    among some of the batch.
+    """
 
     task = "retrieval"
+    title = "Image retrieval by caption"
     view = "captions"
     prediction_view = "images"
+    needs = (Embeds, ScoresPairs)
     options_class = RetrievalOptions
+    id_key = "image_id"
+    metric = "R@1"
+    headlines = ("R@1", "R@5", "R@10", "median rank", "R@1 (image to text)")
+    why_not_blanked = "all blank images rank alike; compare with chance instead"
+    gallery = Gallery(
+        title="Images found by caption",
+        about="the first caption of images at even distances from the split; the image shown is the one it describes.",
+    )
 
     def __init__(
-        self, model: nn.Module, tokenizer: Tokenizer, info: Mapping[str, Any], *, answers: Sequence[str] = ()
+        self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
+        """
+        Raises:
+            ParamsError: the options ask for what the model has not.
+        """
         super().__init__(model, tokenizer, info)
-        if not isinstance(model, Embeds):
+        options, embeds = cast(RetrievalOptions, self.options), can(model, Embeds)
+        self.by_pairs = options.scorer == "pairs" or (options.scorer == "auto" and not embeds)
+        if self.by_pairs and not can(model, ScoresPairs):
+            raise ParamsError(f"params.yaml: `options.scorer: pairs`: the model `{info.name}` can't score pairs")
+        if not embeds and (options.shortlist or not self.by_pairs):
             raise ParamsError(
-                f"the model `{info['model']}` can't embed images and texts apart, so it can't learn retrieval"
+                f"params.yaml: the model `{info.name}` can't embed images and texts apart, so it has no shortlist; "
+                "set `options.shortlist: 0` and `options.scorer: pairs`"
             )
+        self.by_embeddings = not self.by_pairs or options.shortlist > 0
 
-    def loss(self, batch: Batch) -> Loss:
-        """Parts `ism`, `ism_accuracy`. A batch of one image has no negative: its loss is zero."""
+    @classmethod
+    def can_score(cls, sample: Sample) -> bool:
+        return bool(sample["captions"])
+
+    def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
+        """Parts `ism`, `ism_accuracy` (`match` of pairs). A batch of one image has no negative: its loss is zero."""
+        name = "match" if self.by_pairs else "ism"
         # Besides, batch normalisation in the poolers could not take a batch of one.
         if len(number_over_ranks(batch.image_ids)[0].unique()) == 1:
-            return empty(next(self.parameters()), "ism")
+            return empty(next(self.parameters()), name)
+        if self.by_pairs:
+            return self._match(batch, generator)
         model, options = cast(Embeds, self.model), cast(RetrievalOptions, self.options)
         return match_in_batch(
             model.embed_text(batch.text),
@@ -73,21 +134,44 @@ class Retrieval(TaskModel):
             negatives=options.negatives,
         )
 
+    def _match(self, batch: Batch, generator: torch.Generator) -> Loss:
+        """Each caption's own image among `drawn` others of this process's batch."""
+        model, options = cast(ScoresPairs, self.model), cast(RetrievalOptions, self.options)
+        ids = {image_id: number for number, image_id in enumerate(dict.fromkeys(batch.image_ids))}
+        number_B = torch.tensor([ids[image_id] for image_id in batch.image_ids], dtype=torch.int64)
+        other_BB = (number_B[:, None] != number_B).float()
+        if not len(number_B) or len(ids) == 1:  # another process has other images
+            return empty(next(self.parameters()), "match")
+        count = min(options.drawn, int(other_BB.sum(1).min()))
+        drawn_BK = torch.multinomial(other_BB, count, generator=generator)
+        image_of_text_N = torch.cat([torch.arange(len(number_B))[:, None], drawn_BK], 1).flatten()
+        device = batch.text.ids_BT.device
+        text = _repeated(batch.text, count + 1)
+        scores_N = model.score(model.encode_image(batch.image), text, image_of_text_N.to(device))
+        first_B = torch.zeros(len(number_B), dtype=torch.int64, device=device)
+        return classification(scores_N.view(len(number_B), count + 1), first_B, name="match")
+
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """Embeddings, each image's and each caption's once; `finish` makes predictions of them."""
+        """Each image's and each caption's embedding or encoding, once; `finish` makes predictions of them."""
         self.eval()
+        rows: list[dict[str, Any]] = [{"image_id": sample.image_id} for sample in samples]
+        if self.by_pairs:
+            state = cast(ScoresPairs, self.model).encode_image(batch.image)
+            rows = [{**row, ENCODED: Encoded(state=state, row=i)} for i, row in enumerate(rows)]
+        if not self.by_embeddings:
+            return rows
         model = cast(Embeds, self.model)
         images_BD = model.embed_image(batch.image).float().cpu().numpy()
-        captions = [caption for sample in samples for caption in sample.captions]
+        captions = [caption for sample in samples for caption in sample["captions"]]
         texts_ND = np.zeros((0, images_BD.shape[1]), dtype=np.float32)
         if captions:
-            text = self.tokenizer.encode_batch(captions, self.info["max_text_len"]).to(batch.text.ids_BT.device)
+            text = self.tokenizer.encode_batch(captions, self.info.max_text_len).to(batch.text.ids_BT.device)
             texts_ND = model.embed_text(text).float().cpu().numpy()
-        ends = np.cumsum([len(sample.captions) for sample in samples])[:-1]
+        ends = np.cumsum([len(sample["captions"]) for sample in samples])[:-1]
         return [
-            {"image_id": sample.image_id, IMAGE: image_D, TEXTS: own_ND}
-            for sample, image_D, own_ND in zip(samples, images_BD, np.split(texts_ND, ends), strict=True)
+            {**row, IMAGE: image_D, TEXTS: own_ND}
+            for row, image_D, own_ND in zip(rows, images_BD, np.split(texts_ND, ends), strict=True)
         ]
 
     def finish(self, predictions: list[dict[str, Any]], samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -96,20 +180,96 @@ class Retrieval(TaskModel):
         finished: list[dict[str, Any]] = [{} for _ in predictions]
         for source in dict.fromkeys(sample.source for sample in samples):
             chosen = [i for i, sample in enumerate(samples) if sample.source == source]
-            rows = _ranked([predictions[i] for i in chosen], [samples[i] for i in chosen])
-            for i, row in zip(chosen, rows, strict=True):
+            of_source = [samples[i] for i in chosen]
+            found = self._ranking([predictions[i] for i in chosen], of_source)
+            for i, row in zip(chosen, _records(found, of_source), strict=True):
                 finished[i] = row
         return finished
 
+    def _ranking(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> Ranking:
+        image_ids = [sample.image_id for sample in samples]
+        owners = [sample.image_id for sample in samples for _ in sample["captions"]]
+        if self.by_embeddings:
+            images_ID, texts_TD = np.stack([row[IMAGE] for row in rows]), np.concatenate([row[TEXTS] for row in rows])
+            embedded = rank(image_ids, images_ID, owners, texts_TD)
+            if not self.by_pairs:
+                return embedded
+        wanted_TI = shortlisted(embedded.similarity_TI, self.options.shortlist) if self.by_embeddings else None
+        first = {image_id: row[ENCODED] for image_id, row in reversed(list(zip(image_ids, rows, strict=True)))}
+        gallery = list(dict.fromkeys(image_ids))
+        scores_TI = score_all(
+            cast(ScoresPairs, self.model),
+            self.tokenizer,
+            [first[image_id] for image_id in gallery],
+            [caption for sample in samples for caption in sample["captions"]],
+            max_text_len=self.info.max_text_len,
+            wanted_TI=wanted_TI,
+        )
+        return rank_similarities(
+            gallery, behind(scores_TI, embedded.similarity_TI) if self.by_embeddings else scores_TI, owners
+        )
 
-def _ranked(rows: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    captions = [(sample.image_id, caption) for sample in samples for caption in sample.captions]
-    found = rank(
-        [sample.image_id for sample in samples],
-        np.stack([row[IMAGE] for row in rows]),
-        [image_id for image_id, _ in captions],
-        np.concatenate([row[TEXTS] for row in rows]),
-    )
+    @property
+    def search(self) -> str:
+        if not self.by_pairs:
+            return ""
+        return (
+            f"pairs fused, of the {self.options.shortlist} most similar by embedding"
+            if self.by_embeddings
+            else "every pair fused"
+        )
+
+    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
+        """Text to image, as the paper has it, and image to text. Baseline: chance, with this many images and
+        captions."""
+        place.progress("recall and median rank")
+        owners = [p["image_id"] for p in predictions for _ in p["captions"]]
+        text_ranks = np.array([caption["rank"] for p in predictions for caption in p["captions"]], dtype=np.int64)
+        image_ranks = np.array([p["rank"] for p in predictions], dtype=np.int64)
+        own_counts = [len(p["captions"]) for p in predictions]
+        texts = [f"{p['image_id']}#{number}" for p in predictions for number in range(len(p["captions"]))]
+        scores = score_ranks(text_ranks, owners, len(predictions), TEXT_TO_IMAGE, items=texts)
+        scores += score_ranks(image_ranks, [p["image_id"] for p in predictions], len(owners), IMAGE_TO_TEXT)
+        scores = [dataclasses.replace(score, note=self.search) for score in scores]
+        guessed = chance([1], len(predictions), TEXT_TO_IMAGE) | chance(own_counts, len(owners), IMAGE_TO_TEXT)
+        baselines = {metric: {"chance": round(value, 4)} for metric, value in guessed.items()}
+        return Scored(scores=scores, baselines=baselines)
+
+    @classmethod
+    def cards(cls, workspace: Workspace, pictures: PictureSource, predictions: Sequence[Prediction]) -> list[Card]:
+        """The first caption of an image, where its image was placed, and the image that came first."""
+        cards = []
+        for row in predictions:
+            if not row["captions"]:
+                continue
+            asked = row["captions"][0]
+            missed = asked["rank"] > 1
+            cards.append(
+                Card(
+                    picture=pictures.get(row["image_id"]),
+                    lines=[
+                        Line(text=asked["caption"], strong=True),
+                        Line(text=f"place {asked['rank']:,}", right=not missed),
+                    ],
+                    summary="found first" if missed else "",
+                    other=pictures.get(asked["top"][0][0]) if missed else None,
+                )
+            )
+        return cards
+
+
+def _repeated(text: Text, times: int) -> Text:
+    """Each text `times` times in a row."""
+    rows = {
+        field.name: value.repeat_interleave(times, dim=0)
+        for field in dataclasses.fields(text)
+        if isinstance(value := getattr(text, field.name), Tensor)
+    }
+    return dataclasses.replace(text, **rows)
+
+
+def _records(found: Ranking, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    captions = [(sample.image_id, caption) for sample in samples for caption in sample["captions"]]
     similarity_TI = found.similarity_TI
     images_TK, texts_IK = best_places(similarity_TI, TOP), best_places(similarity_TI.T, TOP)
     column_of = {image_id: column for column, image_id in enumerate(found.image_ids)}
@@ -122,7 +282,7 @@ def _ranked(rows: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> lis
                 "rank": int(found.text_ranks_T[t]),
                 "top": [[found.image_ids[i], round(float(similarity_TI[t, i]), 6)] for i in images_TK[t]],
             }
-            for t, caption in enumerate(sample.captions, start=start)
+            for t, caption in enumerate(sample["captions"], start=start)
         ]
         start += len(own)
         records.append(

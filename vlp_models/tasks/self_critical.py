@@ -18,6 +18,7 @@ Shape suffixes: B images, K samples an image, N = B * K, T tokens, M drawn token
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +42,7 @@ from vlp_models.models.protocols import Generates
 from vlp_models.objectives.loss import Loss, Part
 from vlp_models.objectives.ranks import count_over_ranks, rank, world_size
 from vlp_models.objectives.self_critical import advantages, self_critical
-from vlp_models.params import SelfCriticalParams
-from vlp_models.tasks.captioning import Captioning
+from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 
 FREQUENCIES = "document-frequencies.safetensors"
 
@@ -62,14 +62,17 @@ class SelfCriticalLoss:
         """
         if params.samples < 1 + (params.baseline == "mean_of_others"):
             raise ParamsError(
-                f"params.yaml: `self_critical.samples: {params.samples}` is too few for the baseline {params.baseline}"
+                f"params.yaml: `options.self_critical.samples: {params.samples}` is too few for the baseline "
+                f"{params.baseline}"
             )
         if captioning.label_smoothing:
-            raise ParamsError("params.yaml: `label_smoothing` has no meaning in self-critical training; leave it out")
+            raise ParamsError(
+                "params.yaml: `options.label_smoothing` has no meaning in self-critical training; leave it out"
+            )
         self.captioning = captioning
         self.reward = reward
         self.params = params
-        self.max_len = int(captioning.info["max_text_len"]) - 1  # tokens, [SEP] included, after [CLS]
+        self.max_len = captioning.info.max_text_len - 1  # tokens, [SEP] included, after [CLS]
         self.zero_batches = 0  # of this process, in which no description earned anything
         self._reward_seconds = 0.0  # of the step under way
         self._began: float | None = None  # the step before this one
@@ -88,7 +91,8 @@ class SelfCriticalLoss:
         self._look_for_zeros(is_zero)
 
         drawn = [h for group in samples_BK for h in group]
-        text = self._as_text(drawn, device)
+        owner_N = torch.tensor([row for row, group in enumerate(samples_BK) for _ in group], dtype=torch.int64)
+        text = dataclasses.replace(self._as_text(drawn, device), owner_N=owner_N.to(device))
         at_NT = text.followed_BT
         loss = self_critical(
             self._model.generation_logits(batch.image, text, at_NT),

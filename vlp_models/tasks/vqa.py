@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from vlp_models.data.answers import soft_scores
+from vlp_models.data.answers import most_frequent, soft_scores
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError
+from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, question_accuracy, score_vqa
+from vlp_models.models.info import CheckpointInfo
 from vlp_models.models.protocols import Fuses, FusesApart
 from vlp_models.objectives.loss import Loss, Part
 from vlp_models.objectives.vqa import soft_label_answers
-from vlp_models.tasks.base import TaskModel, init_head, need_targets
+from vlp_models.tasks.base import TaskModel, Words, answer_vocabulary, init_head, joined, need_targets
+from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_by_id
+from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored, blank_control, by_metric, own_id, train_rows
+from vlp_models.workspace.paths import Workspace, write_json
 
 TOP = 5
 
@@ -32,36 +39,48 @@ class VQA(TaskModel):
     """
 
     task = "vqa"
+    title = "Visual question answering"
     view = "questions"
     prediction_view = "questions"
+    needs = (Fuses,)
+    has_labels = True
+    id_key = "question_id"
+    metric = "accuracy"
+    headlines = ("accuracy", f"gain over {BLANKED}")
+    blanked_fields = ("answer",)
+    words = Words(verb="answer", text="question")
+    gallery = Gallery(title="Questions and answers", about="questions at even distances from the split.")
 
     def __init__(
-        self, model: nn.Module, tokenizer: Tokenizer, info: Mapping[str, Any], *, answers: Sequence[str] = ()
+        self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
-        super().__init__(model, tokenizer, info, answers=answers)
-        if not isinstance(model, Fuses):
-            raise ParamsError(f"the model `{info['model']}` can't fuse image and text, so it can't learn vqa")
-        if not answers:
+        """labels: the answers to choose from."""
+        super().__init__(model, tokenizer, info, labels=labels)
+        if not labels:
             raise DataError(
                 "no answers to choose from (data/tokenizer/answers.json is empty): lower tokenizer.min_answer_count"
             )
-        self._index = {answer: i for i, answer in enumerate(self.answers)}
-        sizes = {"fused": model.fused_dim}
+        self._index = {answer: i for i, answer in enumerate(self.labels)}
+        sizes = {"fused": cast(Fuses, model).fused_dim}
         if isinstance(model, FusesApart) and model.decoder_dim:
             sizes["decoder"] = model.decoder_dim
-        layers = {name: nn.Linear(size, len(self.answers)) for name, size in sizes.items()}
+        layers = {name: nn.Linear(size, len(self.labels)) for name, size in sizes.items()}
         for layer in layers.values():
             init_head(layer, info)
             # One right answer in A at the start; from 1/2 the first epochs would only learn that most are wrong.
-            nn.init.constant_(layer.bias, -math.log(len(self.answers)))
+            nn.init.constant_(layer.bias, -math.log(len(self.labels)))
         self.head = nn.ModuleDict(layers) if len(layers) > 1 else layers["fused"]
 
+    @classmethod
+    def labels_for(cls, tokenizer: Path) -> list[str]:
+        return answer_vocabulary(tokenizer)
+
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
-        if not all(sample.answers for sample in samples):
+        if not all(sample["answers"] for sample in samples):
             return None
-        scores_BA = torch.zeros(len(samples), len(self.answers))
+        scores_BA = torch.zeros(len(samples), len(self.labels))
         for i, sample in enumerate(samples):
-            for answer, score in soft_scores(sample.answers, self._index).items():
+            for answer, score in soft_scores(sample["answers"], self._index).items():
                 scores_BA[i, answer] = score
         return scores_BA
 
@@ -73,12 +92,13 @@ class VQA(TaskModel):
         assert fused.decoder_BP is not None, "a model with a decoder_dim gives a decoder_BP"
         return [self.head["fused"](fused.pooled_BP), self.head["decoder"](fused.decoder_BP)]
 
-    def loss(self, batch: Batch) -> Loss:
+    def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
         """Parts `vqa` and `vqa_accuracy`; of two classifiers the losses' sum, and the first one's accuracy."""
         targets_BA = need_targets(batch)
         losses = [soft_label_answers(logits_BA, targets_BA) for logits_BA in self.logits(batch)]
-        total, count = torch.stack([loss.sum for loss in losses]).sum(), losses[0].count
-        return Loss(sum=total, count=count, parts={**losses[0].parts, "vqa": Part(sum=total.detach(), count=count)})
+        both = joined(*losses)
+        own = Part(sum=both.sum.detach(), count=both.count)
+        return replace(both, parts={**losses[0].parts, "vqa": own})
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -88,13 +108,95 @@ class VQA(TaskModel):
         logits = [logits_BA.float() for logits_BA in self.logits(batch)]
         apart = len(logits) > 1
         probability_BA = torch.stack([x.softmax(-1) for x in logits]).mean(0) if apart else logits[0].sigmoid()
-        best = probability_BA.topk(min(TOP, len(self.answers)))
+        best = probability_BA.topk(min(TOP, len(self.labels)))
         return [
             {
                 "question_id": sample.sample_id,
                 "image_id": sample.image_id,
-                "answer": self.answers[indices[0]],
-                "top": [[self.answers[i], round(p, 6)] for i, p in zip(indices, probabilities, strict=True)],
+                "answer": self.labels[indices[0]],
+                "top": [[self.labels[i], round(p, 6)] for i, p in zip(indices, probabilities, strict=True)],
             }
             for sample, indices, probabilities in zip(samples, best.indices.tolist(), best.values.tolist(), strict=True)
         ]
+
+    @classmethod
+    def spoken(cls, prediction: Prediction) -> list[str]:
+        """The answer, and the likeliest ones with their probabilities."""
+        likely = [f"  {probability:6.1%}  {text}" for text, probability in prediction["top"]]
+        return [prediction["answer"], *likely]
+
+    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
+        """Official accuracy overall, per answer type, per question type.
+
+        Baselines, learnt from train: the commonest answer overall, per question type and per question text.
+        """
+        place.progress("VQA accuracy")
+        questions = [
+            AnsweredQuestion(
+                question_id=sample.sample_id,
+                image_id=sample.image_id,
+                text=sample.text,
+                question_type=sample["question_type"] or "",
+                answer_type=sample["answer_type"] or "",
+                answers=sample["answers"],
+            )
+            for sample in samples
+        ]
+        scores = score_vqa({p["question_id"]: p["answer"] for p in predictions}, questions)
+        baselines = {
+            name: score_vqa(answers, questions)
+            for name, answers in prior_predictions(_train_questions(place), questions).items()
+        }
+        if predictions and "answer_blank" in predictions[0]:
+            blank = score_vqa({p["question_id"]: p["answer_blank"] for p in predictions}, questions)
+            baselines[BLANKED] = blank
+            scores += blank_control(scores[0], blank[0])
+        return Scored(scores=scores, baselines=by_metric(baselines))
+
+    def write_official(
+        self, predictions: Sequence[Prediction], place: Place, split: str, directory: Path
+    ) -> Path | None:
+        """VQA's result JSON."""
+        path = directory / f"vqa_{place.source}_{split}_results.json"
+        write_json(path, [{"question_id": own_id(p["question_id"]), "answer": p["answer"]} for p in predictions])
+        return path
+
+    @classmethod
+    def cards(cls, workspace: Workspace, pictures: PictureSource, predictions: Sequence[Prediction]) -> list[Card]:
+        """Questions with the five likeliest answers and the annotators' own."""
+        asked = rows_by_id("questions", "question_id", workspace, predictions)
+        cards = []
+        for row in predictions:
+            question = asked.get(row["question_id"], {"text": "", "answers": []})
+            answers = question["answers"] or []
+            below = []
+            if answers:
+                accuracy = question_accuracy(row["answer"], answers)
+                people = f"people say {most_frequent(answers)}"
+                below.append(Line(text=people, right=accuracy >= 0.5, after=f"(accuracy {100 * accuracy:.0f})"))
+            if row.get("answer_blank"):
+                below.append(Line(text=f"{BLANKED}: {row['answer_blank']}", soft=True))
+            cards.append(
+                Card(
+                    picture=pictures.get(row["image_id"]),
+                    lines=[Line(text=question["text"], strong=True)],
+                    bars=[(text or "(empty)", float(probability)) for text, probability in row["top"]],
+                    below=below,
+                )
+            )
+        return cards
+
+
+def _train_questions(place: Place) -> list[AnsweredQuestion]:
+    rows = train_rows("questions", place, ["question_id", "text", "question_type", "answer_type", "answers"])
+    return [
+        AnsweredQuestion(
+            question_id=row["question_id"],
+            image_id=row["image_id"],
+            text=row["text"],
+            question_type=row["question_type"] or "",
+            answer_type=row["answer_type"] or "",
+            answers=row["answers"] or (),
+        )
+        for row in rows.to_pylist()
+    ]

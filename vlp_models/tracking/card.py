@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlp_models.models.info import CheckpointInfo
 
-def model_card(*, name: str, config: dict[str, Any], scores: list[dict[str, Any]], lineage: dict[str, Any]) -> str:
-    """Markdown for one registered model: use, figures with intervals, data, how to rebuild it."""
+
+def model_card(
+    *, name: str, info: CheckpointInfo, scores: list[dict[str, Any]], lineage: dict[str, Any], not_served: str = ""
+) -> str:
+    """Markdown for one registered model: use, figures with intervals, data, how to rebuild it.
+
+    Args:
+        not_served: why it can't predict from an image; empty: it can.
+    """
     rows = ["| dataset | split | metric | value | 95% interval | n |", "|---|---|---|---|---|---|"]
     for score in scores:
         value = "not computed" if score.get("value") is None else f"{score['value']:.2f}"
@@ -14,13 +22,19 @@ def model_card(*, name: str, config: dict[str, Any], scores: list[dict[str, Any]
         place = f"{score['dataset']} | {score['split']} | {score['metric']}"
         rows.append(f"| {place} | {value} | {interval} | {score.get('n', '')} |")
     facts = "\n".join(f"- {key}: `{value}`" for key, value in lineage.items())
-    model_config = config.get("model_config", {})
-    size = ", ".join(f"{key} {model_config[key]}" for key in ("hidden", "heads", "intermediate") if key in model_config)
+    sizes = ("hidden", "heads", "intermediate", "layers", "patch")
+    size = ", ".join(f"{key} {info.model_config[key]}" for key in sizes if key in info.model_config)
+    served = f"It is not served: {not_served}." if not_served else "Input: an image, and a text where the task has one."
+    regions = (
+        f"""The bundle holds the detector whose region features it was trained on
+(`{info.detector_id}`); with another detector it refuses to load."""
+        if info.detector_id
+        else "It reads no regions: the bundle holds no detector."
+    )
     return f"""# {name}
 
-{config["model"].upper()} fine-tuned for {config["task"]}. Size: {size or "see config.json"}.
-Input: an image (and a question or statement). The bundle holds the detector whose region features it was trained on
-(`{config.get("detector_id")}`); with another detector it refuses to load.
+{info.family.upper()} (model `{info.name}`) fine-tuned for {info.task}. Size: {size or "see config.json"}.
+{served} {regions}
 
 ## Figures
 {chr(10).join(rows)}

@@ -70,6 +70,21 @@ def evaluations(client: MlflowClient, version: ModelVersion) -> list[list[ItemSc
         ]
 
 
+def latest_evaluation(client: MlflowClient, version: ModelVersion) -> list[ItemScores]:
+    """The version's scores on the test it was evaluated on last; empty where none are stored.
+
+    Raises:
+        DataError: they can't be read.
+    """
+    folder = version.tags.get(CURRENT)
+    if not folder:
+        return next(iter(evaluations(client, version)), [])
+    with tempfile.TemporaryDirectory() as temporary:
+        return read_items(
+            Path(client.download_artifacts(run_of(version), f"{EVALUATIONS}/{folder}/{ITEMS}", temporary))
+        )
+
+
 def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], files: Mapping[str, str]) -> None:
     """
     Args:

@@ -1,6 +1,7 @@
 """The registered model's code: MLflow runs this file to load it (models from code; nothing is pickled).
 
-Input: a table with a column `image` (a path, base64 text or an array) and, for VQA and NLVR, a column `text`.
+Input: a table with a column `image` (a path, base64 text or an array) and, for a task that asks something, a column
+`text`.
 Output: one JSON-like record per row.
 """
 
@@ -14,7 +15,7 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 
 
 class VisionLanguageModel(PythonModel):
-    """Detector and fine-tuned model behind one `predict`."""
+    """A fine-tuned model, with the detector if it reads regions, behind one `predict`."""
 
     def load_context(self, context: PythonModelContext) -> None:
         from vlp_models.serving.predictor import Predictor

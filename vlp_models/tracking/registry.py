@@ -1,20 +1,22 @@
-"""MLflow's registry: put a version in, find one, load one. Aliases of champions are moved by promotion.py alone.
+"""MLflow's registry: put a version in, find one, load one. Aliases of champions are moved by promotion/ alone.
 
-Registering is idempotent: a bundle whose content is already registered under the name gives its version back.
+A registered model is a task; its versions come from any run of any model. `run-RUN` is the newest version of a run,
+`challenger` the version that the gate looks at first. Registering is idempotent: a bundle whose content is already
+registered under the name gives its version back.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError
 from vlp_models.params import TrackingParams
+from vlp_models.serving.bundle import BUNDLE
 from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage, read_lineage, run_of
 
 if TYPE_CHECKING:
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
-REQUIREMENTS = ("torch", "torchvision", "transformers", "tokenizers", "safetensors", "numpy", "pillow", "pyarrow")
+# What loading and predicting import, whatever the model's family.
+REQUIREMENTS = (
+    *("torch", "torchvision", "timm", "transformers", "tokenizers", "safetensors"),
+    *("numpy", "pillow", "pyarrow", "pydantic", "rich"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +42,18 @@ def model_name(params: TrackingParams, task: str) -> str:
     return f"{params.model_prefix}-{task}"
 
 
+def run_alias(run: str) -> str:
+    """The alias of a fine-tuning run's newest version. MLflow takes no dot in an alias."""
+    return f"run-{run.replace('.', '_dot_')}"
+
+
 def register(
     client: MlflowClient,
     *,
     name: str,
     task: str,
-    checkpoint: Path,
-    detector: Path,
-    features: dict[str, Any],
+    run: str,
+    bundle: Path,
     content: str,
     metrics: dict[str, float],
     tags: dict[str, str],
@@ -52,13 +62,14 @@ def register(
     lineage: Mapping[str, Any],
     files: Mapping[str, str],
 ) -> Registered:
-    """Registers checkpoint and detector as a new version of `name`, alias `challenger`.
+    """Registers the bundle as a new version of `name`, alias `run-RUN`.
 
-    A version that is there already gets the evaluation, too, and a lineage if it has none whose data passed validation.
+    A version that is there already gets the evaluation, too, the tags that it lacks, and a lineage if it has none
+    whose data passed validation.
 
     Args:
-        features: params of the features stage: how the regions were made.
-        content: hash of checkpoint and detector; the identity of the version.
+        bundle: serving/bundle.py.
+        content: the identity of the version (`serving.bundle.content_of`).
         metrics: logged on the run and on the logged model, so that the UI can compare versions.
         evaluation: the folder with its scores (reports/eval/RUN).
         lineage, files: what `vlp lineage` will tell; files: name -> text.
@@ -69,18 +80,16 @@ def register(
         if known is None or not (known.get("validation") or {}).get("passed"):
             log_lineage(client, run_of(existing), lineage, files)
         folder = log_evaluation(client, run_of(existing), evaluation)
-        client.set_model_version_tag(name, str(existing.version), CURRENT, folder)
-        client.set_registered_model_alias(name, CHALLENGER, str(existing.version))
+        lacking = {key: value for key, value in tags.items() if key not in existing.tags}
+        for key, value in {**lacking, CURRENT: folder}.items():
+            client.set_model_version_tag(name, str(existing.version), key, value)
+        client.set_registered_model_alias(name, run_alias(run), str(existing.version))
         return Registered(name=name, version=int(existing.version), created=False)
     import mlflow
     import mlflow.pyfunc
 
     package = Path(__file__).parent.parent
     with tempfile.TemporaryDirectory() as temporary, _registering(client, name, content):
-        bundle = Path(temporary) / "bundle"
-        shutil.copytree(checkpoint, bundle / "checkpoint")
-        shutil.copytree(detector, bundle / "detector")
-        (bundle / "features.json").write_text(json.dumps(features, indent=2) + "\n", encoding="utf-8")
         (bundle / "README.md").write_text(card, encoding="utf-8")
         code = Path(temporary) / "code" / package.name
         shutil.copytree(package, code, ignore=shutil.ignore_patterns("__pycache__", ".*"))
@@ -89,7 +98,7 @@ def register(
         info = mlflow.pyfunc.log_model(
             name=name,
             python_model=str(package / "tracking" / "pyfunc_model.py"),
-            artifacts={"bundle": str(bundle)},
+            artifacts={BUNDLE: str(bundle)},
             code_paths=[str(code)],
             signature=_signature(task),
             pip_requirements=_pinned(REQUIREMENTS),
@@ -110,8 +119,21 @@ def register(
             description=card,
             model_id=info.model_id,
         )
-    client.set_registered_model_alias(name, CHALLENGER, str(version.version))
+    client.set_registered_model_alias(name, run_alias(run), str(version.version))
     return Registered(name=name, version=int(version.version), created=True)
+
+
+def set_challenger(client: MlflowClient, name: str, version: int) -> None:
+    client.set_registered_model_alias(name, CHALLENGER, str(version))
+
+
+def versions_of_runs(client: MlflowClient, name: str, runs: Iterable[str]) -> dict[str, ModelVersion]:
+    """Run -> its newest version, in the order of `runs`; runs that have none are left out."""
+    registered = next((m for m in client.search_registered_models(f"name='{name}'") if m.name == name), None)
+    aliases = dict(registered.aliases) if registered is not None else {}
+    versions = {str(v.version): v for v in client.search_model_versions(f"name='{name}'")} if aliases else {}
+    found = {run: versions.get(str(aliases.get(run_alias(run)))) for run in runs}
+    return {run: version for run, version in found.items() if version is not None}
 
 
 def by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
@@ -141,7 +163,7 @@ def bundle_of(version: ModelVersion) -> Path:
     import mlflow.artifacts
 
     local = Path(mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}"))
-    return local / "artifacts" / "bundle"
+    return local / "artifacts" / BUNDLE
 
 
 def _version_with(client: MlflowClient, name: str, content: str) -> ModelVersion | None:
@@ -169,8 +191,11 @@ def _signature(task: str) -> Any:
     from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import AnyType
 
+    from vlp_models.tasks import task_class
+
     columns: list[Any] = [ColSpec(AnyType(), "image")]
-    if task != "captioning":
+    words = task_class(task).words
+    if words is not None and words.text:
         columns.append(ColSpec(DataType.string, "text"))
     return ModelSignature(inputs=Schema(columns))
 

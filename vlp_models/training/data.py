@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Subset
 
 from vlp_models.data.batch import Batch
-from vlp_models.data.dataset import ShardDataset, View
+from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.data.sample import Sample
 from vlp_models.errors import DataError, ParamsError
@@ -23,7 +23,7 @@ class LoaderFactory:
     def __init__(
         self,
         shards: Path,
-        view: View,
+        view: str,
         *,
         sources: Mapping[str, int],
         collate: Callable[[list[Sample]], Batch],
@@ -31,19 +31,23 @@ class LoaderFactory:
         num_workers: int,
         seed: int,
         captioned: bool = False,
+        regions: bool = True,
+        pixels: bool = False,
     ) -> None:
         """
         Args:
+            regions, pixels: what of the images is read (`InputReader.flags`).
             captioned: of the view `images`, those with a reference caption only.
 
         Raises:
             DataError: the shards are damaged, or hold nothing to learn from.
             ParamsError: `sources` names a dataset the shards do not hold.
         """
-        self.train = ShardDataset(shards, "train", view, sources, captioned=captioned)
+        flags = {"captioned": captioned, "regions": regions, "pixels": pixels}
+        self.train = ShardDataset(shards, "train", view, sources, **flags)
         if not len(self.train):
             raise DataError(f"{shards}: the train split has no {view}; check `data` and `sources` in params.yaml")
-        val = ShardDataset(shards, "val", view, sources, captioned=captioned)
+        val = ShardDataset(shards, "val", view, sources, **flags)
         # evenly over the split, so that every dataset in it is seen
         count = min(len(val), MAX_VALIDATION_SAMPLES)
         self.val = Subset(val, np.linspace(0, max(0, len(val) - 1), count).astype(int).tolist())
@@ -72,6 +76,7 @@ class LoaderFactory:
             num_workers=self._num_workers,
             rank=rank,
             world_size=world_size,
+            draws=True,
         )
         if not len(self.val):
             return train, None

@@ -7,11 +7,12 @@ its id can't.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from vlp_models.data.tables import ID_COLUMN, SPLITS
+from vlp_models.data.views import TABLES
 from vlp_models.validation import text as language
-from vlp_models.validation.rules import TEXT_TABLES
 
 Row = dict[str, Any]
 
@@ -26,26 +27,18 @@ def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_imag
     for row in rows:
         owner = first[row[ID_COLUMN[table]]]
         row["id_of"] = "this row" if owner is row else owner["provenance"]
-    if table == "images":
-        _add_image_columns(rows)
-    else:
+    view = TABLES.get(table)
+    if table != "images" and (view is None or view.has_image):
         for row in rows:
             image = row["image_id"]
             row["image_state"] = (
                 "good" if image in images else "quarantined" if image in quarantined_images else "unknown"
             )
-    if table in TEXT_TABLES:
+    if view is not None and view.has_text:
         for row in rows:
             row |= text_columns(row["text"])
-    if table == "captions":
-        _add_same_as(rows)
-    if table == "questions":
-        for row in rows:
-            row["labelled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
-    if table == "choices":
-        _add_choice_columns(rows, images)
-    if table == "objects":
-        _add_box_columns(rows, images)
+    if table in OWN_COLUMNS:
+        OWN_COLUMNS[table](rows, images)
     return rows
 
 
@@ -56,7 +49,7 @@ def _first_rows(rows: list[Row], column: str) -> dict[Any, Row]:
     return first
 
 
-def _add_image_columns(rows: list[Row]) -> None:
+def _add_image_columns(rows: list[Row], images: dict[str, Row]) -> None:
     # one picture in two splits: the copy that is tested on stays, the copy that is learnt from goes
     rank = {split: number for number, split in enumerate(SPLITS)}
     last: dict[str, Row] = {}
@@ -83,7 +76,7 @@ def text_columns(text: str | None) -> Row:
     }
 
 
-def _add_same_as(rows: list[Row]) -> None:
+def _add_same_as(rows: list[Row], images: dict[str, Row]) -> None:
     first: dict[tuple[str, str], Row] = {}
     for row in rows:
         row["same_as"] = ""
@@ -92,6 +85,11 @@ def _add_same_as(rows: list[Row]) -> None:
         owner = first.setdefault((row["image_id"], row["text"].casefold().strip()), row)
         if owner is not row:
             row["same_as"] = owner["caption_id"]
+
+
+def _add_answer_columns(rows: list[Row], images: dict[str, Row]) -> None:
+    for row in rows:
+        row["labelled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
 
 
 def _add_choice_columns(rows: list[Row], images: dict[str, Row]) -> None:
@@ -125,3 +123,13 @@ def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:
             image = images.get(row["image_id"])
             if image is not None:
                 row["overhang"] = max(-x1, -y1, x2 - image["width"], y2 - image["height"], 0.0)
+
+
+# What the rules of one table look at besides (rules.OWN_RULES); each adds columns to the rows in place.
+OWN_COLUMNS: dict[str, Callable[[list[Row], dict[str, Row]], None]] = {
+    "images": _add_image_columns,
+    "captions": _add_same_as,
+    "questions": _add_answer_columns,
+    "choices": _add_choice_columns,
+    "objects": _add_box_columns,
+}

@@ -6,10 +6,12 @@ A rule looks at one column, of the table itself or derived (columns.py). Nulls b
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vlp_models.data.tables import ID_COLUMN, SPLITS
+from vlp_models.data.views import TABLES, View
 from vlp_models.params import ValidateParams
 
 
@@ -65,13 +67,9 @@ def holds(check: Check, value: Any) -> bool:
     return re.search(check.pattern, value) is not None
 
 
-TEXT_TABLES = ("captions", "questions", "statements", "choices")
 REQUIRED = {
     "images": ("source", "split", "path", "width", "height", "sha256"),
-    "captions": ("text",),
-    "questions": ("text",),
-    "statements": ("text", "group"),
-    "choices": ("text",),
+    **{view.name: tuple(c.name for c in view.columns if c.required) for view in TABLES.values()},
     "objects": ("category", "x1", "y1", "x2", "y2"),
 }
 ANSWERS_PER_QUESTION = 10
@@ -80,22 +78,13 @@ CHOICES = 4  # answers, and rationales, of a VCR question
 
 def rules_for(table: str, params: ValidateParams) -> list[Rule]:
     """The rules of one table, in the order in which they are checked and reported."""
-    rules = _shared(table)
+    own = OWN_RULES.get(table, lambda _: [])(params)
     if table == "images":
-        rules += _images(params)
-    else:
-        rules += _depends_on_image(table)
-    if table in TEXT_TABLES:
-        rules += _text(table)
-    if table == "captions":
-        rules += _captions(params)
-    if table == "questions":
-        rules += _questions()
-    if table == "choices":
-        rules += _choices(params)
-    if table == "objects":
-        rules += _objects(params)
-    return rules
+        return [*_shared(table), *own]
+    view = TABLES.get(table)
+    dependent = _depends_on_image(table) if view is None or view.has_image else [_split_known(table)]
+    of_view = [] if view is None else [*(_text(table) if view.has_text else []), *_listed(view)]
+    return [*_shared(table), *dependent, *of_view, *own]
 
 
 def _shared(table: str) -> list[Rule]:
@@ -115,15 +104,34 @@ def _shared(table: str) -> list[Rule]:
     ]
 
 
-def _images(params: ValidateParams) -> list[Rule]:
+def _split_known(table: str) -> Rule:
+    return Rule(
+        table=table,
+        name="split_known",
+        column="split",
+        check=OneOf(SPLITS),
+        reason="split {split!r} is none of " + ", ".join(SPLITS),
+    )
+
+
+def _listed(view: View) -> list[Rule]:
+    """Of each column whose values are listed: its value is one of them."""
     return [
         Rule(
-            table="images",
-            name="split_known",
-            column="split",
-            check=OneOf(SPLITS),
-            reason="split {split!r} is none of " + ", ".join(SPLITS),
-        ),
+            table=view.name,
+            name=f"{column.name}_known",
+            column=column.name,
+            check=OneOf(column.values),
+            reason=f"{column.name} {{{column.name}!r}} is none of {', '.join(filter(None, column.values))}",
+        )
+        for column in view.columns
+        if column.values
+    ]
+
+
+def _images(params: ValidateParams) -> list[Rule]:
+    return [
+        _split_known("images"),
         Rule(
             table="images",
             name="split_disjoint",
@@ -205,15 +213,8 @@ def _captions(params: ValidateParams) -> list[Rule]:
     ]
 
 
-def _questions() -> list[Rule]:
+def _questions(params: ValidateParams) -> list[Rule]:
     return [
-        Rule(
-            table="questions",
-            name="answer_type_known",
-            column="answer_type",
-            check=OneOf(("yes/no", "number", "other", "")),
-            reason="answer_type {answer_type!r} is none of yes/no, number, other",
-        ),
         Rule(
             table="questions",
             name="ten_answers",
@@ -290,3 +291,13 @@ def _objects(params: ValidateParams) -> list[Rule]:
             reason=f"the box sticks out of its image by {{overhang:.1f}} pixels, allowed are {most:g}",
         ),
     ]
+
+
+# What only one table needs; a view without an entry has the rules that follow from its record in data/views.py.
+OWN_RULES: dict[str, Callable[[ValidateParams], list[Rule]]] = {
+    "images": _images,
+    "captions": _captions,
+    "questions": _questions,
+    "choices": _choices,
+    "objects": _objects,
+}

@@ -52,6 +52,8 @@ class GridSource:
     detector_id = GridExtractor.detector_id
     classes = GridExtractor.classes
     feature_dim = GridExtractor.feature_dim
+    by_content = True
+    device = "cpu"
 
     def __init__(self, root: Path) -> None:
         self._root = root

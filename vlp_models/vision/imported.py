@@ -2,8 +2,9 @@
 
 Regions keep their class probabilities where the file has them. Where it has only a class and a confidence, the row is
 that confidence in that class and zero elsewhere (the objective then makes it a hard label). Where it has neither,
-C is 0: such features carry no masked object classification. Regions are sorted by confidence, or stay in the
-file's order where there is none (score 1). `features.min_score` does not apply: the file's maker has chosen.
+C is 0: such features carry no masked object classification. Regions stay in the file's order, and the first are kept,
+as TDEN's public code has it; `features.order: score` sorts them by confidence before any is left out, where the file
+has one (else every score is 1). `features.min_score` does not apply: the file's maker has chosen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from vlp_models.vision.source import Row, left_out
 
 MISSING = "features_present"  # rules of the quarantine table
 UNREADABLE = "features_readable"
+Order = Literal["file", "score"]
 OVERHANG = 2.0  # pixels a box may stick out of its image
 
 
@@ -63,15 +65,22 @@ class RecordFile(Protocol):
 class ImportedSource:
     """A `RegionSource` over a `RecordFile`.
 
+    Args:
+        order: of an image's regions, before any beyond `max_regions` is left out.
+
     Raises:
         DataError: not one record is readable.
     """
 
-    def __init__(self, file: RecordFile, path: Path, detector_id: str, max_regions: int) -> None:
+    by_content = False
+    device = "cpu"
+
+    def __init__(self, file: RecordFile, path: Path, detector_id: str, max_regions: int, order: Order = "file") -> None:
         self.detector_id = detector_id
         self._file = file
         self._keys = set(file.keys())
         self._max_regions = max_regions
+        self._order = order
         first = self._first_record(path)
         self.feature_dim = int(first.features.shape[1])
         self._columns = 0 if first.class_probs is None else int(first.class_probs.shape[1])
@@ -116,7 +125,8 @@ class ImportedSource:
                 f"but {self.feature_dim} and {self._columns} in the first record"
             )
         scores = np.ones(count, np.float32) if record.scores is None else record.scores
-        keep = np.argsort(-scores, kind="stable")[: self._max_regions]
+        places = np.argsort(-scores, kind="stable") if self._order == "score" else np.arange(count)
+        keep = places[: self._max_regions]
         size = np.array([record.width, record.height] * 2, np.float32)
         return RegionArrays(
             features=record.features[keep].astype(np.float16),

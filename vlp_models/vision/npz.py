@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vlp_models.errors import DataError
-from vlp_models.vision.imported import ImportedSource, Record, RecordError, import_id
+from vlp_models.vision.imported import ImportedSource, Order, Record, RecordError, import_id
 
 MAX_BYTES = 64 * 2**20  # of one image's arrays when unpacked
 _NEEDED = ("features", "boxes", "image_h", "image_w")
@@ -51,7 +51,7 @@ class NpzDirectory:
             raise RecordError(f"{path.name}: {error}") from None
 
 
-def open_npz(path: Path, max_regions: int) -> ImportedSource:
+def open_npz(path: Path, max_regions: int, order: Order = "file") -> ImportedSource:
     """The .npz files of a directory.
 
     Raises:
@@ -60,7 +60,7 @@ def open_npz(path: Path, max_regions: int) -> ImportedSource:
     paths = sorted(path.glob("*.npz"))
     if not paths:
         raise DataError(f"{path}: no .npz files; set features.path to the directory that holds them")
-    return ImportedSource(NpzDirectory(paths), path, import_id("npz", paths), max_regions)
+    return ImportedSource(NpzDirectory(paths), path, import_id("npz", paths), max_regions, order)
 
 
 def _floats(array: np.ndarray) -> np.ndarray:

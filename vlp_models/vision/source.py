@@ -11,11 +11,18 @@ Row = Mapping[str, Any]  # of the images table
 
 
 class RegionSource(Protocol):
-    """Attributes describe every region it returns. `classes` has the background first, or is empty: no class known."""
+    """Attributes describe every region it returns.
+
+    classes     the background first; empty: no class known
+    by_content  whether an image's regions follow from its file alone, and not from other files beside it
+    device      that computes them
+    """
 
     detector_id: str
     classes: tuple[str, ...]
     feature_dim: int
+    by_content: bool
+    device: str
 
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]

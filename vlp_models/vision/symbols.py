@@ -24,6 +24,8 @@ class SymbolSource:
     """
 
     detector_id = "boxes"
+    by_content = False
+    device = "cpu"
 
     def __init__(self, objects: Iterable[Mapping[str, Any]], max_regions: int) -> None:
         self._objects: dict[str, list[Mapping[str, Any]]] = defaultdict(list)

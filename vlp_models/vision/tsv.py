@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vlp_models.errors import DataError
-from vlp_models.vision.imported import ImportedSource, Record, RecordError, import_id
+from vlp_models.vision.imported import ImportedSource, Order, Record, RecordError, import_id
 from vlp_models.vision.progress import progress_bar
 
 _BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
@@ -62,7 +62,7 @@ class TsvFile:
             raise RecordError(f"{path.name}:{number}: {error}") from None
 
 
-def open_tsv(path: Path, max_regions: int) -> ImportedSource:
+def open_tsv(path: Path, max_regions: int, order: Order = "file") -> ImportedSource:
     """A file, or a directory of files whose names hold `.tsv` (`karpathy_train.tsv.0`, ...).
 
     Raises:
@@ -71,7 +71,7 @@ def open_tsv(path: Path, max_regions: int) -> ImportedSource:
     paths = sorted(p for p in path.glob("*.tsv*") if p.is_file()) if path.is_dir() else [path]
     if not paths or not all(p.is_file() for p in paths):
         raise DataError(f"{path}: no TSV of region features; set features.path to the file or its directory")
-    return ImportedSource(TsvFile(paths), path, import_id("tsv", paths), max_regions)
+    return ImportedSource(TsvFile(paths), path, import_id("tsv", paths), max_regions, order)
 
 
 def _lines(path: Path) -> Iterable[tuple[int, int, bytes]]:

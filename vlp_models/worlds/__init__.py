@@ -2,5 +2,6 @@
 
 WORLDS = {
     "objects": "vlp_models.worlds.scenes.objects:write",
+    "web": "vlp_models.worlds.scenes.objects:write",
     "boxes": "vlp_models.worlds.boxes.dataset:write",
 }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.data.tables import SCHEMAS
 from vlp_models.errors import DataError
 
 Row = dict[str, Any]
@@ -22,25 +23,21 @@ Row = dict[str, Any]
 
 @dataclass
 class Tables:
-    """Rows of the canonical tables, with the keys of `tables.SCHEMAS`.
+    """Rows of the canonical tables, by the names and with the keys of `tables.SCHEMAS`: `tables["captions"]`.
 
     `images` rows hold the file's path under `path` (`base`-joined, as text) and None for width, height and sha256:
     the prepare stage fills these in from the file itself. `truth` rows hold `image_id` and whatever the source knows.
     """
 
-    images: list[Row] = field(default_factory=list)
-    captions: list[Row] = field(default_factory=list)
-    questions: list[Row] = field(default_factory=list)
-    statements: list[Row] = field(default_factory=list)
-    choices: list[Row] = field(default_factory=list)
-    objects: list[Row] = field(default_factory=list)
-    quarantine: list[Row] = field(default_factory=list)
-    truth: list[Row] = field(default_factory=list)
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in (*SCHEMAS, "truth")})
     left_out: Counter[str] = field(default_factory=Counter)  # sound records of no use here, by kind: crowd regions
+
+    def __getitem__(self, table: str) -> list[Row]:
+        return self.rows[table]
 
     def set_aside(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
         """Counts one bad row. `row_id` may be empty where the record has no readable id."""
-        self.quarantine.append(
+        self["quarantine"].append(
             {
                 "table": table,
                 "row_id": printable(row_id),

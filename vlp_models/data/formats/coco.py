@@ -111,7 +111,7 @@ class _Images:
             if local in self.cut:
                 continue
             for index, (sentence_id, text) in enumerate(entry.sentences):
-                self.tables.captions.append(
+                self.tables["captions"].append(
                     {
                         "caption_id": join_id(self.name, sentence_id),
                         "image_id": join_id(self.name, local),
@@ -129,7 +129,7 @@ class _Images:
             self.cut.add(local)
             return
         self.counts[split] = self.counts.get(split, 0) + 1
-        self.tables.images.append(
+        self.tables["images"].append(
             {
                 "image_id": join_id(self.name, local),
                 "source": self.name,
@@ -163,7 +163,7 @@ def _read_captions(path: Path, images: _Images, tables: Tables) -> None:
             if image in images.cut:
                 continue
             with tables.record("captions", provenance, join_id(images.name, local)):
-                tables.captions.append(
+                tables["captions"].append(
                     {
                         "caption_id": join_id(images.name, local),
                         "image_id": join_id(images.name, image),
@@ -192,7 +192,7 @@ def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
                 if category not in categories:
                     raise RecordError(f"category_id {category} is not in the file's categories", rule="category_known")
                 x1, y1, x2, y2 = _corners(record)
-                tables.objects.append(
+                tables["objects"].append(
                     {
                         "object_id": join_id(images.name, local),
                         "image_id": join_id(images.name, image),
@@ -227,4 +227,4 @@ def _read_truth(path: Path, images: _Images, tables: Tables) -> None:
         with tables.record("truth", provenance):
             local = get_id(record, "image_id").removeprefix(f"{images.name}/")
             if local not in images.cut:
-                tables.truth.append({**record, "image_id": join_id(images.name, local)})
+                tables["truth"].append({**record, "image_id": join_id(images.name, local)})

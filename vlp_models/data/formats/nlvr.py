@@ -99,7 +99,7 @@ def _images(
         if path is None:
             tables.set_aside("images", image_id, "image_exists", f"no file {stem}-{k}.png under images/", provenance)
             continue
-        tables.images.append(
+        tables["images"].append(
             {
                 "image_id": image_id,
                 "source": name,
@@ -136,7 +136,7 @@ def _statements(
             text, label = get_sentence(said, "sentence"), _label(said)
             number = f".{said['number']}" if "number" in said else ""
             for image_id, _ in images:
-                tables.statements.append(
+                tables["statements"].append(
                     {
                         "statement_id": f"{image_id}{suffix}",
                         "image_id": image_id,
@@ -147,7 +147,7 @@ def _statements(
                     }
                 )
                 if captions and label:
-                    tables.captions.append(
+                    tables["captions"].append(
                         {
                             "caption_id": f"{image_id}{suffix}",
                             "image_id": image_id,
@@ -167,7 +167,7 @@ def _descriptions(tables: Tables, images: list[tuple[str, int]], record: Row, pr
             with tables.record("captions", provenance, f"{image_id}-d{index}"):
                 if not isinstance(text, str):
                     raise RecordError(f"a description is {text!r}, expected a text")
-                tables.captions.append(
+                tables["captions"].append(
                     {
                         "caption_id": f"{image_id}-d{index}",
                         "image_id": image_id,
@@ -203,7 +203,7 @@ def _objects(tables: Tables, images: list[tuple[str, int]], record: Row, provena
             for number, (index, category, x, y, size) in enumerate(items):
                 slot = ORDERS[k].index(index)
                 left = slot * BOX_STRIDE + x
-                tables.objects.append(
+                tables["objects"].append(
                     {
                         "object_id": f"{image_id}#{number}",
                         "image_id": image_id,

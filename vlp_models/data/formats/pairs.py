@@ -75,7 +75,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                     f"{first['provenance']}",
                     rule="split_disjoint",
                 )
-            tables.captions.append(
+            tables["captions"].append(
                 {
                     "caption_id": row_id,
                     "image_id": images[key]["image_id"],
@@ -86,7 +86,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     if not any(row["split"] for row in images.values()):
         for image, split in split_by_hash(list(images)).items():
             images[image]["split"] = split
-    tables.images.extend(images.values())
+    tables["images"].extend(images.values())
     return tables
 
 
@@ -120,7 +120,7 @@ def _hidden(path: Path) -> bool:
 
 
 def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
-    """(provenance, record) of each row, fields as written; lines that can't be read go to `tables.quarantine`.
+    """(provenance, record) of each row, fields as written; lines that can't be read go to `tables["quarantine"]`.
 
     Raises:
         DataError: the file is missing, of an unknown kind, or lacks the columns `image` and `caption`.

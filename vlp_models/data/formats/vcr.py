@@ -83,7 +83,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                         raise RecordError(f"annot_id {local} stood already in {seen[local]}", rule="id_unique")
                     seen[local] = provenance
                     image = images.of(record, split, provenance)
-                    tables.choices.append(_row(join_id(name, local), image, record, provenance))
+                    tables["choices"].append(_row(join_id(name, local), image, record, provenance))
     return tables
 
 
@@ -139,7 +139,7 @@ class _Images:
         image_id = join_id(self.name, local)
         image = _Image(image_id=image_id, objects=objects, boxes=[_corners(box, metadata_file) for box in boxes])
         size = {"width": get(metadata, "width", int), "height": get(metadata, "height", int)}
-        self.tables.images.append(
+        self.tables["images"].append(
             {
                 "image_id": image_id,
                 "source": self.name,
@@ -151,7 +151,7 @@ class _Images:
             }
         )
         for number, (category, box) in enumerate(zip(objects, image.boxes, strict=True)):
-            self.tables.objects.append(
+            self.tables["objects"].append(
                 {
                     "object_id": f"{image_id}#{number}",
                     "image_id": image_id,

@@ -50,7 +50,9 @@ def read(name: str, params: SourceParams, root: Path, cut: Set[str], tables: Tab
                         annotation = annotations.get(local)
                         if labelled and annotation is None:
                             raise RecordError("no annotation has its question_id", rule="annotation_found")
-                        tables.questions.append(_row(name, record, annotation[1] if annotation else None, provenance))
+                        tables["questions"].append(
+                            _row(name, record, annotation[1] if annotation else None, provenance)
+                        )
         for local, (provenance, _) in annotations.items():
             if local not in used:
                 reason = "no question has the question_id of this annotation"

@@ -1,6 +1,8 @@
 """Transformer blocks with the normalisation after each residual sum (post-LN), as in BERT.
 
-Shape suffixes: B batch, T tokens, D hidden, N hypotheses.
+Tokens come padded, [B, T, D], or packed, [M, D], with their `Packing`.
+
+Shape suffixes: B batch, T tokens, D hidden, M packed tokens, N hypotheses.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.models.layers.attention import KeyValues, MultiHeadAttention
-from vlp_models.models.layers.reading import Reading
+from vlp_models.models.layers.packing import Packing
 
 
 class FeedForward(nn.Sequential):
@@ -43,15 +45,14 @@ class TransformerBlock(nn.Module):
         self.ffn = FeedForward(hidden, intermediate)
         self.ffn_end = Residual(hidden, dropout, eps)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor | None = None, reading: Reading | None = None) -> Tensor:
-        """With a causal `reading`, of the tokens that it has."""
-        x = self.attention_end(x_BTD, self.attention(x_BTD, mask, reading))
+    def forward(self, x: Tensor, mask: Tensor | None = None, packing: Packing | None = None) -> Tensor:
+        x = self.attention_end(x, self.attention(x, mask, packing))
         return self.ffn_end(x, self.ffn(x))
 
-    def step(self, x_N1D: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
+    def step(self, x_ND: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
         """One more token of a causal sequence whose earlier tokens left `past`."""
-        y, past = self.attention.step(x_N1D, past)
-        x = self.attention_end(x_N1D, y)
+        y, past = self.attention.step(x_ND, past)
+        x = self.attention_end(x_ND, y)
         return self.ffn_end(x, self.ffn(x)), past
 
 
@@ -69,13 +70,13 @@ class ModalityBlock(nn.Module):
         self.image_ffn = FeedForward(hidden, intermediate)
         self.image_end = Residual(hidden, dropout, eps)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor | None, text_length: int) -> Tensor:
-        """The first `text_length` tokens are text, the rest image."""
-        x = self.attention_end(x_BTD, self.attention(x_BTD, mask))
-        text, image = x[:, :text_length], x[:, text_length:]
+    def forward(self, x_MD: Tensor, mask: Tensor | None, packing: Packing) -> Tensor:
+        """Packed tokens, those before `packing.split` text, the rest image."""
+        x = self.attention_end(x_MD, self.attention(x_MD, mask, packing))
+        text, image = x[: packing.split], x[packing.split :]
         text = self.text_end(text, self.text_ffn(text))
         image = self.image_end(image, self.image_ffn(image))
-        return torch.cat([text, image], dim=1)
+        return torch.cat([text, image])
 
 
 class DecoderBlock(nn.Module):
@@ -93,22 +94,26 @@ class DecoderBlock(nn.Module):
         self.ffn_end = Residual(hidden, dropout, eps)
 
     def forward(
-        self, x_BTD: Tensor, mask: Tensor, memory_BSD: Tensor, memory_mask: Tensor, reading: Reading | None = None
+        self,
+        x: Tensor,
+        mask: Tensor,
+        memory: KeyValues,
+        memory_mask: Tensor,
+        packing: Packing | None = None,
+        by_image: Packing | None = None,
     ) -> Tensor:
-        """`memory_BSD` may be of fewer images than there are texts (`MultiHeadAttention.cross`). With a causal
-        `reading`, of the tokens that it has."""
-        x = self.attention_end(x_BTD, self.attention(x_BTD, mask, reading))
-        memory = self.cross.project(memory_BSD) if reading is None else reading.memory(self.cross, memory_BSD)
-        x = self.cross_end(x, self.cross.cross(x, memory, memory_mask, reading))
+        """`memory` comes from `self.cross.project`. Of packed tokens, `by_image` says where they stand by image."""
+        x = self.attention_end(x, self.attention(x, mask, packing))
+        x = self.cross_end(x, self.cross.cross(x, memory, memory_mask, by_image))
         return self.ffn_end(x, self.ffn(x))
 
     def step(
-        self, x_N1D: Tensor, past: KeyValues | None, memory: KeyValues, memory_mask: Tensor
+        self, x_ND: Tensor, past: KeyValues | None, memory: KeyValues, memory_mask: Tensor, by_image: Packing
     ) -> tuple[Tensor, KeyValues]:
-        """One more token. `memory` comes from `self.cross.project`."""
-        y, past = self.attention.step(x_N1D, past)
-        x = self.attention_end(x_N1D, y)
-        x = self.cross_end(x, self.cross.cross(x, memory, memory_mask))
+        """One more token of each hypothesis."""
+        y, past = self.attention.step(x_ND, past)
+        x = self.attention_end(x_ND, y)
+        x = self.cross_end(x, self.cross.cross(x, memory, memory_mask, by_image))
         return self.ffn_end(x, self.ffn(x)), past
 
 

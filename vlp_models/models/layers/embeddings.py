@@ -1,6 +1,6 @@
 """Token embeddings.
 
-Shape suffixes: B batch, T text tokens, R regions, S regions and [IMG], F feature dimension, D hidden.
+Shape suffixes: B batch, R regions, S regions and [IMG], F feature dimension, D hidden, M packed tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Regions
+from vlp_models.models.layers.packing import Packing
 
 
 class TextEmbedding(nn.Module):
@@ -24,11 +25,9 @@ class TextEmbedding(nn.Module):
         self.norm = nn.LayerNorm(hidden, eps=eps)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, ids_BT: Tensor, type_BT: Tensor, start: int = 0) -> Tensor:
-        """type_BT int64: of each token, or [B, 1]: of the whole sequence. `start`: the first token's position."""
-        positions = self.positions.weight[start : start + ids_BT.shape[1]]
-        x = self.words(ids_BT) + positions + self.types(type_BT)
-        return self.dropout(self.norm(x))
+    def forward(self, ids: Tensor, types: Tensor, positions: Tensor) -> Tensor:
+        """int64 each, of one shape or broadcastable to it: padded, packed, or one token of each hypothesis."""
+        return self.dropout(self.norm(self.words(ids) + self.positions(positions) + self.types(types)))
 
 
 class RegionEmbedding(nn.Module):
@@ -51,8 +50,8 @@ class RegionEmbedding(nn.Module):
         self.norm = nn.LayerNorm(hidden, eps=eps)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, regions: Regions, hidden_BR: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns [B, S, D] and its mask [B, S], with S = 1 + R.
+    def forward(self, regions: Regions, hidden_BR: Tensor | None = None) -> tuple[Tensor, Packing]:
+        """The packed tokens, [M, D], and where they stand in [B, S], with S = 1 + R and [IMG] at 0.
 
         hidden_BR bool: regions to hide. Their features become zero and stay out of [IMG]'s mean; their locations
         remain. An image without regions is [IMG] alone, its feature zero.
@@ -60,20 +59,19 @@ class RegionEmbedding(nn.Module):
         visible_BR = regions.mask_BR if hidden_BR is None else regions.mask_BR & ~hidden_BR
         features_BRF = regions.features_BRF * visible_BR[..., None]
         mean_BF = features_BRF.sum(1) / visible_BR.sum(1, keepdim=True).clamp(min=1)
-        features_BSF = torch.cat([mean_BF[:, None], features_BRF], dim=1)
+        whole_B14 = regions.boxes_BR4.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(regions), 1, 4)
 
-        boxes_BR4 = regions.boxes_BR4
-        whole_B14 = boxes_BR4.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(regions), 1, 4)
-        boxes_BS4 = torch.cat([whole_B14, boxes_BR4], dim=1)
-        x1, y1, x2, y2 = boxes_BS4.unbind(-1)
-        locations_BS5 = torch.cat([boxes_BS4, ((x2 - x1) * (y2 - y1))[..., None]], dim=-1)
+        packing = Packing.of(torch.cat([torch.ones_like(regions.mask_BR[:, :1]), regions.mask_BR], dim=1))
+        features_MF = packing.pack(torch.cat([mean_BF[:, None], features_BRF], dim=1))
+        boxes_M4 = packing.pack(torch.cat([whole_B14, regions.boxes_BR4], dim=1))
+        x1, y1, x2, y2 = boxes_M4.unbind(-1)
+        locations_M5 = torch.cat([boxes_M4, ((x2 - x1) * (y2 - y1))[:, None]], dim=-1)
 
         if self.separate_norms:
             # From -1 to 1: with fractions, near and far places differ in length more than in direction, and a norm
             # takes the length away.
-            locations = self.location_norm(self.locations(2 * locations_BS5 - 1))
-            x = self.feature_norm(self.features(features_BSF)) + locations
+            locations = self.location_norm(self.locations(2 * locations_M5 - 1))
+            x = self.feature_norm(self.features(features_MF)) + locations
         else:
-            x = self.features(features_BSF) + self.locations(locations_BS5)
-        mask_BS = torch.cat([torch.ones_like(regions.mask_BR[:, :1]), regions.mask_BR], dim=1)
-        return self.dropout(self.norm(x)), mask_BS
+            x = self.features(features_MF) + self.locations(locations_M5)
+        return self.dropout(self.norm(x)), packing

@@ -6,11 +6,14 @@ from torch import nn
 
 
 def init_weights(module: nn.Module, std: float = 0.02) -> None:
-    """Matrices N(0, std), biases 0, LayerNorm and BatchNorm 1 and 0. Draws from torch's global generator."""
+    """Matrices N(0, std), biases 0, LayerNorm and BatchNorm 1 and 0. Draws from torch's global generator.
+
+    A parameter that is one number (a temperature, a gate) keeps the value that its module gave it.
+    """
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
         elif parameter.dim() > 1:
             nn.init.normal_(parameter, std=std)
-        else:
+        elif parameter.dim() == 1:
             nn.init.ones_(parameter)

@@ -11,8 +11,7 @@ def padding_mask(mask_BT: Tensor) -> Tensor:
     return mask_BT[:, None, None, :]
 
 
-def causal_mask(mask_BT: Tensor) -> Tensor:
-    """Every query sees itself and the real tokens before it. [B, 1, T, T]"""
-    length = mask_BT.shape[1]
-    past = torch.ones(length, length, dtype=torch.bool, device=mask_BT.device).tril()
-    return past & padding_mask(mask_BT)
+def causal_mask(length: int, device: torch.device | str = "cpu") -> Tensor:
+    """Every query sees itself and the tokens before it. Padding stands behind, where no real token looks.
+    [1, 1, T, T]"""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]

@@ -1,11 +1,13 @@
 """One vector from many tokens.
 
-Shape suffixes: B batch, T tokens, D hidden, P pooled dimension.
+Shape suffixes: B batch, M packed tokens, D hidden, P pooled dimension.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
+
+from vlp_models.models.layers.packing import Packing
 
 
 class AttentionPooler(nn.Module):
@@ -20,9 +22,9 @@ class AttentionPooler(nn.Module):
         self.project = nn.Linear(hidden, outputs)
         self.norm = nn.BatchNorm1d(outputs) if batch_norm else nn.Identity()
 
-    def forward(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """[B, P]. Every row of the mask needs one True."""
-        scores_BT = self.score(x_BTD).squeeze(-1)
+    def forward(self, x_MD: Tensor, packing: Packing) -> Tensor:
+        """[B, P]. Every sequence needs a token."""
+        scores_BT = packing.pad(self.score(x_MD).squeeze(-1))
         scores_BT = scores_BT.float() if scores_BT.dtype.itemsize < 4 else scores_BT
-        weights_BT = scores_BT.masked_fill(~mask_BT, float("-inf")).softmax(-1).to(x_BTD.dtype)
-        return self.norm(self.project((weights_BT[:, None] @ x_BTD).squeeze(1)))
+        weights_BT = scores_BT.masked_fill(~packing.mask_BT, float("-inf")).softmax(-1).to(x_MD.dtype)
+        return self.norm(self.project((weights_BT[:, None] @ packing.pad(x_MD)).squeeze(1)))

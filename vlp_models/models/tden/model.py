@@ -16,58 +16,364 @@ become a mask token, classified by KL divergence to the detector's distribution.
 object and the sentence encoder (not of the cross-modal encoder), triplet ranking loss, Multibatch negatives. MSG: the
 sentence word by word from the past words and the image. All four are summed, in one pass or two.
 
-Where the paper is silent, what is done here (and the switch in `TDENConfig`, if the public code differs):
+Where the paper is silent, what is done here:
 - Sizes are "as in ViLBERT"; the defaults are the public code's, 768 wide throughout. Post-LN, GELU, N(0, 0.02).
 - The sentence encoder serves both paths, so for generation it must be causal, too: each sentence is encoded twice,
   with type 0 and all words visible, with type 1 and only the past visible.
-- The decoder attends to the object encoder's output, which is what "conditioned on the input image" asks for. In the
-  public code's pretraining it is the cross-modal encoder's, which has seen the caption through MLM's path
-  (`decoder_visual_source`).
-- Cross-modal encoder blocks are plain. The public code has a feed-forward net per modality (`separate_ffn`).
+- The decoder attends to the object encoder's output, which is what "conditioned on the input image" asks for.
 - MSG reads the sentence that MLM masked and predicts every token, [SEP] included.
 - [MASK] always replaces a masked word; BERT replaces 80% (`mask_scheme`). The mask token of a region is a zero
   feature with its location kept, left out of [IMG]'s mean; the public code hides overlapping regions as well
-  (`zero_overlapping_regions`).
-- ISM sees the masked input, as there is one pass. It pools the last object layer, margin 0.2, all violating
-  negatives (`ism_pooling`, `ism_margin`, `ism_negatives`, `similarity_dim`, `pooler_batch_norm`).
+  (`zero_overlapping_regions`). A region without class probabilities has nothing to be told, so MOC leaves it alone.
+- ISM sees the masked input, as there is one pass. It pools the last object layer, margin 0.2, all violating negatives.
 - MLM and MSG share one head, tied to the word embeddings as in BERT (`tie_lm_head`).
 - The holistic feature for VQA is "based on the outputs of encoder and decoder via attention" after MCAN: pooled image,
-  pooled text and pooled decoder output are added and normalised. The decoder stays causal as in pretraining; the
-  public code runs it bidirectionally (`understanding_decoder_mask`), multiplies image and text (`fusion`), pools the
-  image after every cross-modal layer (`fusion_pooling`) and classifies the decoder's part by itself
-  (`fusion_decoder`). Its VCR has token types for the segments of a text (`segment_types`).
+  pooled text and pooled decoder output are added and normalised. The decoder stays causal as in pretraining.
 
-Two-pass scheduled sampling calls `masked_pass` twice with one `VisualStates` (training/passes.py); the
-second pass generates a sentence from its first sampled word on only (layers/reading.py). The four modules and pooling
-are in modules.py, the objectives in pretraining.py, the paper's single-stream and two-stream variants (`structure`) in
-shared.py; `ism_source` is ISM's variant of table 2.
+Where the public code does otherwise: public/. The paper's ablations: ablations.py. Two-pass scheduled sampling calls
+`masked_pass` twice with one `VisualStates` (training/passes.py); the second pass computes a sentence in the
+decoder's path from its first sampled word on only. Only real tokens are computed (layers/packing.py).
 
-Shape suffixes: B batch, S visual tokens ([IMG] and R regions), T text tokens, D hidden, P similarity dimension,
-V vocabulary, N hypotheses.
+Shape suffixes: B images, R regions, S visual tokens ([IMG] and R regions), K packed visual tokens; N texts (or
+hypotheses), T text tokens, M packed ones; D hidden, P pooled dimension, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from vlp_models.data.batch import Image, Text
-from vlp_models.errors import ParamsError
+from vlp_models.data.batch import Batch, Image, Regions, Text
+from vlp_models.data.inputs import ModelInputs, RegionInput
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.adopt import Adopted
 from vlp_models.models.layers.attention import KeyValues
-from vlp_models.models.layers.blocks import TransformerBlock
+from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock
+from vlp_models.models.layers.embeddings import RegionEmbedding, TextEmbedding
+from vlp_models.models.layers.heads import TokenHead
+from vlp_models.models.layers.init import init_weights
 from vlp_models.models.layers.masks import causal_mask, padding_mask
-from vlp_models.models.protocols import Fused
-from vlp_models.models.tden import shared
-from vlp_models.models.tden.modules import GENERATION, UNDERSTANDING
-from vlp_models.models.tden.pretraining import TDENPretraining
-from vlp_models.models.tden.state import DecodingState
+from vlp_models.models.layers.packing import Packing, changed_from, take
+from vlp_models.models.layers.pooling import AttentionPooler
+from vlp_models.models.protocols import Fused, MaskedPass
+from vlp_models.models.tden.adopting import adopt
+from vlp_models.models.tden.config import TDENConfig
+from vlp_models.models.tden.state import DecodingState, Memory, Told, VisualStates, hypotheses_by_image
+from vlp_models.objectives.ism import match_in_batch
+from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, select_regions, select_tokens
+from vlp_models.objectives.mlm import masked_language_modelling
+from vlp_models.objectives.moc import masked_object_classification
+from vlp_models.objectives.msg import sentence_generation
+from vlp_models.objectives.ranks import number_over_ranks
+from vlp_models.objectives.token_loss import empty
+
+UNDERSTANDING, GENERATION = 0, 1  # the sentence encoder's streams, and their token types
+Learners = Mapping[str, Tensor | None]  # objective -> bool [N], which samples learn it; None: all
 
 
-class TDEN(TDENPretraining):
-    """Meets every protocol of models/protocols.py, on regions."""
+class TDEN(nn.Module):
+    """Meets every protocol of models/protocols.py, on regions. `from_config` makes the variants, too."""
+
+    config_class: ClassVar[type] = TDENConfig
+    inputs: ClassVar[ModelInputs] = ModelInputs(image=RegionInput())
+    word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("mlm", "moc"), "decoder": ("msg",)}
+    objectives: tuple[str, ...]
+    fused_dim: int
+    decoder_dim: int = 0  # of a second holistic feature: the public code's
+
+    @classmethod
+    def from_config(cls, config: TDENConfig) -> TDEN:
+        """The paper's model, its ablation, or, with a switch of the public code, that one's."""
+        if config.is_ablation:
+            from vlp_models.models.tden.ablations import AblatedTDEN
+
+            return AblatedTDEN(config)
+        if config.set_switches():
+            from vlp_models.models.tden.public.model import PublicTDEN
+
+            return PublicTDEN(config)
+        return TDEN(config)
+
+    def __init__(self, config: TDENConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.objectives = ("mlm", "moc", "ism", "msg") if config.num_classes else ("mlm", "ism", "msg")
+        self.fused_dim = config.fusion_dim or config.hidden
+        hidden, dropout, eps = config.hidden, config.dropout, config.embedding_norm_eps
+
+        self.region_embedding = RegionEmbedding(
+            config.feature_dim, hidden, dropout=dropout, eps=eps, separate_norms=config.separate_region_norms
+        )
+        self.text_embedding = TextEmbedding(
+            config.vocab_size, hidden, max_positions=config.max_positions, types=2, dropout=dropout, eps=eps
+        )
+        self.object_encoder = self.stack(TransformerBlock, config.object_layers)
+        self.sentence_encoder = self.stack(TransformerBlock, config.sentence_layers)
+        self.cross_encoder = self.stack(TransformerBlock, config.encoder_layers)
+        self.cross_decoder = self.stack(DecoderBlock, config.decoder_layers)
+
+        self.word_head = TokenHead(hidden, config.vocab_size, eps=config.layer_norm_eps, tied=config.tie_lm_head)
+        classes = config.num_classes
+        self.object_head = TokenHead(hidden, classes, eps=config.layer_norm_eps) if classes else None
+        self.text_pooler = self.pooler(config.similarity_dim or hidden)
+        self.image_poolers = nn.ModuleList([self.pooler(config.similarity_dim or hidden)])
+        self.fusion_poolers = nn.ModuleDict({s: self.pooler(self.fused_dim) for s in ("image", "text", "decoder")})
+        self.fusion_norm = nn.LayerNorm(self.fused_dim, eps=config.fusion_norm_eps)
+        init_weights(self, config.init_std)
+
+    def stack(self, block: type[nn.Module], layers: int) -> nn.ModuleList:
+        config = self.config
+        sizes = (config.hidden, config.heads, config.intermediate)
+        drop = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
+        return nn.ModuleList(block(*sizes, **drop, eps=config.layer_norm_eps) for _ in range(layers))
+
+    def pooler(self, outputs: int, **more: Any) -> AttentionPooler:
+        return AttentionPooler(self.config.hidden, outputs, dropout=self.config.dropout, **more)
+
+    # ---- The four modules ------------------------------------------------------------------------------------
+
+    def encode_image(self, image: Image, hidden_BR: Tensor | None = None) -> VisualStates:
+        """The object encoder. hidden_BR bool: regions that MOC hides."""
+        if not isinstance(image, Regions):
+            raise DataError("TDEN reads region features: run the features stage, or choose a model that reads pixels")
+        x_KD, packing = self.region_embedding(image, hidden_BR)
+        mask, layers = padding_mask(packing.mask_BT), []
+        for block in self.object_encoder:
+            x_KD = block(x_KD, mask, packing)
+            layers.append(x_KD)
+        return VisualStates(layers=tuple(layers) or (x_KD,), packing=packing)
+
+    def encode_text(
+        self, ids_NT: Tensor, words: Packing, stream: int = UNDERSTANDING, types_NT: Tensor | None = None
+    ) -> Tensor:
+        """The sentence encoder: `words` of the sentences, [M, D], in the light of all words (UNDERSTANDING) or of the
+        past ones (GENERATION). types_NT int64: token types other than the stream's own."""
+        length = words.shape[1]
+        if length > self.config.max_positions:
+            raise ParamsError(f"{length} tokens of text, but config.max_positions is {self.config.max_positions}")
+        mask = causal_mask(length, ids_NT.device) if stream == GENERATION else padding_mask(words.mask_BT)
+        types = torch.full_like(words.places_M, stream) if types_NT is None else words.pack(types_NT)
+        x_MD = self.text_embedding(words.pack(ids_NT), types, words.positions_M)
+        for block in self.sentence_encoder:
+            x_MD = block(x_MD, mask, words)
+        return x_MD
+
+    def cross_encode(self, text_MD: Tensor, words: Packing, visual: VisualStates) -> tuple[Tensor, list[Tensor]]:
+        """The cross-modal encoder over [words; regions], an image a text.
+
+        Returns the words' last states, and the regions' after each layer: [M, D] and [K, D]s.
+        """
+        joint = words.beside(visual.packing)
+        mask = padding_mask(joint.mask_BT)
+        x = torch.cat([text_MD, visual.last_KD])
+        image_layers = []
+        for block in self.cross_encoder:
+            x = block(x, mask, joint)
+            image_layers.append(x[joint.split :])
+        return x[: joint.split], image_layers
+
+    def remember(self, image_KD: Tensor, regions: Packing, owner_N: Tensor | None) -> Any:
+        """What the decoder attends to of these states of images. owner_N: whose image each text is about."""
+        layers = tuple(block.cross.project(image_KD, regions) for block in self._decoder_blocks())
+        return Memory(layers=layers, mask=padding_mask(regions.mask_BT), owner_N=owner_N, source=image_KD)
+
+    def decode(self, text_MD: Tensor, words: Packing, memory: Any, mask: Tensor | None = None) -> Tensor:
+        """The cross-modal decoder: the words' last states. mask: which words see which; by default the past ones."""
+        mask = causal_mask(words.shape[1], text_MD.device) if mask is None else mask
+        by_image = words.by_owner(memory.owner_N, memory.images)
+        for block, projected in zip(self._decoder_blocks(), memory.layers, strict=True):
+            text_MD = block(text_MD, mask, projected, memory.mask, words, by_image)
+        return text_MD
+
+    def predict_words(self, x_D: Tensor) -> Tensor:
+        """Vocabulary logits; any leading dimensions. Gather the positions that need them first."""
+        return self.word_head(x_D, self.text_embedding.words.weight if self.config.tie_lm_head else None)
+
+    def _decoder_blocks(self) -> list[DecoderBlock]:
+        return cast("list[DecoderBlock]", self.cross_decoder)
+
+    # ---- The four objectives ---------------------------------------------------------------------------------
+
+    def pretraining_losses(
+        self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
+    ) -> dict[str, Loss]:
+        """One unweighted loss per objective; one corruption of the batch and one pass serve them all.
+
+        Raises:
+            ParamsError: an objective is unknown, or MOC is asked for without class probabilities.
+        """
+        corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
+        return self.masked_pass(batch, corruption, self.encode_corrupted(batch, corruption), objectives).losses
+
+    def corrupt(
+        self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
+    ) -> Corruption:
+        """What the objectives hide of the batch: words for MLM and MSG, regions for MOC.
+
+        Raises:
+            ParamsError: an objective is unknown, or MOC is asked for without class probabilities.
+        """
+        unknown = set(objectives) - set(self.objectives)
+        if unknown:
+            why = "; `moc` needs features with class probabilities" if "moc" in unknown else ""
+            raise ParamsError(f"TDEN can't learn {sorted(unknown)}, only {list(self.objectives)}{why}")
+        config, text, image = self.config, batch.text, batch.image
+        words_NT = select_tokens(text.mask_BT, mask_probability, generator)
+        if not {"mlm", "msg"} & set(objectives):
+            ids_NT = text.ids_BT
+        else:
+            ids_NT = mask_tokens(
+                text.ids_BT,
+                words_NT & _any_learner(objectives, ("mlm", "msg"), words_NT),
+                scheme=config.mask_scheme,
+                mask_id=config.mask_id,
+                vocab_size=config.vocab_size,
+                generator=generator,
+            )
+        regions_BR = hidden_BR = None
+        if "moc" in objectives and isinstance(image, Regions):
+            regions_BR = select_regions(image.mask_BR, mask_probability, generator)
+            regions_BR = regions_BR & (image.class_probs_BRC.sum(-1) > 0)
+            if objectives["moc"] is not None and text.owner_N is None:
+                regions_BR = regions_BR & objectives["moc"][:, None]
+            hidden_BR = regions_BR
+            if config.zero_overlapping_regions:
+                hidden_BR = overlapping(regions_BR, image.boxes_BR4) & image.mask_BR
+        return Corruption(ids_BT=ids_NT, words_BT=words_NT, regions_BR=regions_BR, hidden_BR=hidden_BR)
+
+    def encode_corrupted(self, batch: Batch, corruption: Corruption) -> VisualStates:
+        """The image without its hidden regions, once for all passes."""
+        return self.encode_image(batch.image, corruption.hidden_BR)
+
+    def masked_pass(
+        self,
+        batch: Batch,
+        corruption: Corruption,
+        image: VisualStates,
+        objectives: Learners,
+        ids: Mapping[str, Tensor] | None = None,
+        after: MaskedPass | None = None,
+    ) -> MaskedPass:
+        """One pass for these objectives; only the paths that they need run.
+
+        ids: what the `encoder` and the `decoder` path read (S_E and S_D in the paper); the masked sentences where it
+            says nothing.
+        after: an earlier pass over the same batch and image. The decoder recomputes each sentence only from its first
+            changed word on.
+        """
+        ids, text, words = ids or {}, batch.text, Packing.of(batch.text.mask_BT)
+        owner_N = text.owners(len(batch.image))
+        losses: dict[str, Loss] = {}
+        word_logits: dict[str, Tensor] = {}
+        told: Told | None = None
+        crossed: tuple[Tensor, Packing] | None = None
+        if {"mlm", "moc", "ism"} & set(objectives):
+            understood_MD = self.encode_text(ids.get("encoder", corruption.ids_BT), words, UNDERSTANDING)
+            if self.needs_cross_encoder(objectives):
+                visual = image.last().select(owner_N)
+                text_MD, (*_, image_KD) = self.cross_encode(understood_MD, words, visual)
+                crossed = image_KD, visual.packing
+                if "mlm" in objectives:
+                    masked_NT = _learnt(corruption.words_BT, objectives["mlm"])
+                    logits = self.predict_words(take(text_MD, words.rows_at(masked_NT)))
+                    losses["mlm"] = masked_language_modelling(logits, text.ids_BT[masked_NT])
+                    word_logits["encoder"] = logits.detach()
+                if "moc" in objectives and corruption.regions_BR is not None:
+                    losses["moc"] = self.object_loss(image_KD, visual.packing, batch, corruption, objectives["moc"])
+            if "ism" in objectives:
+                losses["ism"] = self.matching_loss(understood_MD, words, batch, image, objectives["ism"])
+        if "msg" in objectives:
+            told = self.tell(
+                ids.get("decoder", corruption.ids_BT),
+                _learnt(text.followed_BT, objectives["msg"]),
+                self.decoder_reads(image, owner_N, crossed),
+                after.output if after is not None else None,
+            )
+            losses["msg"] = sentence_generation(told.logits_MV, text.following(told.at_BT))
+            masked_NT = _learnt(corruption.words_BT, objectives["msg"])
+            before_masked_NT = F.pad(
+                masked_NT[:, 1:], (0, 1)
+            )  # each masked word is told from where the one before stands
+            word_logits["decoder"] = told.logits_MV.detach()[before_masked_NT[told.at_BT]]
+        return MaskedPass(losses=losses, word_logits=word_logits, output=told)
+
+    def needs_cross_encoder(self, objectives: Learners) -> bool:
+        return bool({"mlm", "moc"} & set(objectives))
+
+    def decoder_reads(
+        self, image: VisualStates, owner_N: Tensor | None, crossed: tuple[Tensor, Packing] | None
+    ) -> tuple[Tensor, Packing, Tensor | None]:
+        """What `remember` takes: the object encoder's output. crossed: the cross-modal encoder's, of a pass that has
+        it."""
+        return image.last_KD, image.packing, owner_N
+
+    def tell(
+        self, ids_NT: Tensor, at_NT: Tensor, reads: tuple[Tensor, Packing, Tensor | None], before: Told | None
+    ) -> Told:
+        """MSG's part of a pass: the generation stream and the decoder, up to the places whose next word is predicted.
+
+        before: an earlier pass's. From the same image, each sentence is computed from its first changed word on only.
+        """
+        if before is not None and (before.memory.source is not reads[0] or not torch.equal(before.at_BT, at_NT)):
+            before = None
+        if before is None:
+            memory, words = self.remember(*reads), Packing.of(at_NT).keeping()
+        else:
+            memory = before.memory
+            words = Packing.of(at_NT & changed_from(ids_NT, before.ids_BT)).after(before.packing)
+        logits = self.predict_words(self.decode(self.encode_text(ids_NT, words, GENERATION), words, memory))
+        if before is not None:
+            rows_M = words.mask_BT[at_NT].nonzero().squeeze(1)
+            logits = before.logits_MV.index_copy(0, rows_M, logits)
+        return Told(logits_MV=logits, at_BT=at_NT, ids_BT=ids_NT, memory=memory, packing=words)
+
+    def object_loss(
+        self, image_KD: Tensor, regions: Packing, batch: Batch, corruption: Corruption, learners: Tensor | None
+    ) -> Loss:
+        """MOC, on the regions' states of the cross-modal encoder."""
+        assert corruption.regions_BR is not None and self.object_head is not None and isinstance(batch.image, Regions)
+        masked, class_probs, owner_N = corruption.regions_BR, batch.image.class_probs_BRC, batch.text.owner_N
+        if owner_N is not None:
+            masked, class_probs = masked[owner_N], class_probs[owner_N]
+        masked = _learnt(masked, learners)
+        logits = self.object_head(take(image_KD, regions.rows_at(F.pad(masked, (1, 0)))))  # [IMG] stands in front
+        return masked_object_classification(logits, class_probs[masked])
+
+    def matching_loss(
+        self, understood_MD: Tensor, words: Packing, batch: Batch, image: VisualStates, learners: Tensor | None
+    ) -> Loss:
+        """ISM on the outputs of the sentence encoder (understanding stream) and of the object encoder. A batch of one
+        image has nothing to tell apart: zero."""
+        image_ids, rows_N = batch.image_ids, None
+        if learners is not None:
+            rows_N = learners.nonzero().squeeze(1)
+            image_ids = tuple(image_ids[i] for i in rows_N.tolist())
+        if len(number_over_ranks(image_ids)[0].unique()) <= 1:  # and batch normalisation could not take a batch of one
+            return empty(understood_MD, "ism")
+        texts_NP, images_NP = self.pool_text(understood_MD, words), self.pool_image(image)
+        if batch.text.owner_N is not None:
+            images_NP = images_NP.index_select(0, batch.text.owner_N)
+        if rows_N is not None:
+            texts_NP, images_NP = texts_NP.index_select(0, rows_N), images_NP.index_select(0, rows_N)
+        return match_in_batch(
+            texts_NP, images_NP, image_ids, margin=self.config.ism_margin, negatives=self.config.ism_negatives
+        )
+
+    def pool_image(self, visual: VisualStates) -> Tensor:
+        """[B, P], unit length."""
+        layers = visual.layers[-len(self.image_poolers) :]
+        pooled = [pool(x_KD, visual.packing) for pool, x_KD in zip(self.image_poolers, layers, strict=True)]
+        return F.normalize(torch.stack(pooled).sum(0), dim=-1)
+
+    def pool_text(self, text_MD: Tensor, words: Packing) -> Tensor:
+        """[N, P], unit length."""
+        return F.normalize(self.text_pooler(text_MD, words), dim=-1)
 
     # ---- Understanding ---------------------------------------------------------------------------------------
 
@@ -75,42 +381,25 @@ class TDEN(TDENPretraining):
         return self.pool_image(self.encode_image(image))
 
     def embed_text(self, text: Text) -> Tensor:
-        return self.pool_text(self.encode_text({UNDERSTANDING: text.ids_BT}, text.mask_BT)[UNDERSTANDING], text.mask_BT)
+        words = Packing.of(text.mask_BT)
+        return self.pool_text(self.encode_text(text.ids_BT, words), words)
 
-    def score_pairs(self, image: Image, text: Text) -> Tensor:
-        """How well each image and its own sentence match, as in ISM: a cosine, or a logit if cross-modal. [B]"""
-        if self.config.ism_source == "cross_modal":
-            encoded = self.encode_text({UNDERSTANDING: text.ids_BT}, text.mask_BT)[UNDERSTANDING]
-            return self.match(encoded, text.mask_BT, self.encode_image(image))
-        return (self.embed_image(image) * self.embed_text(text)).sum(-1)
+    def score(self, state: VisualStates, text: Text, image_of_text_N: Tensor) -> Tensor:
+        """How well each text and its image match, as in ISM: a cosine. [N]"""
+        return (self.pool_image(state).index_select(0, image_of_text_N) * self.embed_text(text)).sum(-1)
 
     def fuse(self, image: Image, text: Text) -> Fused:
-        """The holistic feature of VQA, VCR and NLVR. `image_BRD` has [IMG] at 0, so R + 1 tokens. Images are encoded
-        once, also where several texts share one."""
-        config, pool = self.config, self.fusion_poolers
-        causal = self.fuses_decoder and config.understanding_decoder_mask == "causal"
-        visual = self.encode_image(image).repeated(len(text) // max(1, len(image)))
-        streams = [UNDERSTANDING, GENERATION] if causal else [UNDERSTANDING]
-        encoded = self.encode_text(dict.fromkeys(streams, text.ids_BT), text.mask_BT, text.last_segment_BT)
-        text_BTD, image_layers = self.cross_encode(encoded[UNDERSTANDING], text.mask_BT, visual)
-        image_BSD = image_layers[-1]
-        pooled_text, pooled_image = pool["text"](text_BTD, text.mask_BT), pool["image"](image_BSD, visual.mask_BS)
-        if config.fusion_pooling == "all_layers":
-            for layer, x_BSD in enumerate(image_layers[:-1]):
-                pooled_image = pooled_image + pool[f"image_{layer}"](x_BSD, visual.mask_BS)
-        pooled_BP = pooled_text * pooled_image if config.fusion == "product" else pooled_text + pooled_image
-        decoder_BP = None
-        if self.fuses_decoder:
-            memory_BSD = image_BSD if config.decoder_visual_source == "cross_encoder" else visual.last_BSD
-            stream, mask = (GENERATION, causal_mask) if causal else (UNDERSTANDING, padding_mask)
-            decoded_BTD = self.decode(encoded[stream], mask(text.mask_BT), memory_BSD, visual.mask_BS)
-            pooled_decoder_BP = pool["decoder"](decoded_BTD, text.mask_BT)
-            if self.decoder_dim:
-                decoder_BP = self.fusion_decoder_norm(pooled_decoder_BP)
-            else:
-                pooled_BP = pooled_BP + pooled_decoder_BP
+        """The holistic feature of VQA, VCR and NLVR, of each text. `image_BRD` has [IMG] at 0, so R + 1 tokens. Images
+        are encoded once, also where several texts share one."""
+        visual, words, owner_N = self.encode_image(image), Packing.of(text.mask_BT), text.owners(len(image))
+        each, pool = visual.last().select(owner_N), self.fusion_poolers
+        text_MD, (*_, image_KD) = self.cross_encode(self.encode_text(text.ids_BT, words), words, each)
+        memory = self.remember(visual.last_KD, visual.packing, owner_N)
+        decoded_MD = self.decode(self.encode_text(text.ids_BT, words, GENERATION), words, memory)
+        pooled_NP = pool["text"](text_MD, words) + pool["image"](image_KD, each.packing)
+        pooled_NP = pooled_NP + pool["decoder"](decoded_MD, words)
         return Fused(
-            image_BRD=image_BSD, text_BTD=text_BTD, pooled_BP=self.fusion_norm(pooled_BP), decoder_BP=decoder_BP
+            image_BRD=each.packing.pad(image_KD), text_BTD=words.pad(text_MD), pooled_BP=self.fusion_norm(pooled_NP)
         )
 
     # ---- Generation ------------------------------------------------------------------------------------------
@@ -118,48 +407,73 @@ class TDEN(TDENPretraining):
     def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
         """[N, T, V], or [M, V] at the True positions of `at_NT`; position t predicts token t + 1. Images are encoded
         once, also where several texts share one."""
-        visual = self.encode_image(image)
-        text_BTD = self.encode_text({GENERATION: text.ids_BT}, text.mask_BT)[GENERATION]
-        decoded_BTD = self.decode(text_BTD, causal_mask(text.mask_BT), visual.last_BSD, visual.mask_BS)
-        return self.predict_words(decoded_BTD if at_NT is None else decoded_BTD[at_NT])
+        visual, owner_N = self.encode_image(image), text.owners(len(image))
+        needed_NT = text.mask_BT if at_NT is None else at_NT.flip(1).cumsum(1).flip(1) > 0  # nothing behind the last
+        words = Packing.of(needed_NT)
+        memory = self.remember(visual.last_KD, visual.packing, owner_N)
+        decoded_MD = self.decode(self.encode_text(text.ids_BT, words, GENERATION), words, memory)
+        if at_NT is None:
+            return words.pad(self.predict_words(decoded_MD))
+        return self.predict_words(take(decoded_MD, words.rows_at(at_NT)))
 
     def start(self, image: Image, *, max_len: int) -> DecodingState:
         """Encodes each image once; up to `max_len` steps may follow, the first with [CLS]."""
         if max_len > self.config.max_positions:
-            raise ParamsError(f"max_len is {max_len}, but model.config.max_positions is {self.config.max_positions}")
+            raise ParamsError(f"max_len is {max_len}, but config.max_positions is {self.config.max_positions}")
         visual = self.encode_image(image)
-        if self.config.shared:
-            memory = shared.project_regions(self._shared_blocks(), visual.last_BSD, visual.mask_BS)
-        else:
-            memory = tuple(block.cross.project(visual.last_BSD) for block in self._decoder_blocks())
+        owner_N = torch.arange(len(image), device=visual.last_KD.device)
         return DecodingState(
             length=0,
             max_len=max_len,
             past=(),
-            memory=memory,
-            memory_mask=padding_mask(visual.mask_BS),
-            owner_N=torch.arange(len(image), device=visual.mask_BS.device),
+            memory=self.remember(visual.last_KD, visual.packing, None),
+            owner_N=owner_N,
+            by_image=hypotheses_by_image(owner_N, len(image)),
         )
 
     def step(self, token_N: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more token of each hypothesis. Returns the next token's logits, [N, V]."""
-        x_N1D = self.text_embedding(token_N[:, None], torch.full_like(token_N[:, None], GENERATION), start=state.length)
+        position = torch.full_like(token_N, state.length)
+        x_ND = self.text_embedding(token_N, torch.full_like(token_N, GENERATION), position)
         past: list[KeyValues] = []
-        before = iter(state.past or [None] * (len(self.sentence_encoder) + len(state.memory)))
+        before = iter(state.past or [None] * (len(self.sentence_encoder) + len(state.memory.layers)))
         for block in cast("list[TransformerBlock]", self.sentence_encoder):
-            x_N1D, cache = block.step(x_N1D, next(before))
+            x_ND, cache = block.step(x_ND, next(before))
             past.append(cache)
-        if self.config.shared:
-            mask_NS = state.memory_mask[state.owner_N].flatten(1)
-            for block, memory in zip(self._shared_blocks(), state.memory, strict=True):
-                x_N1D, cache = shared.step(block, x_N1D, next(before), memory.select(state.owner_N), mask_NS)
-                past.append(cache)
-        else:
-            for layer, memory in zip(self._decoder_blocks(), state.memory, strict=True):
-                x_N1D, cache = layer.step(x_N1D, next(before), memory, state.memory_mask)
-                past.append(cache)
-        return self.predict_words(x_N1D[:, 0]), replace(state, length=state.length + 1, past=tuple(past))
+        for layer, memory in zip(self._decoder_blocks(), state.memory.layers, strict=True):
+            x_ND, cache = layer.step(x_ND, next(before), memory, state.memory.mask, state.by_image)
+            past.append(cache)
+        return self.predict_words(x_ND), replace(state, length=state.length + 1, past=tuple(past))
 
     def reorder(self, state: DecodingState, index_N: Tensor) -> DecodingState:
         """Hypothesis i continues hypothesis index[i]; their number may change."""
         return state.reorder(index_N)
+
+    # ---- What training asks ----------------------------------------------------------------------------------
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """By module, each with its embedding; `heads` is all that only an objective or a task has."""
+        groups: dict[str, list[nn.Parameter]] = {}
+        embedding_of = {"region_embedding": "object_encoder", "text_embedding": "sentence_encoder"}
+        modules = ("object_encoder", "sentence_encoder", "cross_encoder", "cross_decoder")
+        for name, child in self.named_children():
+            group = embedding_of.get(name, name if name in modules else "heads")
+            groups.setdefault(group, []).extend(child.parameters())
+        return {name: parameters for name, parameters in groups.items() if parameters}
+
+    def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
+        """Takes over what fits of another TDEN's weights (`adopting.py`)."""
+        return adopt(self, weights, config)
+
+
+def _learnt(places: Tensor, learners: Tensor | None) -> Tensor:
+    """Of these places in [N, ...] those of the samples that learn."""
+    return places if learners is None else places & learners[:, None]
+
+
+def _any_learner(objectives: Learners, names: tuple[str, ...], like_NT: Tensor) -> Tensor:
+    """bool, broadcastable to [N, T]: which samples learn one of these objectives."""
+    masks = [objectives[name] for name in names if name in objectives]
+    if any(mask is None for mask in masks):
+        return torch.ones_like(like_NT[:1, :1])
+    return torch.stack([mask for mask in masks if mask is not None]).any(0)[:, None]

@@ -1,116 +1,118 @@
 """What TDEN hands from one of its modules, passes or decoding steps to the next.
 
-Shape suffixes: B batch, S visual tokens ([IMG] and R regions), T text tokens, D hidden, N hypotheses or tokens.
+Shape suffixes: B images, S visual tokens ([IMG] and R regions), K packed visual tokens, D hidden, V vocabulary,
+N texts or hypotheses, M packed words.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vlp_models.models.layers.attention import KeyValues
-from vlp_models.models.layers.reading import Reading
+from vlp_models.models.layers.packing import Packing
 from vlp_models.objectives.ranks import previous_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisualStates:
-    """The object encoder's outputs: [B, S, D], one per layer (the embeddings if it has none), and which are real.
+    """The object encoder's outputs, [K, D] each, one per layer (the embeddings if it has none), and where they stand in
+    [B, S], [IMG] at 0.
 
     Nothing in it depends on text, so one encoding serves every pass over an image.
     """
 
     layers: tuple[Tensor, ...]
-    mask_BS: Tensor
+    packing: Packing
 
     @property
-    def last_BSD(self) -> Tensor:
+    def last_KD(self) -> Tensor:
         return self.layers[-1]
 
-    def repeated(self, times: int) -> VisualStates:
-        """Each image `times` times in a row: for several texts about one image."""
-        if times == 1:
+    def select(self, index_N: Tensor | None) -> VisualStates:
+        """The images of these numbers; None: all of them."""
+        if index_N is None:
             return self
-        return VisualStates(
-            layers=tuple(x.repeat_interleave(times, 0) for x in self.layers),
-            mask_BS=self.mask_BS.repeat_interleave(times, 0),
-        )
+        packing = Packing.of(self.packing.mask_BT.index_select(0, index_N))
+        # Whole images are copied, so that the gradient adds images, not tokens.
+        layers = (packing.pack(self.packing.pad(x).index_select(0, index_N)) for x in self.layers)
+        return VisualStates(layers=tuple(layers), packing=packing)
+
+    def last(self) -> VisualStates:
+        """The last layer alone."""
+        return VisualStates(layers=self.layers[-1:], packing=self.packing)
 
     def rolled(self) -> VisualStates:
         """Every sample gets the image of the sample before it in the whole batch, over all processes."""
-        return VisualStates(layers=tuple(map(previous_rows, self.layers)), mask_BS=previous_rows(self.mask_BS))
+        packing = Packing.of(previous_rows(self.packing.mask_BT))
+        layers = (packing.pack(previous_rows(self.packing.pad(x))) for x in self.layers)
+        return VisualStates(layers=tuple(layers), packing=packing)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated:
-    """MSG's part of a pass.
+class Memory:
+    """What the cross-modal decoder attends to: the image's keys and values in each of its layers.
 
-    logits_NV   of every token but [CLS], from the tokens before it, in row-major order of the batch
-    ids_BT      what the generation stream read
-    memory_BSD  what the decoder attended to
-    reading     what its layers keep of both, for a second pass
+    owner_N  int64: whose memory each text or hypothesis reads; None: text i that of image i
+    source   the states it was projected from
     """
 
-    logits_NV: Tensor
-    ids_BT: Tensor
-    memory_BSD: Tensor
-    reading: Reading
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassOutput:
-    """The predictions of one pass over a batch; what was not asked for is None.
-
-    mlm_logits_MV  at the masked words, in row-major order of the batch
-    moc_logits_KC  at the masked regions, likewise
-    text_BTD       the sentence encoder's understanding stream, for ISM
-    generated      by the decoder
-    """
-
-    mlm_logits_MV: Tensor | None = None
-    moc_logits_KC: Tensor | None = None
-    text_BTD: Tensor | None = None
-    generated: Generated | None = None
+    layers: tuple[KeyValues, ...]
+    mask: Tensor
+    owner_N: Tensor | None
+    source: Tensor
 
     @property
-    def msg_logits_NV(self) -> Tensor | None:
-        return self.generated.logits_NV if self.generated is not None else None
+    def images(self) -> int:
+        return self.mask.shape[0]
 
-    def msg_logits_at(self, selected_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """The decoder's predictions of the selected words, row for row beside `mlm_logits_MV`."""
-        assert self.generated is not None, "the pass ran without the decoder"
-        return self.generated.logits_NV[selected_BT[:, 1:][mask_BT[:, 1:]]]
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """MSG's part of a pass: what a second one takes over.
+
+    logits_MV  of every word that is predicted, from the words before it, in row-major order of the batch
+    at_BT      where it is predicted
+    ids_BT     what the generation stream read
+    packing    what its layers kept
+    """
+
+    logits_MV: Tensor
+    at_BT: Tensor
+    ids_BT: Tensor
+    memory: Memory
+    packing: Packing
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingState:
-    """Keys and values of everything read so far, for N hypotheses that continue descriptions of some images.
+    """Everything read so far, for N hypotheses that continue descriptions of some images.
 
-    owner_N says which row of `memory` (the projected image, one entry per layer) a hypothesis describes:
-    either the hypotheses of an image lie together and are equally many, and then share its one row, or every
-    hypothesis has a row of its own.
+    past      keys and values of the sentence encoder's layers, then the decoder's; empty before the first step
+    memory    of the images; never copied, whatever becomes of the hypotheses
+    by_image  where each hypothesis stands among its image's
     """
 
     length: int
     max_len: int
-    past: tuple[KeyValues, ...]  # of the sentence encoder's layers, then the decoder's; empty before the first step
-    memory: tuple[KeyValues, ...]
-    memory_mask: Tensor
+    past: tuple[KeyValues, ...]
+    memory: Any
     owner_N: Tensor
+    by_image: Packing
 
     def reorder(self, index_N: Tensor) -> DecodingState:
-        past = tuple(layer.select(index_N) for layer in self.past)
         owner_N = self.owner_N[index_N]
-        images = self.memory_mask.shape[0]
-        shared_N = torch.arange(images, device=owner_N.device).repeat_interleave(max(1, len(owner_N) // images))
-        if torch.equal(owner_N, shared_N):
-            return replace(self, past=past, owner_N=owner_N)
-        return replace(
-            self,
-            past=past,
-            memory=tuple(layer.select(owner_N) for layer in self.memory),
-            memory_mask=self.memory_mask[owner_N],
-            owner_N=torch.arange(len(owner_N), device=owner_N.device),
-        )
+        past = tuple(layer.select(index_N) for layer in self.past)
+        if torch.equal(owner_N, self.owner_N):  # as in a beam search, once it has begun
+            return replace(self, past=past)
+        by_image = hypotheses_by_image(owner_N, self.memory.images)
+        return replace(self, past=past, owner_N=owner_N, by_image=by_image)
+
+
+def hypotheses_by_image(owner_N: Tensor, images: int) -> Packing:
+    """One row for each hypothesis; those of an image side by side."""
+    rows_N = torch.arange(len(owner_N), device=owner_N.device)
+    return Packing(rows_N, (len(owner_N), 1)).by_owner(owner_N, images)

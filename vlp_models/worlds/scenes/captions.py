@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 
 from vlp_models.worlds.scenes.claims import Description
-from vlp_models.worlds.scenes.language import LEXICON, NUMBERS, misspelt
+from vlp_models.worlds.scenes.language import LEXICON, NUMBERS
+from vlp_models.worlds.scenes.language import misspelt as slip_of
 from vlp_models.worlds.scenes.world import (
     COLOURS,
     PLACES,
@@ -25,12 +26,15 @@ _MOST_COLOURS = 4  # that "shapes in ..." lists
 _MOST_PLACED = 3  # objects whose places one caption tells
 
 
-def captions(scene: Scene, rng: np.random.Generator) -> list[str]:
-    """One caption from each annotator, in a fixed order: who counts, relates, points, places, is careless."""
+def captions(scene: Scene, rng: np.random.Generator, misspelt: float = CARELESS_CAPTIONS) -> list[str]:
+    """One caption from each annotator, in a fixed order: who counts, relates, points, places, is careless.
+
+    misspelt: share of the last one's captions that hold misspellings.
+    """
     habits = (count, relate, point, place)
     texts = [habit(scene, rng) for habit in habits]
     careless = habits[rng.integers(len(habits))](scene, rng)
-    if rng.random() < CARELESS_CAPTIONS:
+    if rng.random() < misspelt:
         careless = _slip(careless, rng)
     return [text[0].upper() + text[1:] + "." for text in texts] + [careless]
 
@@ -201,7 +205,7 @@ def _slip(text: str, rng: np.random.Generator) -> str:
     for at in [*range(must, len(words)), *range(must)]:
         if at == must or rng.random() < CARELESS_WORDS:
             bare = words[at].rstrip(",")
-            slip = misspelt(bare, rng)
+            slip = slip_of(bare, rng)
             if slip == bare and at == must:
                 must = (must + 1) % len(words)
             words[at] = slip + words[at][len(bare) :]

@@ -1,6 +1,9 @@
 """Writes the world of objects: COCO captions and instances, Karpathy's split file, VQA v2, and the scene graphs.
 
-With `vcr_per_image`, questions of VCR's form as well, in files of their own: all others stay the same, byte for byte.
+With `vcr_per_image` also questions of VCR's form, with `hypotheses_per_image` SNLI-VE's; in files of their own: all
+others stay the same, byte for byte.
+The web world has the same scenes with one alt text each in place of captions and questions, as pairs.csv besides;
+alt_texts.jsonl says what is wrong with each.
 
 Everything about an image follows from (seed, split, its number in the split), so images can be made in any order
 and a longer split begins with a shorter one's images. Only the balance of the questions looks at a whole split.
@@ -8,6 +11,8 @@ and a longer split begins with a shorter one's images. Only the balance of the q
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -24,8 +29,10 @@ from rich.progress import track
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import ParamsError
 from vlp_models.params import WorldParams
+from vlp_models.worlds.scenes.alt_texts import Noise, alt_text
 from vlp_models.worlds.scenes.answers import annotate
 from vlp_models.worlds.scenes.captions import captions
+from vlp_models.worlds.scenes.entailment import write_hypotheses
 from vlp_models.worlds.scenes.language import words_of
 from vlp_models.worlds.scenes.questions import Balance, choose
 from vlp_models.worlds.scenes.render import render
@@ -35,7 +42,16 @@ from vlp_models.worlds.scenes.world import CATEGORIES, Scene, sample_scene
 PROCESSES = 2
 MIN_SIDE, MAX_SIDE = 64, 1024
 _WORTH_A_POOL = 100  # images; below, starting processes takes longer than drawing
-_STREAMS = {"scene": 0, "pixels": 1, "captions": 2, "questions": 3, "vcr": 4}
+_STREAMS = {
+    "scene": 0,
+    "pixels": 1,
+    "captions": 2,
+    "questions": 3,
+    "vcr": 4,
+    "entailment": 5,
+    "alt text": 8,
+    "elsewhere": 9,
+}
 _LICENCE = {"id": 1, "name": "CC0 1.0", "url": "https://creativecommons.org/publicdomain/zero/1.0/"}
 _INFO = {"description": "Synthetic scenes of objects", "version": "1.0", "year": 2026, "contributor": "vlp-flows"}
 
@@ -80,14 +96,22 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     scenes = list(
         track(_draw(orders), "drawing scenes", total=len(orders), disable=not Console().is_terminal, transient=True)
     )
-    texts = [captions(scene, order.rng("captions")) for order, scene in zip(orders, scenes, strict=True)]
+    if params.world == "web":
+        texts = _write_alt_texts(orders, scenes, Noise.of(params), directory)
+    else:
+        told = zip(orders, scenes, strict=True)
+        texts = [captions(scene, order.rng("captions"), params.misspelt) for order, scene in told]
     _write_captions(orders, texts, directory)
     boxes = _write_instances(orders, scenes, directory)
-    asked = _write_questions(orders, scenes, params.questions_per_image, directory)
+    asked = 0 if params.world == "web" else _write_questions(orders, scenes, params.questions_per_image, directory)
     choices = 0
     if params.vcr_per_image:
         pictures = [(scene, order.rng("vcr"), order.path) for order, scene in zip(orders, scenes, strict=True)]
         choices = write_vcr(pictures, params.vcr_per_image, SPLITS, directory)
+    hypotheses = 0
+    if params.hypotheses_per_image:
+        pictures = [(scene, order.rng("entailment"), order.path) for order, scene in zip(orders, scenes, strict=True)]
+        hypotheses = write_hypotheses(pictures, texts, params.hypotheses_per_image, directory)
     lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
     (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
     return {
@@ -97,6 +121,7 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
         "objects": boxes,
         "questions": asked,
         **({"choices": choices} if params.vcr_per_image else {}),
+        **({"hypotheses": hypotheses} if params.hypotheses_per_image else {}),
     }
 
 
@@ -107,7 +132,15 @@ def _check(params: WorldParams) -> None:
         raise ParamsError(
             f"params.yaml: a world's `questions_per_image` must be 0 to 100; found {params.questions_per_image}"
         )
-    for key in ("seed", "vcr_per_image", *SPLITS):
+    for key in ("misspelt", "mismatched", "hypernyms", "lost_words", "boilerplate"):
+        if not 0 <= getattr(params, key) <= 1:
+            raise ParamsError(f"params.yaml: a world's `{key}` must be 0 to 1; found {getattr(params, key)}")
+    if params.world == "web" and (params.vcr_per_image or params.hypotheses_per_image):
+        raise ParamsError(
+            "params.yaml: the world `web` has alt texts only; drop `vcr_per_image` and `hypotheses_per_image`, or use "
+            "`objects`"
+        )
+    for key in ("seed", "vcr_per_image", "hypotheses_per_image", *SPLITS):
         if getattr(params, key) < 0:
             raise ParamsError(f"params.yaml: a world's `{key}` must not be negative; found {getattr(params, key)}")
 
@@ -127,6 +160,33 @@ def _make(order: _Order) -> Scene:
     scene = sample_scene(order.rng("scene"), image_id=str(order.image_id), split=order.split, side=order.side)
     render(scene, order.rng("pixels")).save(order.path, format="PNG", compress_level=4)
     return scene
+
+
+def _write_alt_texts(orders: list[_Order], scenes: list[Scene], noise: Noise, directory: Path) -> list[list[str]]:
+    """pairs.csv, and what is wrong with each alt text. Returns the alt texts, a list for each image.
+
+    A mismatched one describes a scene of its own, which is no image: so an image's alt text never depends on the
+    number of images.
+    """
+    told = [
+        alt_text(
+            scene,
+            sample_scene(order.rng("elsewhere"), image_id="", split=order.split, side=order.side),
+            order.rng("alt text"),
+            noise,
+        )
+        for order, scene in zip(orders, scenes, strict=True)
+    ]
+    with (directory / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["image", "caption", "split"])
+        rows.writerows([f"images/{o.path.name}", alt.text, o.split] for o, alt in zip(orders, told, strict=True))
+    lines = [
+        json.dumps({"image_id": str(order.image_id), **dataclasses.asdict(alt)}) + "\n"
+        for order, alt in zip(orders, told, strict=True)
+    ]
+    (directory / "alt_texts.jsonl").write_text("".join(lines), encoding="utf-8")
+    return [[alt.text] for alt in told]
 
 
 def _write_captions(orders: list[_Order], texts: list[list[str]], directory: Path) -> None:

@@ -1,0 +1,117 @@
+"""Several runs of several models before one gate: the best of them, on the same test, one champion a task."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_registry import ToyRegistry, answers
+
+from vlp_models.errors import DataError
+from vlp_models.promotion.actions import explain
+
+WEAK, GOOD, BETTER, BEST = answers(0.3), answers(0.5), answers(0.7), answers(0.9)
+RUNS = ("regions", "pixels", "other")
+
+
+@pytest.fixture(autouse=True)
+def no_tracking_uri_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("registry")
+
+
+@pytest.fixture
+def new(root: Path) -> Any:
+    return lambda **gate: ToyRegistry(root, f"toy-{uuid.uuid4().hex[:8]}", **gate)
+
+
+def percent(values: list[float]) -> float:
+    return round(100 * float(np.mean(values)), 4)
+
+
+def test_the_best_of_all_runs_becomes_the_one_champion(new: Any) -> None:
+    registry = new()
+    registry.add(GOOD, made_by=("regions", "tden"))
+    registry.add(BETTER, made_by=("pixels", "toy"))
+    registry.add(WEAK, made_by=("other", "tden"))  # registered last, so it has the alias `challenger`
+    first = registry.promote(runs=RUNS)
+    assert (first.outcome, first.version, first.run, first.run_model) == ("promoted", 2, "pixels", "toy")
+    assert [(c["run"], c["value"]) for c in first.candidates] == [
+        ("pixels", percent(BETTER)),
+        ("regions", percent(GOOD)),
+        ("other", percent(WEAK)),
+    ]
+    assert "beside it: version 1 (run regions, tden): " in "\n".join(explain(first))
+
+    again = registry.promote(runs=RUNS)
+    assert again.outcome == "unchanged" and "the best of 3 candidates" in again.reasons[0]
+    registry.add(BEST, made_by=("regions", "tden"))
+    second = registry.promote(runs=RUNS)
+    assert (second.outcome, second.version, second.champion) == ("promoted", 4, 2)
+    done = registry.ledger.entries()[-1]
+    assert (done["kind"], done["run"], done["run_model"]) == ("done", "regions", "tden")
+    assert (done["from_run"], done["from_run_model"]) == ("pixels", "toy")
+    intent = registry.ledger.entries()[-2]
+    assert [c["version"] for c in intent["decision"]["candidates"]] == [4, 2, 3], "the newest version of each run"
+    assert "champion is version 4 (run regions, tden) (was 2 (run pixels, toy))" in explain(second)[0]
+
+
+def test_runs_that_params_does_not_have_do_not_compete_unless_asked_for(new: Any) -> None:
+    registry = new()
+    registry.add(BEST, made_by=("gone", "tden"))
+    registry.add(GOOD, made_by=("regions", "tden"))
+    decision = registry.promote(runs=RUNS)
+    assert (decision.version, decision.run) == (2, "regions")
+    asked = registry.promote(1, runs=RUNS)
+    assert (asked.outcome, asked.run, asked.candidates) == ("promoted", "gone", [])
+
+
+def test_who_was_rolled_back_does_not_return_and_the_next_best_may(new: Any) -> None:
+    registry = new()
+    for values, run in ((GOOD, "regions"), (BEST, "pixels")):
+        registry.add(values, made_by=(run, "tden"))
+        assert registry.promote(runs=RUNS).outcome == "promoted"
+    back = registry.rollback()
+    assert (back.version, back.run, back.champion_run) == (1, "regions", "pixels")
+    assert registry.promote(runs=RUNS).outcome == "unchanged"
+    registry.add(BETTER, made_by=("other", "toy"))
+    decision = registry.promote(runs=RUNS)
+    assert (decision.outcome, decision.version, decision.champion) == ("promoted", 3, 1)
+    notes = {c["run"]: c.get("note") for c in decision.candidates}
+    assert notes == {"other": None, "regions": None, "pixels": "it was rolled back"}
+
+
+def test_another_test_or_no_scores_are_listed_and_do_not_win(new: Any) -> None:
+    registry = new()
+    registry.add(BEST, made_by=("regions", "tden"), test="t0")
+    registry.add(WEAK, made_by=("pixels", "toy"), metric="BLEU-4")
+    registry.add(GOOD, made_by=("other", "tden"))
+    decision = registry.promote(runs=RUNS)
+    assert (decision.outcome, decision.run) == ("promoted", "other")
+    notes = {c["run"]: c.get("note", "") for c in decision.candidates}
+    assert "the test data differ" in notes["regions"] and "missing metric" in notes["pixels"]
+
+
+def test_where_none_can_be_measured_the_refusal_says_why(new: Any) -> None:
+    registry = new()
+    with pytest.raises(DataError, match="no challenger"):
+        registry.promote(runs=RUNS)
+    for run in ("regions", "pixels"):
+        registry.add(GOOD, made_by=(run, "tden"), metric="BLEU-4")
+    decision = registry.promote(runs=RUNS)
+    assert decision.outcome == "refused" and "missing metric" in decision.reasons[0]
+
+
+def test_lower_is_better_where_the_gate_says_so(new: Any) -> None:
+    registry = new(direction="lower")
+    registry.add(BEST, made_by=("regions", "tden"))
+    registry.add(WEAK, made_by=("pixels", "toy"))
+    assert registry.promote(runs=RUNS).run == "pixels"

@@ -1,0 +1,113 @@
+"""The web world: each stated share is found again in the files, and the readers of both formats take them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlp_models.data.formats import coco, pairs
+from vlp_models.errors import ParamsError
+from vlp_models.params import SourceParams, WorldParams
+from vlp_models.worlds.scenes.alt_texts import NOUNS, without_boilerplate
+from vlp_models.worlds.scenes.checker import check
+from vlp_models.worlds.scenes.language import VOCABULARY, words_of
+from vlp_models.worlds.scenes.objects import write
+
+WEB = WorldParams(world="web", seed=5, train=600, val=5, test=5, side=64)
+SHARES = ("mismatched", "hypernyms", "lost_words", "boilerplate")
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("web") / "made"
+    directory.mkdir()
+    assert write(WEB, directory)["captions"] == 610
+    return directory
+
+
+def measured(directory: Path) -> dict[str, tuple[float, int]]:
+    """Each fault's share and of how many, from pairs.csv, the scenes and the clean sentences."""
+    scenes = [json.loads(line) for line in (directory / "scenes.jsonl").read_text().splitlines()]
+    notes = [json.loads(line) for line in (directory / "alt_texts.jsonl").read_text().splitlines()]
+    with (directory / "pairs.csv").open(newline="") as file:
+        texts = [row["caption"] for row in csv.DictReader(file)]
+    words = lost = nouns = hypernyms = around = untrue = 0
+    for text, note, scene in zip(texts, notes, scenes, strict=True):
+        sentence, wrapped = without_boilerplate(text)
+        clean, left = words_of(note["clean"]), words_of(sentence)
+        words, lost, around = words + len(clean), lost + len(clean) - len(left), around + wrapped
+        named, still_named = (sum(word in NOUNS for word in w) for w in (clean, left))
+        if len(clean) == len(left):  # a noun that is gone was replaced, not lost
+            nouns, hypernyms = nouns + named, hypernyms + named - still_named
+        if not check(note["clean"], scene).true:
+            untrue += 1
+            assert note["mismatched"], "what is not mismatched is true"
+    mismatched = sum(note["mismatched"] for note in notes)
+    assert untrue >= 0.8 * mismatched, "what is mismatched is hardly ever true by chance"
+    n = len(texts)
+    return {
+        "mismatched": (mismatched / n, n),
+        "hypernyms": (hypernyms / max(nouns, 1), nouns),
+        "lost_words": (lost / words, words),
+        "boilerplate": (around / n, n),
+    }
+
+
+def test_the_files_have_the_stated_shares_of_noise(web: Path) -> None:
+    for name, (share, count) in measured(web).items():
+        stated = getattr(WEB, name)
+        assert abs(share - stated) < 3.5 * math.sqrt(stated * (1 - stated) / count), (name, share, stated)
+
+
+@pytest.mark.parametrize("alone", SHARES)
+def test_a_share_of_zero_is_none_and_of_one_is_all(tmp_path: Path, alone: str) -> None:
+    shares: dict[str, Any] = dict.fromkeys(SHARES, 0.0)
+    write(dataclasses.replace(WEB, train=40, **{**shares, alone: 0.5 if alone == "lost_words" else 1.0}), tmp_path)
+    found = {name: share for name, (share, _) in measured(tmp_path).items()}
+    assert found.pop(alone) > 0.3
+    assert alone == "lost_words" or measured(tmp_path)[alone][0] == 1
+    assert set(found.values()) == {0.0}
+
+
+def test_both_formats_read_the_same_pairs(web: Path) -> None:
+    in_coco = SourceParams(
+        format="coco",
+        root=".",
+        captions={"all": ["annotations/captions_scenes.json"]},
+        instances={"all": ["annotations/instances_scenes.json"]},
+        karpathy="dataset_scenes.json",
+        truth="scenes.jsonl",
+    )
+    as_coco = coco.read("web", in_coco, web)
+    as_pairs = pairs.read("web", SourceParams(format="pairs", root=".", pairs="pairs.csv"), web)
+    assert not as_coco.quarantine and not as_pairs.quarantine
+    assert [row["text"] for row in as_coco.captions] == [row["text"] for row in as_pairs.captions]
+    assert [row["split"] for row in as_coco.images] == [row["split"] for row in as_pairs.images]
+    assert as_coco.objects and not (web / "v2_OpenEnded_mscoco_scenes_questions.json").exists()
+
+
+def test_a_longer_web_begins_with_a_shorter_ones_alt_texts(web: Path, tmp_path: Path) -> None:
+    write(dataclasses.replace(WEB, train=30), tmp_path)
+    short, long = ((d / "alt_texts.jsonl").read_text().splitlines() for d in (tmp_path, web))
+    assert short[:30] == long[:30]
+
+
+@pytest.mark.parametrize("change", [{"mismatched": 1.5}, {"boilerplate": -0.1}, {"vcr_per_image": 2}])
+def test_a_web_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(ParamsError, match=next(iter(change))):
+        write(dataclasses.replace(WEB, **change), tmp_path)
+
+
+def test_captions_without_misspellings_are_all_true(tmp_path: Path) -> None:
+    write(WorldParams(world="objects", seed=2, train=60, val=0, test=0, side=64, misspelt=0.0), tmp_path)
+    scenes = {s["image_id"]: s for s in map(json.loads, (tmp_path / "scenes.jsonl").read_text().splitlines())}
+    told = json.loads((tmp_path / "annotations" / "captions_scenes.json").read_text())["annotations"]
+    for row in told:
+        assert set(words_of(row["caption"])) <= VOCABULARY
+        assert check(row["caption"], scenes[str(row["image_id"])]).true

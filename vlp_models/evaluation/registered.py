@@ -1,0 +1,36 @@
+"""reports/registered.json: task -> what `register` made of its runs, the best first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Receipt = dict[str, Any]
+
+
+def read_registered(reports: Path) -> dict[str, list[Receipt]]:
+    """Name, version, run, model, design and content of each version; `challenger` on one. Empty where the file is
+    missing or damaged. Written before a task had several versions, it holds one receipt a task, the challenger's."""
+    try:
+        found = json.loads((reports / "registered.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    several = {t: [{"challenger": True, **v}] if isinstance(v, dict) else v for t, v in found.items()}
+    return {task: [r for r in receipts if isinstance(r, dict)] for task, receipts in several.items() if receipts}
+
+
+def challenger_of(receipts: list[Receipt]) -> Receipt | None:
+    return next((receipt for receipt in receipts if receipt.get("challenger")), None)
+
+
+def value_of(reports: Path, receipt: Receipt, metric: str, split: str = "test") -> float | None:
+    """The run's value of `metric` in its evaluation on this machine, on the first dataset that it has it on."""
+    try:
+        records = json.loads((reports / "eval" / str(receipt["run"]) / "scores.json").read_text(encoding="utf-8"))
+        values = [r["value"] for r in records if r["metric"] == metric and r.get("split", split) == split]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return next((float(value) for value in values if value is not None), None)

@@ -1,0 +1,37 @@
+"""A model without its weights: what it reads and can do, known before there is any data."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlp_models.data.inputs import ModelInputs
+from vlp_models.models import DataFacts, build_model
+from vlp_models.params import ModelParams
+
+
+def outline(model: ModelParams, where: str = "config") -> nn.Module:
+    """The model on no device, as if the data were any.
+
+    Raises:
+        ParamsError: a config that its family refuses; `where` is the config's place in params.yaml.
+    """
+    return _outlined(model.family, json.dumps(model.config, sort_keys=True), where)
+
+
+def inputs_of(models: Mapping[str, ModelParams]) -> Iterable[ModelInputs]:
+    """What each of these models (`models` of params.yaml) reads."""
+    found: list[Any] = [outline(model, f"models.{name}.config") for name, model in models.items()]
+    return [model.inputs for model in found]
+
+
+@functools.lru_cache(maxsize=64)
+def _outlined(family: str, config: str, where: str) -> nn.Module:
+    facts = DataFacts(vocab_size=1000, mask_id=4, feature_dim=8, num_classes=8)
+    with torch.device("meta"):
+        return build_model(family, json.loads(config), facts, where=where)

@@ -1,0 +1,1 @@
+"""What only the checkpoints of the authors' public code need: its switches, the model that has them, its layout."""

@@ -1,0 +1,159 @@
+"""A version before the gate: its stored scores, and the champion's on the same test, made anew where it must be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.errors import DataError, VLPError
+from vlp_models.metrics.items import ItemScores, read_items
+from vlp_models.params.promotion import PromotionParams
+from vlp_models.promotion.gate import (
+    Measured,
+    NotComparable,
+    Verdict,
+    Yardstick,
+    against,
+    by_itself,
+    check_comparable,
+    measured,
+)
+from vlp_models.tracking.evaluations import (
+    ITEMS,
+    evaluations,
+    latest_evaluation,
+    log_evaluation,
+    read_lineage,
+    run_of,
+)
+from vlp_models.tracking.registry import bundle_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What the gate needs of the floors above.
+
+    content_of: a bundle's content, as it was registered.
+    reevaluate: (bundle, the challenger's lineage) -> the folder with the bundle's scores on today's test data; raises
+        VLPError where it can't be done.
+    """
+
+    content_of: Callable[[Path], str]
+    reevaluate: Callable[[Path, dict[str, Any]], AbstractContextManager[Path]]
+
+
+def judge(
+    client: MlflowClient,
+    params: PromotionParams,
+    task: str,
+    model: str,
+    yardstick: Yardstick,
+    number: int,
+    champion: int | None,
+    bench: Bench,
+) -> Verdict:
+    """The gate's verdict on version `number`; whatever can't be read is a reason to refuse."""
+    rule = params.gate(task)
+    version = version_of(client, model, number)
+    if version is None:
+        return Verdict(reasons=[f"unregistered: {model} has no version {number}"])
+    try:
+        check_readable(version, bench.content_of)
+        scores = latest_evaluation(client, version)
+        lineage = read_lineage(client, version)
+    except (VLPError, OSError) as error:
+        return Verdict(reasons=[f"unreadable version: {error}"])
+    challenger = measured(scores, yardstick) if scores else "missing metric: no scores per item are stored"
+    if isinstance(challenger, str):
+        return Verdict(reasons=[challenger])
+    verdict = by_itself(challenger, rule, (lineage or {}).get("validation"), params.allowed_unvalidated)
+    if champion is not None:
+        try:
+            other, fresh = _champion_on(client, model, champion, challenger, yardstick, bench, lineage or {})
+            gained = against(challenger, other, rule, params)
+            verdict.numbers |= {**gained.numbers, "champion_reevaluated": fresh}
+            verdict.reasons += gained.reasons
+        except (VLPError, OSError, NotComparable) as error:
+            verdict.reasons.append(f"champion, version {champion}, can't be compared with: {error}")
+    return verdict
+
+
+def _champion_on(
+    client: MlflowClient,
+    model: str,
+    number: int,
+    challenger: Measured,
+    yardstick: Yardstick,
+    bench: Bench,
+    lineage: dict[str, Any],
+) -> tuple[Measured, bool]:
+    """The champion's scores on the challenger's test, stored or made now (and stored). True: made now.
+
+    Raises:
+        NotComparable: the scores made now are of another test: the workspace holds neither version's test data.
+        DataError: the champion is not registered, not readable, or can't be evaluated here.
+    """
+    version = version_of(client, model, number)
+    if version is None:
+        raise DataError("it is not registered any more")
+    why = "no scores of it are stored"
+    try:
+        stored = evaluations(client, version)
+    except DataError as error:
+        stored, why = [], str(error)
+    for scores in stored:
+        try:
+            return _comparable(scores, yardstick, challenger), False
+        except NotComparable as error:
+            why = str(error)
+    print(f"{model}: {why}; evaluating version {number} on the present test data", file=sys.stderr)
+    check_readable(version, bench.content_of)
+    with ExitStack() as stack:
+        try:
+            directory = stack.enter_context(bench.reevaluate(bundle_of(version), lineage))
+        except VLPError:
+            raise
+        except Exception as error:  # whatever it is: a refusal on record says more than a traceback in the night
+            raise DataError(f"its evaluation failed: {type(error).__name__}: {error}") from error
+        found = _comparable(read_items(directory / ITEMS), yardstick, challenger)
+        log_evaluation(client, run_of(version), directory)
+    return found, True
+
+
+def _comparable(scores: list[ItemScores], yardstick: Yardstick, challenger: Measured) -> Measured:
+    found = measured(scores, yardstick)
+    if isinstance(found, str):
+        raise NotComparable(found)
+    check_comparable(challenger, found)
+    return found
+
+
+def check_readable(version: ModelVersion, content_of: Callable[[Path], str]) -> None:
+    """
+    Raises:
+        DataError: its bundle is gone, or is not what was registered.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if version.status != "READY":
+        raise DataError(f"version {version.version} is {version.status}")
+    try:
+        content = content_of(bundle_of(version))
+    except (MlflowException, OSError) as error:
+        raise DataError(f"version {version.version}: its files can't be had ({str(error).splitlines()[0]})") from None
+    if content != version.tags.get("content"):
+        raise DataError(f"version {version.version}: its files are not those that were registered")
+
+
+def version_of(client: MlflowClient, model: str, number: int) -> ModelVersion | None:
+    """None where the registry answers that there is no such version; any other failure is raised."""
+    found = client.search_model_versions(f"name='{model}'")
+    return next((version for version in found if int(version.version) == number), None)

@@ -1,0 +1,286 @@
+"""The page: every figure of the runs of params.yaml, their designs compared, examples, curves, data. One HTML file that
+needs nothing but itself: style, charts and thumbnails are inside it. Parts whose files are not there are left out and
+named at the end.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from vlp_models.params import Params
+from vlp_models.report.charts import interval_bar, line_chart
+from vlp_models.report.designs import Comparison, DesignRow, compare, design_rows
+from vlp_models.report.examples import Examples, read_examples
+from vlp_models.report.pictures import Pictures
+from vlp_models.report.records import Record, flatten, optional
+from vlp_models.report.table import is_headline
+from vlp_models.tasks import TASKS, task_class
+from vlp_models.workspace.paths import Workspace, read_json
+
+NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "seconds", "gradient_norm")
+SMALL_HIDDEN = 512  # below it a warning says that the models are tiny
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    name: str
+    chart: Markup
+    lines: list[str]
+    last: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultTable:
+    """One task, dataset and split. details: rows that the page folds away."""
+
+    task: str
+    title: str
+    place: str
+    rows: list[dict[str, Any]]
+    details: list[dict[str, Any]]
+    absent: list[str]
+    comparison: Comparison | None
+
+
+def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> str:
+    """The page. Every text of the data is escaped: a caption is whatever someone wrote."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    missing: list[str] = []
+    validation = optional(workspace.reports / "validation.json", missing)
+    detector = optional(workspace.reports / "detector.json", missing if _reads_regions(workspace) else None)
+    missing += [
+        f"reports/eval/{run}: not evaluated" for run in params.finetune if not workspace.evaluation(run).exists()
+    ]
+    environment = Environment(
+        loader=PackageLoader("vlp_models.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["number"] = number
+    environment.filters["cost"] = cost
+    template = environment.get_template("page.html.j2")
+    tables = result_tables(params, workspace, records)
+    return template.render(
+        facts=facts(params, workspace, records),
+        warnings=warnings(params, records),
+        headlines=headlines(tables),
+        tables=tables,
+        curves=curves(params, workspace),
+        validation=validation,
+        quarantined=quarantined(workspace),
+        has_docs=(workspace.reports / "data_docs" / "index.html").exists(),
+        detector=flatten(detector or {}),
+        drift=optional(workspace.reports / "drift.json"),
+        timings=timings(params, workspace),
+        galleries=galleries(params, workspace, missing),
+        missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
+    )
+
+
+def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """What the run was, for the page's head."""
+
+    def of(name: str) -> str:
+        return ", ".join(sorted({str(record[name]) for record in records})) or "none"
+
+    manifest = optional(workspace.shards / "manifest.json") or {}
+    sizes = [
+        f"{split}: "
+        + ", ".join(f"{n:,} {view}" for view, n in counts.items() if n and view not in ("shards", "regions"))
+        for split, counts in manifest.get("counts", {}).items()
+        if any(counts.values())
+    ]
+    return [
+        ("Commit", of("git")),
+        ("Data", of("data")),
+        ("Datasets", ", ".join(params.data)),
+        ("Sizes", "; ".join(sizes) or "unknown"),
+        *(
+            (f"Model {name}", ", ".join([model.family, *(f"{k} {v}" for k, v in model.config.items())]))
+            for name, model in params.models.items()
+        ),
+        ("Seeds", of("seed")),
+        ("Detector", str(manifest.get("detector_id", "unknown")) or "none"),
+    ]
+
+
+def warnings(params: Params, records: Sequence[Record]) -> list[str]:
+    """What keeps these figures from meaning more than they do."""
+    found = []
+    roots = {f"data/raw/{name}" for name in params.generate}
+    synthetic = sorted(name for name, source in params.data.items() if source.root.rstrip("/") in roots)
+    if synthetic:
+        found.append(
+            f"Synthetic data: {', '.join(synthetic)}. The images are drawn and the language is generated; "
+            "these figures say nothing about photographs."
+        )
+    hidden = {name: model.config.get("hidden") for name, model in params.models.items()}
+    tiny = {name: size for name, size in hidden.items() if isinstance(size, int) and size < SMALL_HIDDEN}
+    if tiny:
+        sizes = ", ".join(f"{name} {size}" for name, size in tiny.items())
+        found.append(
+            f"Tiny model: hidden size {sizes} (the papers use 768). Compare with the baselines, not with papers."
+        )
+    notes = sorted({record["note"] for record in records if record["note"] and record["value"] is not None})
+    return found + [f"{note[:1].upper()}{note[1:]}." for note in notes]
+
+
+def result_tables(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[ResultTable]:
+    """One table per task, dataset and split; the metrics' order is that of the scores, the designs' of params.yaml."""
+    places: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        places.setdefault((record["task"], record["dataset"], record["split"]), []).append(record)
+    tables = []
+    for (task, dataset, split), own in places.items():
+        rows = [(row, _as_cells(row)) for row in design_rows(own)]
+        about, gate = task_class(task), params.promotion.gate(task)
+        tables.append(
+            ResultTable(
+                task=task,
+                title=about.title,
+                place=f"{dataset}, {split}",
+                rows=[cells for row, cells in rows if not is_detail(row.metric)],
+                details=[cells for row, cells in rows if is_detail(row.metric)],
+                absent=sorted(
+                    {
+                        f"{r['metric']}: {r['note']} ({r['run']})"
+                        for r in own
+                        if r["value"] is None and not is_detail(r["metric"])
+                    }
+                ),
+                comparison=compare(
+                    workspace,
+                    own,
+                    gate.metric or params.tracking.metric.get(task) or about.metric,
+                    gate.direction,
+                    resamples=params.evaluate.bootstrap,
+                ),
+            )
+        )
+    return tables
+
+
+def headlines(tables: Sequence[ResultTable]) -> list[dict[str, Any]]:
+    """The headline figures of every design, for the cards on top."""
+    return [
+        {**row, "place": table.place}
+        for table in tables
+        for row in table.rows
+        if is_headline({"task": table.task, "metric": row["metric"]}) and not row["control"]
+    ]
+
+
+def curves(params: Params, workspace: Workspace) -> list[Curve]:
+    """One chart a training of params.yaml that has left its losses; the loss first, then its parts."""
+    result = []
+    names = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
+    for run in names:
+        file = workspace.curve(run)
+        if not file.exists():
+            continue
+        with file.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        columns = [name for name in (rows[0] if rows else {}) if name and name not in NOT_LOSSES]
+        columns.sort(key=lambda name: (name != "loss", name != "val_loss", name.startswith("val_")))
+        lines = {name: points for name in columns if (points := _points(rows, name))}
+        if lines:
+            first = next(iter(lines.values()))
+            last = f"{first[-1][1]:.3f} after {first[-1][0]:,.0f} steps"
+            chart = line_chart(lines, f"{run}: {', '.join(lines)} over steps")
+            result.append(Curve(name=run, chart=chart, lines=list(lines)[:6], last=last))
+    return result
+
+
+def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
+    """(table, rule, rows) of what was set aside, the most frequent first."""
+    from vlp_models.data.tables import read_table
+
+    table = read_table("quarantine", workspace.validated)
+    counts = Counter(zip(table["table"].to_pylist(), table["rule"].to_pylist(), strict=True))
+    return [(name, rule, count) for (name, rule), count in counts.most_common()]
+
+
+def timings(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
+    """What the stages took that params.yaml has."""
+    runs: dict[str, Mapping[str, Any]] = {
+        "pretrain": params.pretrain,
+        "finetune": params.finetune,
+        "evaluate": params.finetune,
+        "initial": params.models,
+        "generate": params.generate,
+        "prepare": params.data,
+    }
+    found = [read_json(file) for file in sorted((workspace.root / ".work" / "timings").glob("*.json"))]
+    kept = []
+    for record in found:
+        stage, at, name = str(record["stage"]).partition("@")
+        if not at or stage not in runs or name in runs[stage]:
+            kept.append(record)
+    return kept
+
+
+def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[Examples]:
+    """One a task and model: of its first run that has learned from pretraining and sees its images, else the first."""
+    settings = params.evaluate
+    pictures = Pictures(workspace, params.validate.max_image_pixels)
+    found: list[Examples] = []
+    for task in TASKS:
+        runs: dict[str, list[str]] = {}
+        for name, run in params.finetune.items():
+            if run.task == task:
+                runs.setdefault(params.model_of(name), []).append(name)
+        if not runs or task_class(task).gallery is None:
+            continue
+        for model, names in runs.items():
+            names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
+            one = read_examples(task, workspace, pictures, names[0], settings.splits, settings.gallery, model=model)
+            if one is None:
+                missing.append(f"reports/eval/{names[0]}: no predictions")
+            else:
+                found.append(one)
+    return found
+
+
+def is_detail(metric: str) -> bool:
+    """Whether the page folds it away: figures by question type, and of greedy decoding."""
+    return "question type" in metric or metric.endswith("(greedy)")
+
+
+def number(value: float) -> str:
+    """With as many digits as say something: counts whole, the rest to two places."""
+    return (
+        f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:,.2f}".rstrip("0").rstrip(".")
+    )
+
+
+def cost(value: float | None) -> str:
+    """A cost in a table's cell; a dash where there is no account of it."""
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _as_cells(row: DesignRow) -> dict[str, Any]:
+    """The row with its bar; a difference has none, since it can lie below zero."""
+    cells = {**vars(row), "seeds": row.seeds, "bar": ""}
+    if not row.metric.startswith("gain"):
+        top = max(100.0, row.value, row.high or 0, *row.baselines.values())
+        cells["bar"] = interval_bar(row.value, row.low, row.high, row.baselines, top=top, of_seeds=row.seeds > 1)
+    return cells
+
+
+def _reads_regions(workspace: Workspace) -> bool:
+    return bool((optional(workspace.shards / "manifest.json") or {}).get("detector_id"))
+
+
+def _points(rows: list[dict[str, str]], name: str) -> list[tuple[float, float]]:
+    points = []
+    for row in rows:
+        try:
+            points.append((float(row["step"]), float(row[name])))
+        except (KeyError, TypeError, ValueError):
+            continue  # validation losses stand in some rows only
+    return points

@@ -1,0 +1,90 @@
+"""What the tasks share in scoring: baselines, the control with blanked images, and what the training split held."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vlp_models.data.tables import read_table
+from vlp_models.metrics.bootstrap import paired
+from vlp_models.metrics.score import Score
+
+Prediction = Mapping[str, Any]
+BLANKED = "image blanked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where scores are of.
+
+    source     the dataset
+    validated  the folder of the validated tables, for baselines and ground truth
+    progress   is told what is being worked out
+    """
+
+    source: str
+    validated: Path
+    progress: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """baselines: metric -> baseline name -> value in percent."""
+
+    scores: list[Score]
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def by_metric(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, float]]:
+    """Baseline name -> its scores, turned round for `Scored.baselines`."""
+    result: dict[str, dict[str, float]] = {}
+    for name, several in scores.items():
+        for score in several:
+            if score.value is not None:
+                result.setdefault(score.metric, {})[name] = round(score.value, 4)
+    return result
+
+
+def variant(score: Score, name: str) -> Score:
+    """The score of a variant of the model, which no gate looks at: `CIDEr (greedy)`."""
+    return replace(score, metric=f"{score.metric} ({name})", kept=False)
+
+
+def blank_control(score: Score, blank: Score) -> list[Score]:
+    """What text alone can do, and how much the image adds to it."""
+    scores = [variant(blank, BLANKED)]
+    if score.value is not None and blank.value is not None and score.evidence and blank.evidence:
+        gain = paired(score.evidence, blank.evidence)
+        value = score.value - blank.value
+        scores.append(Score(metric=f"gain over {BLANKED}", value=value, n=score.n, evidence=gain, kept=False))
+    return scores
+
+
+def own_id(identifier: str) -> int | str:
+    """The id within its source; a number where it is one, as COCO and VQA have it."""
+    own = identifier.partition("/")[2]
+    return int(own) if own.isascii() and own.isdigit() and len(own) < 19 else own
+
+
+def train_rows(table: str, place: Place, columns: Sequence[str]) -> pa.Table:
+    """These columns of a table's rows, of the dataset's train split."""
+    images = read_table("images", place.validated, columns=["image_id", "source", "split"])
+    chosen = pc.and_(pc.equal(images["source"], place.source), pc.equal(images["split"], "train"))
+    ids = images.filter(chosen)["image_id"].combine_chunks()
+    rows = read_table(table, place.validated, columns=["image_id", *columns])
+    return rows.filter(pc.is_in(rows["image_id"], value_set=ids))
+
+
+def read_truth(path: Path, image_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Image id -> scene graph, for those of `image_ids` whose scene is known."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8") as lines:
+        scenes = (json.loads(line) for line in lines)
+        return {scene["image_id"]: scene for scene in scenes if scene["image_id"] in image_ids and "objects" in scene}
