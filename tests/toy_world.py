@@ -258,14 +258,15 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     write_shards(root / "data" / "shards")
     write_tokenizer(root / "data" / "tokenizer")
     raw = yaml.safe_load((Path(__file__).parent.parent / "params.yaml").read_text())
-    raw["model"] = {"name": "tden", "config": TINY}
+    raw["models"] = {"tden": {"family": "tden", "config": TINY}}
     raw["trainer"] = to_plain(TRAINER)
     raw["tracking"]["uri"] = ""
-    raw["pretrain"] |= {"batch_size": 8, "max_epochs": 2, "objectives": {"mlm": 1, "moc": 1, "ism": 1, "msg": 1}}
-    raw["scheduled_sampling"] |= {"batch_size": 8, "max_epochs": 2}
-    small = {"init": "pretrain", "sources": {}, "seed": 1, "max_epochs": 1, "max_steps": 0, "batch_size": 8}
-    small |= {"accumulate": 1, "max_text_len": 12, "max_regions": 4, "optimizer": {"lr": 1e-3}}
-    raw["finetune"] = {task: {"task": task, **small} for task in ("captioning", "vqa", "nlvr", "retrieval", "vcr")}
+    small = {"batch_size": 8, "max_text_len": 12, "max_regions": 4, "optimizer": {"lr": 1e-3}}
+    raw["defaults"] = {"pretrain": small, "finetune": small}
+    recipe = {"mix": "sum", "objectives": {"mlm": 1, "moc": 1, "ism": 1, "msg": 1}, "mask_probability": 0.15}
+    raw["pretrain"] = {"tden": {"model": "tden", "max_epochs": 2, "recipe": recipe}}
+    tasks = ("captioning", "vqa", "nlvr", "retrieval", "vcr", "entailment")
+    raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
     for section, values in changes.items():
         raw[section] |= values
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))

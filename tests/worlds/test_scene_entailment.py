@@ -1,4 +1,4 @@
-"""The scenes' hypotheses: read back by the genuine format's reader, labels that hold, and words that give little away."""
+"""The scenes' hypotheses: read back by the genuine format's reader, labels that hold, words that give little away."""
 
 from __future__ import annotations
 
