@@ -46,7 +46,15 @@ class Both(Fusing):
         return self.inner.embed_text(text)
 
 
-def by_pairs(toy: Toy, kind: type[Fusing] = Fusing, **options: Any) -> Retrieval:
+class Embedding(nn.Module):
+    """The other way round: it embeds, and can't fuse."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.embed_image, self.embed_text, self.inputs = model.embed_image, model.embed_text, model.inputs
+
+
+def by_pairs(toy: Toy, kind: type[nn.Module] = Fusing, **options: Any) -> Retrieval:
     plain = make(toy, "retrieval")
     torch.manual_seed(2)
     made = type(plain)(kind(plain.model), toy.tokenizer, replace(plain.info, options=options))
@@ -136,6 +144,6 @@ def test_what_the_model_can_not_do_is_refused(toy: Toy) -> None:
     with pytest.raises(ParamsError, match="shortlist"):
         by_pairs(toy, shortlist=3)
     with pytest.raises(ParamsError, match="can't score pairs"):
-        make(toy, "retrieval", options={"scorer": "pairs"})
+        by_pairs(toy, Embedding, scorer="pairs")
     with pytest.raises(ParamsError, match="drawn"):
         by_pairs(toy, drawn=0)
