@@ -271,7 +271,6 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     raw["models"] = {"tden": {"family": "tden", "config": TINY}}
     raw["trainer"] = to_plain(TRAINER)
     raw["tracking"]["uri"] = ""
-<<<<<<< HEAD
     adamw = {"lr": 1e-3}
     raw["defaults"] = {
         "pretrain": {"batch_size": 8, "max_epochs": 2, "optimizer": raw["defaults"]["pretrain"]["optimizer"]},
@@ -279,12 +278,6 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     }
     two_pass = {**raw["pretrain"]["tden"], "start": "pretrain/tden", "max_epochs": 2, "passes": {"scheme": "a"}}
     raw["pretrain"] = {"tden": {**raw["pretrain"]["tden"], "max_epochs": 2}, "two-pass": two_pass}
-=======
-    small = {"batch_size": 8, "max_text_len": 12, "max_regions": 4, "optimizer": {"lr": 1e-3}}
-    raw["defaults"] = {"pretrain": small, "finetune": small}
-    recipe = {"mix": "sum", "objectives": {"mlm": 1, "moc": 1, "ism": 1, "msg": 1}, "mask_probability": 0.15}
-    raw["pretrain"] = {"tden": {"model": "tden", "max_epochs": 2, "recipe": recipe}}
->>>>>>> tasks
     tasks = ("captioning", "vqa", "nlvr", "retrieval", "vcr", "entailment")
     raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
     for section, values in changes.items():
