@@ -89,7 +89,7 @@ class FeaturesParams:
     path: str  # for tsv and npz
     max_regions: PositiveInt
     min_score: Share
-    batch_size: PositiveInt
+    batch_size: PositiveInt = 1  # of no effect, kept for older files: regions are made an image at a time
     order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
 
 

@@ -106,10 +106,10 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
 def _check(p: FeaturesParams) -> None:
     if p.source in ("tsv", "npz") and not p.path:
         raise ParamsError(f"params.yaml: `features.source: {p.source}` needs `features.path`")
-    if p.max_regions < 1 or p.batch_size < 1 or not 0 <= p.min_score < 1:
+    if p.max_regions < 1 or not 0 <= p.min_score < 1:
         raise ParamsError(
-            "params.yaml: `features.max_regions` and `batch_size` must be at least 1, `min_score` from 0 to below 1; "
-            f"found {p.max_regions}, {p.batch_size}, {p.min_score}"
+            "params.yaml: `features.max_regions` must be at least 1, `min_score` from 0 to below 1; "
+            f"found {p.max_regions}, {p.min_score}"
         )
 
 
@@ -144,7 +144,6 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
         "cuda" if cuda else "cpu",
         min_score=p.min_score,
         max_regions=p.max_regions,
-        batch_size=p.batch_size,
         content=p.content,
     )
     return DetectorSource(extractor, workspace.root)

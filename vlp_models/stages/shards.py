@@ -81,7 +81,8 @@ def run(
 
     Args:
         mapper: who makes the shards; by default `cluster.workers` processes.
-        inputs: what the models read, by default those of params.yaml. Where none reads regions, data/features is not asked for.
+        inputs: what the models read, by default those of params.yaml. Where none reads regions, data/features is not
+            asked for.
 
     Raises:
         DataError: an image has no entry in data/features, or (with pixels) no readable file.

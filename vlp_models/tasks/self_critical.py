@@ -18,6 +18,7 @@ Shape suffixes: B images, K samples an image, N = B * K, T tokens, M drawn token
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +91,8 @@ class SelfCriticalLoss:
         self._look_for_zeros(is_zero)
 
         drawn = [h for group in samples_BK for h in group]
-        text = self._as_text(drawn, device)
+        owner_N = torch.tensor([row for row, group in enumerate(samples_BK) for _ in group], dtype=torch.int64)
+        text = dataclasses.replace(self._as_text(drawn, device), owner_N=owner_N.to(device))
         at_NT = text.followed_BT
         loss = self_critical(
             self._model.generation_logits(batch.image, text, at_NT),

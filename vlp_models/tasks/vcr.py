@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
-from vlp_models.data.collate import objects_first
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError

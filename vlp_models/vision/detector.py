@@ -10,9 +10,9 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import MultiScaleRoIAlign
 
 from vlp_models.vision.config import DetectorConfig
+from vlp_models.vision.roi_align import SeparableRoIAlign
 
 STRIDE = 8  # of the small backbone's map
 WORDS_WEIGHT = 5.0  # the mean over words, few of which hold, is small
@@ -41,7 +41,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
         rpn_post_nms_top_n_train=96,
         rpn_post_nms_top_n_test=96,
         rpn_batch_size_per_image=128,
-        box_roi_pool=MultiScaleRoIAlign(["0"], output_size=config.roi_size, sampling_ratio=2),
+        box_roi_pool=SeparableRoIAlign(config.roi_size, sampling_ratio=2, stride=STRIDE),
         box_head=_BoxHead(backbone.out_channels * config.roi_size**2, config.feature_dim),
         box_predictor=FastRCNNPredictor(config.feature_dim, num_classes),
         box_batch_size_per_image=64,

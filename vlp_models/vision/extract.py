@@ -20,7 +20,7 @@ from torch import Tensor
 from torchvision.ops import nms
 
 from vlp_models.data.sample import RegionArrays
-from vlp_models.vision.images import batches_by_size, read_image, to_tensor
+from vlp_models.vision.images import read_image, to_tensor
 from vlp_models.vision.source import Row
 from vlp_models.vision.state import Detector, load_detector
 
@@ -45,7 +45,6 @@ class RegionExtractor:
         *,
         min_score: float = 0.2,
         max_regions: int = 16,
-        batch_size: int = 32,
         content: Content = "roi",
     ) -> None:
         self.detector_id = detector.detector_id
@@ -61,7 +60,6 @@ class RegionExtractor:
         self.device = self._device.type
         self._min_score = min_score
         self._max_regions = max_regions
-        self.batch_size = batch_size
 
     @classmethod
     def load(
@@ -71,7 +69,6 @@ class RegionExtractor:
         *,
         min_score: float = 0.2,
         max_regions: int = 16,
-        batch_size: int = 32,
         content: Content = "roi",
     ) -> RegionExtractor:
         """An extractor from data/detector or a copy of it.
@@ -80,43 +77,35 @@ class RegionExtractor:
             CheckpointError: there is no detector, or a damaged one.
         """
         detector = load_detector(directory, device)
-        return cls(detector, min_score=min_score, max_regions=max_regions, batch_size=batch_size, content=content)
+        return cls(detector, min_score=min_score, max_regions=max_regions, content=content)
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
-        """The regions of each image, in the order given; an image's regions do not depend on its neighbours.
+        """The regions of each image, in the order given.
+
+        One image at a time: in a batch the same sums are added in another order, so an image's last bits would depend
+        on its neighbours, and regions made in two runs could not stand for those of one.
 
         Args:
             images: pictures, or uint8 tensors [3, H, W], of any sizes.
         """
-        tensors = [to_tensor(image) if isinstance(image, Image.Image) else image for image in images]
-        found: dict[int, RegionArrays] = {}
-        for numbers in batches_by_size([(t.shape[1], t.shape[2]) for t in tensors], self.batch_size):
-            found |= zip(numbers, self._extract([tensors[number] for number in numbers]), strict=True)
-        return [found[number] for number in range(len(tensors))]
+        return [self._extract(to_tensor(image) if isinstance(image, Image.Image) else image) for image in images]
 
     @torch.inference_mode()
-    def _extract(self, images: list[Tensor]) -> list[RegionArrays]:
+    def _extract(self, image: Tensor) -> RegionArrays:
         model, heads = self._model, self._roi_heads
-        pixels, _ = model.transform([image.to(self._device).float() / 255 for image in images])
+        pixels, _ = model.transform([image.to(self._device).float() / 255])
         maps = model.backbone(pixels.tensors)
         if isinstance(maps, Tensor):
             maps = {"0": maps}
         proposals, _ = model.rpn(pixels, maps)
-        detections, _ = heads(maps, proposals, pixels.image_sizes)
-        boxes = [
-            found["boxes"][nms(found["boxes"], found["scores"], SAME_OBJECT_IOU)[: self._max_regions]]
-            for found in detections
-        ]
-        features = heads.box_head(heads.box_roi_pool(maps, boxes, pixels.image_sizes))
+        (found,), _ = heads(maps, proposals, pixels.image_sizes)
+        boxes = found["boxes"][nms(found["boxes"], found["scores"], SAME_OBJECT_IOU)[: self._max_regions]]
+        features = heads.box_head(heads.box_roi_pool(maps, [boxes], pixels.image_sizes))
         probs = heads.box_predictor(features)[0].softmax(-1)
         if self._content == "probabilities":
             parts = [probs, self._words(features).sigmoid()] if self._words is not None else [probs]
             features = torch.cat(parts, dim=-1)
-        counts = [len(rows) for rows in boxes]
-        return [
-            self._sorted(*arrays)
-            for arrays in zip(features.split(counts), probs.split(counts), boxes, pixels.image_sizes, strict=True)
-        ]
+        return self._sorted(features, probs, boxes, pixels.image_sizes[0])
 
     def _sorted(self, features: Tensor, probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> RegionArrays:
         height, width = size
@@ -148,14 +137,11 @@ class DetectorSource:
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]
     ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
-        """Reads and extracts a batch at a time, images of one size together."""
-        found: dict[int, RegionArrays] = {}
-        for numbers in batches_by_size([(row["height"], row["width"]) for row in images], self._extractor.batch_size):
-            rows = [images[number] for number in numbers]
-            pixels = [read_image(self._root / row["path"], row["width"], row["height"]) for row in rows]
-            found |= zip(numbers, self._extractor.extract(pixels), strict=True)
-            advance(len(numbers))
-        return [found[number] for number in range(len(images))], []
+        found = []
+        for row in images:
+            found += self._extractor.extract([read_image(self._root / row["path"], row["width"], row["height"])])
+            advance(1)
+        return found, []
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
