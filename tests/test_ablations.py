@@ -10,18 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from toy_world import TINY, make_toy
-from vlp_models.training.scheduled_sampling import make_two_pass_loss
 
 from vlp_models.data.collate import collate_samples
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.models import DataFacts, build_model
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
-<<<<<<< HEAD
 from vlp_models.training.passes import make_loss
-=======
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
->>>>>>> main
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = re.findall(r"`(vlp use [^`]+)`", (ROOT / "docs" / "ablations.md").read_text())
