@@ -29,7 +29,6 @@ from vlp_models.params import (
     load_params,
     to_plain,
 )
-
 from vlp_models.workspace.paths import Workspace
 
 CLASSES = ["background", "circle", "square", "star"]
