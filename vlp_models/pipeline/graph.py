@@ -217,6 +217,10 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             "outs": ["data/reference.json"],
         }
     evaluations = [f"reports/eval/{name}" for name in finetuned]
+    # Their classes say how their figures are called, and what is served.
+    tasks = [code("tasks", task) for task in sorted({run.task for run in params.finetune.values()})]
+    families = [code("models", family) for family in sorted({model.family for model in params.models.values()})]
+    spoken_of = [*tasks, *families]
     trainings = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
     stages["register"] = {
         "cmd": "vlp stage register",
@@ -227,6 +231,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             "reports/validation.json",
             *(["data/detector"] if regions else []),
             code("stages", "register"),
+            *spoken_of,
         ],
         "outs": ["reports/registered.json"],
     }
@@ -242,6 +247,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             "data/validated",
             "data/shards/manifest.json",
             code("stages", "report"),
+            *spoken_of,
         ],
         "outs": ["reports/index.html", "reports/summary.json"],
         "metrics": ["reports/metrics.json"],
