@@ -195,7 +195,9 @@ def test_nothing_is_taken_over_from_another_memory() -> None:
     image = model.encode_corrupted(batch, corruption)
     first = model.masked_pass(batch, corruption, image, {"ism": None, "msg": None})
     read = {"decoder": batch.text.ids_BT}
-    after, alone = (model.masked_pass(batch, corruption, image, {"msg": None}, read, before) for before in (first, None))
+    after, alone = (
+        model.masked_pass(batch, corruption, image, {"msg": None}, read, before) for before in (first, None)
+    )
     assert torch.equal(after.losses["msg"].mean, alone.losses["msg"].mean)
 
 

@@ -62,9 +62,7 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: T
         if bert.get(key) != value
     ]
     if wrong:
-        raise CheckpointError(
-            f"BERT's sizes are not the model's: {'; '.join(wrong)}; set its config to BERT's"
-        )
+        raise CheckpointError(f"BERT's sizes are not the model's: {'; '.join(wrong)}; set its config to BERT's")
     # `bert.` stands before the encoder where a head was saved along; early files call a norm's parts gamma and beta.
     renamed = {
         name.removeprefix("bert.")
@@ -97,9 +95,7 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: T
         if not config.tie_lm_head:
             c.weights["word_head.weight"] = last.clone()
         elif not torch.equal(last, words):
-            raise CheckpointError(
-                "the LM head is not tied to the word embeddings; set the model's tie_lm_head: false"
-            )
+            raise CheckpointError("the LM head is not tied to the word embeddings; set the model's tie_lm_head: false")
     taker.check(
         "a BERT of these sizes",
         ignored=("pooler.", "cls.seq_relationship.", "embeddings.position_ids", "cls.predictions.decoder.bias"),
