@@ -12,27 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from small_project import SIZES, make_data, make_model
 
-from vlp_models.data.tables import read_table, write_table
-from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models import DataFacts, build_model
-from vlp_models.models.checkpoint import read_config, write_checkpoint
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import read_config
 from vlp_models.params import GateParams, ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.promotion.actions import promote_task
 from vlp_models.promotion.evaluate_alias import evaluate_alias
 from vlp_models.promotion.tables import find_version, print_lineage
-from vlp_models.stages import evaluate, features, generate, prepare, register, shards
-from vlp_models.tasks import task_class
+from vlp_models.stages import evaluate, features, register, shards
 from vlp_models.tracking.client import connect
 from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
 
 ROOT = Path(__file__).parents[2]
-ANSWERS = ["yes", "no", "1", "2", "red", "blue"]
-SIZES = {"hidden": 16, "heads": 2, "intermediate": 32}
-SIZES |= dict.fromkeys(("object_layers", "sentence_layers", "encoder_layers", "decoder_layers"), 1)
 
 
 @pytest.fixture(scope="module")
@@ -72,55 +64,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Any:
         decision = promote_task(params, workspace, "vqa", by="test")
         assert (decision.outcome, decision.version) == ("promoted", 1), decision.reasons
         yield workspace
-
-
-def make_data(params: Params, workspace: Workspace) -> None:
-    """What the stages up to shards leave; validation lets everything pass."""
-    generate.run(params, workspace, "scenes")
-    prepare.run(params, workspace, "scenes")
-    shutil.rmtree(workspace.validated, ignore_errors=True)
-    shutil.copytree(workspace.interim("scenes"), workspace.validated)
-    bad = {"table": "captions", "row_id": "scenes/9", "rule": "empty text", "reason": "no words", "provenance": "x:1"}
-    write_table([bad], "quarantine", workspace.validated)
-    names = ("images", "captions", "questions")
-    counts = {name: len(read_table(name, workspace.validated)) for name in names}
-    write_json(workspace.validated / "manifest.json", {"counts": counts, "splits": {}})
-    tables = {name: {"rows": n + 1, "good": n, "bad": 1} for name, n in counts.items()}
-    write_json(workspace.reports / "validation.json", {"tables": tables, "max_bad_percent": 50.0})
-    features.run(params, workspace)
-    shards.run(params, workspace)
-
-
-def make_model(workspace: Workspace, seed: int, run: str = "vqa") -> None:
-    """An untrained model with the provenance a training would write."""
-    manifest = read_json(workspace.shards / "manifest.json")
-    texts = read_table("captions", workspace.validated)["text"].to_pylist()
-    tokenizer = Tokenizer.train(texts, 300, 1, True)
-    torch.manual_seed(seed)
-    indices = {path.name: hash_path(path) for path in workspace.shards.glob("index-*.parquet")}
-    facts = DataFacts(
-        vocab_size=tokenizer.vocab_size,
-        mask_id=tokenizer.mask_id,
-        feature_dim=manifest["feature_dim"],
-        num_classes=len(manifest["classes"]),
-    )
-    model: Any = build_model("tden", SIZES, facts)
-    info = CheckpointInfo(
-        family="tden",
-        name="tden",
-        model_config=to_plain(model.config),
-        task="vqa",
-        max_text_len=16,
-        max_regions=16,
-        detector_id=manifest["detector_id"],
-        feature_dim=manifest["feature_dim"],
-        classes=tuple(manifest["classes"]),
-        provenance={"inputs": {**indices, "start": "1" * 64, "tokenizer": "2" * 64}, "params": {}},
-    )
-    directory = workspace.checkpoint(f"finetune/{run}")
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    write_checkpoint(directory, task_class("vqa")(model, tokenizer, info, labels=ANSWERS), info, tokenizer, ANSWERS)
 
 
 def accuracy(workspace: Workspace) -> float:

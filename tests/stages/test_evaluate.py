@@ -43,7 +43,7 @@ SIZES = {
 @pytest.fixture(scope="module")
 def params() -> Params:
     loaded = load_params(Path(__file__).parents[2] / "params.yaml")
-    world = WorldParams(world="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, size=64)
+    world = WorldParams(world="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, side=64)
     tasks = ("captioning", "vqa", "nlvr", "retrieval")
     runs = {task: dataclasses.replace(loaded.finetune["vqa"], task=task) for task in tasks}
     return dataclasses.replace(
