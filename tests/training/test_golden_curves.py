@@ -17,8 +17,8 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden_training_cur
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "close"),
-    # Muon's iteration was in bfloat16: here it is in float32, and the curve within what that made of it.
-    [("adamw", {}, 2e-5), ("muon", {"muon_lr": 3e-3, "muon_dtype": "float32"}, 5e-2)],
+    # Muon's iteration was in bfloat16 and is in float32 here.
+    [("adamw", {}, 2e-5), ("muon", {"muon_lr": 3e-3, "muon_dtype": "float32"}, 5e-4)],
 )
 def test_the_curve_is_as_it_was(toy: Toy, tmp_path: Path, name: str, optimizer: dict, close: float) -> None:
     _, result = toy.fit(tmp_path, toy.model(dropout=0.0, attention_dropout=0.0), optimizer=optimizer)
