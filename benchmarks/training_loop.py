@@ -53,14 +53,8 @@ def loader() -> ResumableLoader:
 
 def model_and_loss() -> tuple[nn.Module, LossFunction]:
     torch.manual_seed(0)
-<<<<<<< HEAD
     facts = DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURE_DIM, num_classes=CLASSES)
     model = build_model("tden", CONFIG, facts)
-=======
-    model = build_model(
-        "tden", CONFIG, DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURE_DIM, num_classes=CLASSES)
-    )
->>>>>>> training
     recipe = RecipeParams(objectives={name: ObjectiveParams() for name in ("mlm", "moc", "ism", "msg")})
     return model, make_loss(model, recipe, PassesParams(), name="tden")
 
