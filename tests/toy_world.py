@@ -24,10 +24,12 @@ from vlp_models.params import (
     Params,
     PassesParams,
     RecipeParams,
+    SnapshotParams,
     TrainerParams,
     load_params,
     to_plain,
 )
+from vlp_models.workspace.paths import Workspace
 
 CLASSES = ["background", "circle", "square", "star"]
 COLOURS = ["red", "green", "blue"]
@@ -89,6 +91,7 @@ class Toy:
         optimizer: Mapping[str, Any] | None = None,
         loss: Any = None,
         tracker: Any = None,
+        snapshots: SnapshotParams | None = None,
         **trainer: Any,
     ) -> tuple[nn.Module, Any]:
         """Pretrains (by default a fresh model), resuming whatever lies in `work`."""
@@ -121,6 +124,7 @@ class Toy:
             max_steps=0,
             accumulate=accumulate,
             optimizer=OptimizerParams(**{"lr": 1e-3, "ema_decay": ema_decay, **(optimizer or {})}),
+            snapshots=snapshots or SnapshotParams(),
         )
         result = fit(
             model,
@@ -205,6 +209,12 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
         "label": said == colour,
         "group": image_id,
     }
+    sure = {"text": f"the {name} is {COLOURS[said]}", "gold_label": "entailment" if said == colour else "contradiction"}
+    open_ = {"text": f"what is a {name}", "gold_label": "neutral"}
+    hypotheses = [
+        {"hypothesis_id": f"{image_id}/h{i}", "annotator_labels": [row["gold_label"]] * 2 + ["neutral"], **row}
+        for i, row in enumerate((sure, open_))
+    ]
     colours = [COLOURS[i] if i < 3 else "a" for i in (colour, *(i for i in range(4) if i != colour))]
     shapes = [CLASSES[i] if i else "a" for i in (shape, *(i for i in range(4) if i != shape))]
     order = [int(i) for i in np.random.default_rng(len(image_id) + 7 * shape + colour).permutation(4)]
@@ -228,6 +238,7 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
             "questions": [question],
             "statements": [statement],
             "choices": [choice],
+            "hypotheses": hypotheses,
         },
     )
 
@@ -245,21 +256,41 @@ def _regions(rng: np.random.Generator, shape: int, colour: int) -> RegionArrays:
 
 
 def write_workspace(root: Path, **changes: Any) -> Params:
-    """A workspace as it is before `pretrain`, with a params.yaml that fits it. `changes`: section -> its new values."""
+    """A workspace as it is before `pretrain`, with a params.yaml that fits it.
+
+    changes: section -> what is laid over it (`pretrain={"tden": {"max_epochs": 8}}`).
+    """
     import yaml
+
+    from vlp_models.stages import initial
 
     write_shards(root / "data" / "shards")
     write_tokenizer(root / "data" / "tokenizer")
     raw = yaml.safe_load((Path(__file__).parent.parent / "params.yaml").read_text())
-    raw["model"] = {"name": "tden", "config": TINY}
+    raw["models"] = {"tden": {"family": "tden", "config": TINY}}
     raw["trainer"] = to_plain(TRAINER)
     raw["tracking"]["uri"] = ""
-    raw["pretrain"] |= {"batch_size": 8, "max_epochs": 2, "objectives": {"mlm": 1, "moc": 1, "ism": 1, "msg": 1}}
-    raw["scheduled_sampling"] |= {"batch_size": 8, "max_epochs": 2}
-    small = {"init": "pretrain", "sources": {}, "seed": 1, "max_epochs": 1, "max_steps": 0, "batch_size": 8}
-    small |= {"accumulate": 1, "max_text_len": 12, "max_regions": 4, "optimizer": {"lr": 1e-3}}
-    raw["finetune"] = {task: {"task": task, **small} for task in ("captioning", "vqa", "nlvr", "retrieval", "vcr")}
+    adamw = {"lr": 1e-3}
+    raw["defaults"] = {
+        "pretrain": {"batch_size": 8, "max_epochs": 2, "optimizer": raw["defaults"]["pretrain"]["optimizer"]},
+        "finetune": {"batch_size": 8, "max_epochs": 1, "max_text_len": 12, "max_regions": 4, "optimizer": adamw},
+    }
+    two_pass = {**raw["pretrain"]["tden"], "start": "pretrain/tden", "max_epochs": 2, "passes": {"scheme": "a"}}
+    raw["pretrain"] = {"tden": {**raw["pretrain"]["tden"], "max_epochs": 2}, "two-pass": two_pass}
+    tasks = ("captioning", "vqa", "nlvr", "retrieval", "vcr", "entailment")
+    raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
     for section, values in changes.items():
-        raw[section] |= values
+        raw[section] = _over(raw[section], values)
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-    return load_params(root / "params.yaml")
+    params = load_params(root / "params.yaml")
+    for model in params.models:
+        initial.run(params, Workspace(root), model)
+    return params
+
+
+def _over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
+        merged[key] = _over(merged[key], value) if both else value
+    return merged

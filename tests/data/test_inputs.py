@@ -13,7 +13,7 @@ from PIL import Image
 from vlp_models.data.batch import Pixels, Regions
 from vlp_models.data.collate import collate_samples
 from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionInput, blanked, not_finite
+from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionInput, blanked, not_finite, see
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.shards import ImageRecord
 from vlp_models.data.tokenizer import Tokenizer
@@ -119,11 +119,11 @@ def test_a_picture_from_outside_becomes_what_the_model_reads(
 
     pictures = [Image.new("RGB", (8, 4), (number, 0, 0)) for number in (1, 3)]
     reader, samples = read(PIXELS, shards, tokenizer)
-    outside = [Sample(sample_id="x", image_id="x", source="", **fields) for fields in reader.see(pictures, None)]
+    outside = [Sample(sample_id="x", image_id="x", source="", **fields) for fields in see(PIXELS, pictures, None)]
     made, known = reader.image(outside), reader.image([samples[0], samples[4]])
     assert isinstance(made, Pixels) and isinstance(known, Pixels)
     assert torch.equal(made.pixels_B3HW, known.pixels_B3HW)
-    reader, _ = read(REGIONS, shards, tokenizer)
-    assert [len(fields["regions"]) for fields in reader.see(pictures, Fixed())] == [2, 2]
+    assert [len(fields["regions"]) for fields in see(REGIONS, pictures, Fixed())] == [2, 2]
+    assert see(TEXTS, pictures, None) == [{}, {}]
     with pytest.raises(ValueError, match="extractor"):
-        reader.see(pictures, None)
+        see(REGIONS, pictures, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class GuessColour(TaskModel):
     metric = "error (all)"
     direction = "lower"
     headlines = ("error (all)",)
-    statistics = {**STATISTICS, "error": error_percent}
+    statistics: ClassVar = {**STATISTICS, "error": error_percent}
     blanked_fields = ("colour",)
     words = Words(text="question")
 

@@ -138,22 +138,22 @@ class InputReader:
         tokenizer = cast(Tokenizer, self.tokenizer)
         return tokenizer.encode_batch(texts, self.max_text_len, whole_words=self.inputs.whole_words)
 
-    def see(self, pictures: Sequence[Picture], extractor: Extractor | None) -> list[dict[str, Any]]:
-        """What a `Sample` needs of each picture from outside: its fields `regions` or `pixels`.
 
-        Args:
-            extractor: makes the regions; a model that reads none needs none.
-        """
-        wanted = self.inputs.image
-        if isinstance(wanted, PixelInput):
-            from vlp_models.data.pixels import encode
+def see(inputs: ModelInputs, pictures: Sequence[Picture], extractor: Extractor | None) -> list[dict[str, Any]]:
+    """What a `Sample` needs of each picture from outside: its fields `regions` or `pixels`.
 
-            return [{"pixels": encode(picture)} for picture in pictures]
-        if wanted is None:
-            return [{} for _ in pictures]
-        if extractor is None:
-            raise ValueError("a model that reads regions needs an extractor")
-        return [{"regions": regions} for regions in extractor.extract(pictures)]
+    Args:
+        extractor: makes the regions; a model that reads none needs none.
+    """
+    if isinstance(inputs.image, PixelInput):
+        from vlp_models.data.pixels import encode
+
+        return [{"pixels": encode(picture)} for picture in pictures]
+    if inputs.image is None:
+        return [{} for _ in pictures]
+    if extractor is None:
+        raise ValueError("a model that reads regions needs an extractor")
+    return [{"regions": regions} for regions in extractor.extract(pictures)]
 
 
 def blanked(batch: Batch) -> Batch:

@@ -1,7 +1,7 @@
-"""From an image on disk to a caption, an answer or a verdict: detector, features, model, in one object.
+"""From an image on disk to a caption, an answer or a verdict: the model, and what makes its input, in one object.
 
-A bundle is a directory with `checkpoint/` (docs/contracts.md), `detector/` and `features.json` (how the regions were
-made); it is what the registry stores.
+A bundle is a directory with `checkpoint/` (docs/contracts.md) and, for a model that reads regions, `detector/` and
+`features.json` (how the regions were made); it is what the registry stores.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from vlp_models.errors import CheckpointError
 from vlp_models.serving.images import open_image
 
 if TYPE_CHECKING:
+    from vlp_models.data.inputs import ModelInputs
     from vlp_models.vision.extract import RegionExtractor
     from vlp_models.vision.grid import GridExtractor
 
 
 class Predictor:
-    """A fine-tuned model with the detector whose features it was trained on.
+    """A fine-tuned model with what makes its input of an image: nothing for one that reads pixels; for one that reads
+    regions, the detector whose features it was trained on.
 
     Raises `CheckpointError` if the bundle's detector is not the one the model saw in training, and for a task that
     isn't served: retrieval compares whole collections, which `evaluate` does.
     """
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
+        from vlp_models.data.inputs import RegionInput
         from vlp_models.tasks.load import load_task_model
 
         self.task_model = load_task_model(bundle / "checkpoint", device=device)
@@ -39,9 +42,10 @@ class Predictor:
             )
         self.words = words
         self.device = device
-        self.extractor = _extractor(bundle, device)
+        self.inputs: ModelInputs = self.task_model.model.inputs  # type: ignore[assignment]
+        self.extractor = _extractor(bundle, device) if isinstance(self.inputs.image, RegionInput) else None
         trained_on = self.task_model.info.detector_id
-        if self.extractor.detector_id != trained_on:
+        if self.extractor is not None and self.extractor.detector_id != trained_on:
             raise CheckpointError(
                 f"{bundle}: the model was trained on features of detector {trained_on}, "
                 f"this bundle holds detector {self.extractor.detector_id}"
@@ -54,12 +58,13 @@ class Predictor:
             images: what `open_image` takes.
             texts: what is asked of each image (a question, a statement); none for a task that asks nothing.
         """
+        from vlp_models.data.inputs import see
         from vlp_models.data.sample import Sample
         from vlp_models.data.views import VIEWS
 
         if self.words.text and (texts is None or len(texts) != len(images)):
             raise ValueError(f"the task {self.task} takes one text per image, its {self.words.text}")
-        regions = self.extractor.extract([open_image(value) for value in images])
+        seen = see(self.inputs, [open_image(value) for value in images], self.extractor)
         nothing = VIEWS[self.task_model.prediction_view].nothing
         samples = [
             Sample(
@@ -68,7 +73,7 @@ class Predictor:
                 source="",
                 text=texts[i] if texts is not None and self.words.text else "",
                 values=nothing,
-                regions=regions[i],
+                **seen[i],
             )
             for i in range(len(images))
         ]

@@ -147,12 +147,11 @@ class TrainingModule(LightningModule):
             if isinstance(self.loss, CountsItems):
                 counts = self.loss.count_items(moved, update=update, generator=self._generator(CORRUPTION, number))
             if counts is None:
-                # The buffers, which a forward pass may move, come back as this update's first micro-batch left them.
-                moved_buffers = BufferCopy(self.model)
-                moved_buffers.take()
+                buffers = BufferCopy(self.model)  # which this pass may move
+                buffers.take()
                 with torch.no_grad():
                     loss = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
-                moved_buffers.put_back()
+                buffers.put_back()
                 counts = {name: one.count for name, one in by_name(loss).items()}
             for name, count in counts_over_ranks(counts, self.device).items():
                 self._counts[name] = self._counts.get(name, 0) + count
@@ -266,7 +265,7 @@ def _non_finite_inputs(batch: Batch) -> list[str]:
     fields = [vars(part).values() if dataclasses.is_dataclass(part) else (part,) for part in parts]
     tensors = [value for values in fields for value in values if isinstance(value, Tensor)]
     rows = [t for t in tensors if t.is_floating_point() and len(t) == len(batch)]
-    if not rows:
+    if not rows or not len(batch):
         return []
-    bad_B = ~torch.stack([t.flatten(1).isfinite().all(1) for t in rows]).all(0)
+    bad_B = ~torch.stack([t.reshape(len(t), -1).isfinite().all(1) for t in rows]).all(0)
     return [sample_id for sample_id, bad in zip(batch.sample_ids, bad_B.tolist(), strict=True) if bad]

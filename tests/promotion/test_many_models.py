@@ -1,0 +1,221 @@
+"""Several models in one workspace: registered, tried out, refused, promoted, rolled back; old versions among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_project import ANSWERS, SIZES, make_data, make_model
+
+from vlp_models.errors import CheckpointError
+from vlp_models.models.checkpoint import write_sums
+from vlp_models.params import GateParams, Params, WorldParams, parse_params, read_yaml
+from vlp_models.promotion.actions import promote_task, rollback_task
+from vlp_models.promotion.evaluate_alias import evaluate_alias
+from vlp_models.stages import evaluate, register
+from vlp_models.tracking.client import connect
+from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage
+from vlp_models.tracking.registry import load_predictor, set_challenger, versions_of_runs
+from vlp_models.workspace.paths import Workspace, hash_path, read_json
+
+ROOT = Path(__file__).parents[2]
+WIDER = {**SIZES, "hidden": 32}
+RUNS = ("first", "second", "blind", "finder")
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    """Two models, three runs of VQA (one of them a control) and one of retrieval; regions that an image alone gives."""
+    raw = read_yaml(ROOT / "params.yaml")
+    raw["models"] = {"tden": {"family": "tden", "config": SIZES}, "wider": {"family": "tden", "config": WIDER}}
+    raw["pretrain"] = {}
+    raw["finetune"] = {
+        "first": {"task": "vqa", "start": "initial/tden"},
+        "second": {"task": "vqa", "start": "initial/wider", "design": "wide", "seed": 7},
+        "blind": {"task": "vqa", "start": "initial/tden", "blank_images": True},
+        "finder": {"task": "retrieval", "start": "initial/tden"},
+    }
+    loaded = parse_params(raw)
+    gates = {task: GateParams(floors={"all": 0.0}) for task in ("vqa", "retrieval")}
+    world = WorldParams(world="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
+    return dataclasses.replace(
+        loaded,
+        generate={"scenes": world},
+        features=dataclasses.replace(loaded.features, source="grid"),
+        evaluate=dataclasses.replace(loaded.evaluate, batch_size=8, bootstrap=50),
+        promotion=dataclasses.replace(loaded.promotion, resamples=200, tasks=gates),
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
+    """Data, checkpoints and evaluations, nothing registered yet."""
+    workspace = Workspace(tmp_path_factory.mktemp("project"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workspace.root)
+        shutil.copy(ROOT / "params.yaml", workspace.root)
+        workspace.detector.mkdir(parents=True)
+        (workspace.detector / "config.json").write_text("{}")
+        make_data(params, workspace)
+        for seed, run in enumerate(RUNS):
+            model = params.model_of(run)
+            make_model(
+                workspace, seed, run, name=model, sizes=params.models[model].config, task=params.finetune[run].task
+            )
+            evaluate.run(params, workspace, run)
+    return workspace.root
+
+
+@pytest.fixture
+def workspace(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    shutil.copytree(made, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    yield Workspace(tmp_path / "copy")
+
+
+def picture(workspace: Workspace) -> str:
+    return str(next(iter(sorted((workspace.root / "data/raw/scenes/images").glob("*.png")))))
+
+
+def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
+    params: Params, workspace: Workspace
+) -> None:
+    register.run(params, workspace)
+    client = connect(params.tracking, workspace.root)
+    receipts = read_json(workspace.reports / "registered.json")
+    assert sorted(r["run"] for r in receipts["vqa"]) == ["first", "second"] and len(receipts["retrieval"]) == 1
+    assert [r["challenger"] for r in receipts["vqa"]] == [True, False]
+    versions = versions_of_runs(client, "vlp-vqa", RUNS)
+    assert list(versions) == ["first", "second"]
+    tags = versions["second"].tags
+    assert {name: tags[name] for name in ("run", "model", "family", "design", "seed", "served")} == {
+        "run": "second",
+        "model": "wider",
+        "family": "tden",
+        "design": "wide",
+        "seed": "7",
+        "served": "yes",
+    }
+    finder = versions_of_runs(client, "vlp-retrieval", RUNS)["finder"]
+    assert finder.tags["served"] == "no: the task retrieval is not served"
+    aliases = client.get_registered_model("vlp-vqa").aliases
+    assert set(aliases) == {"run-first", "run-second", "challenger"}
+    assert int(aliases["challenger"]) == receipts["vqa"][0]["version"]
+
+    register.run(params, workspace)
+    assert read_json(workspace.reports / "registered.json") == receipts, "again, and no second version"
+    assert len(client.search_model_versions("name='vlp-vqa'")) == 2
+
+    best = receipts["vqa"][0]
+    decision = promote_task(params, workspace, "vqa", by="test")
+    assert (decision.outcome, decision.version, decision.run) == ("promoted", best["version"], best["run"])
+    assert {c["run"] for c in decision.candidates} == {"first", "second"}
+    predictor = load_predictor(client, "vlp-vqa")
+    assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
+    assert promote_task(params, workspace, "retrieval", by="test").outcome == "promoted", "served or not"
+
+
+def test_a_model_that_should_be_served_and_can_not_be_is_refused_before_mlflow(
+    params: Params, workspace: Workspace
+) -> None:
+    """Its regions were made by the grid; params.yaml says by a detector, and that is no detector's checkpoint."""
+    wrong = dataclasses.replace(params, features=dataclasses.replace(params.features, source="detector"))
+    with pytest.raises(CheckpointError, match=r"register: run `(first|second)` \(model `\w+`, task vqa\) can't be"):
+        register.run(wrong, workspace)
+    assert not (workspace.root / "mlflow.db").exists() and not (workspace.reports / "registered.json").exists()
+    assert not list((workspace.root / ".work").glob("bundles-*"))
+
+
+def test_regions_that_no_image_gives_are_registered_as_not_served(params: Params, workspace: Workspace) -> None:
+    imported = dataclasses.replace(params, features=dataclasses.replace(params.features, source="npz", path="x"))
+    register.run(imported, workspace)
+    client = connect(params.tracking, workspace.root)
+    version = versions_of_runs(client, "vlp-vqa", RUNS)["first"]
+    assert version.tags["served"] == "no: its regions come from `npz`, which can't be made from an image"
+
+
+def old_version(params: Params, workspace: Workspace) -> int:
+    """A version as earlier versions of this program registered it: format 1, one model, no alias of a run."""
+    client = connect(params.tracking, workspace.root)
+    experiment = client.get_experiment_by_name(params.tracking.experiment)
+    run = client.create_run(experiment.experiment_id)
+    bundle = workspace.root / "old" / "artifacts" / "bundle"
+    shutil.copytree(workspace.checkpoint("finetune/first"), bundle / "checkpoint")
+    shutil.copytree(workspace.detector, bundle / "detector")
+    made = {"source": "grid", "path": "", "max_regions": 16, "min_score": 0.2, "batch_size": 32}  # no `content` yet
+    (bundle / "features.json").write_text(json.dumps(made))
+    config = read_json(bundle / "checkpoint" / "config.json")
+    for name in ("family", "name", "blank_images", "options"):
+        config.pop(name)
+    config |= {"format": "vlp-checkpoint/1", "model": "tden"}
+    (bundle / "checkpoint" / "config.json").write_text(json.dumps(config))
+    (bundle / "checkpoint" / "labels.json").rename(bundle / "checkpoint" / "answers.json")
+    write_sums(bundle / "checkpoint")
+    content = hash_path(bundle / "checkpoint") + hash_path(bundle / "detector")[:16]
+    client.log_artifacts(run.info.run_id, str(workspace.root / "old"), "model")
+    plain = {"task": "vqa", "init": "pretrain", "sources": {}, "seed": 1, "scratch": False, "label_smoothing": 0.0}
+    lineage = {"run": "vqa", "task": "vqa", "params": {"finetune": {"vqa": plain}}}
+    log_lineage(client, run.info.run_id, {**lineage, "validation": {"passed": True, "reasons": []}}, {})
+    client.create_registered_model("vlp-vqa")
+    tags = {"content": content, "run": "vqa", "task": "vqa"}
+    tags[CURRENT] = log_evaluation(client, run.info.run_id, workspace.evaluation("first"))
+    source = f"{run.info.artifact_uri}/model"
+    version = client.create_model_version("vlp-vqa", source=source, run_id=run.info.run_id, tags=tags)
+    set_challenger(client, "vlp-vqa", int(version.version))
+    return int(version.version)
+
+
+def test_a_version_of_the_old_format_is_served_promoted_beaten_evaluated_anew_and_restored(
+    params: Params, workspace: Workspace
+) -> None:
+    number = old_version(params, workspace)
+    first = promote_task(params, workspace, "vqa", by="test")
+    assert (first.outcome, first.version, first.run, first.run_model) == ("promoted", number, "vqa", "")
+    client = connect(params.tracking, workspace.root)
+    predictor = load_predictor(client, "vlp-vqa")
+    assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
+    target = evaluate_alias(params, workspace, "vqa", "champion")
+    assert values(target / "scores.json") == values(workspace.evaluation("first") / "scores.json")
+
+    world = dataclasses.replace(params.generate["scenes"], seed=4, test=8)  # other test data: it is evaluated anew
+    later = dataclasses.replace(params, generate={"scenes": world})
+    make_data(later, workspace)
+    for run in RUNS:
+        evaluate.run(later, workspace, run)
+    register.run(later, workspace)
+    decision = promote_task(later, workspace, "vqa", by="test")
+    assert decision.numbers["champion_reevaluated"], decision.reasons
+    as_first = {m: v for (_, m), v in values(workspace.evaluation("first") / "scores.json").items()}
+    assert decision.numbers["champion_value"] == pytest.approx(as_first["accuracy"], abs=1e-3), "the same weights"
+    if decision.outcome == "refused":
+        client.set_registered_model_alias("vlp-vqa", "champion", str(decision.version))
+    back = rollback_task(later, workspace, "vqa", by="test")
+    assert (back.version, back.run) == (number, "vqa")
+
+
+def values(scores: Path) -> dict[tuple[str, str], Any]:
+    return {(record["dataset"], record["metric"]): record["value"] for record in read_json(scores)}
+
+
+def test_the_identity_of_an_old_version_is_that_of_its_bundle(params: Params, workspace: Workspace) -> None:
+    from vlp_models.serving.bundle import content_of
+
+    bundle = workspace.root / "b"
+    for name in ("checkpoint", "detector"):
+        (bundle / name).mkdir(parents=True)
+        (bundle / name / "x").write_text(name)
+
+    def folder(name: str) -> str:
+        inner = hashlib.sha256(name.encode()).hexdigest()
+        return hashlib.sha256(f"x\0{inner}\n".encode()).hexdigest()
+
+    assert content_of(bundle) == folder("checkpoint") + folder("detector")[:16]

@@ -1,0 +1,96 @@
+"""A model of pixels from the shards to its served prediction: no detector, no features, at no place."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.tables import write_table
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.models import FAMILIES, DataFacts, build_model
+from vlp_models.models.checkpoint import write_checkpoint
+from vlp_models.models.info import CheckpointInfo
+from vlp_models.params import load_params, to_plain
+from vlp_models.serving.predictor import Predictor
+from vlp_models.stages import shards
+from vlp_models.tasks import task_class
+from vlp_models.tasks.base import TaskModel
+from vlp_models.workspace.paths import Workspace
+
+COLOURS = ("red", "blue")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Eight pictures of one colour each, and of each two statements about it, one of them true."""
+    made = Workspace(tmp_path)
+    made.validated.mkdir(parents=True)
+    images, statements = [], []
+    for number in range(8):
+        colour = COLOURS[number % 2]
+        path = tmp_path / f"{number}.{'jpg' if number < 4 else 'png'}"
+        Image.new("RGB", (30 + number, 20), colour).save(path)
+        row = {"image_id": f"d/{number}", "source": "d", "provenance": "", "sha256": ""}
+        images.append(row | {"split": "train", "path": path.name, "width": 30 + number, "height": 20})
+        for said in COLOURS:
+            statement = {"statement_id": f"d/{number}-{said}", "text": f"it is {said}", "label": said == colour}
+            statements.append(row | statement | {"group": "g"})
+    for name, rows in (("images", images), ("statements", statements)):
+        write_table(rows, name, made.validated)
+    return made
+
+
+def learnt(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskModel, ShardDataset]:
+    monkeypatch.setitem(FAMILIES, "patches", "pixel_family:Patches")
+    params = load_params(Path(__file__).parents[2] / "params.yaml")
+    tokenizer = Tokenizer.train(["it is red", "it is blue"], 30, 1, True)
+    torch.manual_seed(0)
+    model = build_model("patches", {}, DataFacts(vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id))
+    auto = dataclasses.replace(params, shards=dataclasses.replace(params.shards, pixels="auto"))
+    shards.run(auto, workspace, inputs=[model.inputs])
+    info = CheckpointInfo(
+        family="patches",
+        name="p",
+        model_config=to_plain(model.config),
+        task="nlvr",
+        max_text_len=8,  # type: ignore[arg-type]
+    )
+    task_model = task_class("nlvr")(model, tokenizer, info)
+    dataset = ShardDataset(workspace.shards, "train", "statements", **task_model.reader.flags)
+    batch = task_model.collate([dataset[i] for i in range(len(dataset))])
+    optimizer = torch.optim.Adam(task_model.parameters(), lr=0.03)
+    for _ in range(150):
+        loss = task_model.loss(batch, generator=torch.Generator()).mean
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return task_model, dataset
+
+
+def test_served_as_it_was_learnt(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_model, dataset = learnt(workspace, monkeypatch)
+    samples = [dataset[i] for i in range(len(dataset))]
+    known = task_model.predict(task_model.collate(samples), samples)
+    assert [p["prediction"] for p in known] == [sample["label"] for sample in samples]
+
+    bundle = workspace.root / "bundle"
+    (bundle / "checkpoint").mkdir(parents=True)
+    write_checkpoint(bundle / "checkpoint", task_model, task_model.info, task_model.tokenizer)
+    predictor = Predictor(bundle)
+    assert predictor.extractor is None
+    paths = [next(workspace.root.glob(f"{sample.image_id[2:]}.*")) for sample in samples]
+    served = predictor.predict(paths, [sample.text for sample in samples])
+    assert [p["p_true"] for p in served] == pytest.approx([p["p_true"] for p in known], abs=1e-6)
+
+
+def test_blanked_it_can_tell_nothing(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_model, dataset = learnt(workspace, monkeypatch)
+    task_model.blank_images = True
+    samples = [dataset[i] for i in range(len(dataset))]
+    blind = task_model.predict(task_model.collate(samples), samples)
+    assert len({p["p_true"] for p in blind if p["statement_id"].endswith("red")}) == 1
