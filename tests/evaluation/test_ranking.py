@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def world(tmp_path: Path, runs: dict[str, dict[str, float | None]], **tracking: Any) -> tuple[Params, Workspace]:
     """runs: run -> dataset -> accuracy of an NLVR run on test."""
     params = load_params(ROOT / "params.yaml")
-    vqa = params.finetune["vqa"]
+    vqa = params.finetune["tden-vqa"]
     workspace = Workspace(tmp_path)
     for name, values in runs.items():
         workspace.evaluation(name).mkdir(parents=True)
