@@ -26,8 +26,8 @@ from torch import Tensor
 from vlp_models.data.batch import Image, Regions
 from vlp_models.decoding.beam import beam_search
 from vlp_models.decoding.steps import Hypothesis, Steps
-from vlp_models.models import build_model
-from vlp_models.models.layers.masks import causal_mask
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.layers.packing import Packing
 from vlp_models.models.tden.model import GENERATION, TDEN
 from vlp_models.models.tden.state import VisualStates
 
@@ -49,14 +49,14 @@ class WholePrefix:
         visual, prefix_NT = state
         ids_NT = torch.cat([prefix_NT, token_N[:, None]], dim=1)
         mask_NT = torch.ones_like(ids_NT, dtype=torch.bool)
-        text = self.model.encode_text({GENERATION: ids_NT}, mask_NT)[GENERATION]
-        decoded = self.model.decode(text, causal_mask(mask_NT), visual.last_BSD, visual.mask_BS)
-        return self.model.predict_words(decoded[:, -1]), (visual, ids_NT)
+        words = Packing.of(mask_NT)
+        memory = self.model.remember(visual.last_KD, visual.packing, None)
+        decoded = self.model.decode(self.model.encode_text(ids_NT, words, GENERATION), words, memory)
+        return self.model.predict_words(words.pad(decoded)[:, -1]), (visual, ids_NT)
 
     def reorder(self, state: tuple[VisualStates, Tensor], index_N: Tensor) -> tuple[VisualStates, Tensor]:
         visual, prefix_NT = state
-        visual = VisualStates(layers=(visual.last_BSD[index_N],), mask_BS=visual.mask_BS[index_N])
-        return visual, prefix_NT[index_N]
+        return visual.last().select(index_N), prefix_NT[index_N]
 
 
 def build(paper: bool) -> TDEN:
@@ -64,9 +64,7 @@ def build(paper: bool) -> TDEN:
     model = build_model(
         "tden",
         {**({} if paper else SMALL), "init_std": 0.06 if paper else 0.15},  # spread: near-ties would hide a difference
-        vocab_size=30522 if paper else 1000,
-        feature_dim=FEATURE_DIM,
-        num_classes=0,
+        DataFacts(vocab_size=30522 if paper else 1000, mask_id=4, feature_dim=FEATURE_DIM),
     )
     assert isinstance(model, TDEN)
     with torch.no_grad():

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from training_step import CLASSES, CONFIG, FEATURE_DIM, VOCAB, random_batch
 
 from vlp_models.data.loader import ResumableLoader
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, TrainerParams
 from vlp_models.training.module import LossFunction
 from vlp_models.training.optim import build_optimizer, build_scheduler
@@ -53,7 +53,8 @@ def loader() -> ResumableLoader:
 
 def model_and_loss() -> tuple[nn.Module, LossFunction]:
     torch.manual_seed(0)
-    model = build_model("tden", CONFIG, vocab_size=VOCAB, feature_dim=FEATURE_DIM, num_classes=CLASSES)
+    facts = DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURE_DIM, num_classes=CLASSES)
+    model = build_model("tden", CONFIG, facts)
     recipe = RecipeParams(objectives={name: ObjectiveParams() for name in ("mlm", "moc", "ism", "msg")})
     return model, make_loss(model, recipe, PassesParams(), name="tden")
 

@@ -21,12 +21,13 @@ from pathlib import Path
 import torch
 
 from vlp_models.data.batch import Batch, Regions, Text
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.tden.model import TDEN
 
 CONFIG = {"hidden": 128, "heads": 4, "intermediate": 512}
 CONFIG |= dict.fromkeys(["object_layers", "sentence_layers", "encoder_layers", "decoder_layers"], 2)
 BATCH, REGIONS, TOKENS, FEATURE_DIM, CLASSES, VOCAB = 128, 16, 24, 256, 40, 1000
+FACTS = DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURE_DIM, num_classes=CLASSES)
 
 
 def random_batch() -> Batch:
@@ -52,7 +53,7 @@ def random_batch() -> Batch:
 
 def main(device: torch.device, repeats: int) -> None:
     torch.manual_seed(0)
-    model = build_model("tden", CONFIG, vocab_size=VOCAB, feature_dim=FEATURE_DIM, num_classes=CLASSES).to(device)
+    model = build_model("tden", CONFIG, FACTS).to(device)
     assert isinstance(model, TDEN)
     batch = random_batch().to(device)
     generator = torch.Generator().manual_seed(1)
@@ -60,7 +61,7 @@ def main(device: torch.device, repeats: int) -> None:
     for _ in range(repeats + 2):
         start = time.perf_counter()
         losses = model.pretraining_losses(
-            batch, objectives=model.objectives, generator=generator, mask_probability=0.15
+            batch, objectives=dict.fromkeys(model.objectives), generator=generator, mask_probability=0.15
         )
         model.zero_grad(set_to_none=True)
         torch.stack([loss.mean for loss in losses.values()]).sum().backward()

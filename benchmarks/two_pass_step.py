@@ -31,7 +31,7 @@ from rich.table import Table
 from torch import Tensor
 
 from vlp_models.data.batch import Batch, Regions, Text
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.tden.model import TDEN
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams
@@ -95,7 +95,8 @@ def main(device: torch.device, rounds: int, paper: bool) -> None:
     size = 64 if paper else 32
     torch.manual_seed(0)
     config = {} if paper else DEMO
-    model = build_model("tden", config, vocab_size=vocab, feature_dim=features, num_classes=classes).to(device)
+    facts = DataFacts(vocab_size=vocab, mask_id=4, feature_dim=features, num_classes=classes)
+    model = build_model("tden", config, facts).to(device)
     assert isinstance(model, TDEN)
     recipe = RecipeParams(
         objectives={name: ObjectiveParams() for name in model.objectives}, mask_probability=MASK_PROBABILITY

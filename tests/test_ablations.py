@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from toy_world import TINY, make_toy
-from vlp_models.training.scheduled_sampling import make_two_pass_loss
 
 from vlp_models.data.collate import collate_samples
 from vlp_models.data.dataset import ShardDataset

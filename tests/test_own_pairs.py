@@ -21,11 +21,11 @@ TINY = [
     "model.config.hidden=16",
     "model.config.heads=2",
     "model.config.intermediate=32",
-    "tokenizer.size=120",
-    "pretrain.max_epochs=1",
-    "pretrain.batch_size=8",
-    "finetune.captioning.max_epochs=1",
-    "finetune.captioning.batch_size=8",
+    "tokenizer.vocab_size=120",
+    "pretrain.tden.max_epochs=1",
+    "pretrain.tden.batch_size=8",
+    "finetune.tden-captioning.max_epochs=1",
+    "finetune.tden-captioning.batch_size=8",
     "evaluate.bootstrap=20",
     "tracking.uri=",
 ]
@@ -56,19 +56,20 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 @pytest.mark.pipeline
 def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     params = load_params(workspace.root / "params.yaml")
-    for name in ("prepare pairs", "validate", "detector", "features", "tokenizer", "shards", "pretrain"):
+    for name in ("prepare pairs", "validate", "detector", "features", "tokenizer", "shards"):
         stage, _, key = name.partition(" ")
         importlib.import_module(f"vlp_models.stages.{stage}").run(params, workspace, key)
-    for stage in ("finetune", "evaluate"):
-        importlib.import_module(f"vlp_models.stages.{stage}").run(params, workspace, "captioning")
+    runs = (("initial", "tden"), ("pretrain", "tden"), ("finetune", "tden-captioning"), ("evaluate", "tden-captioning"))
+    for stage, key in runs:
+        importlib.import_module(f"vlp_models.stages.{stage}").run(params, workspace, key)
 
     validation = json.loads((workspace.reports / "validation.json").read_text())
     assert sum(rule["failed"] for rule in validation["rules"]) >= 1, "the empty caption is counted"
-    scores = json.loads((workspace.evaluation("captioning") / "scores.json").read_text())
+    scores = json.loads((workspace.evaluation("tden-captioning") / "scores.json").read_text())
     assert any(score["metric"] == "CIDEr" and score["value"] is not None for score in scores)
 
     bundle = workspace.root / "bundle"
-    shutil.copytree(workspace.checkpoint("captioning"), bundle / "checkpoint")
+    shutil.copytree(workspace.checkpoint("finetune/tden-captioning"), bundle / "checkpoint")
     (bundle / "features.json").write_text(json.dumps(to_plain(params.features)))
     picture = workspace.raw("pairs") / "images" / "0.png"
     assert isinstance(Predictor(bundle).predict([str(picture)])[0]["caption"], str)

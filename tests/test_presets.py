@@ -9,12 +9,12 @@ import pytest
 import torch
 from public_tden import PUBLIC
 
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
 
 ROOT = Path(__file__).parent.parent
-BERT_VOCABULARY, FEATURE_DIM, CLASSES = 30522, 2048, 1601
+FACTS = DataFacts(vocab_size=30522, mask_id=103, feature_dim=2048, num_classes=1601)  # BERT's words
 PAPER = 260_593_792  # one word matrix, one feed-forward net a block; VCR's fused feature spares a pooler
 DEMO = 6_392_064
 
@@ -24,7 +24,7 @@ PRESETS = {
     "tiny-coco": ([], DEMO),
     "own-pairs": ([], DEMO),
     "incoming": ([], DEMO),
-    "two-pass": ([], DEMO),
+    "tden-two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),
     "nlvr": ([], 2_728_001),
     "nlvr-structured": (["nlvr"], 2_728_001),
@@ -37,9 +37,8 @@ PRESETS = {
 
 
 def parameters(config: dict[str, object]) -> int:
-    sizes = {"vocab_size": BERT_VOCABULARY, "feature_dim": FEATURE_DIM, "num_classes": CLASSES}
     with torch.device("meta"):
-        model = build_model("tden", config, **sizes)
+        model = build_model("tden", config, FACTS)
     return sum(p.numel() for p in model.parameters())
 
 
@@ -59,14 +58,11 @@ def test_every_preset_is_listed() -> None:
 def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, name: str) -> None:
     below, expected = PRESETS[name]
     params = applied(tmp_path, [*below, name])
-    count = parameters(params.model.config)
-    assert count == expected
+    assert {parameters(model.config) for model in params.models.values()} == {expected}
     first = (ROOT / "presets" / f"{name}.yaml").read_text().partition("\n")[0]
     assert all(f"presets/{part}.yaml" in first for part in (*below, name))
-    for run in params.finetune.values():
-        assert run.init in ("pretrain", "scheduled_sampling", *params.finetune)
+    for run in (*params.pretrain.values(), *params.finetune.values()):
         assert set(run.sources) <= set(params.data)
-    assert set(params.pretrain.sources) <= set(params.data)
 
 
 def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> None:
@@ -76,27 +72,27 @@ def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> Non
     )
     captions = 5  # of an image
     for section, batch, rate, epochs in (
-        (coco.pretrain, 1024, 1e-4, 10),
-        (coco.scheduled_sampling, 1024, 1e-4, 10),
-        (coco.finetune["captioning"], 16 * captions, 3e-5, 10),
-        (coco.finetune["captioning_scst"], 96, 5e-6, 30),
-        (vqa.finetune["vqa"], 96, 5e-5, 20),
-        (flickr.finetune["retrieval"], 512, 2e-5, 30),
-        (vcr.finetune["vcr"], 64, 2e-5, 20),
+        (coco.pretrain["tden-cc3m"], 1024, 1e-4, 10),
+        (coco.finetune["tden-coco-captioning"], 16 * captions, 3e-5, 10),
+        (coco.finetune["tden-coco-captioning-scst"], 96, 5e-6, 30),
+        (vqa.finetune["tden-coco-vqa"], 96, 5e-5, 20),
+        (flickr.finetune["tden-flickr30k-retrieval"], 512, 2e-5, 30),
+        (vcr.finetune["tden-vcr"], 64, 2e-5, 20),
     ):
         asked = (section.batch_size * section.accumulate, section.optimizer.lr, section.max_epochs, section.max_steps)
         assert asked == (batch, rate, epochs, 0)
         assert section.optimizer.muon_lr == 0.0
-    assert (coco.pretrain.mask_probability, coco.features.max_regions, coco.features.min_score) == (0.15, 100, 0.2)
-    assert (coco.model.config["dropout"], coco.scheduled_sampling.sample) == (0.1, "multinomial")
-    assert flickr.finetune["retrieval"].accumulate == 1, "negatives come from the batch"
+    recipe, features = coco.pretrain["tden-cc3m"].recipe, coco.features
+    assert (recipe.mask_probability, features.max_regions, features.min_score) == (0.15, 100, 0.2)
+    assert coco.models["tden-base"].config["dropout"] == 0.1
+    assert coco.pretrain["tden-cc3m"].passes.sample == "multinomial"
+    assert flickr.finetune["tden-flickr30k-retrieval"].accumulate == 1, "negatives come from the batch"
 
 
 def test_the_public_codes_pretraining_model_has_the_size_that_was_counted_there() -> None:
     """316.13 million: ours with its switches, without VQA's feature, with the row of token types left out here."""
     config = {**PUBLIC, "similarity_dim": 1024}
-    sizes = {"vocab_size": BERT_VOCABULARY, "feature_dim": FEATURE_DIM, "num_classes": CLASSES}
     with torch.device("meta"):
-        model = build_model("tden", config, **sizes)
+        model = build_model("tden", config, FACTS)
     fusion = sum(p.numel() for n, p in model.named_parameters() if n.startswith("fusion_"))
     assert round((parameters(config) - fusion + 768) / 1e6, 2) == 316.13

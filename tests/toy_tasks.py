@@ -10,7 +10,6 @@ from toy_world import CLASSES, COLOURS, FEATURE_DIM, Toy
 
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.data.dataset import ShardDataset
-from vlp_models.models.checkpoint import FORMAT
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import to_plain
 from vlp_models.tasks import task_class
@@ -39,11 +38,6 @@ def make(toy: Toy, task: str, **info: Any) -> TaskModel:
 def any_generator() -> torch.Generator:
     """For a loss that draws nothing, or where what it draws does not matter."""
     return torch.Generator().manual_seed(1)
-
-
-def written(task_model: TaskModel) -> dict[str, Any]:
-    """What `write_checkpoint` is told of it."""
-    return {**task_model.info.to_json(), "format": FORMAT, "model": task_model.info.family}
 
 
 def learn(task_model: TaskModel, toy: Toy, steps: int, lr: float = 5e-3) -> float:

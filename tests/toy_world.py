@@ -29,6 +29,7 @@ from vlp_models.params import (
     load_params,
     to_plain,
 )
+from vlp_models.workspace.paths import Workspace
 
 CLASSES = ["background", "circle", "square", "star"]
 COLOURS = ["red", "green", "blue"]
@@ -255,21 +256,41 @@ def _regions(rng: np.random.Generator, shape: int, colour: int) -> RegionArrays:
 
 
 def write_workspace(root: Path, **changes: Any) -> Params:
-    """A workspace as it is before `pretrain`, with a params.yaml that fits it. `changes`: section -> its new values."""
+    """A workspace as it is before `pretrain`, with a params.yaml that fits it.
+
+    changes: section -> what is laid over it (`pretrain={"tden": {"max_epochs": 8}}`).
+    """
     import yaml
+
+    from vlp_models.stages import initial
 
     write_shards(root / "data" / "shards")
     write_tokenizer(root / "data" / "tokenizer")
     raw = yaml.safe_load((Path(__file__).parent.parent / "params.yaml").read_text())
-    raw["model"] = {"name": "tden", "config": TINY}
+    raw["models"] = {"tden": {"family": "tden", "config": TINY}}
     raw["trainer"] = to_plain(TRAINER)
     raw["tracking"]["uri"] = ""
-    raw["pretrain"] |= {"batch_size": 8, "max_epochs": 2, "objectives": {"mlm": 1, "moc": 1, "ism": 1, "msg": 1}}
-    raw["scheduled_sampling"] |= {"batch_size": 8, "max_epochs": 2}
-    small = {"init": "pretrain", "sources": {}, "seed": 1, "max_epochs": 1, "max_steps": 0, "batch_size": 8}
-    small |= {"accumulate": 1, "max_text_len": 12, "max_regions": 4, "optimizer": {"lr": 1e-3}}
-    raw["finetune"] = {task: {"task": task, **small} for task in ("captioning", "vqa", "nlvr", "retrieval", "vcr")}
+    adamw = {"lr": 1e-3}
+    raw["defaults"] = {
+        "pretrain": {"batch_size": 8, "max_epochs": 2, "optimizer": raw["defaults"]["pretrain"]["optimizer"]},
+        "finetune": {"batch_size": 8, "max_epochs": 1, "max_text_len": 12, "max_regions": 4, "optimizer": adamw},
+    }
+    two_pass = {**raw["pretrain"]["tden"], "start": "pretrain/tden", "max_epochs": 2, "passes": {"scheme": "a"}}
+    raw["pretrain"] = {"tden": {**raw["pretrain"]["tden"], "max_epochs": 2}, "two-pass": two_pass}
+    tasks = ("captioning", "vqa", "nlvr", "retrieval", "vcr", "entailment")
+    raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
     for section, values in changes.items():
-        raw[section] |= values
+        raw[section] = _over(raw[section], values)
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-    return load_params(root / "params.yaml")
+    params = load_params(root / "params.yaml")
+    for model in params.models:
+        initial.run(params, Workspace(root), model)
+    return params
+
+
+def _over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
+        merged[key] = _over(merged[key], value) if both else value
+    return merged

@@ -275,21 +275,33 @@ def evaluate_alias(
 def import_checkpoint(
     source: Annotated[str, typer.Argument(help="A weights file (xmodaler-tden), or a folder (bert).")],
     form: Annotated[str, typer.Option("--format", help="xmodaler-tden or bert.")],
-    out: Annotated[str, typer.Option(help="The checkpoint to write, e.g. checkpoints/imported.")],
+    name: Annotated[str, typer.Option(help="Of the model in params.yaml: checkpoints/imported/NAME is written.")],
+    task: Annotated[str, typer.Option(help="vqa or vcr, where the weights leave it open.")] = "",
     heads: Annotated[int, typer.Option(help="Attention heads of xmodaler-tden; default: one per 64 dimensions.")] = 0,
     answers: Annotated[str, typer.Option(help="Of a VQA model: a JSON list, its answers in their order.")] = "",
+    max_text_len: Annotated[int, typer.Option(help="Of a task's model: the tokens it was trained with.")] = 0,
+    max_regions: Annotated[int, typer.Option(help="Of a task's model: the regions it was trained with.")] = 0,
 ) -> None:
-    """Makes a checkpoint of the public TDEN code's weights, or of BERT's, to pretrain or fine-tune from."""
+    """Makes a checkpoint of the public TDEN code's weights, or of BERT's, for a model to begin with."""
     from pathlib import Path
 
     from vlp_models.params import load_params
     from vlp_models.runs.import_checkpoint import import_checkpoint
     from vlp_models.workspace.paths import Workspace
 
-    known = Path(answers) if answers else None
-    for line in import_checkpoint(
-        form, Path(source), Path(out), load_params(), Workspace(), heads=heads, answers=known
-    ):
+    lines = import_checkpoint(
+        form,
+        Path(source),
+        name,
+        load_params(),
+        Workspace(),
+        task=task,
+        heads=heads,
+        answers=Path(answers) if answers else None,
+        max_text_len=max_text_len,
+        max_regions=max_regions,
+    )
+    for line in lines:
         print(line)
 
 

@@ -142,3 +142,32 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}', encoding="utf-8")
     with pytest.raises(DataError, match="not tokenizer settings"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_text_that_was_cut_does_not_end_there(tokenizer: Tokenizer) -> None:
+    """Its [SEP] closes what a model reads. Generation must not learn that the text ended at that word."""
+    sentence = "two zebras stand near the river"
+    length = len(tokenizer.encode(sentence, 64))
+    whole, cut = tokenizer.encode_batch([sentence, "a man"], length), tokenizer.encode_batch([sentence, "a man"], 6)
+    assert whole.cut_B is not None and whole.cut_B.tolist() == [False, False]
+    assert cut.cut_B is not None and cut.cut_B.tolist() == [True, False]
+    assert int(cut.ids_BT[0, 5]) == tokenizer.sep_id
+    for text, ends in ((whole, 2), (cut, 1)):
+        learnt = text.following(text.followed_BT).tolist()
+        assert learnt.count(tokenizer.sep_id) == ends
+    assert cut.followed_BT.sum(1).tolist() == [4, int(cut.mask_BT[1].sum()) - 1]
+    segments = tokenizer.encode_segments([(sentence, "a man"), ("a man", sentence)], 8)
+    assert segments.cut_B is not None and segments.cut_B.tolist() == [False, True]
+
+
+def test_whole_words_are_marked_where_they_are_asked_for(tokenizer: Tokenizer) -> None:
+    text = tokenizer.encode_batch(["two zebras, near", "a"], 64, whole_words=True)
+    assert tokenizer.encode_batch(["a"], 64).word_BT is None
+    assert text.word_BT is not None
+    words: dict[int, list[int]] = {}
+    for word, piece in zip(text.word_BT[0].tolist(), text.ids_BT[0].tolist(), strict=True):
+        words.setdefault(word, []).append(piece)
+    assert [tokenizer.merge(words[i]) for i in range(4)] == [["two"], ["zebras"], [","], ["near"]]
+    assert bool((text.word_BT[~text.mask_BT] == -1).all()) and text.word_BT[0, 0] == -1
+    cut = tokenizer.encode_batch(["two zebras, near"], 4, whole_words=True)
+    assert cut.word_BT is not None and cut.word_BT.shape == (1, 4)

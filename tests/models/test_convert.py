@@ -96,11 +96,11 @@ def test_a_checkpoint_of_one_task_fills_what_it_holds(tmp_path: Path, make_batch
     state = public_layout(model)
     common = ("token_embed.", "visual_embed.", "encoder.")
     captioning = {k: v for k, v in state.items() if k.startswith((*common, "decoder.g_layers.", "predictor."))}
-    assert convert_xmodaler(captioning, heads=4).kind == "captioning"
+    assert convert_xmodaler(captioning, heads=4).task == "captioning"
     logits = rebuilt(captioning).double().generation_logits(batch.image, batch.text)
     torch.testing.assert_close(logits, model.double().generation_logits(batch.image, batch.text), rtol=0, atol=1e-12)
     retrieval = {k: v for k, v in state.items() if k.startswith((*common, "similarity_predictor."))}
-    assert convert_xmodaler(retrieval, heads=4).kind == "retrieval"
+    assert convert_xmodaler(retrieval, heads=4).task == "retrieval"
     torch.testing.assert_close(
         rebuilt(retrieval).double().embed_image(batch.image), model.embed_image(batch.image), rtol=0, atol=1e-12
     )
@@ -132,7 +132,7 @@ def test_a_vqa_or_vcr_model_gives_what_the_public_code_computes(make_batch: Call
     head = torch.nn.ModuleDict({"fused": linear(20, 7), "decoder": linear(20, 7)}) if kind == "vqa" else linear(20, 1)
     state = public_task_layout(model, head)
     converted = convert_xmodaler(state, heads=4)
-    assert converted.kind == kind
+    assert converted.task == kind
     assert {name: tuple(t.shape) for name, t in converted.head.items()} == {
         name: tuple(t.shape) for name, t in head.state_dict().items()
     }
@@ -169,6 +169,39 @@ def test_a_vqa_or_vcr_model_gives_what_the_public_code_computes(make_batch: Call
     expected = public_logits(state, "g", public_pooler(state, "g_pooler", decoded, mask))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
     assert not torch.allclose(model.encode_text(text.ids_BT, packing, GENERATION), packing.pack(words))
+
+
+def vqa_and_vcr() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A VQA model of 7 answers with its decoder; a VCR model, which has none."""
+    linear = torch.nn.Linear
+    vqa = public_task_layout(
+        build(**PUBLIC, fusion_dim=20), torch.nn.ModuleDict({"fused": linear(20, 7), "decoder": linear(20, 7)})
+    )
+    special = {"use_decoder_in_fusion": False, "segment_types": True, "fusion_dim": 20}
+    return vqa, public_task_layout(build(**PUBLIC | special), linear(20, 1))
+
+
+def test_the_rows_of_the_classifier_tell_vqa_from_vcr(make_batch: Callable[..., Batch]) -> None:
+    """Whether there is a decoder tells nothing: the public code makes both with and without."""
+    vqa, vcr = vqa_and_vcr()
+    decoders = ("decoder.g_layers.", "predictor.g_")
+    without = {name: tensor for name, tensor in vqa.items() if not name.startswith(decoders)}
+    found = convert_xmodaler(without, heads=4)
+    assert found.task == "vqa" and not found.config["segment_types"] and not found.config["use_decoder_in_fusion"]
+    assert {name: tuple(t.shape) for name, t in found.head.items()} == {"weight": (7, 20), "bias": (7,)}
+    batch = make_batch()
+    assert rebuilt(without).double().fuse(batch.image, batch.text).decoder_BP is None
+
+    with_decoder = vcr | {name: tensor for name, tensor in vqa.items() if name.startswith(decoders)}
+    for name in ("predictor.g_logits.1.weight", "predictor.g_logits.1.bias"):
+        with_decoder[name] = with_decoder[name][:1]
+    with pytest.raises(CheckpointError, match="VQA with a single answer, or VCR"):
+        convert_xmodaler(with_decoder, heads=4)
+    assert convert_xmodaler(with_decoder, heads=4, task="vqa").task == "vqa"
+    with pytest.raises(CheckpointError, match="one classifier here"):
+        convert_xmodaler(with_decoder, heads=4, task="vcr")
+    with pytest.raises(CheckpointError, match="a vqa model's, not vcr's"):
+        convert_xmodaler(vqa, heads=4, task="vcr")
 
 
 def test_what_differs_from_the_layout_is_listed() -> None:

@@ -1,46 +1,54 @@
-"""vlp import-checkpoint through the command line, and training from what it leaves."""
+"""vlp import-checkpoint through the command line: what it writes, and what starts from it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from public_tden import PUBLIC, public_layout, public_task_layout
-from safetensors.torch import load_file, save_file
-from toy_world import CLASSES, FEATURE_DIM, TINY, write_workspace
+from safetensors.torch import save_file
+from toy_world import CLASSES, FEATURE_DIM, TINY, write_shards, write_tokenizer
 from typer.testing import CliRunner
 
 from vlp_models.cli import app
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import load_model
 from vlp_models.models.tden.model import TDEN
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
 from vlp_models.runs.import_checkpoint import import_checkpoint
-from vlp_models.stages import finetune, pretrain
+from vlp_models.stages import initial
 from vlp_models.tasks.load import load_task_model
 from vlp_models.workspace.paths import Workspace
+
+LENGTHS = ("--max-text-len", "12", "--max-regions", "4")
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_workspace(tmp_path, pretrain={"max_epochs": 1})
+    """What import-checkpoint needs: shards, a tokenizer, and a params.yaml with a model of the toys' size."""
+    write_shards(tmp_path / "data" / "shards")
+    write_tokenizer(tmp_path / "data" / "tokenizer")
+    raw = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    raw["models"] = {"tden": {"family": "tden", "config": TINY, "seed": 5}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def write_public(root: Path, **config: Any) -> TDEN:
     torch.manual_seed(4)
-    sizes = {"feature_dim": FEATURE_DIM, "num_classes": len(CLASSES)}
     vocab = Tokenizer.load(root / "data" / "tokenizer").vocab_size
-    model = build_model("tden", {**TINY, **PUBLIC, **config}, **{"vocab_size": vocab, **sizes})
+    facts = DataFacts(vocab_size=vocab, mask_id=4, feature_dim=FEATURE_DIM, num_classes=len(CLASSES))
+    model = build_model("tden", {**TINY, **PUBLIC, **config}, facts)
     assert isinstance(model, TDEN)
     torch.save({"model": public_layout(model), "iteration": 1}, root / "public.pth")
     return model
@@ -50,64 +58,59 @@ def call(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["import-checkpoint", *arguments])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
+    assert result.exit_code == 0, result.output
     return result.output
 
 
-def unchanged(file: Path, wanted: dict[str, torch.Tensor]) -> bool:
-    weights = load_file(file)
-    return all(torch.equal(weights[f"model.{name}"], tensor) for name, tensor in wanted.items())
+def call_public(name: str, *more: str, file: str = "public.pth") -> str:
+    return call(file, "--format", "xmodaler-tden", "--heads", "2", "--name", name, *more)
 
 
-def test_training_starts_from_an_imported_model(root: Path) -> None:
+def test_a_model_begins_with_imported_weights(root: Path) -> None:
     model = write_public(root)
-    said = call("public.pth", "--format", "xmodaler-tden", "--out", "checkpoints/public", "--heads", "2")
+    said = call_public("theirs")
     assert "TDEN's pretraining weights" in said
     assert "fresh (seed 1): fusion_decoder_norm, fusion_norm, fusion_poolers" in said
-    loaded, _, config = load_model(root / "checkpoints" / "public")
-    assert config["detector_id"] == "toy"
+    loaded, _, info = load_model(root / "checkpoints" / "imported" / "theirs")
+    assert (info.detector_id, info.name, info.task) == ("toy", "theirs", None)
     wanted = {k: v for k, v in model.state_dict().items() if not k.startswith("fusion_")}
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in wanted.items())
 
-    # fine-tuned as it is
+    preset = root / "checkpoints" / "imported" / "theirs" / "preset.yaml"
+    kept = preset.read_text()
+    assert "mask_scheme: bert" in kept and "LayerDrop" in kept, "what the file does not tell is said"
+    apply_overlay(root / "params.yaml", preset, ["models.theirs.config.ism_margin=0.3"])  # no weight is another for it
     params = load_params("params.yaml")
-    still = replace(params.finetune["captioning"].optimizer, lr=0.0, muon_lr=0.0)
-    run = replace(params.finetune["captioning"], init="public", optimizer=still)
-    finetune.run(replace(params, finetune={"captioning": run}), Workspace(root), "captioning")
-    wanted_of_captioning = {k: v for k, v in wanted.items() if "running" not in k and "num_batches" not in k}
-    assert unchanged(root / "checkpoints" / "captioning" / "model.safetensors", wanted_of_captioning)
-
-    # pretrained further, once params.yaml asks for its architecture
-    apply_overlay(
-        root / "params.yaml",
-        None,
-        ["pretrain.init=checkpoints/public", "pretrain.optimizer.lr=0.0", "pretrain.optimizer.muon_lr=0.0"],
-    )
-    with pytest.raises(CheckpointError, match=r"tie_lm_head: True here, False there.*vlp use"):
-        pretrain.run(load_params("params.yaml"), Workspace(root))
-    free = "model.config.segment_types=true"  # no weight is another one for it
-    apply_overlay(root / "params.yaml", root / "checkpoints" / "public" / "preset.yaml", [free])
-    pretrain.run(load_params("params.yaml"), Workspace(root))
-    assert unchanged(root / "checkpoints" / "pretrain" / "model.safetensors", wanted_of_captioning)
+    begins = params.models["theirs"]
+    assert (begins.weights, begins.config["fusion"]) == ("checkpoints/imported/theirs", "product")
+    assert begins.config["mask_scheme"] == "mask"
+    initial.run(params, Workspace(root), "theirs")
+    begun, _, _ = load_model(root / "checkpoints" / "initial" / "theirs")
+    assert all(torch.equal(begun.state_dict()[name], tensor) for name, tensor in wanted.items())
 
 
 def test_a_vqa_model_is_scored_as_it_is(root: Path) -> None:
-    """Its own answers, whatever data/tokenizer has; learnt further, it keeps both classifiers."""
+    """With its own answers and lengths, whatever data/tokenizer and params.yaml have."""
     model = write_public(root)
     linear = torch.nn.Linear
     head = torch.nn.ModuleDict({name: linear(TINY["hidden"], 5) for name in ("fused", "decoder")})
     torch.save({"model": public_task_layout(model, head), "iteration": 1}, root / "public.pth")
-    arguments = ("public.pth", "--format", "xmodaler-tden", "--heads", "2", "--out", "checkpoints/vqa")
-    with pytest.raises(CheckpointError, match="give --answers FILE, a JSON list of its 5 answers"):
-        call(*arguments)
     names = ["red", "yes", "two", "blue", "nowhere"]
-    for wrong in (names[:4], {"red": 1}, [*names[:4], "red"], [*names, "red"]):
-        (root / "answers.json").write_text(json.dumps(wrong))
-        with pytest.raises(CheckpointError, match=r"answers\.json: not"):
-            call(*arguments, "--answers", "answers.json")
     (root / "answers.json").write_text(json.dumps(names))
-    assert "vlp stage evaluate RUN, a run of vqa" in call(*arguments, "--answers", "answers.json")
+    with pytest.raises(CheckpointError, match="give --max-text-len and --max-regions"):
+        call_public("vqa", "--answers", "answers.json")
+    with pytest.raises(CheckpointError, match="give --max-regions, "):
+        call_public("vqa", "--answers", "answers.json", "--max-text-len", "12")
+    with pytest.raises(CheckpointError, match="give --answers FILE, a JSON list of its 5 answers"):
+        call_public("vqa", *LENGTHS)
+    for wrong in (names[:4], {"red": 1}, [*names[:4], "red"], [*names, "red"]):
+        (root / "wrong.json").write_text(json.dumps(wrong))
+        with pytest.raises(CheckpointError, match=r"wrong\.json: not"):
+            call_public("vqa", *LENGTHS, "--answers", "wrong.json")
+    assert "a run of vqa" in call_public("vqa", *LENGTHS, "--answers", "answers.json")
 
-    task_model = load_task_model(root / "checkpoints" / "vqa")
+    task_model = load_task_model(root / "checkpoints" / "imported" / "vqa")
+    assert (task_model.info.max_text_len, task_model.info.max_regions) == (12, 4)
     dataset = ShardDataset(root / "data" / "shards", "val", "questions")
     samples = [dataset[i] for i in range(4)]
     batch = task_model.collate(samples)
@@ -117,48 +120,50 @@ def test_a_vqa_model_is_scored_as_it_is(root: Path) -> None:
         both = head["fused"](fused.pooled_BP).softmax(-1) + head["decoder"](fused.decoder_BP).softmax(-1)
     assert [row["answer"] for row in rows] == [names[i] for i in both.argmax(-1).tolist()]
     assert sum(p for _, p in rows[0]["top"]) == pytest.approx(1, abs=1e-5)
-    loss = task_model.loss(batch)
-    loss.mean.backward()
-    assert all(bool(p.grad.any()) for p in task_model.head.parameters())
 
-    params = load_params("params.yaml")
-    run = replace(params.finetune["vqa"], init="vqa")
-    finetune.run(replace(params, finetune={"further": run}), Workspace(root), "further")
-    assert load_task_model(root / "checkpoints" / "further").head.keys() == head.keys()
+
+def test_a_vqa_model_without_a_decoder_has_one_classifier(root: Path) -> None:
+    head = torch.nn.ModuleDict({name: torch.nn.Linear(TINY["hidden"], 3) for name in ("fused", "decoder")})
+    decoder = ("decoder.g_layers.", "predictor.g_")
+    whole = public_task_layout(write_public(root), head)
+    torch.save({k: v for k, v in whole.items() if not k.startswith(decoder)}, root / "public.pth")
+    (root / "answers.json").write_text(json.dumps(["red", "green", "blue"]))
+    call_public("vqa", *LENGTHS, "--answers", "answers.json")
+    task_model = load_task_model(root / "checkpoints" / "imported" / "vqa")
+    assert isinstance(task_model.head, torch.nn.Linear)
+    assert torch.equal(task_model.head.weight, head["fused"].weight)
 
 
 def test_a_vcr_model_and_a_captioner_keep_their_task(root: Path) -> None:
     model = write_public(root, use_decoder_in_fusion=False, segment_types=True, fusion_dim=12)
     head = torch.nn.Linear(12, 1)
     torch.save(public_task_layout(model, head), root / "public.pth")
-    call("public.pth", "--format", "xmodaler-tden", "--heads", "2", "--out", "checkpoints/vcr")
-    task_model = load_task_model(root / "checkpoints" / "vcr")
+    call_public("vcr", *LENGTHS)
+    task_model = load_task_model(root / "checkpoints" / "imported" / "vcr")
     assert torch.equal(task_model.head.weight, head.weight)
     dataset = ShardDataset(root / "data" / "shards", "val", "choices")
     assert len(task_model.predict(task_model.collate([dataset[0]]), [dataset[0]])) == 1
 
     kept = ("token_embed.", "visual_embed.", "encoder.", "decoder.g_layers.", "predictor.")
     torch.save({k: v for k, v in public_layout(model).items() if k.startswith(kept)}, root / "captioner.pth")
-    call("captioner.pth", "--format", "xmodaler-tden", "--heads", "2", "--out", "checkpoints/captioning")
-    task_model = load_task_model(root / "checkpoints" / "captioning")
+    call_public("captioner", *LENGTHS, file="captioner.pth")
+    task_model = load_task_model(root / "checkpoints" / "imported" / "captioner")
     assert isinstance(task_model.predict(task_model.collate([dataset[0]]), [dataset[0]])[0]["caption"], str)
 
 
 def test_a_file_that_does_not_fit_the_data_is_refused(root: Path) -> None:
-    arguments = ("public.pth", "--format", "xmodaler-tden", "--heads", "2", "--out")
-    model = write_public(root)
-    state = public_layout(model)
+    state = public_layout(write_public(root))
     wide = torch.zeros(TINY["hidden"], FEATURE_DIM + 1)
     torch.save(state | {"visual_embed.embeddings.weight": wide}, root / "public.pth")
     with pytest.raises(CheckpointError, match="feature_dim 7, but the data here has 6"):
-        call(*arguments, "checkpoints/public")
-    assert not (root / "checkpoints" / "public").exists()
+        call_public("public")
+    assert not (root / "checkpoints" / "imported" / "public").exists()
     write_public(root)
-    call(*arguments, "checkpoints/public")
+    call_public("public")
     with pytest.raises(CheckpointError, match="there already"):
-        call(*arguments, "checkpoints/public")
+        call_public("public")
     with pytest.raises(CheckpointError, match="known: xmodaler-tden, bert"):
-        call("public.pth", "--format", "onnx", "--out", "checkpoints/other")
+        call("public.pth", "--format", "onnx", "--name", "other")
 
 
 def test_bert_fills_the_text_side(root: Path) -> None:
@@ -177,26 +182,28 @@ def test_bert_fills_the_text_side(root: Path) -> None:
     (root / "bert" / "config.json").write_text(json.dumps(bert_config.to_dict()))
     (root / "bert" / "vocab.txt").write_text((root / "data" / "tokenizer" / "vocab.txt").read_text())
     save_file({k: v.clone() for k, v in bert.state_dict().items()}, root / "bert" / "model.safetensors")
-    said = call("bert", "--format", "bert", "--out", "checkpoints/bert")
+    with pytest.raises(CheckpointError, match="no model `bert`"):
+        call("bert", "--format", "bert", "--name", "bert")
+    said = call("bert", "--format", "bert", "--name", "tden")
     assert "BERT weights in sentence_encoder, text_embedding" in said
-    fresh = said.partition("fresh (seed 1): ")[2].split("\n")[0].split(", ")
+    fresh = said.partition("fresh (seed 5): ")[2].split("\n")[0].split(", ")
     assert {"word_head", "object_encoder", "cross_encoder", "cross_decoder", "region_embedding"} <= set(fresh)
-    loaded, _, _ = load_model(root / "checkpoints" / "bert")
+    loaded, _, _ = load_model(root / "checkpoints" / "imported" / "tden")
     words = bert.state_dict()["embeddings.word_embeddings.weight"]
     assert torch.equal(loaded.state_dict()["text_embedding.words.weight"], words)
-    apply_overlay(root / "params.yaml", root / "checkpoints" / "bert" / "preset.yaml", [])
-    assert load_params("params.yaml").pretrain.init == "checkpoints/bert"
+    apply_overlay(root / "params.yaml", root / "checkpoints" / "imported" / "tden" / "preset.yaml", [])
+    assert load_params("params.yaml").models["tden"].weights == "checkpoints/imported/tden"
 
     with (root / "bert" / "vocab.txt").open("a") as file:
         file.write("new\n")
+    shutil.rmtree(root / "checkpoints" / "imported" / "tden")
     with pytest.raises(CheckpointError, match=r"tokenizer\.source: vocab"):
-        call("bert", "--format", "bert", "--out", "checkpoints/again")
+        call("bert", "--format", "bert", "--name", "tden")
 
 
-def test_what_must_be_there_first_is_named(tmp_path: Path) -> None:
-    root = tmp_path / "with"
-    params = write_workspace(root)
+def test_what_must_be_there_first_is_named(root: Path, tmp_path: Path) -> None:
+    params = load_params("params.yaml")
     with pytest.raises(DataError, match="dvc repro shards"):
-        import_checkpoint("bert", root, root / "out", params, Workspace(tmp_path / "without"))
+        import_checkpoint("bert", root, "tden", params, Workspace(tmp_path / "without"))
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
-        import_checkpoint("bert", root, root / "out", params, Workspace(root))
+        import_checkpoint("bert", root, "tden", params, Workspace(root))

@@ -19,7 +19,7 @@ from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.items import read_items, write_items
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import FORMAT, write_checkpoint
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FinetuneParams, Params, WorldParams, load_params
@@ -43,7 +43,7 @@ SIZES = {
 @pytest.fixture(scope="module")
 def params() -> Params:
     loaded = load_params(Path(__file__).parents[2] / "params.yaml")
-    world = WorldParams(world="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, size=64)
+    world = WorldParams(world="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, side=64)
     tasks = ("captioning", "vqa", "nlvr", "retrieval")
     runs = {task: dataclasses.replace(loaded.finetune["vqa"], task=task) for task in tasks}
     return dataclasses.replace(
@@ -123,10 +123,12 @@ def write_model(directory: Path, task: str, tokenizer: Tokenizer, blank_images: 
     model = build_model(
         "tden",
         SIZES,
-        vocab_size=tokenizer.vocab_size,
-        feature_dim=4,
-        num_classes=len(CLASSES),
-        mask_id=tokenizer.mask_id,
+        DataFacts(
+            vocab_size=tokenizer.vocab_size,
+            mask_id=tokenizer.mask_id,
+            feature_dim=4,
+            num_classes=len(CLASSES),
+        ),
     )
     about = CheckpointInfo.from_json({"format": FORMAT, **info})
     answers = ANSWERS if task == "vqa" else ()

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from toy_world import write_workspace
 
 from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.models.checkpoint import read_config
 from vlp_models.params import Params
 from vlp_models.stages import finetune, pretrain
 from vlp_models.tasks.load import load_task_model
@@ -22,7 +23,7 @@ from vlp_models.workspace.paths import Workspace
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pretrained") / "workspace"
-    pretrain.run(write_workspace(root), Workspace(root))
+    pretrain.run(write_workspace(root), Workspace(root), "tden")
     return root
 
 
@@ -45,39 +46,39 @@ def weights(workspace: Workspace, name: str) -> dict[str, torch.Tensor]:
     return load_file(workspace.checkpoint(name) / "model.safetensors")
 
 
-@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "retrieval", "vcr"])
+@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "retrieval", "vcr", "entailment"])
 def test_each_task_starts_from_the_pretrained_weights(workspace: Workspace, task: str) -> None:
     still = params_of(
         workspace, **{task: {"optimizer": replace(params_of(workspace).finetune[task].optimizer, lr=0.0)}}
     )
     finetune.run(still, workspace, task)
-    before, after = weights(workspace, "pretrain"), weights(workspace, task)
+    before, after = weights(workspace, "pretrain/tden"), weights(workspace, f"finetune/{task}")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert set(after) - set(before) == {name for name in after if name.startswith("head.")}
-    assert load_task_model(workspace.checkpoint(task)).task == task
-    assert (workspace.reports / "curves" / f"{task}.csv").exists()
+    assert load_task_model(workspace.checkpoint(f"finetune/{task}")).task == task
+    assert workspace.curve(f"finetune/{task}").exists()
 
     finetune.run(params_of(workspace), workspace, task)
-    assert any(not torch.equal(weights(workspace, task)[name], tensor) for name, tensor in before.items())
+    assert any(not torch.equal(weights(workspace, f"finetune/{task}")[name], tensor) for name, tensor in before.items())
 
 
 def test_another_run_of_the_task_hands_on_its_head(workspace: Workspace) -> None:
     finetune.run(params_of(workspace), workspace, "vqa")
     still = replace(params_of(workspace).finetune["vqa"].optimizer, lr=0.0)
-    finetune.run(params_of(workspace, vqa_more={"init": "vqa", "optimizer": still}), workspace, "vqa_more")
-    before, after = weights(workspace, "vqa"), weights(workspace, "vqa_more")
+    finetune.run(params_of(workspace, vqa_more={"start": "finetune/vqa", "optimizer": still}), workspace, "vqa_more")
+    before, after = weights(workspace, "finetune/vqa"), weights(workspace, "finetune/vqa_more")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
 def test_self_critical_training_goes_on_from_a_captioner(workspace: Workspace) -> None:
     """What it leaves is a captioning model, by its checkpoint and by its run."""
     scst = {"self_critical": {"samples": 2}}
-    params = params_of(workspace, captioning_scst={"init": "captioning", "options": scst})
+    params = params_of(workspace, captioning_scst={"start": "finetune/captioning", "options": scst})
     finetune.run(params, workspace, "captioning")
     finetune.run(params, workspace, "captioning_scst")
-    task_model = load_task_model(workspace.checkpoint("captioning_scst"))
+    task_model = load_task_model(workspace.checkpoint("finetune/captioning_scst"))
     assert task_model.task == "captioning"
-    header, *rows = (workspace.reports / "curves" / "captioning_scst.csv").read_text().splitlines()
+    header, *rows = workspace.curve("finetune/captioning_scst").read_text().splitlines()
     assert {"reward", "reward_greedy", "val_reward_greedy", "zero_rewards"} <= set(header.split(","))
     assert "reward_share" not in header, "a timing is of the machine, not of the result"
     assert len(rows) == 6, "an epoch has each image once: 44 by eights"
@@ -85,35 +86,44 @@ def test_self_critical_training_goes_on_from_a_captioner(workspace: Workspace) -
         finetune.run(params_of(workspace, vqa_scst={"options": scst}), workspace, "vqa_scst")
 
 
-def test_scratch_takes_the_architecture_alone(workspace: Workspace) -> None:
+def test_without_pretraining_it_starts_from_the_initial_weights(workspace: Workspace) -> None:
     still = replace(params_of(workspace).finetune["nlvr"].optimizer, lr=0.0)
-    fields = {"scratch": True, "optimizer": still, "seed": 2}  # pretraining's seed would give parts of its weights
-    finetune.run(params_of(workspace, nlvr_scratch=fields), workspace, "nlvr_scratch")
-    before, after = weights(workspace, "pretrain"), weights(workspace, "nlvr_scratch")
+    fields = {"start": "initial/tden", "optimizer": still}
+    finetune.run(params_of(workspace, nlvr_fresh=fields), workspace, "nlvr_fresh")
+    before, after = weights(workspace, "initial/tden"), weights(workspace, "finetune/nlvr_fresh")
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     matrices = [name for name, tensor in before.items() if tensor.ndim == 2]
-    assert not any(torch.equal(after[name], before[name]) for name in matrices)
+    assert not any(torch.equal(weights(workspace, "pretrain/tden")[name], before[name]) for name in matrices)
+
+
+def test_a_run_may_lay_a_config_over_its_starts(workspace: Workspace) -> None:
+    run = {"config": {"dropout": 0.3}, "max_steps": 1}
+    finetune.run(params_of(workspace, vqa_dropped=run), workspace, "vqa_dropped")
+    info = read_config(workspace.checkpoint("finetune/vqa_dropped"))
+    assert info.model_config["dropout"] == 0.3 and info.name == "tden"
+    assert read_config(workspace.checkpoint("pretrain/tden")).model_config["dropout"] != 0.3
 
 
 def test_a_checkpoint_of_other_features_or_words_is_refused(workspace: Workspace) -> None:
-    config = workspace.checkpoint("pretrain") / "config.json"
+    config = workspace.checkpoint("pretrain/tden") / "config.json"
     text = config.read_text()
-    (workspace.checkpoint("pretrain") / "SHA256SUMS").unlink()
+    (workspace.checkpoint("pretrain/tden") / "SHA256SUMS").unlink()
     config.write_text(text.replace('"detector_id": "toy"', '"detector_id": "other"'))
     with pytest.raises(CheckpointError, match="detector_id 'other', the shards hold 'toy'"):
         finetune.run(params_of(workspace), workspace, "vqa")
     config.write_text(text)
-    with (workspace.checkpoint("pretrain") / "vocab.txt").open("a") as file:
+    with (workspace.checkpoint("pretrain/tden") / "vocab.txt").open("a") as file:
         file.write("new\n")
     with pytest.raises(CheckpointError, match="another vocabulary"):
         finetune.run(params_of(workspace), workspace, "vqa")
 
 
 def test_what_is_missing_or_unknown_is_named(workspace: Workspace) -> None:
-    with pytest.raises(ParamsError, match="there are: captioning, vqa, nlvr, retrieval, vcr"):
+    with pytest.raises(ParamsError, match="no fine-tuning run `vcrr`; did you mean `vcr`"):
         finetune.run(params_of(workspace), workspace, "vcrr")
     with pytest.raises(ParamsError, match="no dataset `coco`"):
         finetune.run(params_of(workspace, vqa={"sources": {"coco": 1}}), workspace, "vqa")
     with pytest.raises(ParamsError, match=r"`finetune\.vqa\.options\.beams`: the task vqa has no such option"):
         finetune.run(params_of(workspace, vqa={"options": {"beams": 2}}), workspace, "vqa")
     with pytest.raises(DataError, match="dvc repro finetune@vqa"):
-        finetune.run(params_of(workspace, nlvr={"init": "vqa"}), workspace, "nlvr")
+        finetune.run(params_of(workspace, nlvr={"start": "finetune/vqa"}), workspace, "nlvr")

@@ -17,7 +17,7 @@ from vlp_models.workspace.paths import Workspace, hash_path
 from vlp_models.worlds.scenes import objects
 from vlp_models.worlds.scenes.checker import check
 
-WORLD = WorldParams(world="objects", seed=3, train=8, val=2, test=3, questions_per_image=6, size=64)
+WORLD = WorldParams(world="objects", seed=3, train=8, val=2, test=3, questions_per_image=6, side=64)
 
 
 def params_with(world: WorldParams) -> Params:
@@ -112,7 +112,7 @@ def test_another_seed_gives_other_images_and_a_longer_split_the_same_ones(made: 
     assert val_kept.read_bytes() == val_longer.read_bytes()
 
 
-@pytest.mark.parametrize(("change", "named"), [({"size": 8}, "size"), ({"train": -1}, "train"), ({"seed": -1}, "seed")])
+@pytest.mark.parametrize(("change", "named"), [({"side": 8}, "side"), ({"train": -1}, "train"), ({"seed": -1}, "seed")])
 def test_numbers_out_of_range_are_refused_and_leave_nothing(tmp_path: Path, change: dict, named: str) -> None:
     with pytest.raises(ParamsError, match=f"`{named}`"):
         run(params_with(dataclasses.replace(WORLD, **change)), Workspace(tmp_path), "scenes")
@@ -122,3 +122,13 @@ def test_numbers_out_of_range_are_refused_and_leave_nothing(tmp_path: Path, chan
 def test_an_unknown_dataset_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"no `generate\.sceens`; known: scenes"):
         run(params_with(WORLD), Workspace(tmp_path), "sceens")
+
+
+def test_the_web_is_written_by_the_same_stage(tmp_path: Path) -> None:
+    run(params_with(WorldParams(world="web", seed=3, train=6, val=1, test=1, side=64)), Workspace(tmp_path), "scenes")
+    made = tmp_path / "data" / "raw" / "scenes"
+    counts = load(made / "manifest.json")["counts"]
+    assert (counts["images"], counts["captions"], counts["questions"]) == (8, 8, 0)
+    told = [a["caption"] for a in load(made / "annotations" / "captions_scenes.json")["annotations"]]
+    assert [line.count(",") >= 2 for line in (made / "pairs.csv").read_text().splitlines()] == [True] * 9
+    assert told == [json.loads(line)["text"] for line in (made / "alt_texts.jsonl").read_text().splitlines()]

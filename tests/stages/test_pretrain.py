@@ -9,35 +9,40 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from toy_world import TRAINER, write_workspace
+import torch
+from safetensors.torch import load_file
+from toy_world import TINY, TRAINER, write_workspace
 
-from vlp_models.params import to_plain
-from vlp_models.stages import pretrain
+from vlp_models.errors import CheckpointError, DataError
+from vlp_models.params import Params, to_plain
+from vlp_models.stages import initial, pretrain
 from vlp_models.workspace.paths import Workspace
 
 EPOCHS, STEPS = 40, 240
 
 
-def start(root: Path, stage: str) -> subprocess.Popen[bytes]:
+def start(root: Path, run: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vlp_models.cli", "stage", stage]
+    command = [sys.executable, "-m", "vlp_models.cli", "stage", "pretrain", run]
     with (root / "stderr").open("ab") as stderr:
         return subprocess.Popen(command, cwd=root, env=environment, stdout=stderr, stderr=stderr)
 
 
-def steps_done(root: Path, stage: str) -> int:
-    logs = list(root.glob(f".work/{stage}/*/log.jsonl"))
+def steps_done(root: Path, run: str) -> int:
+    logs = list(root.glob(f".work/pretrain-{run}/*/log.jsonl"))
     return len(logs[0].read_text().splitlines()) if logs else 0
 
 
-def stop_at(root: Path, stage: str, step: int, number: signal.Signals) -> int:
+def stop_at(root: Path, run: str, step: int, number: signal.Signals) -> int:
     """Starts the stage, sends the signal once `step` updates are done, and returns the exit code."""
-    process = start(root, stage)
+    process = start(root, run)
     deadline = time.monotonic() + 120
-    while steps_done(root, stage) < step and process.poll() is None:
+    while steps_done(root, run) < step and process.poll() is None:
         assert time.monotonic() < deadline, (root / "stderr").read_text()
         time.sleep(0.002)
     process.send_signal(number)
@@ -45,68 +50,135 @@ def stop_at(root: Path, stage: str, step: int, number: signal.Signals) -> int:
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("stage", ["pretrain", "scheduled_sampling"])
-def test_killed_and_stopped_it_gives_the_same_bytes(tmp_path: Path, stage: str) -> None:
+@pytest.mark.parametrize("scheme", ["single", "c"])
+def test_killed_and_stopped_it_gives_the_same_bytes(tmp_path: Path, scheme: str) -> None:
     """kill -9 at a random step, rerun; SIGTERM at a random later step, exit 75; rerun: as if nothing had happened."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     trainer = {**to_plain(TRAINER), "checkpoint_every_steps": 7}
-    settings = {}
-    if stage == "scheduled_sampling":
-        settings = {"scheme": "c", "init": "scratch", "ramp": {"start": 0.2, "end": 0.9, "steps": 150}}
+    passes = {"scheme": scheme, "ramp": {"start": 0.2, "end": 0.9, "steps": 150}}
     for root in (whole, broken):
-        changes = {"max_epochs": EPOCHS, **settings}
-        write_workspace(root, **{"trainer": trainer, stage: changes})
-    uninterrupted = start(whole, stage)
+        write_workspace(root, trainer=trainer, pretrain={"tden": {"max_epochs": EPOCHS, "passes": passes}})
+    uninterrupted = start(whole, "tden")
+    checkpoint = "checkpoints/pretrain/tden"
 
     killed_at = random.randrange(10, STEPS // 2)
     stopped_at = random.randrange(killed_at + 10, STEPS - 20)
     when = f"kill -9 at {killed_at}, SIGTERM at {stopped_at}"
-    assert stop_at(broken, stage, killed_at, signal.SIGKILL) == -signal.SIGKILL, when
-    assert not (broken / "checkpoints" / stage).exists()
-    assert stop_at(broken, stage, stopped_at, signal.SIGTERM) == 75, when + (broken / "stderr").read_text()
-    assert not (broken / "checkpoints" / stage).exists()
-    assert start(broken, stage).wait(120) == 0, when + (broken / "stderr").read_text()
+    assert stop_at(broken, "tden", killed_at, signal.SIGKILL) == -signal.SIGKILL, when
+    assert not (broken / checkpoint).exists()
+    assert stop_at(broken, "tden", stopped_at, signal.SIGTERM) == 75, when + (broken / "stderr").read_text()
+    assert not (broken / checkpoint).exists()
+    assert start(broken, "tden").wait(120) == 0, when + (broken / "stderr").read_text()
     assert (broken / "stderr").read_text().count("going on from step") == 2, when
     assert uninterrupted.wait(120) == 0, (whole / "stderr").read_text()
 
-    for file in (
-        f"reports/curves/{stage}.csv",
-        f"checkpoints/{stage}/model.safetensors",
-        f"checkpoints/{stage}/config.json",
-        f"checkpoints/{stage}/manifest.json",
-    ):
+    curve = "reports/curves/pretrain/tden.csv"
+    for file in (curve, *(f"{checkpoint}/{name}" for name in ("model.safetensors", "config.json", "manifest.json"))):
         assert (broken / file).read_bytes() == (whole / file).read_bytes(), f"{file}; {when}"
-    assert len((whole / f"reports/curves/{stage}.csv").read_text().splitlines()) == STEPS + 1
-    assert not list(broken.glob(f".work/{stage}/*/*.ckpt"))
+    assert len((whole / curve).read_text().splitlines()) == STEPS + 1
+    assert not list(broken.glob(".work/pretrain-tden/*/*.ckpt"))
 
 
 def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
-    params = write_workspace(tmp_path)
-    pretrain.run(params, Workspace(tmp_path))
-    final = json.loads((tmp_path / "reports" / "pretrain.json").read_text())
+    params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
+    pretrain.run(params, workspace, "tden")
+    final = json.loads((tmp_path / "reports/training/pretrain/tden.json").read_text())
     assert final["steps"] == 12
-    assert final["train_samples"] == 44
-    assert {"loss", "val_loss", "mlm", "moc", "ism", "msg", "seconds", "samples_per_s"} <= set(final)
-    manifest = json.loads((tmp_path / "checkpoints" / "pretrain" / "manifest.json").read_text())
-    assert manifest["stage"] == "pretrain"
+    assert final["train_samples"] == 44 and final["samples"] == 88
+    assert (final["model"], final["family"], final["start"]) == ("tden", "tden", "initial/tden")
+    assert {"loss", "val_loss", "mlm", "moc", "ism", "msg", "seconds", "samples_per_s", "peak_memory_mb"} <= set(final)
+    checkpoint = workspace.checkpoint("pretrain/tden")
+    assert json.loads((checkpoint / "manifest.json").read_text())["stage"] == "pretrain@tden"
     # a second run starts anew and finds the same
-    weights = (tmp_path / "checkpoints" / "pretrain" / "model.safetensors").read_bytes()
-    pretrain.run(params, Workspace(tmp_path))
-    assert (tmp_path / "checkpoints" / "pretrain" / "model.safetensors").read_bytes() == weights
+    weights = (checkpoint / "model.safetensors").read_bytes()
+    pretrain.run(params, workspace, "tden")
+    assert (checkpoint / "model.safetensors").read_bytes() == weights
+
+
+def weights(workspace: Workspace, name: str) -> dict[str, torch.Tensor]:
+    return load_file(workspace.checkpoint(name) / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def with_(params: Params, run: str, **changes: Any) -> Params:
+    return replace(params, pretrain={**params.pretrain, run: replace(params.pretrain[run], **changes)})
+
+
+def test_fresh_weights_are_a_checkpoint_that_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
+    before = weights(workspace, "initial/tden")
+    initial.run(params, workspace, "tden")
+    assert same(weights(workspace, "initial/tden"), before)
+    other = replace(params, models={"tden": replace(params.models["tden"], seed=2)})
+    initial.run(other, workspace, "tden")
+    assert not same(weights(workspace, "initial/tden"), before)
+
+
+def test_two_passes_go_on_from_one(tmp_path: Path) -> None:
+    params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
+    with pytest.raises(DataError, match=r"dvc repro pretrain@tden"):
+        pretrain.run(params, workspace, "two-pass")
+    pretrain.run(params, workspace, "tden")
+    still = replace(params.pretrain["two-pass"].optimizer, lr=0.0, muon_lr=0.0)
+    pretrain.run(with_(params, "two-pass", optimizer=still), workspace, "two-pass")
+    assert same(weights(workspace, "pretrain/two-pass"), weights(workspace, "pretrain/tden")), "it began there"
+    pretrain.run(params, workspace, "two-pass")
+    assert not same(weights(workspace, "pretrain/two-pass"), weights(workspace, "pretrain/tden"))
+    final = json.loads((tmp_path / "reports/training/pretrain/two-pass.json").read_text())
+    assert {"mlm", "msg", "ism", "mlm_pass2", "msg_pass2", "moc_pass2", "val_loss"} <= set(final)
+
+    config = workspace.checkpoint("pretrain/tden") / "config.json"
+    (config.parent / "SHA256SUMS").unlink()
+    config.write_text(config.read_text().replace('"detector_id": "toy"', '"detector_id": "other"'))
+    with pytest.raises(CheckpointError, match="detector_id 'other'"):
+        pretrain.run(with_(params, "two-pass", batch_size=4), workspace, "two-pass")
+
+
+def test_another_architecture_takes_over_what_fits_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deeper = {**TINY, "sentence_layers": TINY["sentence_layers"] + 1}
+    run = {"model": "deeper", "start": "pretrain/tden", "recipe": {"objectives": {"mlm": 1.0}}, "max_steps": 1}
+    changes = {"models": {"deeper": {"family": "tden", "config": deeper}}, "pretrain": {"deeper": run}}
+    params, workspace = write_workspace(tmp_path, **changes), Workspace(tmp_path)
+    pretrain.run(params, workspace, "tden")
+    still = replace(params.pretrain["deeper"].optimizer, lr=0.0, muon_lr=0.0)
+    pretrain.run(with_(params, "deeper", optimizer=still), workspace, "deeper")
+    before, after = weights(workspace, "pretrain/tden"), weights(workspace, "pretrain/deeper")
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert "of another architecture" in capsys.readouterr().err
+
+
+def test_changed_code_is_another_piece_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a run that was killed would go on with another loss than it began with."""
+    from vlp_models.runs import fitting
+
+    params = write_workspace(tmp_path)
+    inputs = fitting.read_inputs(Workspace(tmp_path))
+    modules = ["vlp_models.stages.pretrain"]
+
+    def work() -> Path:
+        return fitting.work_directory(Workspace(tmp_path), "pretrain@x", params.trainer, {}, inputs.files, modules)
+
+    before = work()
+    assert work() == before
+    monkeypatch.setattr(fitting, "identity", lambda names: "another sign in a loss")
+    assert work() != before
 
 
 def test_changed_params_are_another_piece_of_work(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from vlp_models.runs.fitting import read_inputs, work_directory
 
     params = write_workspace(tmp_path)
     inputs = read_inputs(Workspace(tmp_path))
 
     def work(seed: int, **trainer: int) -> Path:
-        settings = {"pretrain": to_plain(replace(params.pretrain, seed=seed))}
+        settings = {"pretrain": to_plain(replace(params.pretrain["tden"], seed=seed))}
         changed = replace(params.trainer, **trainer)
-        return work_directory(Workspace(tmp_path), "pretrain", changed, settings, inputs.files)
+        return work_directory(Workspace(tmp_path), "pretrain@tden", changed, settings, inputs.files, [])
 
     assert work(1) == work(1, log_every_steps=5, checkpoint_every_steps=9)  # how often to save decides nothing
     assert len({work(1), work(2), work(1, devices=2)}) == 3

@@ -21,6 +21,7 @@ from vlp_models.stages import (
     features,
     finetune,
     generate,
+    initial,
     prepare,
     pretrain,
     report,
@@ -38,20 +39,21 @@ ROOT = Path(__file__).parents[2]
 def tiny_params(root: Path) -> Params:
     """The preset on top of params.yaml, at the smallest size; ground-truth objects instead of a detector."""
     (root / "params.yaml").write_text((ROOT / "params.yaml").read_text())
-    small = ["train=24", "val=4", "test=6", "size=64", "questions_per_image=2"]
+    small = ["train=24", "val=4", "test=6", "side=64", "questions_per_image=2"]
     apply_overlay(root / "params.yaml", ROOT / "presets/scenes-tasks.yaml", [f"generate.scenes.{s}" for s in small])
     params = load_params(root / "params.yaml")
-    runs = {name: replace(params.finetune[name], max_epochs=1, batch_size=8) for name in ("retrieval", "vcr")}
+    small_runs = {"retrieval": params.finetune["tden-retrieval"], "vcr": params.finetune["tden-vcr"]}
+    runs = {name: replace(run, max_epochs=1, batch_size=8) for name, run in small_runs.items()}
     runs["vcr_answer"] = replace(runs["vcr"], options={"subtask": "answer"})
     return replace(
         params,
         validate=replace(params.validate, max_bad_fraction=0.2),
         detector=replace(params.detector, source="none"),
         features=replace(params.features, source="boxes"),
-        tokenizer=replace(params.tokenizer, size=300, min_answer_count=1),
-        model=replace(params.model, config=TINY),
+        tokenizer=replace(params.tokenizer, vocab_size=300, min_answer_count=1),
+        models={"tden": replace(params.models["tden"], config=TINY)},
         trainer=replace(TRAINER, checkpoint_every_steps=100),
-        pretrain=replace(params.pretrain, max_steps=2, batch_size=8),
+        pretrain={"tden": replace(params.pretrain["tden"], max_steps=2, batch_size=8)},
         finetune=runs,
         evaluate=replace(params.evaluate, batch_size=5, bootstrap=50, gallery=4),
         tracking=replace(params.tracking, uri=""),
@@ -78,8 +80,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Params]:
         spoil(workspace.raw("scenes"))
         for name in params.data:
             prepare.run(params, workspace, name)
-        for stage in (validate, detector, features, tokenizer, shards, pretrain):
+        for stage in (validate, detector, features, tokenizer, shards):
             stage.run(params, workspace)
+        initial.run(params, workspace, "tden")
+        pretrain.run(params, workspace, "tden")
         for run in params.finetune:
             finetune.run(params, workspace, run)
             evaluate.run(params, workspace, run)
@@ -138,7 +142,7 @@ def test_the_leaderboards_file_is_written_where_labels_are_hidden(
     done: tuple[Workspace, Params], tmp_path: Path
 ) -> None:
     workspace, _ = done
-    model = load_task_model(workspace.checkpoint("vcr"))
+    model = load_task_model(workspace.checkpoint("finetune/vcr"))
     dataset = ShardDataset(workspace.shards, "test", "choices")
     known = [dataset[i] for i in range(3)]
     place = Place(source="scenes_vcr", validated=workspace.validated)
@@ -172,7 +176,7 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
     text = (workspace.root / "params.yaml").read_text()
     (workspace.root / "params.yaml").write_text(text.replace("negatives: all", "negative: all"))
     with pytest.raises(
-        ParamsError, match=r"`finetune\.retrieval\.options\.negative`.*its options: scorer, negatives, margin"
+        ParamsError, match=r"`finetune\.tden-retrieval\.options\.negative`.*its options: scorer, negatives, margin"
     ):
         run_pipeline([])
 

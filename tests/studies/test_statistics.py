@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from pretraining_study.contrasts import CANNOT_TELL, HOLDS, OPPOSITE, Contrast, Plan, judge, read_plan
-from pretraining_study.statistics import detectable, holm, paired, power, seeds_needed
+from pretraining_study.statistics import detectable, paired, power, seeds_needed
+
+from vlp_models.metrics.compare import holm
 
 
 def test_paired_gives_the_textbooks_numbers() -> None:

@@ -19,6 +19,7 @@ from tden import ARMS, COST_A, STUDY
 
 from vlp_models.worlds.scenes.alt_texts import Noise, without_boilerplate
 from vlp_models.worlds.scenes.checker import check
+from vlp_models.worlds.scenes.language import words_of
 
 TINY = Setting(web=40, train=4, val=3, test=6, questions=3, hidden=16, heads=2, batch=8, feature_dim=12)
 PLAN = """
@@ -100,6 +101,16 @@ def test_any_true_image_counts_as_found(data: Data) -> None:
             own = int(test.captions.owner_N[n]) == i
             assert test.true_NI[n, i] == (own or check(test.captions.words[n], scene.to_dict()).true is True)
     assert test.true_NI.sum() > len(test.captions), "some caption is true of several images"
+
+
+def test_cider_is_coco_captions(data: Data) -> None:
+    from pycocoevalcap.cider.cider import Cider
+
+    told = [texts[0].split(" is ")[0] for texts in data.val.references]
+    tokens = [" ".join(words_of(text)) for text in told]
+    references = {i: [" ".join(words_of(text)) for text in texts] for i, texts in enumerate(data.val.references)}
+    value, _ = Cider().compute_score(references, {i: [text] for i, text in enumerate(tokens)})
+    assert value > 0 and measure.cider(told, data.val.references) == pytest.approx(100 * value)
 
 
 def test_nll_is_of_every_reference_token(data: Data) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_tasks import any_generator, learn, make, predict, written
+from toy_tasks import any_generator, learn, make, predict
 from toy_world import Toy
 
 from vlp_models.data.dataset import ShardDataset
@@ -88,7 +88,7 @@ def test_hidden_labels_are_predicted_and_not_learnt_from(toy: Toy) -> None:
 def test_labels_lie_with_the_checkpoint_in_the_heads_order(toy: Toy, tmp_path: Path) -> None:
     task_model = make(toy, "entailment")
     turned = type(task_model)(task_model.model, toy.tokenizer, task_model.info, labels=ENTAILMENT[::-1])
-    write_checkpoint(tmp_path, turned, written(turned), toy.tokenizer, turned.labels)
+    write_checkpoint(tmp_path, turned, turned.info, toy.tokenizer, turned.labels)
     loaded = load_task_model(tmp_path)
     assert loaded.labels == ENTAILMENT[::-1]
     assert predict(loaded, toy, "val") == predict(turned, toy, "val")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
-from toy_tasks import any_generator, learn, make, predict, written
+from toy_tasks import any_generator, learn, make, predict
 from toy_world import COLOURS, Toy
 
 from vlp_models.data.dataset import ShardDataset
@@ -93,7 +93,7 @@ def test_hidden_answers_are_predicted_but_not_learned_from(toy: Toy, task: str) 
 def test_a_saved_task_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> None:
     task_model = make(toy, task, blank_images=task == "nlvr")
     learn(task_model, toy, 3)
-    write_checkpoint(tmp_path, task_model, written(task_model), task_model.tokenizer, task_model.labels)
+    write_checkpoint(tmp_path, task_model, task_model.info, task_model.tokenizer, task_model.labels)
     loaded = load_task_model(tmp_path)
     assert not loaded.training
     assert loaded.info.detector_id == "toy"
@@ -109,7 +109,7 @@ def test_what_is_no_task_is_refused(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="can't generate"):
         task_class("captioning")(torch.nn.Linear(1, 1), toy.tokenizer, make(toy, "nlvr").info)
     pretrained = make(toy, "nlvr")
-    write_checkpoint(tmp_path, pretrained, {**written(pretrained), "task": None}, toy.tokenizer)
+    write_checkpoint(tmp_path, pretrained, replace(pretrained.info, task=None), toy.tokenizer)
     with pytest.raises(CheckpointError, match="fine-tune it first"):
         load_task_model(tmp_path)
 

@@ -96,8 +96,9 @@ def test_an_image_is_encoded_once_for_all_its_texts(toy: Toy) -> None:
     seen: list[int] = []
     task_model.model.object_encoder[0].register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     together = task_model.model.fuse(batch.image, batch.text).pooled_BP
-    each = task_model.model.fuse(batch.image.repeated(8), batch.text).pooled_BP
-    assert seen == [3, 24]
+    own_image = batch.image.select(torch.arange(3).repeat_interleave(8))
+    each = task_model.model.fuse(own_image, replace(batch.text, owner_N=None)).pooled_BP
+    assert seen[1] == 8 * seen[0]  # rows, or regions where they are packed
     torch.testing.assert_close(together, each, rtol=1e-5, atol=1e-5)
 
 

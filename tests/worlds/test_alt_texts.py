@@ -86,10 +86,10 @@ def test_both_formats_read_the_same_pairs(web: Path) -> None:
     )
     as_coco = coco.read("web", in_coco, web)
     as_pairs = pairs.read("web", SourceParams(format="pairs", root=".", pairs="pairs.csv"), web)
-    assert not as_coco.quarantine and not as_pairs.quarantine
-    assert [row["text"] for row in as_coco.captions] == [row["text"] for row in as_pairs.captions]
-    assert [row["split"] for row in as_coco.images] == [row["split"] for row in as_pairs.images]
-    assert as_coco.objects and not (web / "v2_OpenEnded_mscoco_scenes_questions.json").exists()
+    assert not as_coco["quarantine"] and not as_pairs["quarantine"]
+    assert [row["text"] for row in as_coco["captions"]] == [row["text"] for row in as_pairs["captions"]]
+    assert [row["split"] for row in as_coco["images"]] == [row["split"] for row in as_pairs["images"]]
+    assert as_coco["objects"] and not (web / "v2_OpenEnded_mscoco_scenes_questions.json").exists()
 
 
 def test_a_longer_web_begins_with_a_shorter_ones_alt_texts(web: Path, tmp_path: Path) -> None:

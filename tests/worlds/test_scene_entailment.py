@@ -1,4 +1,4 @@
-"""The scenes' hypotheses: read back by the genuine format's reader, labels that hold, and words that give little away."""
+"""The scenes' hypotheses: read back by the genuine format's reader, labels that hold, words that give little away."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def scene(number: int) -> tuple[Scene, np.random.Generator]:
 
 
 def test_the_written_files_are_read_as_snli_ve(tmp_path: Path) -> None:
-    params = WorldParams(world="objects", seed=3, train=6, val=2, test=3, size=64, hypotheses_per_image=4)
-    plain = WorldParams(world="objects", seed=3, train=6, val=2, test=3, size=64)
+    params = WorldParams(world="objects", seed=3, train=6, val=2, test=3, side=64, hypotheses_per_image=4)
+    plain = WorldParams(world="objects", seed=3, train=6, val=2, test=3, side=64)
     for name, world in (("with", params), ("without", plain)):
         (tmp_path / name).mkdir()
         counts = write(world, tmp_path / name)

@@ -17,7 +17,7 @@ from vlp_models.worlds.scenes.objects import write
 from vlp_models.worlds.scenes.vcr import ask
 from vlp_models.worlds.scenes.world import COLOURS, Scene, located, sample_scene
 
-WORLD = WorldParams(world="objects", seed=3, train=8, val=2, test=3, questions_per_image=2, size=64, vcr_per_image=3)
+WORLD = WorldParams(world="objects", seed=3, train=8, val=2, test=3, questions_per_image=2, side=64, vcr_per_image=3)
 
 
 @pytest.fixture(scope="module")

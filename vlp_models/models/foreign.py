@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vlp_models.errors import CheckpointError
+from vlp_models.models import DataFacts
 
 MAX_BYTES = 16 * 2**30
 WRAPPERS = ("model", "state_dict")  # where training programs put the weights, beside the optimiser's state
@@ -68,6 +71,20 @@ def _check_size(path: Path, size: int) -> None:
         raise CheckpointError(f"{path}: {size >> 30} GiB; the limit is {MAX_BYTES >> 30}")
 
 
+def read_json(file: Path, kind: type = dict) -> Any:
+    """
+    Raises:
+        CheckpointError: can't be read, or not a `kind` (dict or list).
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: can't be read: {error}") from None
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
+    return value
+
+
 class Taker:
     """Hands out tensors by name and remembers what was missing, misshapen or never asked for."""
 
@@ -108,3 +125,43 @@ class Taker:
 def _some(names: list[str]) -> str:
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What an import was asked for beside the file.
+
+    facts   of the data at hand
+    config  of the model in params.yaml, for a format that does not tell the architecture
+    task    what a task's model was trained for, where the file could be two
+    heads   attention heads; 0: as the format usually has them
+    vocabulary, lowercase  the tokenizer's
+    """
+
+    facts: DataFacts
+    config: Mapping[str, Any]
+    task: str = ""
+    heads: int = 0
+    vocabulary: tuple[str, ...] = ()
+    lowercase: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """
+    family   one of `models.FAMILIES`
+    what     whose weights these are, in words
+    config   the family's config as far as it follows from the file; the data's facts among it are checked
+    weights  by the family's names; the rest of the model stays fresh
+    task     of which it is a model; None: pretrained
+    head     of the task's classifier, by the names it has there
+    notes    what the config says that the file does not, for preset.yaml
+    """
+
+    family: str
+    what: str
+    config: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    task: str | None = None
+    head: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

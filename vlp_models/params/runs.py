@@ -15,6 +15,7 @@ from pydantic import Field
 from vlp_models.params.optimizer import OptimizerParams
 from vlp_models.params.ranges import NonNegativeInt, PositiveInt
 from vlp_models.params.recipe import PassesParams, RecipeParams
+from vlp_models.params.snapshots import SnapshotParams
 
 TextLength = Annotated[int, Field(ge=2)]  # holds [CLS] and [SEP]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -69,6 +70,7 @@ class TrainingParams:
     accumulate: PositiveInt = 1
     max_text_len: TextLength = 32
     max_regions: PositiveInt = 16
+    snapshots: SnapshotParams = field(default_factory=SnapshotParams)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
     }
     if regions:
         weights = [params.detector.weights] if params.detector.source == "weights" and params.detector.weights else []
-        learnt = ["data/validated/boxed.parquet"] if params.detector.source == "train" else []
+        learnt = [] if params.detector.source == "none" else ["data/validated/boxed.parquet"]
         stages["detector"] = {
             "cmd": "vlp stage detector",
             "params": given("detector"),

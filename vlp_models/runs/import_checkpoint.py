@@ -5,47 +5,61 @@ The shards say what a region is (feature size, classes) and data/tokenizer what 
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import CheckpointError
-from vlp_models.params import Params, to_plain
+from vlp_models.params import Params
+from vlp_models.params.schema import nearest
 from vlp_models.workspace.paths import Workspace, output_directory, write_text
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-    from vlp_models.models.tden.convert import Converted
-    from vlp_models.runs.fitting import Inputs
+    from vlp_models.models import DataFacts
+    from vlp_models.models.foreign import Imported
 
-FORMATS = ("xmodaler-tden", "bert")
-_OF_DATA = ("vocab_size", "feature_dim", "num_classes", "mask_id")  # no business of params.yaml
+# format -> module:function, called with the source and `models.foreign.Asked`, gives `models.foreign.Imported`
+FORMATS: dict[str, str] = {
+    "xmodaler-tden": "vlp_models.models.tden.public.convert:read_xmodaler",
+    "bert": "vlp_models.models.tden.convert_bert:read_bert",
+}
+PRESET = "preset.yaml"  # beside imported weights: the model in params.yaml that begins with them
+UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained a task on sets no limit
 
 
 def import_checkpoint(
     form: str,
     source: Path,
-    out: Path,
+    name: str,
     params: Params,
     workspace: Workspace,
     *,
+    task: str = "",
     heads: int = 0,
     answers: Path | None = None,
+    max_text_len: int = 0,
+    max_regions: int = 0,
 ) -> list[str]:
-    """Writes the checkpoint directory `out`, and in it preset.yaml, which makes `pretrain` start from it.
+    """Writes checkpoints/imported/NAME, and in it preset.yaml, which adds a model to params.yaml that begins so.
 
     Args:
         form: `xmodaler-tden`: `source` is a file of the public TDEN code; a task's becomes that task's checkpoint, its
-            classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture is params.yaml's
-            `model.config`, other modules stay fresh (`pretrain.seed`).
-        heads: of `xmodaler-tden`; 0: one per 64 dimensions.
+            classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture is that of params.yaml's
+            `models.NAME.config`, other modules stay fresh (`models.NAME.seed`).
+        task: which task's model it is, where the file leaves it open.
+        heads: attention heads; 0: as the format usually has them.
         answers: of a VQA model: a JSON list of what its classifier's rows stand for.
+        max_text_len, max_regions: what a task's model was trained with; weights do not tell, scores depend on it.
 
     Returns what was done, in lines to print.
 
     Raises:
-        CheckpointError: `source` is not of this form, does not fit the data, or `out` is there already.
+        CheckpointError: `source` is not of this form, does not fit the data, or NAME is there already.
         DataError: shards or tokenizer are not there yet.
     """
     import torch
@@ -53,152 +67,136 @@ def import_checkpoint(
 
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import write_checkpoint
-    from vlp_models.models.foreign import read_state_dict
-    from vlp_models.models.tden.convert import convert_xmodaler
-    from vlp_models.models.tden.convert_bert import convert_bert
-    from vlp_models.models.tden.model import TDEN
-    from vlp_models.runs.fitting import PRESET, read_inputs
+    from vlp_models.models.foreign import Asked
+    from vlp_models.runs.fitting import data_facts, describe, read_inputs
 
     if form not in FORMATS:
         raise CheckpointError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
+    out = workspace.checkpoint(f"imported/{name}")
     if out.exists():
-        raise CheckpointError(f"{out}: there already; name a new directory, or remove it")
-    inputs = read_inputs(workspace)
-    sizes: dict[str, Any] = {
-        "vocab_size": inputs.tokenizer.vocab_size,
-        "feature_dim": inputs.manifest.feature_dim,
-        "num_classes": inputs.manifest.num_classes,
-        "mask_id": inputs.tokenizer.mask_id,
-    }
-    torch.manual_seed(params.pretrain.seed)
-    converted = None
-    if form == "bert":
-        file = _bert_weights(source)
-        _check_vocabulary(source, inputs)
-        model = build_model("tden", params.model.config, **sizes)
-        assert isinstance(model, TDEN)
-        weights, what = convert_bert(read_state_dict(file), _json(source / "config.json"), model.config), "BERT"
-    else:
-        file = source
-        converted = convert_xmodaler(read_state_dict(file), heads=heads)
-        _check_fits(converted.config, sizes, file)
-        config = {k: v for k, v in converted.config.items() if k not in _OF_DATA}
-        model = build_model("tden", config, **sizes)
-        weights, what = converted.weights, f"TDEN's {converted.kind}"
-    own = model.state_dict()
-    wrong = sorted(n for n, t in weights.items() if n not in own or own[n].shape != t.shape)
-    if wrong:
-        raise CheckpointError(f"{file}: does not fit this TDEN: {', '.join(wrong[:8])}")
-    model.load_state_dict(weights, strict=False)
+        raise CheckpointError(f"{out}: there already; give another --name, or remove it")
+    if form == "bert" and name not in params.models:
+        raise CheckpointError(
+            f"params.yaml: no model `{name}`{nearest(name, params.models)}: BERT fills the text side of a model there, "
+            "so --name must be one"
+        )
+    inputs, own = read_inputs(workspace), params.models.get(name)
+    facts = data_facts(inputs)
+    asked = Asked(
+        facts=facts,
+        config=own.config if own else {},
+        task=task,
+        heads=heads,
+        vocabulary=inputs.tokenizer.vocabulary,
+        lowercase=inputs.tokenizer.lowercase,
+    )
+    imported = _read(form, source, asked)
+    _check_fits(imported.config, facts, source)
+    lengths = _lengths(imported, max_text_len, max_regions)
+    labels = _labels(answers, imported)
 
-    p = params.pretrain
-    kind = converted.kind if converted else "pretraining"
-    described: dict[str, Any] = {
-        "model": "tden",
-        "model_config": to_plain(model.config),
-        "task": None if kind == "pretraining" else kind,
-        "max_text_len": p.max_text_len,
-        "max_regions": p.max_regions,
-        "detector_id": inputs.manifest.detector_id,
-        "feature_dim": inputs.manifest.feature_dim,
-        "classes": list(inputs.manifest.classes),
-        "provenance": {"imported": form, "file": file.name},
-    }
-    names = _answers(answers, converted)
-    module: nn.Module = nn.ModuleDict({"model": model})
-    if converted and described["task"]:
-        module = _task_model(model, converted, described, names, inputs, file)
+    seed = own.seed if own else 1
+    torch.manual_seed(seed)
+    of_data = {field.name for field in dataclasses.fields(facts)}
+    config = {key: value for key, value in imported.config.items() if key not in of_data}
+    model = build_model(imported.family, config, facts)
+    weights, state = imported.weights, model.state_dict()
+    wrong = sorted(n for n, t in weights.items() if n not in state or state[n].shape != t.shape)
+    if wrong:
+        raise CheckpointError(f"{source}: does not fit this {imported.family}: {', '.join(wrong[:8])}")
+    model.load_state_dict(weights, strict=False)
+    module = nn.ModuleDict({"model": model, "head": _head(imported.head)} if imported.head else {"model": model})
+    info = describe(inputs, model, family=imported.family, name=name, task=imported.task, **lengths)
+    info = dataclasses.replace(info, provenance={"imported": form, "file": source.name})
+    whole = {key: value for key, value in info.model_config.items() if key not in of_data}
     with output_directory(out) as directory:
-        write_checkpoint(directory, module, described, inputs.tokenizer, names)
-        write_text(directory / PRESET, _preset(described["model_config"], workspace.relative(out), PRESET))
-    loaded, fresh = _modules(weights), sorted(_modules(own.keys() - weights.keys()))
+        write_checkpoint(directory, module, info, inputs.tokenizer, labels)
+        write_text(directory / PRESET, _preset(imported, name, workspace.relative(out), whole))
+    loaded, fresh = _modules(weights), _modules(state.keys() - weights.keys())
+    begin = f"params.yaml names it as the model `{name}`, and runs may begin at initial/{name}"
     return [
-        f"{out}: {what} weights in {', '.join(sorted(loaded))}",
-        f"fresh (seed {p.seed}): {', '.join(fresh) or 'nothing'}",
-        f"to pretrain from it: vlp use {out / PRESET}",
-        "to fine-tune it as it is: finetune.<run>.init: its name, where it lies in checkpoints/",
-        *([f"to score it: checkpoints/RUN, then vlp stage evaluate RUN, a run of {kind}"] if described["task"] else []),
+        f"{out}: {imported.what} weights in {', '.join(sorted(loaded))}",
+        f"fresh (seed {seed}): {', '.join(sorted(fresh)) or 'nothing'}",
+        f"to begin with it: vlp use {workspace.relative(out / PRESET)}; then {begin}",
+        *([f"to score it: copy it to checkpoints/finetune/RUN, RUN being a run of {info.task}"] if info.task else []),
     ]
 
 
-def _task_model(
-    model: nn.Module, converted: Converted, described: dict[str, Any], answers: list[str], inputs: Inputs, file: Path
-) -> nn.Module:
-    from vlp_models.models.checkpoint import FORMAT, load_strictly
-    from vlp_models.models.info import CheckpointInfo
-    from vlp_models.tasks import task_class
-
-    info = CheckpointInfo.from_json({"format": FORMAT, **described})
-    task_model = task_class(converted.kind)(model, inputs.tokenizer, info, labels=answers)
-    load_strictly(task_model.head, converted.head, file)
-    return task_model
+def _read(form: str, source: Path, asked: Any) -> Imported:
+    module, _, name = FORMATS[form].partition(":")
+    imported: Imported = getattr(importlib.import_module(module), name)(source, asked)
+    return imported
 
 
-def _answers(file: Path | None, converted: Converted | None) -> list[str]:
-    """What the rows of a VQA model's classifier stand for; of any other, nothing.
-
-    Raises:
-        CheckpointError: not given, no JSON list of strings, or more or fewer than rows.
-    """
-    if converted is None or converted.kind != "vqa":
-        return []
-    rows = len(converted.head["fused.bias"])
-    if file is None:
-        raise CheckpointError(
-            f"a VQA model: give --answers FILE, a JSON list of its {rows:,} answers in their order (the public "
-            "code has them in trainval_label2ans.pkl)"
-        )
-    answers: Any = _json(file, list)
-    if len(answers) != rows or not all(isinstance(a, str) for a in answers) or len(set(answers)) != rows:
-        raise CheckpointError(f"{file}: not {rows:,} different answers, as the classifier has")
-    return list(answers)
-
-
-def _preset(model_config: dict[str, Any], name: str, file: str) -> str:
-    config = {k: v for k, v in model_config.items() if k not in _OF_DATA}
-    overlay = {"model": {"name": "tden", "config": config}, "pretrain": {"init": name}}
-    lines = [f"# vlp use {name}/{file}: pretraining starts from these weights. JSON is YAML."]
-    return "\n".join([*lines, json.dumps(overlay, indent=2)]) + "\n"
-
-
-def _check_fits(config: dict[str, Any], sizes: dict[str, Any], file: Path) -> None:
+def _check_fits(config: Mapping[str, Any], facts: DataFacts, source: Path) -> None:
     ways_out = {
         "vocab_size": "set tokenizer.source: vocab with BERT's vocab.txt",
         "feature_dim": "import the features it was trained on (features.source: npz)",
         "num_classes": "import the features it was trained on, class probabilities included",
     }
     for key, way_out in ways_out.items():
-        if config.get(key, sizes[key]) != sizes[key]:
-            raise CheckpointError(f"{file}: {key} {config[key]:,}, but the data here has {sizes[key]:,}; {way_out}")
+        here = getattr(facts, key)
+        if config.get(key, here) != here:
+            raise CheckpointError(f"{source}: {key} {config[key]:,}, but the data here has {here:,}; {way_out}")
 
 
-def _bert_weights(folder: Path) -> Path:
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).exists():
-            return folder / name
-    raise CheckpointError(f"{folder}: holds neither model.safetensors nor pytorch_model.bin")
-
-
-def _check_vocabulary(folder: Path, inputs: Inputs) -> None:
-    from vlp_models.data.tokenizer import Tokenizer
-
-    lowercase = inputs.tokenizer.lowercase
-    if Tokenizer.from_vocab(folder / "vocab.txt", lowercase).vocabulary != inputs.tokenizer.vocabulary:
+def _lengths(imported: Imported, max_text_len: int, max_regions: int) -> dict[str, int]:
+    """
+    Raises:
+        CheckpointError: a task's model without its lengths: its answers change with them.
+    """
+    given = {"max_text_len": max_text_len, "max_regions": max_regions}
+    missing = [f"--{key.replace('_', '-')}" for key, value in given.items() if value < 1]
+    if imported.task and missing:
         raise CheckpointError(
-            f"{folder / 'vocab.txt'}: not the vocabulary of data/tokenizer; set tokenizer.source: vocab and "
-            "tokenizer.vocab to this file, then `dvc repro shards tokenizer`"
+            f"a {imported.task} model: give {' and '.join(missing)}, the most tokens ([CLS] and [SEP] included) and "
+            "regions that it was trained with; the file does not tell, and with others it answers differently"
         )
+    return {key: value if value >= 1 else UNLIMITED[key] for key, value in given.items()}
 
 
-def _json(file: Path, kind: type = dict) -> Any:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file}: can't be read: {error}") from None
-    if not isinstance(value, kind):
-        raise CheckpointError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
-    return value
+def _labels(file: Path | None, imported: Imported) -> list[str]:
+    """What the rows of a VQA model's classifier stand for; of any other, nothing.
+
+    Raises:
+        CheckpointError: not given, no JSON list of strings, or more or fewer than rows.
+    """
+    from vlp_models.models.foreign import read_json
+
+    if imported.task != "vqa":
+        return []
+    rows = next(len(tensor) for name, tensor in imported.head.items() if name.endswith("bias"))
+    if file is None:
+        raise CheckpointError(
+            f"a VQA model: give --answers FILE, a JSON list of its {rows:,} answers in their order (the public "
+            "code has them in trainval_label2ans.pkl)"
+        )
+    answers: Any = read_json(file, list)
+    if len(answers) != rows or not all(isinstance(a, str) for a in answers) or len(set(answers)) != rows:
+        raise CheckpointError(f"{file}: not {rows:,} different answers, as the classifier has")
+    return list(answers)
 
 
-def _modules(names: Any) -> set[str]:
+def _head(weights: Mapping[str, Tensor]) -> nn.Module:
+    """A task's classifier, or its classifiers by name."""
+    from torch import nn
+
+    def linear(prefix: str) -> nn.Linear:
+        outputs, inputs = weights[f"{prefix}weight"].shape
+        layer = nn.Linear(inputs, outputs)
+        layer.load_state_dict({part: weights[f"{prefix}{part}"] for part in ("weight", "bias")})
+        return layer
+
+    names = sorted({name.rpartition(".")[0] for name in weights})
+    return linear("") if names == [""] else nn.ModuleDict({name: linear(f"{name}.") for name in names})
+
+
+def _preset(imported: Imported, name: str, place: str, config: dict[str, Any]) -> str:
+    overlay = {"models": {name: {"family": imported.family, "weights": place, "config": config}}}
+    lines = [f"# vlp use {place}/{PRESET}: the model `{name}` begins with these weights. JSON is YAML."]
+    lines += [f"# {note}" for note in imported.notes]
+    return "\n".join([*lines, json.dumps(overlay, indent=2)]) + "\n"
+
+
+def _modules(names: Iterable[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}

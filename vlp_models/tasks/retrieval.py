@@ -16,9 +16,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vlp_models.data.batch import Batch, Text
+from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
@@ -146,7 +146,7 @@ class Retrieval(TaskModel):
         drawn_BK = torch.multinomial(other_BB, count, generator=generator)
         image_of_text_N = torch.cat([torch.arange(len(number_B))[:, None], drawn_BK], 1).flatten()
         device = batch.text.ids_BT.device
-        text = _repeated(batch.text, count + 1)
+        text = batch.text.select(torch.arange(len(number_B), device=device).repeat_interleave(count + 1))
         scores_N = model.score(model.encode_image(batch.image), text, image_of_text_N.to(device))
         first_B = torch.zeros(len(number_B), dtype=torch.int64, device=device)
         return classification(scores_N.view(len(number_B), count + 1), first_B, name="match")
@@ -256,16 +256,6 @@ class Retrieval(TaskModel):
                 )
             )
         return cards
-
-
-def _repeated(text: Text, times: int) -> Text:
-    """Each text `times` times in a row."""
-    rows = {
-        field.name: value.repeat_interleave(times, dim=0)
-        for field in dataclasses.fields(text)
-        if isinstance(value := getattr(text, field.name), Tensor)
-    }
-    return dataclasses.replace(text, **rows)
 
 
 def _records(found: Ranking, samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -147,12 +147,11 @@ class TrainingModule(LightningModule):
             if isinstance(self.loss, CountsItems):
                 counts = self.loss.count_items(moved, update=update, generator=self._generator(CORRUPTION, number))
             if counts is None:
-                # The buffers, which a forward pass may move, come back as this update's first micro-batch left them.
-                moved_buffers = BufferCopy(self.model)
-                moved_buffers.take()
+                buffers = BufferCopy(self.model)  # which this pass may move
+                buffers.take()
                 with torch.no_grad():
                     loss = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
-                moved_buffers.put_back()
+                buffers.put_back()
                 counts = {name: one.count for name, one in by_name(loss).items()}
             for name, count in counts_over_ranks(counts, self.device).items():
                 self._counts[name] = self._counts.get(name, 0) + count

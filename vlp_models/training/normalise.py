@@ -102,4 +102,4 @@ def or_one(count: Tensor) -> Tensor:
 
 def _number(value: Count, device: torch.device) -> Tensor:
     value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
-    return value.to(device, torch.float64)
+    return value.to(device, torch.float32 if device.type == "mps" else torch.float64)  # MPS has no float64

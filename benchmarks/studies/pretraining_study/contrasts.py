@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pretraining_study.measure import METRICS
-from pretraining_study.statistics import Paired, holm, paired, power, seeds_needed
+from pretraining_study.statistics import Paired, paired, power, seeds_needed
+from vlp_models.metrics.compare import holm
 
 Values = Mapping[str, Mapping[int, Mapping[str, float]]]  # arm -> seed -> metric -> value
 HOLDS, OPPOSITE, CANNOT_TELL = "holds", "opposite", "cannot tell"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -44,18 +44,21 @@ def nll(model: nn.Module, split: Split) -> float:
 
 @torch.no_grad()
 def captions(model: nn.Module, split: Split, data: Data) -> dict[str, float]:
-    """`cider` against all references of an image, document frequencies from these (coco-caption's CIDEr); `true`: the
-    share of descriptions all of whose claims hold."""
+    """`cider` of greedy descriptions, and `true`: the share of them all of whose claims hold."""
     told = [
         text
         for rows in _pieces(len(split.images))
         for text in adapter.describe(model, split.images, rows, data.tokenizer)
     ]
-    references = [[words_of(text) for text in texts] for texts in split.references]
-    scorer = CiderD(DocumentFrequencies.of(references), lambda number: references[int(number)])
-    ciders = [float(scorer.score(str(i), [words_of(text)])[0]) for i, text in enumerate(told)]
     true = [check(text, dataclasses.asdict(scene)).true is True for text, scene in zip(told, split.scenes, strict=True)]
-    return {"cider": 10 * 10 * float(np.mean(ciders)), "true": 100 * float(np.mean(true))}
+    return {"cider": cider(told, split.references), "true": 100 * float(np.mean(true))}
+
+
+def cider(told: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Of one description an image, document frequencies from its references; 1.2 reads 120, as tables print it."""
+    words = [[words_of(text) for text in texts] for texts in references]
+    scorer = CiderD(DocumentFrequencies.of(words), lambda number: words[int(number)])
+    return 100 * float(np.mean([scorer.score(str(i), [words_of(text)])[0] for i, text in enumerate(told)]))
 
 
 @torch.no_grad()

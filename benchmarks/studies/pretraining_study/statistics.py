@@ -1,4 +1,4 @@
-"""Paired comparisons over seeds, Holm's correction, and how many seeds a difference needs."""
+"""Paired comparisons over seeds, and how many seeds a difference needs."""
 
 from __future__ import annotations
 
@@ -58,16 +58,6 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
         half=float(stats.t.ppf(0.975, n - 1)) * error,
         p=float(2 * stats.t.sf(abs(mean) / error, n - 1)),
     )
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values (Holm 1979): each may be compared with the level of the whole family."""
-    count, highest = len(p_values), 0.0
-    adjusted = [0.0] * count
-    for rank, index in enumerate(sorted(range(count), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, (count - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
 
 
 def power(n: int, *, difference: float, deviation: float, alpha: float) -> float:

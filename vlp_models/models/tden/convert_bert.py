@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
-from vlp_models.models.foreign import Taker
+from vlp_models.models.foreign import Asked, Imported, Taker, read_json, read_state_dict
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.public.convert import ENCODER_BLOCK, Converter
+from vlp_models.params.schema import build
+
+
+def read_bert(folder: Path, asked: Asked) -> Imported:
+    """A folder of Hugging Face's bert-base, for the model that `asked.config` describes.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, the vocabulary is not the tokenizer's; or see `convert_bert`.
+    """
+    files = [folder / name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).exists()]
+    if not files:
+        raise CheckpointError(f"{folder}: holds neither model.safetensors nor pytorch_model.bin")
+    vocabulary = Tokenizer.from_vocab(folder / "vocab.txt", asked.lowercase).vocabulary
+    if vocabulary != asked.vocabulary:
+        raise CheckpointError(
+            f"{folder / 'vocab.txt'}: not the vocabulary of data/tokenizer; set tokenizer.source: vocab and "
+            "tokenizer.vocab to this file, then `dvc repro shards tokenizer`"
+        )
+    config = build(TDENConfig, {**asked.config, **dataclasses.asdict(asked.facts)}, where="config")
+    weights = convert_bert(read_state_dict(files[0]), read_json(folder / "config.json"), config)
+    return Imported(family="tden", what="BERT", config=asked.config, weights=weights)
 
 
 def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: TDENConfig) -> dict[str, Tensor]:
@@ -38,7 +62,7 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: T
         if bert.get(key) != value
     ]
     if wrong:
-        raise CheckpointError(f"BERT's sizes are not model.config's: {'; '.join(wrong)}; set model.config to BERT's")
+        raise CheckpointError(f"BERT's sizes are not the model's: {'; '.join(wrong)}; set its config to BERT's")
     # `bert.` stands before the encoder where a head was saved along; early files call a norm's parts gamma and beta.
     renamed = {
         name.removeprefix("bert.")
@@ -71,7 +95,7 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: T
         if not config.tie_lm_head:
             c.weights["word_head.weight"] = last.clone()
         elif not torch.equal(last, words):
-            raise CheckpointError("the LM head is not tied to the word embeddings; set model.config.tie_lm_head: false")
+            raise CheckpointError("the LM head is not tied to the word embeddings; set the model's tie_lm_head: false")
     taker.check(
         "a BERT of these sizes",
         ignored=("pooler.", "cls.seq_relationship.", "embeddings.position_ids", "cls.predictions.decoder.bias"),

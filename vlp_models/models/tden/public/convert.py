@@ -1,23 +1,25 @@
 """The public code's checkpoints (YehLi/xmodaler) as TDEN's.
 
-Such a checkpoint is one of pretraining, captioning, retrieval, VQA or VCR; its config is that code's, not the paper's
-(the docstring of model.py tells them apart). What this TDEN can't express:
+Such a checkpoint is one of pretraining, captioning, retrieval, VQA or VCR; its architecture is that code's
+(`PublicSwitches`). VQA and VCR are told apart by their classifier: one row scores a choice of VCR, several are VQA's
+answers. What this TDEN can't express:
 - The third row of its token types, which no task uses: left out.
-- Dropout after a feed-forward net's activation, which matters in training alone.
+- Dropout after a feed-forward net's activation and in the poolers at a rate of their own, and LayerDrop: these matter
+  in training alone.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vlp_models.errors import CheckpointError
-from vlp_models.models.foreign import Taker
+from vlp_models.models.foreign import Asked, Imported, Taker, read_state_dict
 
 # Modules of the public code that some checkpoints lack, and what they are here.
 _OPTIONAL = {
@@ -32,8 +34,15 @@ _KINDS = {
     "captioning": frozenset({"decoder.g_layers", "predictor"}),
     "retrieval": frozenset({"similarity_predictor"}),
     "vqa": frozenset({"decoder.u_layers", "decoder.g_layers", "fusion"}),
+    "vqa without a decoder": frozenset({"decoder.u_layers", "fusion"}),
     "vcr": frozenset({"decoder.u_layers", "fusion"}),
 }
+_NOTES = (
+    "Pretrained further, it corrupts and matches as the paper does: mask_scheme, zero_overlapping_regions and",
+    "ism_negatives are no weights, so the file does not tell them. The public code has mask_scheme: bert,",
+    "zero_overlapping_regions: true and ism_negatives: hardest. Nor are its LayerDrop and its poolers' own dropout",
+    "here.",
+)
 # In VQA and VCR, `predictor` is no language model's head but the holistic feature and its classifiers.
 _FUSION = tuple(f"predictor.{part}." for part in ("u_pooler", "v_pooler", "g_pooler", "u_logits", "g_logits"))
 ENCODER_BLOCK = {
@@ -62,17 +71,6 @@ _DECODER_BLOCK = {
     "ffn.2": "output.dense",
     "ffn_end.norm": "output.LayerNorm",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Converted:
-    """kind: which checkpoint it was; config: `TDENConfig`'s fields that follow from it; weights: by TDEN's names.
-    head: of the task's classifier, by the names it has in tasks/vqa.py and tasks/vcr.py."""
-
-    kind: str
-    config: dict[str, Any]
-    weights: dict[str, Tensor]
-    head: dict[str, Tensor]
 
 
 class Converter:
@@ -119,14 +117,27 @@ class Converter:
             self.weights[f"{ours}.norm.num_batches_tracked"] = seen.long()
 
 
-def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0) -> Converted:
-    """A checkpoint of the public code. `heads`: 0 for one per 64 dimensions, as in BERT; weights do not tell.
+def read_xmodaler(file: Path, asked: Asked) -> Imported:
+    """A file of the public code (`models.foreign.Importer`).
+
+    Raises:
+        CheckpointError: see `convert_xmodaler`, `read_state_dict`.
+    """
+    return convert_xmodaler(read_state_dict(file), heads=asked.heads, task=asked.task)
+
+
+def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str = "") -> Imported:
+    """A checkpoint of the public code.
+
+    Args:
+        heads: 0 for one per 64 dimensions, as in BERT; weights do not tell.
+        task: vqa or vcr, where one row of a classifier beside a decoder's leaves both possible.
 
     Raises:
         CheckpointError: of another layout (lists what is missing, unexpected or misshapen), or a head's two biases
-            differ that should be one.
+            differ that should be one, or `task` is needed, or not what the weights are.
     """
-    kind = _kind(state)
+    kind = _kind(state, task)
     present = _KINDS[kind]
     taker = Taker(state)
 
@@ -218,38 +229,67 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0) -> Converte
     if "fusion" in present:
         pooled, outputs = size("predictor.u_pooler.embed.weight", 0), size("predictor.u_logits.1.weight", 0)
         config |= {"fusion_dim": pooled, "use_decoder_in_fusion": kind == "vqa", "segment_types": kind == "vcr"}
-        head = _fusion(c, layers["decoder.u_layers"], pooled, outputs, kind)
+        head = _fusion(c, layers["decoder.u_layers"], pooled, outputs, decoder=kind == "vqa")
     for field, theirs in (("encoder_layers", "decoder.u_layers"), ("decoder_layers", "decoder.g_layers")):
         if theirs in present:
             config[field] = layers[theirs]
     taker.check(f"a {kind} checkpoint of the public TDEN code")
-    return Converted(kind=kind, config=config, weights=c.weights, head=head)
+    task = kind.partition(" ")[0]
+    return Imported(
+        family="tden",
+        what=f"TDEN's {task}",
+        config=config,
+        weights=c.weights,
+        task=None if task == "pretraining" else task,
+        head=head,
+        notes=_NOTES,
+    )
 
 
-def _fusion(c: Converter, layers: int, pooled: int, outputs: int, kind: str) -> dict[str, Tensor]:
-    """The holistic feature's weights, into `c`; returns its classifier's, in VQA two of them."""
+def _fusion(c: Converter, layers: int, pooled: int, outputs: int, *, decoder: bool) -> dict[str, Tensor]:
+    """The holistic feature's weights, into `c`; returns its classifier's, with a decoder two of them."""
     c.pooler("fusion_poolers.text", "predictor.u_pooler", pooled, batch_norm=False)
     for i in range(layers):
         ours = "image" if i == layers - 1 else f"image_{i}"
         c.pooler(f"fusion_poolers.{ours}", f"predictor.v_pooler.{i}", pooled, batch_norm=False)
     c.norm("fusion_norm", "predictor.u_logits.0", pooled)
     c.linear("head.fused", "predictor.u_logits.1", outputs, pooled)
-    if kind == "vqa":
+    if decoder:
         c.pooler("fusion_poolers.decoder", "predictor.g_pooler", pooled, batch_norm=False)
         c.norm("fusion_decoder_norm", "predictor.g_logits.0", pooled)
         c.linear("head.decoder", "predictor.g_logits.1", outputs, pooled)
     head = {name: c.weights.pop(name) for name in list(c.weights) if name.startswith("head.")}
-    alone = "head." if kind == "vqa" else "head.fused."
+    alone = "head." if decoder else "head.fused."
     return {name.removeprefix(alone): tensor for name, tensor in head.items()}
 
 
-def _kind(state: Mapping[str, Tensor]) -> str:
+def _kind(state: Mapping[str, Tensor], task: str = "") -> str:
     others = [name for name in state if not name.startswith(_FUSION)]
     present = {module for module in _OPTIONAL if any(name.startswith(f"{module}.") for name in others)}
-    if len(others) < len(state):
-        present.add("fusion")
-    # The nearest kind: what then differs is listed as missing or unexpected.
-    return min(_KINDS, key=lambda kind: len(_KINDS[kind] ^ present))
+    if len(others) == len(state):
+        # The nearest kind: what then differs is listed as missing or unexpected.
+        kinds = [kind for kind in _KINDS if "fusion" not in _KINDS[kind]]
+        return _checked(min(kinds, key=lambda kind: len(_KINDS[kind] ^ present)), task)
+    classifier, decoder = state.get("predictor.u_logits.1.weight"), "decoder.g_layers" in present
+    rows = len(classifier) if classifier is not None and classifier.dim() else 0
+    if rows == 1 and decoder and not task:
+        raise CheckpointError(
+            "a classifier of one row beside a decoder: VQA with a single answer, or VCR with the layers for "
+            "generation; say which with --task vqa or --task vcr"
+        )
+    found = task if rows == 1 and decoder else "vcr" if rows == 1 else "vqa"
+    if found == "vcr" and decoder:
+        raise CheckpointError(
+            "a VCR model with a decoder: VCR has one classifier here, on the fused feature. Leave out the weights of "
+            "decoder.g_layers, predictor.g_pooler and predictor.g_logits, if their scores were not added up"
+        )
+    return _checked("vqa without a decoder" if found == "vqa" and not decoder else found, task)
+
+
+def _checked(kind: str, task: str) -> str:
+    if task and task != kind.partition(" ")[0]:
+        raise CheckpointError(f"the weights are a {kind.partition(' ')[0]} model's, not {task}'s, as --task says")
+    return kind
 
 
 def _layers(state: Mapping[str, Tensor], prefix: str) -> int:
