@@ -101,7 +101,7 @@ def params() -> Params:
     return dataclasses.replace(
         loaded,
         shards=dataclasses.replace(loaded.shards, images_per_shard=2, pixels=True),
-        tokenizer=dataclasses.replace(loaded.tokenizer, size=200, min_frequency=1, min_answer_count=1),
+        tokenizer=dataclasses.replace(loaded.tokenizer, vocab_size=200, min_frequency=1, min_answer_count=1),
     )
 
 

@@ -123,7 +123,6 @@ def _region_source(params: Params, workspace: Workspace) -> Any:
         "cpu",
         min_score=p.min_score,
         max_regions=p.max_regions,
-        batch_size=p.batch_size,
         content=p.content,
     )
     return DetectorSource(extractor, workspace.root)
