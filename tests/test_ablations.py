@@ -14,10 +14,10 @@ from vlp_models.training.scheduled_sampling import make_two_pass_loss
 
 from vlp_models.data.collate import collate_samples
 from vlp_models.data.dataset import ShardDataset
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
+from vlp_models.training.passes import make_loss
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = re.findall(r"`(vlp use [^`]+)`", (ROOT / "docs" / "ablations.md").read_text())
@@ -35,30 +35,17 @@ def test_every_ablation_learns(tmp_path: Path, command: str) -> None:
     data = ShardDataset(toy.shards, "train", "captions", {})
     batch = collate_samples([data[i] for i in range(8)], toy.tokenizer, max_text_len=12, max_regions=4)
     torch.manual_seed(0)
-    model = build_model(
-        "tden",
-        {**params.model.config, **TINY},
+    facts = DataFacts(
         vocab_size=toy.tokenizer.vocab_size,
-        feature_dim=batch.image.features_BRF.shape[-1],  # type: ignore[union-attr]
-        num_classes=4,
         mask_id=toy.tokenizer.mask_id,
+        feature_dim=batch.image.features_BRF.shape[-1],
+        num_classes=4,
     )
-    p, sampling = params.pretrain, params.scheduled_sampling
-    names = set(p.objectives if sampling.scheme == "none" else sampling.objectives)
-    recipe = make_recipe("sum", dict.fromkeys(names, 1.0), known=model.objectives, seed=0)  # type: ignore[arg-type]
-    if sampling.scheme == "none":
-        loss = PretrainingLoss(model=model, recipe=recipe, mask_probability=0.3)
-    else:
-        loss = make_two_pass_loss(
-            model,
-            recipe,
-            name="tden",
-            mask_probability=0.3,
-            scheme=sampling.scheme,
-            sample=sampling.sample,
-            ramp=sampling.ramp,
-        )
+    model = build_model("tden", {**params.models["tden"].config, **TINY}, facts)
+    run = params.pretrain["tden"]
+    loss = make_loss(model, run.recipe, run.passes, name="tden")
     learnt = loss(batch, update=0, generator=torch.Generator().manual_seed(0))
     learnt.mean.backward()
     assert learnt.mean.isfinite()
-    assert {name.removesuffix("_pass2") for name in learnt.parts if "accuracy" not in name} == names
+    names = {name.removesuffix("_pass2") for name in learnt.parts if "accuracy" not in name}
+    assert names == {name for name, one in run.recipe.objectives.items() if one.weight}

@@ -17,13 +17,14 @@ from vlp_models.data.collate import collate_samples
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.params import (
     ObjectiveParams,
     OptimizerParams,
     Params,
     PassesParams,
     RecipeParams,
+    SnapshotParams,
     TrainerParams,
     load_params,
     to_plain,
@@ -65,10 +66,12 @@ class Toy:
         return build_model(
             "tden",
             {**TINY, **config},
-            vocab_size=self.tokenizer.vocab_size,
-            feature_dim=FEATURE_DIM,
-            num_classes=len(CLASSES),
-            mask_id=self.tokenizer.mask_id,
+            DataFacts(
+                vocab_size=self.tokenizer.vocab_size,
+                mask_id=self.tokenizer.mask_id,
+                feature_dim=FEATURE_DIM,
+                num_classes=len(CLASSES),
+            ),
         )
 
     def fit(
@@ -87,6 +90,7 @@ class Toy:
         optimizer: Mapping[str, Any] | None = None,
         loss: Any = None,
         tracker: Any = None,
+        snapshots: SnapshotParams | None = None,
         **trainer: Any,
     ) -> tuple[nn.Module, Any]:
         """Pretrains (by default a fresh model), resuming whatever lies in `work`."""
@@ -119,6 +123,7 @@ class Toy:
             max_steps=0,
             accumulate=accumulate,
             optimizer=OptimizerParams(**{"lr": 1e-3, "ema_decay": ema_decay, **(optimizer or {})}),
+            snapshots=snapshots or SnapshotParams(),
         )
         result = fit(
             model,
@@ -203,6 +208,12 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
         "label": said == colour,
         "group": image_id,
     }
+    sure = {"text": f"the {name} is {COLOURS[said]}", "gold_label": "entailment" if said == colour else "contradiction"}
+    open_ = {"text": f"what is a {name}", "gold_label": "neutral"}
+    hypotheses = [
+        {"hypothesis_id": f"{image_id}/h{i}", "annotator_labels": [row["gold_label"]] * 2 + ["neutral"], **row}
+        for i, row in enumerate((sure, open_))
+    ]
     colours = [COLOURS[i] if i < 3 else "a" for i in (colour, *(i for i in range(4) if i != colour))]
     shapes = [CLASSES[i] if i else "a" for i in (shape, *(i for i in range(4) if i != shape))]
     order = [int(i) for i in np.random.default_rng(len(image_id) + 7 * shape + colour).permutation(4)]
@@ -226,6 +237,7 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
             "questions": [question],
             "statements": [statement],
             "choices": [choice],
+            "hypotheses": hypotheses,
         },
     )
 

@@ -13,7 +13,10 @@ from typing import Annotated
 
 import typer
 
-from vlp_models.errors import VLPError, is_disk_full
+from vlp_models.errors import ParamsError, VLPError, is_disk_full
+from vlp_models.tasks import TASKS
+
+NAMED = f"A task: {', '.join(TASKS)}."
 
 app = typer.Typer(
     name="vlp",
@@ -149,11 +152,9 @@ def answer(
 ) -> None:
     """Answers a question about an image with the champion, with the five most likely answers."""
     from vlp_models.commands import predict
+    from vlp_models.tasks import task_class
 
-    prediction = predict("vqa", [image], [question], model)[0]
-    print(prediction["answer"])
-    for text, probability in prediction["top"]:
-        print(f"  {probability:6.1%}  {text}")
+    print("\n".join(task_class("vqa").spoken(predict("vqa", [image], [question], model)[0])))
 
 
 @app.command()
@@ -164,14 +165,34 @@ def judge(
 ) -> None:
     """Says whether a statement about an image is true, with the champion (NLVR)."""
     from vlp_models.commands import predict
+    from vlp_models.tasks import task_class
 
-    prediction = predict("nlvr", [image], [statement], model)[0]
-    print(f"{str(prediction['prediction']).lower()}  (p = {prediction['p_true']:.2f})")
+    print("\n".join(task_class("nlvr").spoken(predict("nlvr", [image], [statement], model)[0])))
+
+
+@app.command(name="predict")
+def predict_task(
+    task: Annotated[str, typer.Argument(help=NAMED)],
+    image: Annotated[str, typer.Argument(help="An image file.")],
+    text: Annotated[str, typer.Argument(help="What is asked of it, in quotes: a question, a statement, ...")] = "",
+    model: Annotated[str, typer.Option(help="Registered model; default: the task's champion.")] = "",
+) -> None:
+    """What a task's champion says of an image. `caption`, `answer` and `judge` are short for some of them."""
+    from vlp_models.commands import predict
+    from vlp_models.tasks import task_class
+
+    asked = task_class(task).words
+    if asked is None:
+        raise ParamsError(f"the task {task} is not served: it does not look at one image at a time")
+    if asked.text and not text:
+        raise ParamsError(f"vlp predict {task} IMAGE TEXT: the text is missing, its {asked.text}")
+    for prediction in predict(task, [image], [text] if asked.text else None, model):
+        print("\n".join(task_class(task).spoken(prediction)))
 
 
 @app.command()
 def promote(
-    task: Annotated[str, typer.Argument(help="captioning, vqa, nlvr, retrieval or vcr.")],
+    task: Annotated[str, typer.Argument(help=NAMED)],
     version: Annotated[int, typer.Option(help="The version to promote; default: the challenger.")] = 0,
     force_first: Annotated[bool, typer.Option(help="A first champion may miss floors and validation.")] = False,
     by: Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")] = "",
@@ -188,7 +209,7 @@ def promote(
 
 @app.command()
 def rollback(
-    task: Annotated[str, typer.Argument(help="captioning, vqa, nlvr, retrieval or vcr.")],
+    task: Annotated[str, typer.Argument(help=NAMED)],
     by: Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")] = "",
 ) -> None:
     """Restores the champion before; the one withdrawn is promoted again only by its number."""
@@ -201,7 +222,7 @@ def rollback(
 
 @app.command()
 def history(
-    task: Annotated[str, typer.Argument(help="captioning, vqa, nlvr, retrieval or vcr.")],
+    task: Annotated[str, typer.Argument(help=NAMED)],
     as_json: Annotated[bool, typer.Option("--json", help="The entries as JSON lines.")] = False,
 ) -> None:
     """Every decision on a task's champion, from the ledger; checks the ledger's chain."""
@@ -239,7 +260,7 @@ def status(
 
 @app.command()
 def evaluate_alias(
-    task: Annotated[str, typer.Argument(help="captioning, vqa, nlvr, retrieval or vcr.")],
+    task: Annotated[str, typer.Argument(help=NAMED)],
     alias: Annotated[str, typer.Argument(help="champion, challenger or previous.")] = "champion",
 ) -> None:
     """Scores a registered model on the test split as it is now, into reports/aliases/."""

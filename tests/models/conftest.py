@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from vlp_models.data.batch import Batch, Regions, Text
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.tden.model import TDEN
 
 VOCAB, FEATURES, CLASSES = 30, 6, 5
+FACTS = DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURES, num_classes=CLASSES)
 TINY = {
     "hidden": 16,
     "heads": 2,
@@ -28,7 +29,7 @@ TINY = {
 
 def build_tiny(seed: int = 0, **overrides: object) -> TDEN:
     torch.manual_seed(seed)
-    model = build_model("tden", {**TINY, **overrides}, vocab_size=VOCAB, feature_dim=FEATURES, num_classes=CLASSES)
+    model = build_model("tden", {**TINY, **overrides}, FACTS)
     assert isinstance(model, TDEN)
     return model.double().eval()
 

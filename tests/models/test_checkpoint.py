@@ -13,7 +13,8 @@ from torch import nn
 from toy_world import CLASSES, FEATURE_DIM, Toy, make_toy, same_weights
 
 from vlp_models.errors import CheckpointError
-from vlp_models.models.checkpoint import load_model, load_strictly, write_checkpoint, write_sums
+from vlp_models.models.checkpoint import load_model, load_strictly, read_config, write_checkpoint, write_sums
+from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import to_plain
 
 
@@ -22,20 +23,17 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return make_toy(tmp_path_factory.mktemp("toy"))
 
 
+def described(**more: Any) -> CheckpointInfo:
+    facts: dict[str, Any] = {"detector_id": "toy", "feature_dim": FEATURE_DIM, "classes": tuple(CLASSES)}
+    facts |= {"family": "tden", "name": "mine", "model_config": {}, "max_text_len": 12, "max_regions": 4}
+    return CheckpointInfo(**{**facts, **more})
+
+
 def write(toy: Toy, directory: Path, **config: Any) -> nn.Module:
     model = toy.model(**config)
-    described = {
-        "model": "tden",
-        "model_config": to_plain(model.config),
-        "task": None,
-        "max_text_len": 12,
-        "max_regions": 4,
-        "detector_id": "toy",
-        "feature_dim": FEATURE_DIM,
-        "classes": CLASSES,
-    }
     directory.mkdir(exist_ok=True)
-    write_checkpoint(directory, nn.ModuleDict({"model": model}), described, toy.tokenizer)
+    info = described(model_config=to_plain(model.config))
+    write_checkpoint(directory, nn.ModuleDict({"model": model}), info, toy.tokenizer)
     return model
 
 
@@ -43,10 +41,30 @@ def write(toy: Toy, directory: Path, **config: Any) -> nn.Module:
 def test_what_was_written_is_read(toy: Toy, tmp_path: Path, tied: bool) -> None:
     model = write(toy, tmp_path, tie_lm_head=tied)
     torch.manual_seed(77)
-    loaded, tokenizer, config = load_model(tmp_path)
+    loaded, tokenizer, info = load_model(tmp_path)
     assert same_weights(model, loaded)
     assert tokenizer.vocabulary == toy.tokenizer.vocabulary
-    assert config["format"] == "vlp-checkpoint/1"
+    assert info == described(model_config=to_plain(model.config))
+    assert json.loads((tmp_path / "config.json").read_text())["format"] == "vlp-checkpoint/2"
+
+
+def test_a_checkpoint_of_the_first_format_is_read(toy: Toy, tmp_path: Path) -> None:
+    """One model a workspace: its name was its family, and captioning's option stood by itself."""
+    model = write(toy, tmp_path)
+    old = {name: value for name, value in described().to_json().items() if name not in ("family", "name", "options")}
+    old |= {"format": "vlp-checkpoint/1", "model": "tden", "model_config": to_plain(model.config)}
+    old |= {"task": "captioning", "label_smoothing": 0.1}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    write_sums(tmp_path)
+    loaded, _, info = load_model(tmp_path)
+    assert same_weights(model, loaded)
+    assert (info.family, info.name, info.task, info.options) == ("tden", "tden", "captioning", {"label_smoothing": 0.1})
+    assert info.classes == tuple(CLASSES)
+    old.pop("max_text_len")
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    write_sums(tmp_path)
+    with pytest.raises(CheckpointError, match=r"config\.json: lacks max_text_len"):
+        read_config(tmp_path)
 
 
 def test_equal_models_give_equal_bytes(toy: Toy, tmp_path: Path) -> None:
@@ -65,10 +83,7 @@ def test_tied_tensors_are_stored_once_and_tied_again(tmp_path: Path, toy: Toy) -
             self.second.weight = self.first.weight
 
     module = Tied()
-    config = dict.fromkeys(
-        ["model", "model_config", "task", "max_text_len", "max_regions", "detector_id", "feature_dim", "classes"]
-    )
-    write_checkpoint(tmp_path, module, config, toy.tokenizer)
+    write_checkpoint(tmp_path, module, described(), toy.tokenizer)
     weights = load_file(tmp_path / "model.safetensors")
     assert list(weights) == ["first.weight"]
     other = Tied()
@@ -100,8 +115,8 @@ def test_another_architecture_is_listed(toy: Toy, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": "other/9"}, "reads vlp-checkpoint/1"),
-        ({"model": "gpt"}, "unknown model `gpt`"),
+        ({"format": "other/9"}, "reads vlp-checkpoint/2 and vlp-checkpoint/1"),
+        ({"family": "gpt"}, "unknown model family `gpt`"),
         ({"feature_dim": 7}, "feature_dim"),
         ({"model_config": {"hiden": 3}}, "did you mean `hidden`"),
     ],

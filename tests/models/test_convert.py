@@ -12,15 +12,17 @@ import torch
 from public_tden import PUBLIC, public_layout, public_task_layout
 from safetensors.torch import save_file
 from torch import Tensor
-from vlp_models.models.tden.convert import convert_xmodaler
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import CheckpointError
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.foreign import read_state_dict
 from vlp_models.models.layers.masks import padding_mask
+from vlp_models.models.layers.packing import Packing
 from vlp_models.models.tden.convert_bert import convert_bert
-from vlp_models.models.tden.model import GENERATION, TDEN, UNDERSTANDING
+from vlp_models.models.tden.model import GENERATION, TDEN
+from vlp_models.models.tden.public.convert import convert_xmodaler
+from vlp_models.objectives.masking import Corruption
 
 VOCAB, FEATURES, CLASSES = 30, 6, 5
 SMALL = {"hidden": 16, "heads": 4, "intermediate": 24, "object_layers": 2, "sentence_layers": 3, "encoder_layers": 2}
@@ -29,8 +31,8 @@ SMALL |= {"decoder_layers": 2, "max_positions": 20}
 
 def build(**config: Any) -> TDEN:
     torch.manual_seed(3)
-    sizes = {"vocab_size": VOCAB, "feature_dim": FEATURES, "num_classes": CLASSES}
-    model = build_model("tden", {**SMALL, "init_std": 0.3, **config}, **sizes)
+    facts = DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURES, num_classes=CLASSES)
+    model = build_model("tden", {**SMALL, "init_std": 0.3, **config}, facts)
     assert isinstance(model, TDEN)
     with torch.no_grad():  # norms and biases that tell themselves apart
         for tensor in [*model.parameters(), *(b for n, b in model.named_buffers() if "running" in n)]:
@@ -40,10 +42,9 @@ def build(**config: Any) -> TDEN:
 
 def rebuilt(state: dict[str, Tensor]) -> TDEN:
     converted = convert_xmodaler(state, heads=4)
-    sizes = {name: converted.config.pop(name) for name in ("vocab_size", "feature_dim")}
-    sizes["num_classes"] = converted.config.pop("num_classes", CLASSES)
+    facts = DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURES, num_classes=CLASSES)
     torch.manual_seed(9)
-    model = build_model("tden", converted.config, **sizes)
+    model = build_model("tden", converted.config, facts)
     result = model.load_state_dict(converted.weights, strict=False)
     assert not result.unexpected_keys
     assert isinstance(model, TDEN)
@@ -53,17 +54,16 @@ def rebuilt(state: dict[str, Tensor]) -> TDEN:
 def outputs(model: TDEN, batch: Batch) -> dict[str, Tensor]:
     """Everything that pretraining trains."""
     model = model.double()
-    visual, (text, mask) = model.encode_image(batch.image), (batch.text.ids_BT, batch.text.mask_BT)
-    words, regions = mask & (text > 10), batch.image.mask_BR
-    both = {"encoder_ids_BT": text, "decoder_ids_BT": text}
-    output = model.run_pass(visual, mask, **both, words_BT=words, regions_BR=regions)
+    every, text = dict.fromkeys(model.objectives), batch.text
+    seen = Corruption(ids_BT=text.ids_BT, words_BT=text.mask_BT & (text.ids_BT > 10), regions_BR=batch.image.mask_BR)
+    output = model.masked_pass(batch, seen, model.encode_corrupted(batch, seen), every)
     losses = model.pretraining_losses(
-        batch, objectives=model.objectives, generator=torch.Generator().manual_seed(0), mask_probability=0.3
+        batch, objectives=every, generator=torch.Generator().manual_seed(0), mask_probability=0.3
     )
     return {
-        "mlm": output.mlm_logits_MV,
-        "moc": output.moc_logits_KC,
-        "msg": output.msg_logits_NV,
+        "mlm": output.word_logits["encoder"],
+        "moc": output.losses["moc"].mean,
+        "msg": output.word_logits["decoder"],
         "image": model.embed_image(batch.image),
         "text": model.embed_text(batch.text),
         "caption": model.generation_logits(batch.image, batch.text),
@@ -147,14 +147,15 @@ def test_a_vqa_or_vcr_model_gives_what_the_public_code_computes(make_batch: Call
     got = got + weights.get("fused.bias", weights.get("bias"))
 
     model = model.double()
-    visual, mask = model.encode_image(batch.image), text.mask_BT
+    visual, mask, packing = model.encode_image(batch.image), text.mask_BT, Packing.of(text.mask_BT)
     types = last.long() if kind == "vcr" else torch.zeros_like(text.ids_BT)
-    words = model.text_embedding(text.ids_BT, types)
+    words = model.text_embedding(text.ids_BT, types, torch.arange(text.ids_BT.shape[1]))
     for block in model.sentence_encoder:
         words = block(words, padding_mask(mask))
-    understood, images = model.cross_encode(words, mask, visual)
-    pooled = sum(public_pooler(state, f"v_pooler.{i}", x, visual.mask_BS) for i, x in enumerate(images))
-    expected = public_logits(state, "u", pooled * public_pooler(state, "u_pooler", understood, mask))
+    understood, images = model.cross_encode(packing.pack(words), packing, visual)
+    regions = visual.packing
+    pooled = sum(public_pooler(state, f"v_pooler.{i}", regions.pad(x), regions.mask_BT) for i, x in enumerate(images))
+    expected = public_logits(state, "u", pooled * public_pooler(state, "u_pooler", packing.pad(understood), mask))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
     if kind == "vcr":
         assert fused.decoder_BP is None
@@ -162,11 +163,12 @@ def test_a_vqa_or_vcr_model_gives_what_the_public_code_computes(make_batch: Call
         assert not torch.allclose(plain.pooled_BP, fused.pooled_BP), "the segments' types matter"
         assert "cross_decoder.0.attention.qkv.weight" not in converted.weights
         return
-    decoded = model.decode(words, padding_mask(mask), images[-1], visual.mask_BS)
+    memory = model.remember(images[-1], regions, None)
+    decoded = packing.pad(model.decode(packing.pack(words), packing, memory, padding_mask(mask)))
     got = fused.decoder_BP @ weights["decoder.weight"].T + weights["decoder.bias"]
     expected = public_logits(state, "g", public_pooler(state, "g_pooler", decoded, mask))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
-    assert not torch.allclose(model.encode_text({GENERATION: text.ids_BT}, mask)[GENERATION], words)
+    assert not torch.allclose(model.encode_text(text.ids_BT, packing, GENERATION), packing.pack(words))
 
 
 def test_what_differs_from_the_layout_is_listed() -> None:
@@ -261,10 +263,9 @@ def test_bert_is_the_sentence_encoder(tmp_path: Path, old_names: bool) -> None:
     ids = torch.randint(5, VOCAB, (3, 7))
     mask = torch.arange(7) < torch.tensor([[7], [4], [2]])
     wanted = bert(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)
-    encoded = model.encode_text({UNDERSTANDING: ids}, mask)[UNDERSTANDING]
-    torch.testing.assert_close(encoded[mask], wanted.hidden_states[-1][mask], rtol=0, atol=1e-5)
-    logits = model.predict_words(encoded)
-    torch.testing.assert_close(logits[mask], wanted.prediction_logits[mask], rtol=0, atol=1e-4)
+    encoded = model.encode_text(ids, Packing.of(mask))
+    torch.testing.assert_close(encoded, wanted.hidden_states[-1][mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.predict_words(encoded), wanted.prediction_logits[mask], rtol=0, atol=1e-4)
 
 
 def test_a_bert_of_other_sizes_is_refused() -> None:

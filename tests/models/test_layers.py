@@ -12,6 +12,7 @@ from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock
 from vlp_models.models.layers.embeddings import RegionEmbedding
 from vlp_models.models.layers.init import init_weights
 from vlp_models.models.layers.masks import causal_mask, padding_mask
+from vlp_models.models.layers.packing import Packing, changed_from, take
 from vlp_models.models.layers.pooling import AttentionPooler
 
 SIZES = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-5}
@@ -83,17 +84,17 @@ def test_decoder_block_equals_torch(x):
     everything = torch.ones(3, 9, dtype=torch.bool)
     causal = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
     expected = theirs(x, memory, tgt_mask=causal, tgt_key_padding_mask=torch.zeros(3, 6).double())
-    mask = causal_mask(torch.ones(3, 6, dtype=torch.bool))
-    torch.testing.assert_close(ours(x, mask, memory, padding_mask(everything)), expected)
+    remembered = ours.cross.project(memory)
+    torch.testing.assert_close(ours(x, causal_mask(6), remembered, padding_mask(everything)), expected)
 
 
 def test_pooler_is_a_weighted_mean_of_real_tokens(x):
-    pooler = AttentionPooler(16, 8, dropout=0.0).double()
+    pooler, packing = AttentionPooler(16, 8, dropout=0.0).double(), Packing.of(MASK)
     scores = pooler.score(x)[..., 0]
     for i, length in enumerate(MASK.sum(1)):
         weights = scores[i, :length].softmax(0)
         expected = pooler.project((weights[:, None] * x[i, :length]).sum(0))
-        torch.testing.assert_close(pooler(x, MASK)[i], expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(pooler(packing.pack(x), packing)[i], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_region_embedding_begins_with_the_mean_of_visible_regions():
@@ -104,14 +105,14 @@ def test_region_embedding_begins_with_the_mean_of_visible_regions():
         class_probs_BRC=torch.zeros(1, 4, 3),
         mask_BR=torch.tensor([[True, True, True, False]]),
     )
-    x, mask = embedding(regions, torch.tensor([[False, False, True, False]]))
-    assert mask.tolist() == [[True, True, True, True, False]]
+    x, packing = embedding(regions, torch.tensor([[False, False, True, False]]))
+    assert packing.mask_BT.tolist() == [[True, True, True, True, False]]
     features = torch.tensor([[3.0, 1.0], [2.0, 0.0], [4.0, 2.0], [0.0, 0.0]])
     locations = torch.tensor(
         [[0, 0, 1, 1, 1], [0, 0, 0.5, 0.5, 0.25], [0.25, 0.5, 1, 1, 0.375], [0.1, 0.1, 0.2, 0.3, 0.02]]
     )
     expected = embedding.norm(embedding.features(features) + embedding.locations(locations))
-    torch.testing.assert_close(x[0, :4], expected)
+    torch.testing.assert_close(x, expected)
 
 
 def test_initial_weights():
@@ -120,3 +121,89 @@ def test_initial_weights():
     assert float(block.ffn[0].weight.detach().std()) == pytest.approx(0.02, rel=0.03)
     assert not block.attention.qkv.bias.any()
     assert bool((block.ffn_end.norm.weight == 1).all())
+
+
+def test_one_number_keeps_its_own_beginning():
+    """A temperature or a gate that a model begins elsewhere than at 1."""
+    module = nn.Module()
+    module.temperature = nn.Parameter(torch.tensor(0.07))
+    module.norm = nn.LayerNorm(4)
+    nn.init.constant_(module.norm.weight, 3.0)
+    init_weights(module)
+    assert module.temperature.item() == pytest.approx(0.07)
+    assert bool((module.norm.weight == 1).all())
+
+
+def test_packed_tokens_give_what_padded_ones_give(x):
+    """Every block, its gradients as well; what stands in the padding is neither read nor computed."""
+    packing, memory = Packing.of(MASK), torch.randn(3, 9, 16, dtype=torch.float64)
+    encoder, decoder = (b(16, 4, 32, **SIZES).double() for b in (TransformerBlock, DecoderBlock))
+    for block in (encoder, decoder):
+        results = []
+        for packed in (False, True):
+            inputs = x.clone().requires_grad_()
+            rows = packing.pack(inputs) if packed else inputs
+            more = (packing,) if packed else ()
+            if block is encoder:
+                y = block(rows, padding_mask(MASK), *more)
+            else:
+                remembered, everything = block.cross.project(memory), torch.ones(3, 1, 1, 9, dtype=torch.bool)
+                y = block(rows, causal_mask(6), remembered, everything, *more, *more)
+            y = y if packed else packing.pack(y)
+            block.zero_grad()
+            (y * torch.arange(16)).sum().backward()
+            results.append([y, inputs.grad, *(p.grad.clone() for p in block.parameters())])
+        for padded_one, packed_one in zip(*results, strict=True):
+            torch.testing.assert_close(packed_one, padded_one, rtol=0, atol=1e-11)
+        assert not results[1][1][~MASK].any()
+
+
+def test_rows_stand_where_their_packing_says():
+    packing = Packing.of(MASK)
+    x = torch.randn(3, 6, 2)
+    assert torch.equal(packing.pad(packing.pack(x)), x * MASK[..., None])
+    assert torch.equal(packing.mask_BT, MASK)
+    assert packing.rows_at(torch.arange(6).expand(3, 6) == 3).tolist() == [3, 9]
+    other = Packing.of(torch.tensor([[True, False], [True, True], [True, True]]))
+    joint = packing.beside(other)
+    assert joint.shape == (3, 8) and joint.split == 11
+    assert joint.mask_BT.sum(1).tolist() == [7, 6, 3]
+    assert joint.positions_M[11:].tolist() == [6, 6, 7, 6, 7]
+
+    owners = packing.by_owner(torch.tensor([1, 0, 1]), 3)  # sentences of 6, 4 and 1 tokens
+    assert owners.shape == (3, 7)
+    assert owners.mask_BT.sum(1).tolist() == [4, 7, 0]
+    assert owners.places_M.tolist() == [*range(7, 13), *range(4), 13]
+    assert packing.by_owner(None, 3) is packing
+
+
+def test_the_gradient_of_taken_rows_is_exact():
+    x, rows = torch.randn(5, 3, dtype=torch.float64, requires_grad=True), torch.tensor([4, 0, 2])
+    assert torch.autograd.gradcheck(lambda t: take(t, rows), (x,))
+
+
+def test_a_second_pass_computes_the_changed_ends_alone():
+    """Values and gradients of both passes, against two passes that compute everything."""
+    block = DecoderBlock(16, 4, 32, **SIZES).double()
+    words = torch.arange(18).reshape(3, 6)
+    later = words.clone()
+    later[0, 3], later[1, 0] = 50, 51
+    table = torch.randn(60, 16, dtype=torch.float64)
+    source = torch.randn(3, 4, 16, dtype=torch.float64)
+
+    def total(reuse):
+        block.zero_grad()
+        memory, everything = block.cross.project(source), torch.ones(3, 1, 1, 4, dtype=torch.bool)
+        first = Packing.of(MASK).keeping()
+        y = block(first.pack(table[words]), causal_mask(6), memory, everything, first, first)
+        again = Packing.of(MASK & changed_from(later, words)).after(first) if reuse else Packing.of(MASK)
+        z = block(again.pack(table[later]), causal_mask(6), memory, everything, again, again)
+        if reuse:
+            assert len(again) == 3 + 4
+            z = first.pad(y).flatten(0, 1).index_copy(0, again.places_M, z)[first.places_M]
+        loss = (y.sin() + 2 * z.cos()).sum()
+        loss.backward()
+        return [loss, *(p.grad.clone() for p in block.parameters())]
+
+    for whole, part in zip(total(False), total(True), strict=True):
+        torch.testing.assert_close(part, whole, rtol=0, atol=1e-11)

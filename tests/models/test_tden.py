@@ -9,7 +9,9 @@ import torch
 
 from vlp_models.data.batch import Batch, Pixels, Regions, Text
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models import build_model, protocols
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.abilities import PROTOCOLS, meets
+from vlp_models.objectives.masking import Corruption
 
 VARIANTS = [
     {},
@@ -25,7 +27,7 @@ VARIANTS = [
     {"use_decoder_in_fusion": False},
     {"fusion_decoder": "apart", "fusion_pooling": "all_layers", "fusion_dim": 24},
     {"structure": "two_stream", "ism_source": "cross_modal"},
-    {"structure": "single_stream", "ism_pooling": "all_layers"},
+    {"structure": "single_stream"},
 ]
 STRUCTURES = ["decoupled", "two_stream", "single_stream"]
 
@@ -39,20 +41,10 @@ def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
             **({} if fused.decoder_BP is None else {"decoder": fused.decoder_BP}),
             "image": model.embed_image(batch.image),
             "text": model.embed_text(batch.text),
-            "scores": model.score_pairs(batch.image, batch.text),
+            "scores": model.score(model.encode_image(batch.image), batch.text, torch.arange(len(batch))),
             "fused text": fused.text_BTD * batch.text.mask_BT[..., None],
             "logits": model.generation_logits(batch.image, batch.text) * batch.text.mask_BT[..., None],
         }
-
-
-def select(batch: Batch, rows: list[int]) -> Batch:
-    image, text = batch.image, batch.text
-    return Batch(
-        sample_ids=tuple(batch.sample_ids[i] for i in rows),
-        image_ids=tuple(batch.image_ids[i] for i in rows),
-        image=Regions(**{f.name: getattr(image, f.name)[rows] for f in dataclasses.fields(image)}),
-        text=Text(ids_BT=text.ids_BT[rows], mask_BT=text.mask_BT[rows]),
-    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -69,11 +61,11 @@ def test_a_sample_does_not_depend_on_its_batch(tiny, batch, variant):
         ),
         text=dataclasses.replace(batch.text, ids_BT=batch.text.ids_BT.masked_fill(~batch.text.mask_BT, 9)),
     )
-    backwards = everything(model, select(noise, [3, 2, 1, 0]))
+    backwards = everything(model, noise.select(torch.tensor([3, 2, 1, 0])))
     for name, value in together.items():
         torch.testing.assert_close(backwards[name].flip(0), value, rtol=0, atol=1e-10, msg=name)
     for i in range(len(batch)):
-        one = select(batch, [i])
+        one = batch.select(torch.tensor([i]))
         length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
         cut = dataclasses.replace(
             one,
@@ -102,15 +94,16 @@ def test_generation_never_sees_later_words(tiny, batch, structure):
 def test_the_caption_leaks_through_the_image_only_if_told_so(tiny, batch, source, leaks):
     """In one pretraining pass, another sentence in the encoder must leave the decoder's predictions alone."""
     model = tiny(decoder_visual_source=source)
-    visual, mask = model.encode_image(batch.image), batch.text.mask_BT
     ids, other = batch.text.ids_BT, batch.text.ids_BT.clone()
     other[:, 1] = 29
-    words = torch.zeros_like(mask)
+    words = torch.zeros_like(batch.text.mask_BT)
     words[:, 1] = True
+    corruption = Corruption(ids_BT=ids, words_BT=words)
+    visual = model.encode_corrupted(batch, corruption)
 
     def predictions(encoder_ids):
-        output = model.run_pass(visual, mask, encoder_ids_BT=encoder_ids, decoder_ids_BT=ids, words_BT=words)
-        return output.mlm_logits_MV, output.msg_logits_NV
+        done = model.masked_pass(batch, corruption, visual, {"mlm": None, "msg": None}, {"encoder": encoder_ids})
+        return done.word_logits["encoder"], done.output.logits_MV
 
     (mlm, msg), (other_mlm, other_msg) = predictions(ids), predictions(other)
     assert not torch.allclose(mlm, other_mlm)
@@ -142,12 +135,12 @@ def test_cached_steps_equal_teacher_forcing(tiny, batch, structure):
         if t == 2:  # within images: the projected image stays shared
             index = copies * 3 + torch.randint(0, 3, (3 * size,), generator=generator)
             state, ids = model.reorder(state, index), ids[index]
-            assert state.memory_mask.shape[0] == size
+            assert state.memory.images == size
         if t == 5:  # hypotheses leave unevenly, images change places
             index = torch.tensor([7, 0, 1, 11, 4])
             state, ids, copies = model.reorder(state, index), ids[index], copies[index]
         logits, state = model.step(ids[:, t], state)
-        images = Regions(**{f.name: getattr(batch.image, f.name)[copies] for f in dataclasses.fields(Regions)})
+        images = batch.image.select(copies)
         prefix = Text(ids_BT=ids[:, : t + 1], mask_BT=torch.ones_like(ids[:, : t + 1], dtype=torch.bool))
         expected = model.generation_logits(images, prefix)[:, -1]
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
@@ -164,8 +157,8 @@ def test_a_structure_has_no_weights_that_it_does_not_use(tiny, structure):
 
 def test_says_what_it_can_do(tiny):
     model = tiny()
-    for protocol in ("Fuses", "Embeds", "ScoresPairs", "Generates", "Pretrains", "PredictsMaskedWords"):
-        assert isinstance(model, getattr(protocols, protocol)), protocol
+    for name, protocol in PROTOCOLS.items():
+        assert isinstance(model, protocol) and meets(type(model), protocol), name
 
 
 def test_one_seed_one_model(tiny):
@@ -184,8 +177,9 @@ def test_sizes_equal_the_public_model():
         "similarity_dim": 1024,
         "pooler_batch_norm": True,
     }
+    facts = DataFacts(vocab_size=30522, mask_id=103, feature_dim=2048, num_classes=1601)
     with torch.device("meta"):
-        model = build_model("tden", public, vocab_size=30522, feature_dim=2048, num_classes=1601)
+        model = build_model("tden", public, facts)
     count = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
     encoders = ["region_embedding", "text_embedding", "object_encoder", "sentence_encoder"]
     pretraining = sum(count.values()) - count["fusion_poolers"] - count["fusion_norm"]
@@ -199,7 +193,7 @@ def test_sizes_equal_the_public_model():
         ({"fusion_dim": 1024, "use_decoder_in_fusion": False}, [*encoders, "cross_encoder"], 1025, 233.53),  # VCR
     ):
         with torch.device("meta"):
-            model = build_model("tden", {**public, **fusion, **own}, vocab_size=30522, feature_dim=2048, num_classes=0)
+            model = build_model("tden", {**public, **fusion, **own}, dataclasses.replace(facts, num_classes=0))
         count = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
         fused = sum(number for name, number in count.items() if name.startswith("fusion_"))
         assert round((sum(count[c] for c in parts) + fused + head + 768) / 1e6, 2) == expected
@@ -214,17 +208,20 @@ def test_sizes_equal_the_public_model():
         ({"vocab_size": 31}, "the data at hand has 30"),
         ({"decoder_layers": 0}, "at least one layer"),
         ({"mask_id": 30}, "outside the vocabulary"),
-        ({"structure": "two_stream", "separate_ffn": True}, "for the decoupled structure, not two_stream"),
+        ({"structure": "two_stream", "separate_ffn": True}, "does not go with `structure: two_stream`"),
+        ({"ism_source": "cross_modal", "fusion": "product"}, "`fusion: product` is the public code's"),
     ],
 )
 def test_wrong_configs_are_explained(config, message):
     with pytest.raises(ParamsError, match=message):
-        build_model("tden", config, vocab_size=30, feature_dim=4, num_classes=3)
+        build_model(
+            "tden", config, DataFacts(vocab_size=30, mask_id=config.get("mask_id", 4), feature_dim=4, num_classes=3)
+        )
 
 
 def test_wrong_inputs_are_explained(tiny, batch):
     with pytest.raises(ParamsError, match="known: tden"):
-        build_model("tedn", {}, vocab_size=30, feature_dim=4, num_classes=3)
+        build_model("tedn", {}, DataFacts(vocab_size=30, mask_id=4))
     with pytest.raises(DataError, match="region features"):
         tiny().embed_image(Pixels(pixels_B3HW=torch.zeros(1, 3, 8, 8)))
     model = tiny(max_positions=8)

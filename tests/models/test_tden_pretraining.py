@@ -8,13 +8,23 @@ import pytest
 import torch
 
 from vlp_models.errors import ParamsError
+from vlp_models.objectives.masking import Corruption
 
 ALL = ("mlm", "moc", "ism", "msg")
 
 
 def losses(model, batch, objectives=ALL, seed=0, probability=0.15):
+    """objectives: names, or what each sample learns."""
+    asked = objectives if isinstance(objectives, dict) else dict.fromkeys(objectives)
     generator = torch.Generator().manual_seed(seed)
-    return model.pretraining_losses(batch, objectives=objectives, generator=generator, mask_probability=probability)
+    return model.pretraining_losses(batch, objectives=asked, generator=generator, mask_probability=probability)
+
+
+def one_pass(model, batch, ids, words, regions=None, features=None, after=None):
+    """A pass that reads `ids` with these words and regions hidden."""
+    corruption = Corruption(ids_BT=ids, words_BT=words, regions_BR=regions, hidden_BR=regions)
+    objectives = dict.fromkeys(("mlm", "msg") if regions is None else ("mlm", "moc", "msg"))
+    return model.masked_pass(batch, corruption, model.encode_corrupted(batch, corruption), objectives, after=after)
 
 
 def test_the_four_losses_fall_on_one_batch(tiny, make_batch):
@@ -51,16 +61,14 @@ def test_one_stack_learns_both_ways_and_keeps_them_apart(tiny, batch):
     assert {n for n, p in model.named_parameters() if p.grad is None} <= {
         n for n, _ in model.named_parameters() if n.startswith(("fusion_", "text_pooler", "image_poolers"))
     }
-    visual, mask, ids = model.encode_image(batch.image), batch.text.mask_BT, batch.text.ids_BT
-    words = torch.zeros_like(mask)
+    ids = batch.text.ids_BT
+    words = torch.zeros_like(batch.text.mask_BT)
     words[0, 1] = True
     later = ids.clone()
     later[:, 2:] = (later[:, 2:] + 1) % 30
-    before, after = (
-        model.run_pass(visual, mask, encoder_ids_BT=i, decoder_ids_BT=i, words_BT=words) for i in (ids, later)
-    )
-    assert not torch.allclose(before.mlm_logits_MV, after.mlm_logits_MV)
-    assert torch.equal(before.msg_logits_at(words, mask), after.msg_logits_at(words, mask))
+    before, after = (one_pass(model, batch, i, words).word_logits for i in (ids, later))
+    assert not torch.allclose(before["encoder"], after["encoder"])
+    assert torch.equal(before["decoder"], after["decoder"])
 
 
 def test_cross_modal_matching_equals_its_definition(tiny, make_batch):
@@ -68,12 +76,9 @@ def test_cross_modal_matching_equals_its_definition(tiny, make_batch):
     model = tiny(ism_source="cross_modal")
     batch = dataclasses.replace(make_batch(4), image_ids=("x", "x", "y", "z"))
     ism = losses(model, batch, ["ism"], probability=0.0)["ism"]
-    logits = model.score_pairs(batch.image, batch.text)
-
-    def shifted(image):
-        return type(image)(**{f.name: getattr(image, f.name).roll(1, 0) for f in dataclasses.fields(image)})
-
-    others = model.score_pairs(shifted(batch.image), batch.text)[[0, 2, 3]]
+    state, own = model.encode_image(batch.image), torch.arange(4)
+    logits = model.score(state, batch.text, own)
+    others = model.score(state, batch.text, own.roll(1))[[0, 2, 3]]
     expected = [torch.nn.functional.softplus(-s) for s in logits] + [torch.nn.functional.softplus(s) for s in others]
     torch.testing.assert_close(ism.mean, torch.stack(expected).mean())
     one = losses(model, make_batch(1), ["ism"])["ism"]
@@ -109,18 +114,10 @@ def test_masked_words_and_regions_are_out_of_sight(tiny, batch):
     words[:, 1], regions[:, 0] = True, True
 
     def outputs(ids, features):
-        image = dataclasses.replace(batch.image, features_BRF=features)
-        visual = model.encode_image(image, regions)
-        masked = ids.masked_fill(words, model.config.mask_id)
-        out = model.run_pass(
-            visual,
-            batch.text.mask_BT,
-            encoder_ids_BT=masked,
-            decoder_ids_BT=masked,
-            words_BT=words,
-            regions_BR=regions,
-        )
-        return out.mlm_logits_MV, out.moc_logits_KC, out.msg_logits_NV, model.pool_image(visual)
+        seen = dataclasses.replace(batch, image=dataclasses.replace(batch.image, features_BRF=features))
+        done = one_pass(model, seen, ids.masked_fill(words, model.config.mask_id), words, regions)
+        visual = model.encode_image(seen.image, regions)
+        return done.word_logits["encoder"], done.output.logits_MV, done.losses["moc"].mean, model.pool_image(visual)
 
     ids, features = batch.text.ids_BT.clone(), batch.image.features_BRF.clone()
     before = outputs(ids, features)
@@ -132,28 +129,100 @@ def test_masked_words_and_regions_are_out_of_sight(tiny, batch):
 def test_two_passes_share_the_encoded_image(tiny, batch):
     """The seam of scheduled sampling: sample words from the first pass, run a second with them, learn from both."""
     model = tiny()
-    mask, ids = batch.text.mask_BT, batch.text.ids_BT
-    words = torch.zeros_like(mask)
+    ids = batch.text.ids_BT
+    words = torch.zeros_like(batch.text.mask_BT)
     words[:, 1], words[0, 4] = True, True
-    visual = model.encode_image(batch.image)
     masked = ids.masked_fill(words, model.config.mask_id)
-    first = model.run_pass(visual, mask, encoder_ids_BT=masked, decoder_ids_BT=masked, words_BT=words)
+    first = one_pass(model, batch, masked, words)
 
-    decoder_logits = first.msg_logits_at(words, mask)
-    assert decoder_logits.shape == first.mlm_logits_MV.shape == (5, 30)
+    by_encoder, by_decoder = first.word_logits["encoder"], first.word_logits["decoder"]
+    assert by_decoder.shape == by_encoder.shape == (5, 30)
     full = model.generation_logits(batch.image, dataclasses.replace(batch.text, ids_BT=masked))
-    torch.testing.assert_close(decoder_logits, full[:, :-1][words[:, 1:]], rtol=0, atol=1e-10)
+    torch.testing.assert_close(by_decoder, full[:, :-1][words[:, 1:]], rtol=0, atol=1e-10)
 
-    sampled_e, sampled_d = masked.clone(), masked.clone()
-    sampled_e[words], sampled_d[words] = first.mlm_logits_MV.argmax(-1), decoder_logits.argmax(-1)
-    second = model.run_pass(visual, mask, encoder_ids_BT=sampled_e, decoder_ids_BT=sampled_d, words_BT=words)
-    total = sum(
-        loss.mean
-        for out in (first, second)
-        for loss in model.pass_losses(out, batch, words_BT=words, regions_BR=None).values()
+    corruption = Corruption(ids_BT=masked, words_BT=words)
+    read = {"encoder": masked.clone(), "decoder": masked.clone()}
+    read["encoder"][words], read["decoder"][words] = by_encoder.argmax(-1), by_decoder.argmax(-1)
+    image = model.encode_corrupted(batch, corruption)
+    first, second = (
+        model.masked_pass(batch, corruption, image, {"mlm": None, "msg": None}, ids) for ids in (None, read)
     )
-    total.backward()
+    sum(loss.mean for done in (first, second) for loss in done.losses.values()).backward()
     assert model.object_encoder[0].ffn[0].weight.grad.any()
+
+
+def test_each_sample_learns_what_it_is_asked(tiny, batch):
+    """A loss over some samples is what those alone would give, and nothing else of the batch moves it."""
+    model, whole = tiny(), losses(tiny(), batch, probability=0.5)
+    only = torch.tensor([True, False, True, False])
+    asked = losses(model, batch, dict.fromkeys(ALL, only), probability=0.5)
+    corruption = model.corrupt(
+        batch, objectives=dict.fromkeys(ALL), generator=torch.Generator().manual_seed(0), mask_probability=0.5
+    )
+    rows = only.nonzero().squeeze(1)
+    part = Corruption(**{name: value[rows] for name, value in vars(corruption).items()})
+    alone = batch.select(rows)
+    expected = model.masked_pass(alone, part, model.encode_corrupted(alone, part), dict.fromkeys(ALL)).losses
+    for name in ALL:
+        torch.testing.assert_close(asked[name].mean, expected[name].mean, rtol=0, atol=1e-12, msg=name)
+        assert not torch.isclose(asked[name].mean, whole[name].mean), name
+
+    mixed = losses(model, batch, {"mlm": only, "msg": ~only}, probability=0.5)
+    assert set(mixed) == {"mlm", "msg"}
+    seen = Corruption(ids_BT=part.ids_BT, words_BT=part.words_BT)  # nobody learns regions, so none is hidden
+    expected = model.masked_pass(alone, seen, model.encode_corrupted(alone, seen), {"mlm": None}).losses
+    torch.testing.assert_close(mixed["mlm"].mean, expected["mlm"].mean, rtol=0, atol=1e-12)
+    nobody = losses(model, batch, dict.fromkeys(ALL, only & False), probability=0.5)
+    assert all(loss.mean.item() == 0.0 for loss in nobody.values())
+
+
+def test_a_sentence_that_was_cut_has_no_end_to_learn(tiny, batch):
+    """Its [SEP] stands where a word was; the other words are learnt as ever."""
+    model, text = tiny(), batch.text
+    cut = torch.tensor([True, False, False, False])
+    shorter = dataclasses.replace(batch, text=dataclasses.replace(text, cut_B=cut))
+    whole, less = (losses(model, b, ["msg"], probability=0.0)["msg"] for b in (batch, shorter))
+    assert float(whole.count) - float(less.count) == 1
+    logits = model.generation_logits(batch.image, text).log_softmax(-1)
+    length = int(text.mask_BT[0].sum())
+    end = -logits[0, length - 2, text.ids_BT[0, length - 1]]
+    torch.testing.assert_close(whole.sum - less.sum, end)
+
+
+def test_an_image_without_regions_is_no_target_of_moc(tiny, batch):
+    """`collate_regions` gives it one region of zeros, whose class nobody knows."""
+    image = batch.image
+    hollow = {name: getattr(image, name).clone() for name in ("features_BRF", "boxes_BR4", "class_probs_BRC")}
+    for tensor in hollow.values():
+        tensor[1] = 0
+    mask = image.mask_BR.clone()
+    mask[1] = torch.arange(mask.shape[1]) == 0
+    with_hollow = dataclasses.replace(batch, image=dataclasses.replace(image, **hollow, mask_BR=mask))
+    others = torch.tensor([0, 2, 3])
+    model = tiny()
+    found = losses(model, with_hollow, ["moc"], probability=1.0)["moc"]
+    alone = losses(model, batch.select(others), ["moc"], probability=1.0)["moc"]
+    assert float(found.count) == float(alone.count) == float(image.mask_BR[others].sum())
+    torch.testing.assert_close(found.mean, alone.mean)
+
+
+def test_texts_that_share_an_image_are_learnt_as_with_an_image_each(tiny, batch):
+    """Two sentences of the last image, none of the first: as if every sentence came with a copy."""
+    model, owner = tiny(ism_negatives="hardest"), torch.tensor([3, 1, 3, 2])
+    ids = tuple(batch.image_ids[i] for i in owner)
+    shared = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=owner), image_ids=ids)
+    copied = dataclasses.replace(batch, image=batch.image.select(owner), image_ids=ids)
+    words = batch.text.mask_BT & (torch.arange(9) % 3 == 1) & batch.text.followed_BT
+    regions = batch.image.mask_BR & (torch.arange(5) % 2 == 0)
+    totals = []
+    for one, hidden in ((shared, regions), (copied, regions[owner])):
+        corruption = Corruption(
+            ids_BT=batch.text.ids_BT.masked_fill(words, 4), words_BT=words, regions_BR=hidden, hidden_BR=hidden
+        )
+        done = model.masked_pass(one, corruption, model.encode_corrupted(one, corruption), dict.fromkeys(ALL))
+        totals.append({name: loss.mean for name, loss in done.losses.items()})
+    for name in ALL:
+        torch.testing.assert_close(totals[0][name], totals[1][name], rtol=0, atol=1e-12, msg=name)
 
 
 def test_the_generator_alone_decides_the_corruption(tiny, batch):

@@ -17,9 +17,10 @@ import torch
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import read_config, write_checkpoint
-from vlp_models.params import GateParams, Params, WorldParams, load_params, to_plain
+from vlp_models.models.info import CheckpointInfo
+from vlp_models.params import GateParams, ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.promotion.actions import promote_task
 from vlp_models.promotion.evaluate_alias import evaluate_alias
 from vlp_models.promotion.tables import find_version, print_lineage
@@ -39,12 +40,13 @@ def params() -> Params:
     """VQA alone, ground truth as regions; a gate with a floor any model meets."""
     loaded = load_params(ROOT / "params.yaml")
     gate = GateParams(metric="accuracy", floors={"all": 0.0})
-    world = WorldParams(world="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, size=64)
+    world = WorldParams(world="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
     return dataclasses.replace(
         loaded,
         generate={"scenes": world},
         features=dataclasses.replace(loaded.features, source="boxes"),
-        finetune={"vqa": loaded.finetune["vqa"]},
+        models={"tden": ModelParams(family="tden", config=SIZES)},
+        finetune={"vqa": loaded.finetune["tden-vqa"]},
         evaluate=dataclasses.replace(loaded.evaluate, batch_size=8, bootstrap=50),
         promotion=dataclasses.replace(loaded.promotion, resamples=200, tasks={"vqa": gate}),
     )
@@ -89,28 +91,36 @@ def make_data(params: Params, workspace: Workspace) -> None:
     shards.run(params, workspace)
 
 
-def make_model(workspace: Workspace, seed: int) -> None:
+def make_model(workspace: Workspace, seed: int, run: str = "vqa") -> None:
     """An untrained model with the provenance a training would write."""
     manifest = read_json(workspace.shards / "manifest.json")
     texts = read_table("captions", workspace.validated)["text"].to_pylist()
     tokenizer = Tokenizer.train(texts, 300, 1, True)
     torch.manual_seed(seed)
-    info = {"model": "tden", "model_config": SIZES, "task": "vqa", "max_text_len": 16, "max_regions": 16}
-    info |= {name: manifest[name] for name in ("detector_id", "feature_dim", "classes")}
     indices = {path.name: hash_path(path) for path in workspace.shards.glob("index-*.parquet")}
-    info["provenance"] = {"inputs": {**indices, "init": "1" * 64, "tokenizer": "2" * 64}, "params": {}}
-    model = build_model(
-        "tden",
-        SIZES,
+    facts = DataFacts(
         vocab_size=tokenizer.vocab_size,
+        mask_id=tokenizer.mask_id,
         feature_dim=manifest["feature_dim"],
         num_classes=len(manifest["classes"]),
-        mask_id=tokenizer.mask_id,
     )
-    directory = workspace.checkpoint("vqa")
+    model: Any = build_model("tden", SIZES, facts)
+    info = CheckpointInfo(
+        family="tden",
+        name="tden",
+        model_config=to_plain(model.config),
+        task="vqa",
+        max_text_len=16,
+        max_regions=16,
+        detector_id=manifest["detector_id"],
+        feature_dim=manifest["feature_dim"],
+        classes=tuple(manifest["classes"]),
+        provenance={"inputs": {**indices, "start": "1" * 64, "tokenizer": "2" * 64}, "params": {}},
+    )
+    directory = workspace.checkpoint(f"finetune/{run}")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    write_checkpoint(directory, task_class("vqa")(model, tokenizer, info, answers=ANSWERS), info, tokenizer, ANSWERS)
+    write_checkpoint(directory, task_class("vqa")(model, tokenizer, info, labels=ANSWERS), info, tokenizer, ANSWERS)
 
 
 def accuracy(workspace: Workspace) -> float:
@@ -147,7 +157,7 @@ def test_lineage_comes_from_the_version_alone(
         f"{hash_path(workspace.root / 'params.yaml')}  params.yaml",
         "captions: empty text 1",
         "validation   passed",
-        f"starts from checkpoints/pretrain  sha256 {'1' * 64}",
+        f"starts from checkpoints/pretrain/tden  sha256 {'1' * 64}",
         "detector data/detector  boxes",
         f"tokenizer data/tokenizer  sha256 {'2' * 64}",
         f"scenes test accuracy {accuracy(workspace):.2f}",
@@ -163,16 +173,16 @@ def test_lineage_comes_from_the_version_alone(
 
 def test_on_new_test_data_the_champion_runs_again_from_its_own_bundle(workspace: Workspace, params: Params) -> None:
     """Both ways: the shards hold its features (only they are read), or they don't and its own are made."""
-    champion = workspace.checkpoint("vqa").with_name("kept")
-    shutil.copytree(workspace.checkpoint("vqa"), champion)
-    classes = read_config(champion)["classes"]
+    champion = workspace.root / "kept"
+    shutil.copytree(workspace.checkpoint("finetune/vqa"), champion)
+    classes = list(read_config(champion).classes)
     for seed, regions in ((4, params.features.max_regions), (5, 4)):
         world = dataclasses.replace(params.generate["scenes"], seed=seed, test=8)
         new = dataclasses.replace(params, generate={"scenes": world})
         make_data(new, workspace)
         assert read_json(workspace.shards / "manifest.json")["classes"] == classes, "choose another seed"
-        shutil.rmtree(workspace.checkpoint("vqa"))
-        shutil.copytree(champion, workspace.checkpoint("vqa"))
+        shutil.rmtree(workspace.checkpoint("finetune/vqa"))
+        shutil.copytree(champion, workspace.checkpoint("finetune/vqa"))
         evaluate.run(new, workspace, "vqa")
         expected = accuracy(workspace)  # of the champion, with features as it knows them
 
@@ -193,7 +203,7 @@ def test_on_new_test_data_the_champion_runs_again_from_its_own_bundle(workspace:
         assert read_json(workspace.reports / "promotion" / "vqa.json") == again.plain()
         if decision.outcome == "promoted":
             shutil.rmtree(champion)
-            shutil.copytree(workspace.checkpoint("vqa"), champion)
+            shutil.copytree(workspace.checkpoint("finetune/vqa"), champion)
 
 
 def test_registering_the_same_weights_again_adds_their_new_scores(workspace: Workspace, params: Params) -> None:

@@ -30,7 +30,8 @@ HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 @pytest.fixture(scope="module")
 def params() -> Params:
     loaded = load_params(Path(__file__).parents[2] / "params.yaml")
-    runs = {task: dataclasses.replace(loaded.finetune["vqa"], task=task) for task in ("captioning", "vqa", "nlvr")}
+    run = loaded.finetune["tden-vqa"]
+    runs = {task: dataclasses.replace(run, task=task) for task in ("captioning", "vqa", "nlvr")}
     return dataclasses.replace(loaded, finetune=runs)
 
 
@@ -87,9 +88,7 @@ def workspace(tmp_path: Path) -> Workspace:
     kinds = record("vqa", "accuracy (question type is)", 50.0)
     write_json(made.evaluation("vqa") / "scores.json", [record("vqa", "accuracy", 70.0), kinds])
     write_json(made.evaluation("nlvr") / "scores.json", [record("nlvr", "accuracy", 60.0)])
-    write_text(
-        made.reports / "curves" / "pretrain.csv", "step,loss,mlm,val_loss\n1,3.0,2.0,\n2,2.5,1.5,2.6\n3,nan,1.4,\n"
-    )
+    write_text(made.curve("pretrain/tden"), "step,loss,mlm,val_loss\n1,3.0,2.0,\n2,2.5,1.5,2.6\n3,nan,1.4,\n")
     counts = {"rows": 10, "good": 9, "bad": 1, "bad_percent": 10.0}
     write_json(made.reports / "validation.json", {"tables": {"captions": counts}, "rules": [], "max_bad_percent": 1.0})
     write_json(made.reports / "detector.json", {"AP": 41.5, "per_class": {HOSTILE: 30.0}, "note": "x"})
@@ -149,9 +148,9 @@ def test_summary_is_a_list_of_records_and_metrics_a_mapping(params: Params, work
     assert {r["run"] for r in summary} == {"captioning", "vqa", "nlvr", "validation", "detector"}
     assert len({frozenset(r) for r in summary}) == 1  # the same keys everywhere
     nested = read_json(workspace.reports / "metrics.json")
-    assert nested["captioning"]["scenes test"] == {"CIDEr": 120.5}  # not computed: absent, not zero
-    assert nested["vqa"]["scenes test"] == {"accuracy": 70.0}
-    assert nested["detector"]["all"]["AP"] == 41.5
+    assert nested["evaluate"]["captioning"]["scenes test"] == {"CIDEr": 120.5}  # not computed: absent, not zero
+    assert nested["evaluate"]["vqa"]["scenes test"] == {"accuracy": 70.0}
+    assert nested["detector"]["AP"] == 41.5
 
 
 def test_dvc_shows_the_metrics(params: Params, workspace: Workspace) -> None:
@@ -164,7 +163,7 @@ def test_dvc_shows_the_metrics(params: Params, workspace: Workspace) -> None:
         [*dvc, "metrics", "show", "--json"], cwd=workspace.root, check=True, capture_output=True, text=True
     )
     shown = json.loads(done.stdout)[""]["data"]["reports/metrics.json"]["data"]
-    assert shown["vqa"]["scenes test"]["accuracy"] == 70.0
+    assert shown["evaluate"]["vqa"]["scenes test"]["accuracy"] == 70.0
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_nothing_at_all_is_said_so(params: Params, tmp_path: Path) -> None:
 def test_the_page_takes_little_time(params: Params, workspace: Workspace) -> None:
     """A curve of 50,000 steps is thinned, not drawn whole."""
     lines = "".join(f"{i},{3 - i / 50_000}\n" for i in range(50_000))
-    write_text(workspace.reports / "curves" / "long.csv", f"step,loss\n{lines}")
+    write_text(workspace.curve("finetune/vqa"), f"step,loss\n{lines}")
     start = time.perf_counter()
     text = rendered(params, workspace)
     assert time.perf_counter() - start < 10

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from toy_world import write_workspace
 
 from vlp_models.errors import CheckpointError, DataError, ParamsError
-from vlp_models.params import Params, SelfCriticalParams
+from vlp_models.params import Params
 from vlp_models.stages import finetune, pretrain
 from vlp_models.tasks.load import load_task_model
 from vlp_models.workspace.paths import Workspace
@@ -71,8 +71,8 @@ def test_another_run_of_the_task_hands_on_its_head(workspace: Workspace) -> None
 
 def test_self_critical_training_goes_on_from_a_captioner(workspace: Workspace) -> None:
     """What it leaves is a captioning model, by its checkpoint and by its run."""
-    scst = SelfCriticalParams(samples=2)
-    params = params_of(workspace, captioning_scst={"init": "captioning", "self_critical": scst})
+    scst = {"self_critical": {"samples": 2}}
+    params = params_of(workspace, captioning_scst={"init": "captioning", "options": scst})
     finetune.run(params, workspace, "captioning")
     finetune.run(params, workspace, "captioning_scst")
     task_model = load_task_model(workspace.checkpoint("captioning_scst"))
@@ -81,8 +81,8 @@ def test_self_critical_training_goes_on_from_a_captioner(workspace: Workspace) -
     assert {"reward", "reward_greedy", "val_reward_greedy", "zero_rewards"} <= set(header.split(","))
     assert "reward_share" not in header, "a timing is of the machine, not of the result"
     assert len(rows) == 6, "an epoch has each image once: 44 by eights"
-    with pytest.raises(ParamsError, match=r"vqa_scst\.self_critical"):
-        finetune.run(params_of(workspace, vqa_scst={"self_critical": scst}), workspace, "vqa_scst")
+    with pytest.raises(ParamsError, match=r"vqa_scst\.options\.self_critical"):
+        finetune.run(params_of(workspace, vqa_scst={"options": scst}), workspace, "vqa_scst")
 
 
 def test_scratch_takes_the_architecture_alone(workspace: Workspace) -> None:

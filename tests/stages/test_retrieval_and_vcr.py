@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from toy_world import TINY, TRAINER
-from vlp_models.evaluation.scoring import score_choices, write_official
 
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tables import read_table
@@ -30,6 +29,7 @@ from vlp_models.stages import (
     validate,
 )
 from vlp_models.tasks.load import load_task_model
+from vlp_models.tasks.scoring import Place
 from vlp_models.workspace.paths import Workspace, read_json
 
 ROOT = Path(__file__).parents[2]
@@ -107,8 +107,8 @@ def test_shards_hold_the_questions_and_the_vocabulary_their_words(done: tuple[Wo
         asked = (workspace.root / "data" / "raw" / "scenes" / f"{split}.jsonl").read_text().splitlines()
         assert counts[split]["choices"] == len(asked) - bad > 3, split
     sample = ShardDataset(workspace.shards, "train", "choices")[0]
-    assert len(sample.answers) == len(sample.rationales) == 4
-    assert sample.boxes and all(0 <= v <= 1 for box in sample.boxes for v in box)
+    assert len(sample["answers"]) == len(sample["rationales"]) == 4
+    assert sample["boxes"] and all(0 <= v <= 1 for box in sample["boxes"] for v in box)
     words = (workspace.tokenizer / "vocab.txt").read_text().split()
     assert {"corner", "color", "there"} & set(words)
 
@@ -141,12 +141,13 @@ def test_the_leaderboards_file_is_written_where_labels_are_hidden(
     model = load_task_model(workspace.checkpoint("vcr"))
     dataset = ShardDataset(workspace.shards, "test", "choices")
     known = [dataset[i] for i in range(3)]
-    hidden = [replace(sample, answer_label=None, rationale_label=None) for sample in known]
+    place = Place(source="scenes_vcr", validated=workspace.validated)
+    hidden = [sample.having(answer_label=None, rationale_label=None) for sample in known]
     for samples, written in ((known, False), (hidden, True)):
         rows = model.predict(model.collate(samples), samples)
-        path = write_official("vcr", rows, "scenes_vcr", "test", tmp_path, workspace.validated)
+        path = model.write_official(rows, place, "test", tmp_path)
         assert (path is not None) is written
-        scored = score_choices(rows, samples, "scenes_vcr", workspace.validated, lambda _: None)
+        scored = model.score(rows, samples, place)
         assert (scored.scores[0].value is None) is written
     lines = (tmp_path / "vcr_scenes_vcr_test_predictions.csv").read_text().splitlines()
     assert len(lines) == 4 and lines[1].startswith("test-")
@@ -170,7 +171,9 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
     monkeypatch.chdir(workspace.root)
     text = (workspace.root / "params.yaml").read_text()
     (workspace.root / "params.yaml").write_text(text.replace("negatives: all", "negative: all"))
-    with pytest.raises(ParamsError, match=r"`finetune\.retrieval\.options\.negative`.*its options: negatives, margin"):
+    with pytest.raises(
+        ParamsError, match=r"`finetune\.retrieval\.options\.negative`.*its options: scorer, negatives, margin"
+    ):
         run_pipeline([])
 
 

@@ -107,6 +107,6 @@ def test_datasets_are_searched_apart(toy: Toy) -> None:
 def test_options_are_checked(toy: Toy) -> None:
     with pytest.raises(ParamsError, match=r"margin: 0\.0"):
         make(toy, "retrieval", options={"margin": 0})
-    with pytest.raises(ParamsError, match="`tden` can't embed .* or score pairs"):
+    with pytest.raises(ParamsError, match="`tden` can't embed images and texts apart or score pairs"):
         task_model = make(toy, "retrieval")
         type(task_model)(torch.nn.Linear(1, 1), toy.tokenizer, task_model.info)

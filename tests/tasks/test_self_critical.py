@@ -77,7 +77,7 @@ def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, ba
 
     sep, ends = toy.tokenizer.sep_id, {"max_len": 7, "bos_id": toy.tokenizer.cls_id, "eos_id": toy.tokenizer.sep_id}
     groups = sample(task.model.eval(), batch.image, num_samples=3, generator=generator(), **ends)
-    corpus = {s.image_id: [[*c.split(), SEP] for c in s.captions] for s in samples(toy, "images")}
+    corpus = {s.image_id: [[*c.split(), SEP] for c in s["captions"]] for s in samples(toy, "images")}
     reward = CiderD(DocumentFrequencies.of(corpus.values()), corpus.__getitem__)
     (greedy_captions,) = [[p["greedy"] for p in task.predict(task.collate(images), images)]]
     total, tokens, rewards = 0.0, 0, []

@@ -19,8 +19,8 @@ from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
 from vlp_models.tracking import logger
 from vlp_models.tracking.client import connect
-from vlp_models.tracking.logger import MLflowRun, tracked
-from vlp_models.tracking.spool import replay, waiting
+from vlp_models.tracking.logger import MLflowRun
+from vlp_models.tracking.spool import replay, tracked, waiting
 from vlp_models.training.curve import LOG
 
 

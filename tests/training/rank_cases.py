@@ -38,13 +38,15 @@ from vlp_models.decoding.steps import Hypothesis
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masking import select_tokens
-from vlp_models.objectives.ranks import gather_rows, previous_rows
+from vlp_models.objectives.moving_average import MovingAverage
+from vlp_models.objectives.ranks import gather_rows, previous_rows, take_rows
 from vlp_models.params import PassesParams
 from vlp_models.tasks.captioning import SelfCriticalParams
 from vlp_models.tasks.self_critical import SelfCriticalLoss, self_critical_loss
 from vlp_models.training.fsdp import put_back
 from vlp_models.training.normalise import divided, means, totals
 from vlp_models.training.passes import make_loss
+from vlp_models.training.recipe import make_recipe
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,34 @@ def gathered(rank: int) -> dict[str, Tensor]:
     rows_G2 = gather_rows(own)
     (rows_G2**2 * (rank + 1)).sum().backward()
     assert own.grad is not None
-    return {"rows": rows_G2.detach(), "gradient": own.grad, "previous": previous_rows(own[:, :, None]).detach()}
+    taken_from = own.detach().clone().requires_grad_()
+    taken = take_rows(taken_from, torch.tensor([3, 0, 3] if rank == 0 else [1]))
+    (taken * (rank + 1)).sum().backward()
+    assert taken_from.grad is not None
+    average = MovingAverage(torch.tensor([1.0, 2.0], dtype=torch.float64), decay=0.75)
+    for values in own.detach():  # a micro-batch a row; the second process has one
+        average.add(values)
+    average.update()
+    average.eval()
+    average.add(own.detach()[0])
+    average.update()
+    return {
+        "rows": rows_G2.detach(),
+        "gradient": own.grad,
+        "previous": previous_rows(own[:, :, None]).detach(),
+        "taken": taken.detach(),
+        "taken_gradient": taken_from.grad,
+        "average": average.average,
+        "drawn": drawn_objectives(rank),
+    }
+
+
+def drawn_objectives(rank: int) -> Tensor:
+    """Which of two objectives each of this process's rows learns; the first process has three of seven."""
+    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="draw"), known=ALL)
+    masks = recipe.assign(0, 3 if rank == 0 else 4, generator(1), torch.device("cpu"))
+    assert masks["mlm"] is not None
+    return masks["mlm"]
 
 
 def check_put_back() -> None:

@@ -2,7 +2,8 @@
 
     python rank_fit.py FOLDER SETTINGS        Lightning starts the second process itself
 
-FOLDER: of a toy world; SETTINGS: JSON, what `Toy.fit` takes, `config`, what `Toy.model` takes, and `signal`, what
+FOLDER: of a toy world; SETTINGS: JSON, what `Toy.fit` takes, `config`, what `Toy.model` takes (or `tokens`: true for
+the model of token_toys.py), and `signal`, what
 `SignalAt` does. Each process writes the weights it ends with to FOLDER/WORK/weights-RANK.safetensors, the first
 one also its log.
 """
@@ -18,7 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from safetensors.torch import save_file
-from toy_world import Toy, untimed
+from token_toys import WEIGHTS, Tokens
+from toy_world import CLASSES, FEATURE_DIM, Toy, untimed
 
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import VLPError
@@ -47,7 +49,12 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
     work = folder / settings.pop("work")
     work.mkdir(exist_ok=True)
     (work / f"pid-{os.environ.get('LOCAL_RANK', '0')}").write_text(str(os.getpid()))
-    model = toy.model(**settings.pop("config", {}))
+    config = settings.pop("config", {})
+    if settings.pop("tokens", False):
+        model: Any = Tokens(toy.tokenizer.vocab_size, FEATURE_DIM, len(CLASSES))
+        settings["objectives"] = WEIGHTS
+    else:
+        model = toy.model(**config)
     signal = settings.pop("signal", None)
     tracker = SignalAt(work, **signal) if signal else None
     model, result = toy.fit(work, model, tracker=tracker, **{"devices": 2, **settings})

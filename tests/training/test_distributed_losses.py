@@ -12,6 +12,9 @@ import torch
 from rank_cases import cases, learn
 from safetensors.torch import load_file
 from toy_world import make_toy
+from two_pass_toys import ALL, generator, recipe_of
+
+from vlp_models.training.recipe import make_recipe
 
 RANKS = 2
 
@@ -56,3 +59,27 @@ def test_gathered_rows_carry_gradients_home(learned: Path) -> None:
         assert torch.equal(found["rows"], rows)
         assert torch.equal(found["gradient"], 2 * rows[own] * (1 + 2))
         assert torch.equal(found["previous"][:, :, 0], rows.roll(1, 0)[own])
+
+
+def test_any_rows_can_be_taken_and_gradients_find_home(learned: Path) -> None:
+    rows = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [7.0, 8.0]], dtype=torch.float64)
+    first, second = (load_file(learned / f"gathered-{rank}.safetensors") for rank in range(RANKS))
+    assert torch.equal(first["taken"], rows[[3, 0, 3]]) and torch.equal(second["taken"], rows[[1]])
+    # the first process takes row 0 once and row 3 twice, the second row 1, whose derivative is 2
+    assert first["taken_gradient"][:, 0].tolist() == [1.0, 2.0, 0.0]
+    assert second["taken_gradient"][:, 0].tolist() == [2.0]
+
+
+def test_a_moving_average_follows_all_processes_once_an_update(learned: Path) -> None:
+    total = torch.tensor([0.0 + 2 + 4 + 7, 1.0 + 3 + 5 + 8], dtype=torch.float64)
+    wanted = 0.75 * torch.tensor([1.0, 2.0], dtype=torch.float64) + 0.25 * total
+    for rank in range(RANKS):
+        assert torch.equal(load_file(learned / f"gathered-{rank}.safetensors")["average"], wanted)
+
+
+def test_a_sample_draws_the_same_objective_whoever_holds_it(learned: Path) -> None:
+    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="draw"), known=ALL)
+    alone = recipe.assign(0, 7, generator(1), torch.device("cpu"))["mlm"]
+    drawn = [load_file(learned / f"gathered-{rank}.safetensors")["drawn"] for rank in range(RANKS)]
+    assert alone is not None and alone.any() and not alone.all()
+    assert torch.equal(torch.cat(drawn), alone)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,46 +139,57 @@ def test_a_broken_input_is_named(toy: Toy, tmp_path: Path) -> None:
         toy.fit(tmp_path / "work", model, loss=loss)
 
 
-def test_two_batches_of_eight_are_one_of_sixteen(toy: Toy, tmp_path: Path) -> None:
-    """For an objective without in-batch negatives, whose samples all have as many targets."""
-    settings = {
-        "objectives": {"msg": 1.0},
-        "mask_probability": 0.0,
-        "max_epochs": 1,
-        "optimizer": {"clip_norm": 0.0, "schedule": "constant", "warmup_fraction": 0.0, "eps": 1e-4},
-    }
-    models = []
-    for batch_size, accumulate in ((16, 1), (8, 2)):
-        model = toy.model(dropout=0.0, attention_dropout=0.0).double()
-        work = tmp_path / str(accumulate)
-        with pytest.raises(InterruptedError):  # before the last, smaller batch
-            toy.fit(
-                work,
-                model,
-                batch_size=batch_size,
-                accumulate=accumulate,
-                loss=DoubleLoss(model),
-                tracker=KilledAt(work, 2),
-                **settings,
-            )
-        models.append(model)
-    for (name, a), (_, b) in zip(models[0].state_dict().items(), models[1].state_dict().items(), strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=1e-10), name
+def test_a_batch_without_image_or_text_is_looked_through() -> None:
+    """What the message about a broken input reads."""
+    from vlp_models.data.batch import Pixels
+    from vlp_models.training.module import _non_finite_inputs
+
+    pixels = torch.zeros(2, 3, 4, 4)
+    pixels[1, 0, 0, 0] = float("nan")
+    targets = torch.tensor([float("inf"), 1.0])
+
+    def named(**parts: Any) -> list[str]:
+        given = {"image": None, "text": None, "targets": None, **parts}
+        return _non_finite_inputs(Batch(sample_ids=("a", "b"), image_ids=("a", "b"), **given))
+
+    assert named() == []
+    assert named(image=Pixels(pixels_B3HW=pixels)) == ["b"]
+    assert named(targets=targets) == ["a"]
 
 
-class DoubleLoss:
-    """MSG in float64, where the order of a sum is all that may differ."""
+class Counting(torch.nn.Module):
+    """A weight, and two buffers that every forward pass moves."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(()))
+        self.objectives = ("mlm",)
 
-    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
-        image = replace(batch.image, features_BRF=batch.image.features_BRF.double(), boxes_BR4=batch.image.boxes_BR4)
-        image = replace(image, boxes_BR4=image.boxes_BR4.double())
-        losses = self.model.pretraining_losses(
-            replace(batch, image=image), objectives=["msg"], generator=generator, mask_probability=0.0
-        )
-        return losses["msg"]
+    def loss(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+        if update is not None:
+            self.passes += 1
+            self.mean.lerp_(torch.full((), 10.0), 0.5)
+        total = self.weight * (float("nan") if self.passes == 7 else 1.0)
+        return Loss(sum=total, count=1, parts={})
+
+
+def test_after_a_loss_that_is_no_number_buffers_are_as_before_the_update(toy: Toy, tmp_path: Path) -> None:
+    model = Counting()
+    with pytest.raises(NonFiniteLossError, match=r"step 3: .*weights and buffers are as they were"):
+        toy.fit(tmp_path / "work", model, loss=model.loss, accumulate=2, objectives={"mlm": 1.0})
+    assert int(model.passes) == 6  # of the window's two passes neither is left
+    assert float(model.mean) == 10 - 10 / 2**6
+
+
+def test_an_average_takes_buffers_as_they_are(toy: Toy, tmp_path: Path) -> None:
+    settings = {"objectives": {"mlm": 1.0}, "max_epochs": 1}
+    last, average = Counting(), Counting()
+    toy.fit(tmp_path / "last", last, loss=last.loss, **settings)
+    toy.fit(tmp_path / "average", average, loss=average.loss, ema_decay=0.9, **settings)
+    assert torch.equal(last.mean, average.mean) and torch.equal(last.passes, average.passes)
+    assert float((1 - average.weight).detach().abs()) < 0.5 * float((1 - last.weight).detach().abs())
 
 
 def test_the_average_is_what_a_run_with_ema_returns(toy: Toy, tmp_path: Path) -> None:

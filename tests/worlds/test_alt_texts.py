@@ -19,7 +19,7 @@ from vlp_models.worlds.scenes.checker import check
 from vlp_models.worlds.scenes.language import VOCABULARY, words_of
 from vlp_models.worlds.scenes.objects import write
 
-WEB = WorldParams(world="web", seed=5, train=600, val=5, test=5, size=64)
+WEB = WorldParams(world="web", seed=5, train=600, val=5, test=5, side=64)
 SHARES = ("mismatched", "hypernyms", "lost_words", "boilerplate")
 
 
@@ -105,7 +105,7 @@ def test_a_web_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any])
 
 
 def test_captions_without_misspellings_are_all_true(tmp_path: Path) -> None:
-    write(WorldParams(world="objects", seed=2, train=60, val=0, test=0, size=64, misspelt=0.0), tmp_path)
+    write(WorldParams(world="objects", seed=2, train=60, val=0, test=0, side=64, misspelt=0.0), tmp_path)
     scenes = {s["image_id"]: s for s in map(json.loads, (tmp_path / "scenes.jsonl").read_text().splitlines())}
     told = json.loads((tmp_path / "annotations" / "captions_scenes.json").read_text())["annotations"]
     for row in told:

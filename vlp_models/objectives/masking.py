@@ -86,7 +86,11 @@ def select_regions(mask_BR: Tensor, probability: float, generator: torch.Generat
 
 
 def overlapping(selected_BR: Tensor, boxes_BR4: Tensor, threshold: float = OVERLAP) -> Tensor:
-    """True at the selected regions and at those whose IoU with a selected one is above `threshold`."""
+    """True at the selected regions and at those whose IoU with a selected one is above `threshold`.
+
+    Boxes are continuous: x2 - x1 is a width. The public TDEN code adds a pixel to each side, as for pixels counted
+    from 0, so that for every 200 hidden regions one or so differs.
+    """
     top_left = torch.maximum(boxes_BR4[:, :, None, :2], boxes_BR4[:, None, :, :2])
     bottom_right = torch.minimum(boxes_BR4[:, :, None, 2:], boxes_BR4[:, None, :, 2:])
     intersection_BRR = (bottom_right - top_left).clamp(min=0).prod(-1)

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vlp_models.objectives.categorical import draw_categorical
 from vlp_models.objectives.masking import draw_uniform
 
 
@@ -26,15 +27,12 @@ def share_at(update: int | None, *, start: float, end: float, steps: int) -> flo
 def sample_words(logits_MV: Tensor, *, how: Literal["multinomial", "argmax"], generator: torch.Generator) -> Tensor:
     """Word ids, int64 [M]: drawn from the predicted distributions (the paper) or the most probable (its code).
 
-    No gradient passes. Drawn by inversion, one uniform number a word, which comes from the generator's own device.
+    No gradient passes.
     """
     logits_MV = logits_MV.detach()
     if how == "argmax":
         return logits_MV.argmax(-1)
-    cumulative_MV = logits_MV.float().softmax(-1).cumsum(-1)
-    place_M1 = draw_uniform((len(logits_MV), 1), generator, logits_MV.device) * cumulative_MV[:, -1:]
-    ids_M = torch.searchsorted(cumulative_MV, place_M1, right=True).squeeze(-1)
-    return ids_M.clamp(max=logits_MV.shape[-1] - 1)
+    return draw_categorical(logits_MV.float().softmax(-1), generator)
 
 
 def select_replaced(words_BT: Tensor, share: float, generator: torch.Generator) -> Tensor:

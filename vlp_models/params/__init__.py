@@ -23,7 +23,7 @@ from vlp_models.params.data import (
 from vlp_models.params.flow import FlowParams
 from vlp_models.params.incoming import DriftParams, IncomingParams
 from vlp_models.params.operations import EvaluateParams, TrackingParams
-from vlp_models.params.optimizer import OptimizerParams
+from vlp_models.params.optimizer import GroupParams, OptimizerParams
 from vlp_models.params.promotion import GateParams, PromotionParams
 from vlp_models.params.recipe import ObjectiveParams, PassesParams, RampParams, RecipeParams
 from vlp_models.params.runs import (
@@ -36,6 +36,7 @@ from vlp_models.params.runs import (
     split_start,
 )
 from vlp_models.params.schema import build, nearest, to_plain
+from vlp_models.params.snapshots import SnapshotParams
 
 __all__ = [
     "ClusterParams",
@@ -46,6 +47,7 @@ __all__ = [
     "FinetuneParams",
     "FlowParams",
     "GateParams",
+    "GroupParams",
     "IncomingParams",
     "ModelParams",
     "ObjectiveParams",
@@ -57,6 +59,7 @@ __all__ = [
     "RampParams",
     "RecipeParams",
     "ShardsParams",
+    "SnapshotParams",
     "SourceParams",
     "TokenizerParams",
     "TrackingParams",

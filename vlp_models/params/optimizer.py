@@ -6,20 +6,46 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, Share
+
+Kind = Literal["adamw", "adam", "sgd", "muon"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupParams:
+    """What a part of the model has of its own; what is null is as in the run's `optimizer`.
+
+    muon: for the group's matrices; its other parameters have AdamW with the run's `lr`.
+    frozen: never updated, its statistics neither. frozen_epochs: not in the first epochs.
+    """
+
+    kind: Kind | None = None
+    lr: NonNegativeFloat | None = None
+    weight_decay: NonNegativeFloat | None = None
+    momentum: Share | None = None  # sgd: 0.9, muon: 0.95
+    frozen: bool = False
+    frozen_epochs: NonNegativeInt = 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerParams:
-    lr: float
-    muon_lr: float = 0.0  # of the blocks' matrices, by Muon; 0: AdamW for them, too
-    weight_decay: float = 0.01
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    eps: float = 1e-8
-    warmup_fraction: float = 0.1
-    schedule: Literal["linear", "cosine", "constant", "steps"] = "linear"
+    """groups: name -> what is different there; a model's names are those of its parts (training/groups.py)."""
+
+    lr: NonNegativeFloat
+    kind: Literal["adamw", "adam"] = "adamw"
+    muon_lr: NonNegativeFloat = 0.0  # of the blocks' matrices, by Muon; 0: AdamW for them, too
+    muon_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the hardware multiplies in it
+    weight_decay: NonNegativeFloat = 0.01
+    betas: list[Share] = field(default_factory=lambda: [0.9, 0.999])
+    eps: PositiveFloat = 1e-8
+    warmup_fraction: Share = 0.1
+    schedule: Literal["linear", "cosine", "constant", "steps", "inverse_sqrt"] = "linear"
     decay_at: list[float] = field(default_factory=list)  # steps: after which shares of the updates `lr` falls
     decay_by: float = 0.1  # steps: by this factor each time
-    clip_norm: float = 1.0
-    ema_decay: float = 0.0  # 0: off
+    floor: NonNegativeFloat = 0.0  # `lr` does not fall below it after warm-up; other rates in proportion
+    clip_norm: NonNegativeFloat = 1.0  # 0: off
+    ema_decay: Share = 0.0  # 0: off
+    groups: dict[str, GroupParams] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.schedule == "steps" and not self.decay_at:
@@ -34,3 +60,7 @@ class OptimizerParams:
             )
         if not 0 < self.decay_by < 1:
             raise ValueError(f"`decay_by: {self.decay_by}` must lie between 0 and 1")
+        if self.lr and self.floor > self.lr:
+            raise ValueError(f"`floor: {self.floor}` is above `lr: {self.lr}`")
+        if len(self.betas) != 2:
+            raise ValueError(f"`betas: {self.betas}` must be two")

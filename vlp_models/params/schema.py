@@ -27,7 +27,7 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
 
     A ValueError of its `__post_init__` is told with the place.
     """
-    hints = _hints(cls)
+    hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in raw:
         if key not in fields:

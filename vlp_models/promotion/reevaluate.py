@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
 from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.params import FeaturesParams, FinetuneParams, Params, build, to_plain
+from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, bundle_info
 from vlp_models.workspace.paths import Workspace, need, read_json
 
@@ -54,15 +55,29 @@ def reevaluated(params: Params, workspace: Workspace, bundle: Path, lineage: Map
     with tempfile.TemporaryDirectory(dir=workspace.root / ".work", prefix=FOLDER) as temporary:
         own = Workspace(Path(temporary))
         _link(own.checkpoint(f"finetune/{RUN}"), bundle / CHECKPOINT)
-        if info.detector_id:
-            _with_regions(settings, workspace, own, bundle, info)
+        reads = _inputs(info)
+        if isinstance(reads.image, RegionInput):
+            _with_regions(settings, workspace, own, bundle, info, reads)
         else:
-            _with_pixels(settings, workspace, own)
+            _without_regions(settings, workspace, own, reads)
         evaluate.run(settings, own, RUN)
         yield own.evaluation(RUN)
 
 
-def _with_regions(params: Params, workspace: Workspace, own: Workspace, bundle: Path, info: CheckpointInfo) -> None:
+def _inputs(info: CheckpointInfo) -> ModelInputs:
+    """What the bundle's model reads."""
+    from vlp_models.models import DataFacts
+    from vlp_models.models.outline import inputs_of
+
+    facts = {field.name for field in dataclasses.fields(DataFacts)}
+    config = {key: value for key, value in info.model_config.items() if key not in facts}
+    (found,) = inputs_of({info.name: ModelParams(family=info.family, config=config)})
+    return found
+
+
+def _with_regions(
+    params: Params, workspace: Workspace, own: Workspace, bundle: Path, info: CheckpointInfo, reads: ModelInputs
+) -> None:
     """Shards with the regions that the bundle was trained on: today's where they are just these, else made anew."""
     from vlp_models.stages import features, shards
 
@@ -74,25 +89,27 @@ def _with_regions(params: Params, workspace: Workspace, own: Workspace, bundle: 
         _link(own.shards, workspace.shards)
     else:
         _copy_splits(workspace, own, set(params.evaluate.splits))
-        settings = dataclasses.replace(params, features=_absolute(made, workspace))
+        settings = dataclasses.replace(_packing(params), features=_absolute(made, workspace))
         features.run(settings, own)
-        shards.run(settings, own)
+        shards.run(settings, own, inputs=[reads])
     _check_fits(own, info)
 
 
-def _with_pixels(params: Params, workspace: Workspace, own: Workspace) -> None:
-    """Shards with the image files and no regions: today's where they hold pixels, else made anew."""
-    from vlp_models.data.inputs import ModelInputs, PixelInput
+def _without_regions(params: Params, workspace: Workspace, own: Workspace, reads: ModelInputs) -> None:
+    """Shards with the image files, where the model reads any: today's where they hold them, else made anew."""
     from vlp_models.stages import shards
 
-    if _holds_pixels(workspace):
+    if not isinstance(reads.image, PixelInput) or _holds_pixels(workspace):
         _link(own.validated, workspace.validated)
-        _link(own.shards, workspace.shards)
-        return
-    _copy_splits(workspace, own, set(params.evaluate.splits))
-    settings = dataclasses.replace(params, shards=dataclasses.replace(params.shards, pixels=True))
-    # Any size: image files are packed as they are.
-    shards.run(settings, own, inputs=[ModelInputs(image=PixelInput(height=1, width=1))])  # type: ignore[call-arg]
+        _link(own.shards, need(workspace.shards, "shards"))
+    else:
+        _copy_splits(workspace, own, set(params.evaluate.splits))
+        shards.run(_packing(params), own, inputs=[reads])
+
+
+def _packing(params: Params) -> Params:
+    """The same, with shards that hold what the bundle reads, not what today's models do."""
+    return dataclasses.replace(params, shards=dataclasses.replace(params.shards, pixels="auto"))
 
 
 def _link(path: Path, target: Path) -> None:
@@ -117,8 +134,7 @@ def _run_like(params: Params, lineage: Mapping[str, Any], info: CheckpointInfo) 
     like = params.finetune.get(lineage["run"]) or next(iter(params.finetune.values()), None)
     if like is None:
         raise DataError("params.yaml has no fine-tuning run; a champion is evaluated as one of them would be")
-    if any(field.name == "evaluate_on" for field in dataclasses.fields(like)):
-        asked["evaluate_on"] = list(then.get("evaluate_on", []))
+    asked["evaluate_on"] = list(then.get("evaluate_on", []))
     return dataclasses.replace(like, **asked, blank_images=info.blank_images)
 
 

@@ -21,7 +21,8 @@ from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, TrainerParams, to_plain
 from vlp_models.pipeline.code import identity
 from vlp_models.tracking.lineage import lineage
-from vlp_models.tracking.logger import STATE, MLflowRun, tracked
+from vlp_models.tracking.logger import STATE, MLflowRun
+from vlp_models.tracking.spool import tracked
 from vlp_models.workspace.paths import (
     Workspace,
     fingerprint,

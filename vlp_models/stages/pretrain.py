@@ -65,7 +65,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         for line in start_from(model, before, part_of(read_weights(start), "model"), start):
             print(line, file=sys.stderr)
         loss = make_loss(model, p.recipe, p.passes, name=p.model, section=f"pretrain.{key}")
-        reader = InputReader(model.inputs, inputs.tokenizer, max_text_len=p.max_text_len, max_regions=p.max_regions)
+        reader = InputReader(
+            model.inputs,  # type: ignore[arg-type]
+            inputs.tokenizer,
+            max_text_len=p.max_text_len,
+            max_regions=p.max_regions,
+        )
         loaders = LoaderFactory(
             inputs.shards,
             p.view,

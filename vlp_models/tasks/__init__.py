@@ -6,6 +6,7 @@ this file imports nothing heavy.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,13 +25,27 @@ TASKS: dict[str, str] = {
 }
 
 
+def check_task(task: str, where: str = "") -> None:
+    """
+    Args:
+        where: the key in params.yaml, for the message.
+
+    Raises:
+        ParamsError: no such task.
+    """
+    if task not in TASKS:
+        near = get_close_matches(task, TASKS, n=1)
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        place = f"params.yaml: `{where}`: " if where else ""
+        raise ParamsError(f"{place}unknown task {task!r}; known: {', '.join(TASKS)}{hint}")
+
+
 def task_class(task: str) -> type[TaskModel]:
     """
     Raises:
         ParamsError: no such task.
     """
-    if task not in TASKS:
-        raise ParamsError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
+    check_task(task)
     module, _, name = TASKS[task].partition(":")
     found: type[TaskModel] = getattr(import_module(module), name)
     return found

@@ -13,15 +13,13 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
 from vlp_models.tracking.client import connect, tracking_uri
-from vlp_models.training.curve import LOG, read_log
+from vlp_models.training.curve import read_log
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -198,23 +196,6 @@ class MLflowRun:
         partial = self._state_file.with_name(f".{STATE}.partial")
         partial.write_text(json.dumps(self._state), encoding="utf-8")
         partial.replace(self._state_file)
-
-
-@contextmanager
-def tracked(run: MLflowRun | None, work: Path) -> Iterator[MLflowRun | None]:
-    """Ends the run with the status that fits how the block ends."""
-    log = work / LOG
-    try:
-        yield run
-    except BaseException as error:
-        if run is not None:
-            stopped = isinstance(error, (SystemExit, KeyboardInterrupt))
-            run.close(log, "KILLED" if stopped else "FAILED")  # if that fails: its state stays in `work`
-        raise
-    if run is not None:
-        from vlp_models.tracking.spool import close_or_keep
-
-        close_or_keep(run, log)
 
 
 def _last_step(client: MlflowClient, run_id: str) -> int:

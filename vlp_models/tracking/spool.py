@@ -1,4 +1,4 @@
-"""Runs that ended while MLflow was away: their numbers wait under .work/mlflow/ until it answers."""
+"""How a run ends in MLflow, also while that is away: its numbers then wait under .work/mlflow/ until it answers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,36 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vlp_models.errors import DataError
 from vlp_models.exclusive import exclusive
 from vlp_models.params import TrackingParams
+from vlp_models.tracking.logger import MLflowRun
 from vlp_models.training.curve import LOG
-
-if TYPE_CHECKING:
-    from vlp_models.tracking.logger import MLflowRun
 
 RUN = "run.json"
 
 
 def spool(root: Path) -> Path:
     return root / ".work" / "mlflow"
+
+
+@contextmanager
+def tracked(run: MLflowRun | None, work: Path) -> Iterator[MLflowRun | None]:
+    """Ends the run with the status that fits how the block ends."""
+    log = work / LOG
+    try:
+        yield run
+    except BaseException as error:
+        if run is not None:
+            stopped = isinstance(error, (SystemExit, KeyboardInterrupt))
+            run.close(log, "KILLED" if stopped else "FAILED")  # if that fails: its state stays in `work`
+        raise
+    if run is not None:
+        close_or_keep(run, log)
 
 
 def close_or_keep(run: MLflowRun, log: Path) -> None:
@@ -59,8 +73,6 @@ def replay(params: TrackingParams, root: Path) -> int:
     """Sends what waits for this MLflow; returns how many runs still wait. Never raises for MLflow's sake."""
     if not params.uri or not waiting(root):
         return 0
-    from vlp_models.tracking.logger import MLflowRun
-
     try:
         with exclusive(root / ".work" / "mlflow.lock", "sending of metrics"):
             for path in waiting(root):

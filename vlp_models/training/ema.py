@@ -12,7 +12,8 @@ from vlp_models.training.module import TrainingModule
 
 
 class WeightAverage(Callback):
-    """average = decay * average + (1 - decay) * weights after every update; buffers are taken as they are.
+    """average = decay * average + (1 - decay) * weights after every update; buffers are taken as they are,
+    running statistics and codebooks among them.
 
     Is part of the resume state. `copy_to` puts the average in place of the weights once training has ended.
     """
@@ -36,12 +37,12 @@ class WeightAverage(Callback):
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
+        weights = {name for name, _ in pl_module.model.named_parameters(remove_duplicate=False)}
         for name, tensor in pl_module.model.state_dict().items():
-            average = self._average[name]
-            if tensor.is_floating_point():
-                average.lerp_(tensor, 1 - self.decay)
+            if name in weights and tensor.is_floating_point():
+                self._average[name].lerp_(tensor, 1 - self.decay)
             else:
-                average.copy_(tensor)
+                self._average[name].copy_(tensor)
 
     def copy_to(self, model: nn.Module) -> None:
         if self._average:

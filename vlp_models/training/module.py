@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.errors import CheckpointError, NonFiniteLossError
 from vlp_models.objectives.loss import Count, Loss, WeightedLosses
+from vlp_models.objectives.moving_average import update_moving_averages
 from vlp_models.objectives.ranks import sizes_over_ranks
 from vlp_models.params import OptimizerParams
 from vlp_models.training.buffers import BufferCopy
+from vlp_models.training.groups import Freezing
 from vlp_models.training.normalise import Totals, by_name, counts_over_ranks, divided, means, or_one, totals
 from vlp_models.training.optim import build_optimizer, build_scheduler
 from vlp_models.training.strategy import clip_norm
@@ -76,6 +78,7 @@ class TrainingModule(LightningModule):
         total_steps: int,
         optimizer: OptimizerParams,
         work: Path,
+        updates_per_epoch: int,
         still_to_come: Callable[[], Sequence[Batch]] = tuple,
     ) -> None:
         """
@@ -93,8 +96,11 @@ class TrainingModule(LightningModule):
         self.window: list[MicroBatch] = []  # of the update under way, or just made
         self.learning_rate = 0.0  # of the last update
         self.gradient_norm: Tensor | None = None  # before clipping, likewise
+        self.freezing = Freezing(model, optimizer.groups)
+        self._updates_per_epoch = updates_per_epoch
         self._still_to_come = still_to_come
         self._window_update = -1
+        self._in_training_mode = -1  # for which epoch
         self._counts: dict[str, Tensor] = {}  # what the losses of this update are divided by
         self._before = BufferCopy(model)  # the update
         self._batch: Batch | None = None
@@ -105,6 +111,7 @@ class TrainingModule(LightningModule):
         if first:
             self.window, self._window_update = [], update
             self._before.take()
+            self._begin_epoch()
         self._seed_dropout(self.micro_batches)
         loss = self.loss(batch, update=update, generator=self._generator(CORRUPTION, self.micro_batches))
         found = totals(loss)
@@ -120,6 +127,17 @@ class TrainingModule(LightningModule):
         # DDP and FSDP average over the processes, Lightning over the micro-batches: both are taken back.
         times = self.trainer.world_size * self.trainer.accumulate_grad_batches
         return divided(loss, self._counts) * times
+
+    @property
+    def _epoch(self) -> int:
+        """Of the update under way, from 0."""
+        return int(self.trainer.global_step) // self._updates_per_epoch
+
+    def _begin_epoch(self) -> None:
+        """What is frozen depends on the epoch."""
+        if self._in_training_mode != self._epoch:
+            self._in_training_mode = self._epoch
+            self.freezing.train(self._epoch)
 
     def _add_counts_to_come(self, update: int) -> None:
         for i, batch in enumerate(self._still_to_come()):
@@ -137,7 +155,7 @@ class TrainingModule(LightningModule):
                 moved_buffers.put_back()
                 counts = {name: one.count for name, one in by_name(loss).items()}
             for name, count in counts_over_ranks(counts, self.device).items():
-                self._counts[name] = self._counts[name] + count
+                self._counts[name] = self._counts.get(name, 0) + count
 
     def _settle_gradients(self) -> None:
         """A single loss was divided by the count of the first micro-batch: now by all of them."""
@@ -153,16 +171,22 @@ class TrainingModule(LightningModule):
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm over all parameters; the last chance to refuse an update that would spoil the weights."""
         self._settle_gradients()
+        self.freezing.drop_gradients(self._epoch)
         clip = self.optimizer.clip_norm or float("inf")
         self.gradient_norm = clip_norm(self.trainer.strategy.model, self.model, clip)
         if not torch.isfinite(self.gradient_norm):
             raise self._non_finite("gradient norm", float(self.gradient_norm))
-        self.learning_rate = float(optimizer.param_groups[0]["lr"])
+        self.learning_rate = float(optimizer.param_groups[0]["lr"])  # of the ungrouped, where there are any
 
     def configure_optimizers(self) -> dict[str, Any]:  # type: ignore[override]
         optimizer = build_optimizer(self.model, self.optimizer)
         scheduler = build_scheduler(optimizer, self.total_steps, self.optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """And, with the update, what modules have gathered for their own buffers (objectives/moving_average.py)."""
+        super().optimizer_step(*args, **kwargs)
+        update_moving_averages(self.model)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return batch.to(device, non_blocking=True)
@@ -197,7 +221,8 @@ class TrainingModule(LightningModule):
                     moved = batch.to(self.device, non_blocking=True)
                     found.append(totals(self.loss(moved, update=None, generator=self._generator(VALIDATION, i))))
         finally:
-            self.model.train()
+            self._in_training_mode = -1
+            self._begin_epoch()
         return {f"val_{name}": float(value) for name, value in means(found).items()}
 
     def _seed_dropout(self, number: int) -> None:
@@ -241,7 +266,7 @@ def _non_finite_inputs(batch: Batch) -> list[str]:
     fields = [vars(part).values() if dataclasses.is_dataclass(part) else (part,) for part in parts]
     tensors = [value for values in fields for value in values if isinstance(value, Tensor)]
     rows = [t for t in tensors if t.is_floating_point() and len(t) == len(batch)]
-    if not rows:
+    if not rows or not len(batch):
         return []
-    bad_B = ~torch.stack([t.flatten(1).isfinite().all(1) for t in rows]).all(0)
+    bad_B = ~torch.stack([t.reshape(len(t), -1).isfinite().all(1) for t in rows]).all(0)
     return [sample_id for sample_id, bad in zip(batch.sample_ids, bad_B.tolist(), strict=True) if bad]

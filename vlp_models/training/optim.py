@@ -1,4 +1,4 @@
-"""AdamW, or Muon for the matrices of the blocks, with warm-up and decay."""
+"""AdamW, Adam, SGD and Muon, each for its parts of the model, with warm-up and decay."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import BLOCKS
-from vlp_models.params import OptimizerParams
+from vlp_models.params import GroupParams, OptimizerParams
+from vlp_models.training.groups import chosen_groups
+from vlp_models.training.muon import Muon
 
 
-class Joint(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers, each with parameters of its own, as one: one step, one schedule, one state."""
 
     def __init__(self, parts: Iterable[torch.optim.Optimizer]) -> None:
@@ -64,43 +67,86 @@ def block_matrices(module: nn.Module) -> list[nn.Parameter]:
 
 
 def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.Optimizer:
-    """AdamW; with `muon_lr`, Muon (Jordan et al. 2024) for the matrices of the blocks and AdamW for the rest.
+    """AdamW or Adam; with `muon_lr`, Muon (training/muon.py) for the matrices of the blocks; with `groups`, what these
+    say for their parts.
 
     Muon makes the singular values of each update equal. On the synthetic data tiny models trained from nothing learned
-    from fewer samples with it (docs/log.md, docs/log-nlvr.md). Its cost is per update, not per sample: about a tenth of
-    a step of 64 at hidden size 128, more with smaller batches.
+    from fewer samples with it (docs/log.md, docs/log-nlvr.md). Its cost is per update, not per sample.
+
+    Raises:
+        ParamsError: a group that the model does not have; nothing left to train.
     """
     trained = [p for p in module.parameters() if p.requires_grad]
-    matrices = block_matrices(module) if params.muon_lr else []
+    if not trained:
+        raise ParamsError("params.yaml: `optimizer.groups` freezes every part of the model; nothing is left to train")
+    chosen = chosen_groups(module, params.groups)
+    taken = {id(p) for parameters in chosen.values() for p in parameters}
+    rest = [p for p in trained if id(p) not in taken]
+    of_blocks = set(map(id, block_matrices(module)))
+    parts = _optimizers(rest, params, GroupParams(), of_blocks)
+    for name, parameters in chosen.items():
+        group = params.groups[name]
+        own = [p for p in parameters if p.requires_grad]
+        parts += _optimizers(own, params, group, of_blocks if group.kind is None else set(map(id, own)))
+    return parts[0] if len(parts) == 1 else CombinedOptimizer(parts)
+
+
+def _optimizers(
+    parameters: list[nn.Parameter], params: OptimizerParams, group: GroupParams, for_muon: set[int]
+) -> list[torch.optim.Optimizer]:
+    """Of one group; `group` says what differs from `params`. for_muon: whose matrices Muon would have."""
+    decay = params.weight_decay if group.weight_decay is None else group.weight_decay
+    lr = params.lr if group.lr is None else group.lr
+    kind = group.kind or params.kind
+    # A group with a rate but no kind of its own has it in Muon, too, in the same proportion.
+    muon_lr = params.muon_lr * (lr / params.lr if params.lr else 1.0) if group.kind is None else 0.0
+    if kind == "muon":
+        kind, muon_lr, lr = params.kind, lr if group.lr is not None else params.muon_lr or lr, params.lr
+    matrices = [p for p in parameters if muon_lr and p.ndim == 2 and id(p) in for_muon]
     taken = set(map(id, matrices))
-    kinds = {parameter.device.type for parameter in trained}
-    adamw = torch.optim.AdamW(
-        parameter_groups([p for p in trained if id(p) not in taken], params.weight_decay),
-        lr=params.lr,
-        betas=(params.betas[0], params.betas[1]),
-        eps=params.eps,
-        fused=kinds <= {"cpu", "cuda"},  # about a tenth of a small model's step
-    )
-    if not matrices:
-        return adamw
-    muon = torch.optim.Muon(
-        matrices, lr=params.muon_lr, weight_decay=params.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
-    return Joint([adamw, muon])
+    others = parameter_groups([p for p in parameters if id(p) not in taken], decay)
+    found: list[torch.optim.Optimizer] = []
+    if others and kind == "sgd":
+        found.append(torch.optim.SGD(others, lr=lr, momentum=0.9 if group.momentum is None else group.momentum))
+    elif others:
+        made = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+        devices = {parameter.device.type for parameter in parameters}
+        found.append(
+            made(
+                others,
+                lr=lr,
+                betas=(params.betas[0], params.betas[1]),
+                eps=params.eps,
+                fused=devices <= {"cpu", "cuda"},  # about a tenth of a small model's step
+            )
+        )
+    if matrices:
+        dtype = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[params.muon_dtype]
+        momentum = 0.95 if group.momentum is None else group.momentum
+        found.append(Muon(matrices, lr=muon_lr, weight_decay=decay, momentum=momentum, dtype=dtype))
+    return found
 
 
 def learning_rate_factor(step: int, *, total: int, params: OptimizerParams) -> float:
     """What `lr` is multiplied with at update `step` (from 0) of `total`.
 
     Rises linearly over the first `warmup_fraction` of the updates, then falls to zero (linear, cosine), stays
-    (constant), or is multiplied with `decay_by` after each share `decay_at` of all updates (steps).
+    (constant), is multiplied with `decay_by` after each share `decay_at` of all updates (steps), or falls with the root
+    of the updates' number (inverse_sqrt; Vaswani et al. 2017). Not below `floor / lr`, once warm.
     The first update already moves, and the last one still does.
     """
     warmup = round(params.warmup_fraction * total)
     if step < warmup:
         return (step + 1) / warmup
+    floor = params.floor / params.lr if params.lr else 0.0
+    return max(floor, _decayed(step, warmup, total, params))
+
+
+def _decayed(step: int, warmup: int, total: int, params: OptimizerParams) -> float:
     if params.schedule in ("constant", "steps"):
         return params.decay_by ** sum(step >= round(share * total) for share in params.decay_at)
+    if params.schedule == "inverse_sqrt":
+        return math.sqrt(max(1, warmup) / (step + 1))
     left = max(0.0, (total - step) / max(1, total - warmup))
     return left if params.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
 

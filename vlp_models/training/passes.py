@@ -100,9 +100,11 @@ class TwoPassLoss:
         second = self.model.masked_pass(batch, corruption, image, _all_samples(plan.second), read, after=first)
 
         one, two = self.recipe.weigh(first.losses, update), self.recipe.weigh(second.losses, update)
+        # What C learns once, in whichever pass, is one loss over all micro-batches of an update.
+        names = {name: f"{name}{SECOND}" if name in one.losses else name for name in two.losses}
         return WeightedLosses(
-            losses={**one.losses, **{f"{name}{SECOND}": _renamed(loss) for name, loss in two.losses.items()}},
-            weights={**one.weights, **{f"{name}{SECOND}": weight for name, weight in two.weights.items()}},
+            losses={**one.losses, **{names[name]: _renamed(loss) for name, loss in two.losses.items()}},
+            weights={**one.weights, **{names[name]: weight for name, weight in two.weights.items()}},
         )
 
 

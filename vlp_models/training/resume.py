@@ -93,8 +93,13 @@ def newest(work: Path, tidy: bool = True) -> ResumePoint | None:
 
 
 def clear(work: Path) -> None:
-    """Removes all checkpoints: the run has ended and its result is written."""
-    for path in [*work.glob("step-*.ckpt*"), *work.glob(".step-*.partial"), *work.glob("step-*.damaged")]:
+    """Removes all checkpoints and snapshots: the run has ended and its result is written."""
+    for path in [
+        *work.glob("step-*.ckpt*"),
+        *work.glob(".step-*.partial"),
+        *work.glob("step-*.damaged"),
+        *work.glob("*snapshot-*"),
+    ]:
         path.unlink(missing_ok=True)
 
 

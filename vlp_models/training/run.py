@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import sys
-import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,13 +19,15 @@ from torch import nn
 
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, Preempted, ProcessLostError
-from vlp_models.params import OptimizerParams, TrainerParams, TrainingParams
+from vlp_models.params import OptimizerParams, SnapshotParams, TrainerParams
+from vlp_models.params.runs import TrainingParams
 from vlp_models.training.curve import LOG, Recorder, read_log, truncate_log
 from vlp_models.training.ema import WeightAverage
 from vlp_models.training.fsdp import WholeWeights, put_back
 from vlp_models.training.module import LossFunction, TrainingModule
 from vlp_models.training.progress import ProgressDisplay
 from vlp_models.training.resume import ResumePoints, newest
+from vlp_models.training.snapshots import Snapshots
 from vlp_models.training.stop import CooperativeStop
 from vlp_models.training.strategy import make_trainer
 from vlp_models.training.windows import Windows
@@ -47,11 +48,12 @@ class Plan:
     max_steps: int
     accumulate: int
     optimizer: OptimizerParams
+    snapshots: SnapshotParams = field(default_factory=SnapshotParams)
 
     @classmethod
     def of(cls, section: TrainingParams) -> Plan:
         """What a section of params.yaml asks for."""
-        return cls(**{field.name: getattr(section, field.name) for field in fields(cls)})
+        return cls(**{f.name: getattr(section, f.name) for f in fields(cls) if hasattr(section, f.name)})
 
     def total_steps(self, updates: int) -> int:
         """Updates of the whole run, given those of an epoch.
@@ -73,14 +75,19 @@ class FitResult:
     """What a finished run has to tell.
 
     rows: the log, one record an entry (training/curve.py).
-    seconds, samples_per_second: of this process alone; it may have done a part of the run, or nothing.
+    samples: how many were learned from, a sample that was seen twice twice; over all processes and the whole run.
+    seconds: of training, by all processes that did a part of the run, those that were killed included up to their last
+        checkpoint. samples_per_second: these two.
+    peak_memory_mb: the most that one process of the run held, of the GPU's memory where it computes there.
     """
 
     steps: int
+    samples: int
     resumed_from: int
     rows: list[dict[str, Any]]
     seconds: float
     samples_per_second: float
+    peak_memory_mb: float
     precision: str
     is_main: bool  # rank 0: the one that writes results
 
@@ -136,20 +143,31 @@ def fit(
         total_steps=total,
         optimizer=plan.optimizer,
         work=work,
+        updates_per_epoch=train.updates,
         still_to_come=lambda: train.rest,
     )
     log = work / LOG
     start = newest(work, tidy=lightning.is_global_zero)
     if lightning.is_global_zero:
         truncate_log(log, start.step if start else 0)
-    recorder = Recorder(log, trainer.log_every_steps, train, val)
+    snapshots = _snapshots(plan, trainer, work)
+    recorder = Recorder(log, trainer.log_every_steps, train, val, snapshots)
     resume_points = ResumePoints(work, trainer.checkpoint_every_steps, total)
     average = WeightAverage(plan.optimizer.ema_decay) if plan.optimizer.ema_decay else None
     synced = _Sync(tracker, log, resume_points) if tracker and lightning.is_global_zero else None
     display = ProgressDisplay(title, total)
     stop = CooperativeStop(resume_points)
     whole = WholeWeights() if trainer.strategy == "fsdp" else None
-    wanted: list[Callback | None] = [whole, average, recorder, resume_points, synced, display, stop]  # in this order
+    wanted: list[Callback | None] = [
+        whole,
+        average,
+        recorder,
+        snapshots,
+        resume_points,
+        synced,
+        display,
+        stop,
+    ]  # in this order
     lightning.callbacks.extend(c for c in wanted if c is not None)  # type: ignore[attr-defined]
 
     if lightning.is_global_zero:
@@ -157,7 +175,6 @@ def fit(
             print(f"{title}: going on from step {start.step:,} of {total:,} ({start.path})", file=sys.stderr)
         if tracker is not None:
             tracker.sync(log)
-    began = time.perf_counter()
     try:
         lightning.fit(module, train_dataloaders=train, ckpt_path=start.path if start else None, weights_only=True)
     except (Preempted, NonFiniteLossError):  # all processes raise these together
@@ -181,22 +198,42 @@ def fit(
         raise CheckpointError(
             f"{work}: {error}. Nothing saved is lost: make room on the disk, then run again to go on from there"
         ) from error
-    seconds = time.perf_counter() - began
+    seconds = recorder.finished()
     if whole is not None and whole.weights:
         put_back(model, whole.weights)
     if average is not None:
         average.copy_to(model)
+    if snapshots is not None:
+        snapshots.copy_to(model)
     model.to("cpu").eval()
     rows = read_log(log)
     return FitResult(
         steps=total,
         resumed_from=start.step if start else 0,
         rows=rows,
+        samples=train.samples_at(total),
         seconds=round(seconds, 2),
-        samples_per_second=round((train.samples_at(total) - train.samples_at(start.step if start else 0)) / seconds, 1),
+        samples_per_second=round(train.samples_at(total) / max(seconds, 1e-9), 1),
+        peak_memory_mb=round(recorder.peak_memory_mb, 1),
         precision=precision,
         is_main=lightning.is_global_zero,
     )
+
+
+def _snapshots(plan: Plan, trainer: TrainerParams, work: Path) -> Snapshots | None:
+    """
+    Raises:
+        ParamsError: two averages at once, or a strategy that has no whole weights.
+    """
+    if not plan.snapshots.keep:
+        return None
+    if plan.optimizer.ema_decay:
+        raise ParamsError(
+            "params.yaml: `snapshots.keep` and `optimizer.ema_decay` would both make the result; set one of them to 0"
+        )
+    if trainer.strategy == "fsdp":
+        raise ParamsError("params.yaml: `trainer.strategy: fsdp` can't keep snapshots yet; set `snapshots.keep: 0`")
+    return Snapshots(work, plan.snapshots)
 
 
 def choose_precision(params: TrainerParams) -> Literal["32-true", "bf16-mixed"]:

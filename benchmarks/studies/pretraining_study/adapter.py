@@ -8,19 +8,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from vlp_models.training.scheduled_sampling import make_two_pass_loss
 
 from pretraining_study.arms import Pretraining
 from pretraining_study.data import Data, Images, Texts
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.greedy import greedy
-from vlp_models.models import build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.objectives.ism import match_in_batch
 from vlp_models.objectives.vqa import soft_label_answers
-from vlp_models.params import OptimizerParams, RampParams
+from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams
 from vlp_models.training.optim import build_optimizer, build_scheduler
-from vlp_models.training.recipe import PretrainingLoss, make_recipe
+from vlp_models.training.passes import make_loss
 
 # (batch, number of the update, generator of corruption) -> a scalar to differentiate
 StepLoss = Callable[[Batch, int, torch.Generator], Tensor]
@@ -66,31 +65,21 @@ def build(family: str, config: Mapping[str, Any], data: Data) -> nn.Module:
         "init_std": setting.hidden**-0.5,
         "separate_region_norms": True,
     }
-    return build_model(
-        family,
-        {**sizes, **config},
+    facts = DataFacts(
         vocab_size=data.tokenizer.vocab_size,
+        mask_id=data.tokenizer.mask_id,
         feature_dim=setting.feature_dim,
         num_classes=data.classes,
-        mask_id=data.tokenizer.mask_id,
     )
+    return build_model(family, {**sizes, **config}, facts)
 
 
-def pretraining_loss(model: nn.Module, wanted: Pretraining, *, family: str, seed: int) -> StepLoss:
-    recipe = make_recipe("sum", dict.fromkeys(wanted.objectives, 1.0), known=model.objectives, seed=seed)  # type: ignore[arg-type]
-    if wanted.passes == "single":
-        loss = PretrainingLoss(model=model, recipe=recipe, mask_probability=wanted.mask_probability)
-    else:
-        loss = make_two_pass_loss(
-            model,
-            recipe,
-            name=family,
-            mask_probability=wanted.mask_probability,
-            scheme=wanted.passes,
-            sample="multinomial",
-            ramp=RampParams(),
-        )
-    return lambda batch, update, generator: loss(batch, update=update, generator=generator).total
+def pretraining_loss(model: nn.Module, wanted: Pretraining, *, family: str) -> StepLoss:
+    recipe = RecipeParams(
+        objectives={name: ObjectiveParams() for name in wanted.objectives}, mask_probability=wanted.mask_probability
+    )
+    loss = make_loss(model, recipe, PassesParams(scheme=wanted.passes), name=family)
+    return lambda batch, update, generator: loss(batch, update=update, generator=generator).mean
 
 
 def optimiser(module: nn.Module, *, lr: float, updates: int) -> tuple[torch.optim.Optimizer, Any]:
@@ -136,13 +125,13 @@ def answer_logits(model: nn.Module, head: nn.Linear, batch: Batch) -> Tensor:
 
 def answer_loss(model: nn.Module, head: nn.Linear, batch: Batch) -> Tensor:
     assert batch.targets is not None
-    return soft_label_answers(answer_logits(model, head, batch), batch.targets).total
+    return soft_label_answers(answer_logits(model, head, batch), batch.targets).mean
 
 
 def matching_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The triplet loss that retrieval is fine-tuned with; captions of one image are no negatives of each other."""
     texts_BE = model.embed_text(batch.text)  # type: ignore[operator]
-    return match_in_batch(texts_BE, model.embed_image(batch.image), batch.image_ids).total  # type: ignore[operator]
+    return match_in_batch(texts_BE, model.embed_image(batch.image), batch.image_ids).mean  # type: ignore[operator]
 
 
 def similarity(model: nn.Module, images: Images, texts: Texts) -> Tensor:

@@ -31,8 +31,10 @@ def orders(count: int, size: int, updates: int, generator: torch.Generator) -> I
             yield rows
 
 
-def fit(modules: nn.Module, step: Callable[[Tensor, int], Tensor], rows: Iterator[Tensor], *, lr: float, updates: int):
-    """`step(rows, update)` gives the loss of each update.
+def updates_of(
+    modules: nn.Module, step: Callable[[Tensor, int], Tensor], rows: Iterator[Tensor], *, lr: float, updates: int
+) -> Iterator[int]:
+    """`step(rows, update)` gives the loss of each update. Yields the update's number when it is done.
 
     Raises:
         FloatingPointError: a loss is no number.
@@ -49,20 +51,22 @@ def fit(modules: nn.Module, step: Callable[[Tensor, int], Tensor], rows: Iterato
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         schedule.step()
+        yield update
     modules.eval()
 
 
-def pretrain(model: nn.Module, wanted: Pretraining, data: Data, *, family: str, seed: int) -> None:
-    """On the web's pairs. Batches are the same for every arm of a seed, up to the shorter one's end."""
+def pretraining(model: nn.Module, wanted: Pretraining, data: Data, *, family: str, seed: int) -> Iterator[int]:
+    """On the web's pairs, update by update. Batches are the same for every arm of a seed, up to the shorter one's
+    end."""
     images, texts = data.web
-    loss = adapter.pretraining_loss(model, wanted, family=family, seed=seed)
+    loss = adapter.pretraining_loss(model, wanted, family=family)
     order, corruption = (torch.Generator().manual_seed(1000 * seed + stream) for stream in (1, 2))
 
     def step(rows: Tensor, update: int) -> Tensor:
         return loss(adapter.batch(images, take(texts, rows)), update, corruption)
 
     rows = orders(len(texts), data.setting.batch, wanted.updates, order)
-    fit(model, step, rows, lr=data.setting.lr, updates=wanted.updates)
+    return updates_of(model, step, rows, lr=data.setting.lr, updates=wanted.updates)
 
 
 class Learner:
@@ -98,4 +102,5 @@ class Learner:
     def _fit(self, modules: nn.Module, texts: Texts, step: Callable[[Tensor], Tensor], updates: int) -> None:
         order = torch.Generator().manual_seed(1000 * self.seed + 3)
         rows = orders(len(texts), self.data.setting.batch, updates, order)
-        fit(modules, lambda chosen, _: step(chosen), rows, lr=self.lr, updates=updates)
+        for _ in updates_of(modules, lambda chosen, _: step(chosen), rows, lr=self.lr, updates=updates):
+            pass

@@ -13,7 +13,7 @@ from torch import nn
 from pretraining_study import adapter, measure
 from pretraining_study.arms import TASKS, Arm
 from pretraining_study.data import Data, Split
-from pretraining_study.learn import Learner, pretrain
+from pretraining_study.learn import Learner, pretraining
 
 
 def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
     torch.manual_seed(1000 * seed)
     model = adapter.build(arm.family, arm.config, data)
     if arm.pretraining is not None:
-        pretrain(model, arm.pretraining, data, family=arm.family, seed=seed)
+        for _ in pretraining(model, arm.pretraining, data, family=arm.family, seed=seed):
+            pass
     seconds["pretraining"] = time.process_time() - start
 
     test: dict[str, float] = {}

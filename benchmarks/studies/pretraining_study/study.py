@@ -61,7 +61,11 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes that share the work")
     parser.add_argument("--finished", action="store_true", help="run nothing: write up what is there")
     parser.add_argument("--power", action="store_true", help="run nothing: how many seeds each contrast needs")
+    parser.add_argument("--cost", type=int, metavar="ROUNDS", help="run nothing: what an update of each arm costs")
     chosen = parser.parse_args(arguments)
+    if chosen.cost:
+        print_cost(study, chosen.cost)
+        return
     if chosen.power:
         print_power(plan)
         return
@@ -124,6 +128,16 @@ def time_left(taken: dict[str, list[float]], left: Sequence[str]) -> float:
     known = {name: sum(values) / len(values) for name, values in taken.items()}
     mean = sum(known.values()) / len(known)
     return sum(known.get(name, mean) for name in left)
+
+
+def print_cost(study: Study, rounds: int) -> None:
+    from pretraining_study.cost import update_costs
+    from pretraining_study.data import Data
+
+    seconds = update_costs(study.arms, Data(study.setting), rounds)
+    first = next(iter(seconds))
+    for name, value in seconds.items():
+        print(f"{name}: {1000 * value:.1f} CPU ms an update, {value / seconds[first]:.2f} of {first}'s")
 
 
 def print_power(plan: Plan) -> None:

@@ -13,6 +13,7 @@ FORMATS = {
     "nlvr": "vlp_models.data.formats.nlvr:read",
     "pairs": "vlp_models.data.formats.pairs:read",
     "vcr": "vlp_models.data.formats.vcr:read",
+    "texts": "vlp_models.data.formats.texts:read",
     "snli_ve": "vlp_models.data.formats.snli_ve:read",
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from vlp_models.errors import CheckpointError
 from vlp_models.models.foreign import Taker
 from vlp_models.models.tden.config import TDENConfig
-from vlp_models.models.tden.convert import ENCODER_BLOCK, Converter
+from vlp_models.models.tden.public.convert import ENCODER_BLOCK, Converter
 
 
 def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: TDENConfig) -> dict[str, Tensor]:

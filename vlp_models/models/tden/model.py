@@ -337,7 +337,7 @@ class TDEN(nn.Module):
         self, image_KD: Tensor, regions: Packing, batch: Batch, corruption: Corruption, learners: Tensor | None
     ) -> Loss:
         """MOC, on the regions' states of the cross-modal encoder."""
-        assert corruption.regions_BR is not None and self.object_head is not None
+        assert corruption.regions_BR is not None and self.object_head is not None and isinstance(batch.image, Regions)
         masked, class_probs, owner_N = corruption.regions_BR, batch.image.class_probs_BRC, batch.text.owner_N
         if owner_N is not None:
             masked, class_probs = masked[owner_N], class_probs[owner_N]

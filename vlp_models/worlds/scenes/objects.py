@@ -1,6 +1,7 @@
 """Writes the world of objects: COCO captions and instances, Karpathy's split file, VQA v2, and the scene graphs.
 
-With `vcr_per_image`, questions of VCR's form as well, in files of their own: all others stay the same, byte for byte.
+With `vcr_per_image` also questions of VCR's form, with `hypotheses_per_image` SNLI-VE's; in files of their own: all
+others stay the same, byte for byte.
 The web world has the same scenes with one alt text each in place of captions and questions, as pairs.csv besides;
 alt_texts.jsonl says what is wrong with each.
 
@@ -31,6 +32,7 @@ from vlp_models.params import WorldParams
 from vlp_models.worlds.scenes.alt_texts import Noise, alt_text
 from vlp_models.worlds.scenes.answers import annotate
 from vlp_models.worlds.scenes.captions import captions
+from vlp_models.worlds.scenes.entailment import write_hypotheses
 from vlp_models.worlds.scenes.language import words_of
 from vlp_models.worlds.scenes.questions import Balance, choose
 from vlp_models.worlds.scenes.render import render
@@ -40,7 +42,16 @@ from vlp_models.worlds.scenes.world import CATEGORIES, Scene, sample_scene
 PROCESSES = 2
 MIN_SIDE, MAX_SIDE = 64, 1024
 _WORTH_A_POOL = 100  # images; below, starting processes takes longer than drawing
-_STREAMS = {"scene": 0, "pixels": 1, "captions": 2, "questions": 3, "vcr": 4, "alt text": 8, "elsewhere": 9}
+_STREAMS = {
+    "scene": 0,
+    "pixels": 1,
+    "captions": 2,
+    "questions": 3,
+    "vcr": 4,
+    "entailment": 5,
+    "alt text": 8,
+    "elsewhere": 9,
+}
 _LICENCE = {"id": 1, "name": "CC0 1.0", "url": "https://creativecommons.org/publicdomain/zero/1.0/"}
 _INFO = {"description": "Synthetic scenes of objects", "version": "1.0", "year": 2026, "contributor": "vlp-flows"}
 
@@ -97,6 +108,10 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     if params.vcr_per_image:
         pictures = [(scene, order.rng("vcr"), order.path) for order, scene in zip(orders, scenes, strict=True)]
         choices = write_vcr(pictures, params.vcr_per_image, SPLITS, directory)
+    hypotheses = 0
+    if params.hypotheses_per_image:
+        pictures = [(scene, order.rng("entailment"), order.path) for order, scene in zip(orders, scenes, strict=True)]
+        hypotheses = write_hypotheses(pictures, texts, params.hypotheses_per_image, directory)
     lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
     (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
     return {
@@ -106,6 +121,7 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
         "objects": boxes,
         "questions": asked,
         **({"choices": choices} if params.vcr_per_image else {}),
+        **({"hypotheses": hypotheses} if params.hypotheses_per_image else {}),
     }
 
 
@@ -119,9 +135,12 @@ def _check(params: WorldParams) -> None:
     for key in ("misspelt", "mismatched", "hypernyms", "lost_words", "boilerplate"):
         if not 0 <= getattr(params, key) <= 1:
             raise ParamsError(f"params.yaml: a world's `{key}` must be 0 to 1; found {getattr(params, key)}")
-    if params.world == "web" and params.vcr_per_image:
-        raise ParamsError("params.yaml: the world `web` has alt texts only; drop `vcr_per_image`, or use `objects`")
-    for key in ("seed", "vcr_per_image", *SPLITS):
+    if params.world == "web" and (params.vcr_per_image or params.hypotheses_per_image):
+        raise ParamsError(
+            "params.yaml: the world `web` has alt texts only; drop `vcr_per_image` and `hypotheses_per_image`, or use "
+            "`objects`"
+        )
+    for key in ("seed", "vcr_per_image", "hypotheses_per_image", *SPLITS):
         if getattr(params, key) < 0:
             raise ParamsError(f"params.yaml: a world's `{key}` must not be negative; found {getattr(params, key)}")
 

@@ -1,0 +1,43 @@
+"""What an update of each arm's pretraining costs, measured where the machine is busy with other things as well."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from pretraining_study import adapter
+from pretraining_study.arms import Arm
+from pretraining_study.data import Data
+from pretraining_study.learn import pretraining
+
+
+def update_costs(arms: Sequence[Arm], data: Data, rounds: int) -> dict[str, float]:
+    """CPU seconds of an update, forward, backward and optimiser, by arm: the mean of the middle half of `rounds`, of
+    which there must be no more than any arm has updates.
+
+    The arms take turns, update by update, so that whatever else the machine does is done to all of them.
+    """
+    torch.set_num_threads(1)
+    under_way = {}
+    for arm in arms:
+        if arm.pretraining is not None:
+            torch.manual_seed(0)
+            model = adapter.build(arm.family, arm.config, data)
+            under_way[arm.name] = pretraining(model, arm.pretraining, data, family=arm.family, seed=0)
+    seconds: dict[str, list[float]] = {name: [] for name in under_way}
+    for _ in range(rounds):
+        for name, updates in under_way.items():
+            start = time.process_time()
+            next(updates)
+            seconds[name].append(time.process_time() - start)
+    return {name: _middle(values) for name, values in seconds.items()}
+
+
+def _middle(values: Sequence[float]) -> float:
+    """A scheme whose updates are of two kinds (Two-Pass-C) needs a mean; a busy machine's outliers need none."""
+    ordered = sorted(values)
+    edge = len(ordered) // 4
+    return statistics.fmean(ordered[edge : len(ordered) - edge])

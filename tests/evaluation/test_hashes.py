@@ -1,0 +1,61 @@
+"""The hash of a test: of what is asked and right, and of nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vlp_models.data.sample import Sample
+from vlp_models.data.tables import write_table
+from vlp_models.data.views import VIEWS
+from vlp_models.evaluation.hashes import test_hash as hash_of
+
+SAMPLES = [
+    Sample(
+        sample_id=f"d/q{i}",
+        image_id=f"d/{i}",
+        source="d",
+        text="how many?",
+        values={"answers": (str(i),) * 10, "question_type": "how many", "answer_type": "number"},
+    )
+    for i in range(3)
+]
+
+
+@pytest.fixture
+def validated(tmp_path: Path) -> Path:
+    return write(tmp_path, "0")
+
+
+def write(directory: Path, digit: str) -> Path:
+    about = {"source": "d", "split": "test", "path": "", "width": 1, "height": 1, "provenance": ""}
+    write_table([{"image_id": f"d/{i}", "sha256": digit * 64, **about} for i in range(5)], "images", directory)
+    return directory
+
+
+def test_columns_of_other_views_do_not_count(validated: Path) -> None:
+    view = VIEWS["questions"]
+    before = hash_of(SAMPLES, view, validated)
+    assert hash_of([sample.having(a_new_field=1) for sample in SAMPLES], view, validated) == before
+    assert hash_of(SAMPLES[::-1], view, validated) == before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        SAMPLES[:2],
+        [*SAMPLES[:2], replace(SAMPLES[2], text="how many cups?")],
+        [*SAMPLES[:2], SAMPLES[2].having(answers=("7",) * 10)],
+        [*SAMPLES[:2], replace(SAMPLES[2], image_id="d/1")],
+    ],
+)
+def test_what_is_asked_and_right_counts(validated: Path, changed: list[Sample]) -> None:
+    view = VIEWS["questions"]
+    assert hash_of(changed, view, validated) != hash_of(SAMPLES, view, validated)
+
+
+def test_the_images_bytes_count(validated: Path) -> None:
+    before = hash_of(SAMPLES, VIEWS["questions"], validated)
+    assert hash_of(SAMPLES, VIEWS["questions"], write(validated, "1")) != before

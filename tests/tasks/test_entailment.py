@@ -1,0 +1,107 @@
+"""Entailment: it learns three labels by looking, its figures by hand, hidden labels, and its checkpoint's labels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toy_tasks import any_generator, learn, make, predict, written
+from toy_world import Toy
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.sample import Sample
+from vlp_models.data.tables import write_table
+from vlp_models.data.views import ENTAILMENT
+from vlp_models.errors import CheckpointError, DataError
+from vlp_models.models.checkpoint import write_checkpoint
+from vlp_models.tasks.load import load_task_model
+from vlp_models.tasks.scoring import Place
+
+
+def samples_of(toy: Toy, split: str) -> list[Sample]:
+    dataset = ShardDataset(toy.shards, split, "hypotheses")
+    return [dataset[i] for i in range(len(dataset))]
+
+
+def test_it_tells_the_three_apart_by_looking(toy: Toy) -> None:
+    task_model = make(toy, "entailment")
+    assert learn(task_model, toy, 150, lr=3e-3) < 0.15
+    rows = predict(task_model, toy, "train")
+    assert sum(row["prediction"] == row["label"] for row in rows) >= 0.95 * len(rows)
+    assert {row["label"] for row in rows} == set(ENTAILMENT)
+    first = rows[0]
+    assert set(first["probabilities"]) == set(ENTAILMENT)
+    assert sum(first["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert task_model.spoken(first)[0] == first["prediction"]
+
+
+def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> None:
+    task_model, samples = make(toy, "entailment"), samples_of(toy, "val")
+    rows = predict(task_model, toy, "val")
+    rows = [row | {"prediction_blank": "neutral"} for row in rows]
+    images = [
+        {"image_id": name, "source": "toy", "split": "train", "path": "", "sha256": "", "width": 1, "height": 1}
+        for name in ("toy/x", "toy/y")
+    ]
+    write_table([row | {"provenance": ""} for row in images], "images", tmp_path)
+    labels = [("toy/x", "neutral"), ("toy/x", "entailment"), ("toy/y", "entailment")]
+    train = [
+        {"hypothesis_id": str(i), "image_id": image, "text": "t", "gold_label": label, "annotator_labels": []}
+        for i, (image, label) in enumerate(labels)
+    ]
+    write_table([row | {"provenance": ""} for row in train], "hypotheses", tmp_path)
+
+    hidden = [samples[0].having(gold_label=None), *samples[1:]]
+    scored = task_model.score(rows, hidden, Place(source="toy", validated=tmp_path))
+    found = {score.metric: score for score in scored.scores}
+    known = list(zip(rows, samples, strict=True))[1:]
+    truth = [sample["gold_label"] for _, sample in known]
+    assert found["accuracy"].n == len(known)
+    right = sum(row["prediction"] == label for (row, _), label in zip(known, truth, strict=True))
+    assert found["accuracy"].value == pytest.approx(100 * right / len(known))
+    counts, baselines = Counter(truth), scored.baselines["accuracy"]
+    assert baselines["majority label"] == pytest.approx(100 * counts["entailment"] / len(known), abs=1e-3)
+    assert baselines["image blanked"] == pytest.approx(100 * counts["neutral"] / len(known), abs=1e-3)
+    annotations = 2 * len(known) + counts["neutral"]  # of three annotators one says neutral
+    assert baselines["one annotator"] == pytest.approx(100 * annotations / (3 * len(known)), abs=1e-3)
+    assert {"macro F1", "recall (neutral)", "gain over image blanked"} <= found.keys()
+    assert found["recall (neutral)"].kept and not found["gain over image blanked"].kept
+    assert f"gold_label={truth[0]}" in task_model.slices(samples[1])
+
+    path = task_model.write_official(rows, Place(source="toy", validated=tmp_path), "val", tmp_path)
+    assert path is not None
+    header, first, *_ = path.read_text().splitlines()
+    assert header == "pairID\tgold_label" and first.split("\t")[1] == rows[0]["prediction"]
+
+
+def test_hidden_labels_are_predicted_and_not_learnt_from(toy: Toy) -> None:
+    task_model = make(toy, "entailment")
+    hidden = [sample.having(gold_label=None) for sample in samples_of(toy, "val")[:2]]
+    batch = task_model.collate(hidden)
+    assert [row["label"] for row in task_model.predict(batch, hidden)] == [None, None]
+    with pytest.raises(DataError, match="hidden"):
+        task_model.loss(batch, generator=any_generator())
+
+
+def test_labels_lie_with_the_checkpoint_in_the_heads_order(toy: Toy, tmp_path: Path) -> None:
+    task_model = make(toy, "entailment")
+    turned = type(task_model)(task_model.model, toy.tokenizer, task_model.info, labels=ENTAILMENT[::-1])
+    write_checkpoint(tmp_path, turned, written(turned), toy.tokenizer, turned.labels)
+    loaded = load_task_model(tmp_path)
+    assert loaded.labels == ENTAILMENT[::-1]
+    assert predict(loaded, toy, "val") == predict(turned, toy, "val")
+    (tmp_path / "SHA256SUMS").unlink()
+    (tmp_path / "labels.json").rename(tmp_path / "answers.json")  # where VQA's stood before
+    assert load_task_model(tmp_path).labels == ENTAILMENT[::-1]
+    (tmp_path / "answers.json").unlink()
+    with pytest.raises(CheckpointError, match=r"labels\.json: no such file"):
+        load_task_model(tmp_path)
+
+
+def test_blanked_it_can_not_tell_images_apart(toy: Toy) -> None:
+    blind = make(toy, "entailment", blank_images=True)
+    a, b = samples_of(toy, "val")[:3:2]
+    rows = [blind.predict(blind.collate([s]), [s])[0] for s in (a, replace(a, regions=b.regions))]
+    assert rows[0]["probabilities"] == rows[1]["probabilities"]

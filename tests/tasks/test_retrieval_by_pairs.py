@@ -1,0 +1,141 @@
+"""Retrieval by a model that only fuses: it learns, it ranks exactly, and a shortlist keeps embeddings' order behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from toy_tasks import any_generator, learn, make
+from toy_world import Toy
+
+from vlp_models.data.batch import Image, Text
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.sample import Sample
+from vlp_models.errors import ParamsError
+from vlp_models.tasks.base import TaskModel
+from vlp_models.tasks.pair_scores import behind, shortlisted
+from vlp_models.tasks.retrieval import Retrieval
+
+
+class Fusing(nn.Module):
+    """The toy's model with its embeddings locked away: it fuses each pair, and a layer scores the two."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+        self.score_head = nn.Linear(model.fused_dim, 1)
+
+    def encode_image(self, image: Image) -> Any:
+        return image
+
+    def score(self, state: Any, text: Text, image_of_text_N: Tensor) -> Tensor:
+        rows = {name: getattr(state, name)[image_of_text_N] for name in vars(state)}
+        fused = self.inner.fuse(type(state)(**rows), text).pooled_BP
+        return self.score_head(fused).squeeze(-1)
+
+
+class Both(Fusing):
+    def embed_image(self, image: Image) -> Tensor:
+        return self.inner.embed_image(image)
+
+    def embed_text(self, text: Text) -> Tensor:
+        return self.inner.embed_text(text)
+
+
+def by_pairs(toy: Toy, kind: type[Fusing] = Fusing, **options: Any) -> Retrieval:
+    plain = make(toy, "retrieval")
+    torch.manual_seed(2)
+    made = type(plain)(kind(plain.model), toy.tokenizer, replace(plain.info, options=options))
+    assert isinstance(made, Retrieval)
+    return made
+
+
+def samples_of(toy: Toy, split: str) -> list[Sample]:
+    dataset = ShardDataset(toy.shards, split, "images")
+    return [dataset[i] for i in range(len(dataset))]
+
+
+def ranked(task_model: TaskModel, samples: list[Sample], size: int = 1000) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for start in range(0, len(samples), size):
+        chunk = samples[start : start + size]
+        rows += task_model.predict(task_model.collate(chunk), chunk)
+    return task_model.finish(rows, samples)
+
+
+def test_ranks_are_those_of_every_pair_scored_alone(toy: Toy) -> None:
+    task_model, samples = by_pairs(toy).eval(), samples_of(toy, "val")
+    assert isinstance(task_model, Retrieval) and task_model.by_pairs and task_model.search == "every pair fused"
+    rows = ranked(task_model, samples, size=3)
+    with torch.no_grad():
+        for sample, row in zip(samples, rows, strict=True):
+            text = toy.tokenizer.encode_batch([sample["captions"][0]], 12)
+            alone = []
+            for other in samples:
+                image = task_model.collate([other]).image
+                alone.append(float(task_model.model.score(image, text, torch.zeros(1, dtype=torch.int64))))
+            own = alone[samples.index(sample)]
+            # sums in another order move the last digits: a rank may differ only where scores are as close as that
+            closer = {1 + sum(a > own + e for a in alone) for e in (1e-5,)} | {sum(a >= own - 1e-5 for a in alone)}
+            assert min(closer) <= row["captions"][0]["rank"] <= max(closer)
+    scored = task_model.score(rows, samples, _place(toy))
+    assert all(score.note == "every pair fused" for score in scored.scores)
+
+
+def _place(toy: Toy) -> Any:
+    from vlp_models.tasks.scoring import Place
+
+    return Place(source="toy", validated=toy.shards)
+
+
+def test_it_learns_to_match(toy: Toy) -> None:
+    task_model = by_pairs(toy, drawn=5)
+    before = np.mean([row["captions"][0]["rank"] for row in ranked(task_model, samples_of(toy, "val"))])
+    dataset = ShardDataset(toy.shards, "train", "captions")
+    loss = task_model.loss(task_model.collate([dataset[i] for i in range(8)]), generator=any_generator())
+    assert set(loss.parts) == {"match", "match_accuracy"}
+    learn(task_model, toy, 120)
+    after = np.mean([row["captions"][0]["rank"] for row in ranked(task_model, samples_of(toy, "val"))])
+    assert after < before and after < 3
+
+
+def test_one_image_alone_teaches_nothing(toy: Toy) -> None:
+    task_model = by_pairs(toy)
+    sample = ShardDataset(toy.shards, "train", "captions")[0]
+    loss = task_model.loss(task_model.collate([sample, sample]), generator=any_generator())
+    assert set(loss.parts) == {"match"} and not float(loss.parts["match"])
+
+
+def test_a_shortlist_of_all_is_all_and_a_short_one_is_said(toy: Toy) -> None:
+    samples = samples_of(toy, "val")
+    exact = ranked(by_pairs(toy, Both, scorer="pairs").eval(), samples)
+    whole = ranked(by_pairs(toy, Both, scorer="pairs", shortlist=100).eval(), samples)
+    assert [row["rank"] for row in whole] == [row["rank"] for row in exact]
+    short = by_pairs(toy, Both, scorer="pairs", shortlist=2).eval()
+    assert "2 most similar" in short.search
+    rows = ranked(short, samples)
+    assert all(1 <= caption["rank"] <= len(samples) for row in rows for caption in row["captions"])
+
+
+def test_pairs_that_were_not_scored_stand_behind_in_their_own_order() -> None:
+    similarity_TI = np.array([[0.9, 0.1, 0.5, -0.2], [0.0, 0.3, 0.2, 0.1]], dtype=np.float32)
+    wanted = shortlisted(similarity_TI, 1)
+    # each caption's best image, and each image's best caption
+    assert wanted.tolist() == [[True, False, True, False], [False, True, False, True]]
+    scores = np.where(wanted, np.float32(-5), np.float32(-np.inf))
+    placed = behind(scores, similarity_TI)
+    assert (placed[wanted] == -5).all() and (placed[~wanted] < -5).all()
+    assert placed[1, 2] > placed[1, 0]
+
+
+def test_what_the_model_can_not_do_is_refused(toy: Toy) -> None:
+    with pytest.raises(ParamsError, match="shortlist"):
+        by_pairs(toy, shortlist=3)
+    with pytest.raises(ParamsError, match="can't score pairs"):
+        make(toy, "retrieval", options={"scorer": "pairs"})
+    with pytest.raises(ParamsError, match="drawn"):
+        by_pairs(toy, drawn=0)

@@ -1,0 +1,98 @@
+"""A whole task in one file: which colour is meant by a question about an image? As CONTRIBUTING promises, nothing else
+knows of it but one line in `TASKS`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Batch
+from vlp_models.data.sample import Sample
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.metrics.items import STATISTICS
+from vlp_models.metrics.score import Evidence, FloatArray, Score, mean_score
+from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.protocols import Fuses
+from vlp_models.objectives.classification import classification
+from vlp_models.objectives.loss import Loss
+from vlp_models.tasks.base import TaskModel, Words, answer_vocabulary, need_targets
+from vlp_models.tasks.scoring import Place, Prediction, Scored
+from vlp_models.workspace.paths import write_text
+
+
+def error_percent(sums_SK: FloatArray) -> FloatArray:
+    """Columns: right ones, all."""
+    return 100 * (1 - sums_SK[:, 0] / sums_SK[:, 1])
+
+
+class GuessColour(TaskModel):
+    task = "guess_colour"
+    title = "Guess the colour"
+    view = "questions"
+    prediction_view = "questions"
+    needs = (Fuses,)
+    has_labels = True
+    id_key = "question_id"
+    metric = "error (all)"
+    direction = "lower"
+    headlines = ("error (all)",)
+    statistics: ClassVar = {**STATISTICS, "error": error_percent}
+    blanked_fields = ("colour",)
+    words = Words(text="question")
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
+    ) -> None:
+        super().__init__(model, tokenizer, info, labels=labels)
+        self.head = nn.Linear(cast(Fuses, model).fused_dim, len(self.labels))
+
+    @classmethod
+    def labels_for(cls, tokenizer: Path) -> list[str]:
+        return answer_vocabulary(tokenizer)
+
+    def targets(self, samples: Sequence[Sample]) -> Tensor | None:
+        if not all(sample["answers"] for sample in samples):
+            return None
+        return torch.tensor([self.labels.index(sample["answers"][0]) for sample in samples])
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self.head(cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP)
+
+    def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
+        return classification(self.logits(batch), need_targets(batch), name="guess_colour")
+
+    @torch.no_grad()
+    def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        self.eval()
+        best_B = self.logits(batch).argmax(-1).tolist()
+        return [
+            {"question_id": s.sample_id, "image_id": s.image_id, "colour": self.labels[i]}
+            for s, i in zip(samples, best_B, strict=True)
+        ]
+
+    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
+        right = [
+            float(p["colour"] == s["answers"][0]) for p, s in zip(predictions, samples, strict=True) if s["answers"]
+        ]
+        groups, items = [s.image_id for s in samples], [s.sample_id for s in samples]
+        parts = np.column_stack([right, np.ones(len(right))])
+        evidence = Evidence(groups=groups, items=items, parts_NK=parts, statistic=error_percent)
+        error = Score(
+            metric="error (all)",
+            value=float(error_percent(parts.sum(0, keepdims=True))[0]),
+            n=len(right),
+            evidence=evidence,
+        )
+        return Scored(scores=[error, mean_score("accuracy", right, groups, items=items)])
+
+    def write_official(
+        self, predictions: Sequence[Prediction], place: Place, split: str, directory: Path
+    ) -> Path | None:
+        path = directory / f"colours_{place.source}_{split}.txt"
+        write_text(path, "".join(f"{p['question_id']} {p['colour']}\n" for p in predictions))
+        return path

@@ -1,0 +1,119 @@
+"""Muon against torch's own, and against a reference in NumPy and float64."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vlp_models.training import muon as muon_module
+from vlp_models.training.muon import Muon, has_native_bfloat16, orthogonalized
+
+SHAPES = [(6, 4), (4, 6), (6, 4), (5, 5), (600, 8), (600, 8)]
+
+
+def weights(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+
+
+def gradients(step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def updated(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], steps: int = 4) -> list[torch.Tensor]:
+    for step in range(steps):
+        for parameter, gradient in zip(parameters, gradients(step), strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_equals_torchs_own(dtype: torch.dtype) -> None:
+    own, theirs = weights(), weights()
+    start = [w.detach().clone() for w in own]
+    reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    found = updated(Muon(own, lr=0.02, weight_decay=0.1, dtype=dtype), own)
+    wanted = updated(reference, theirs)
+    for a, b, before in zip(found, wanted, start, strict=True):
+        moved = (b - before).norm()
+        assert (a - b).norm() < 0.02 * moved  # 8 bits of a bfloat16, five times over
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+def test_equals_the_definition(nesterov: bool, adjust: str) -> None:
+    lr, decay, momentum = 0.02, 0.1, 0.9
+    own = weights(torch.float64)
+    slow = [w.detach().numpy().copy() for w in own]
+    buffers = [np.zeros_like(w) for w in slow]
+    for step in range(4):
+        for i, gradient in enumerate(gradients(step)):
+            g = gradient.double().numpy()
+            buffers[i] = momentum * buffers[i] + (1 - momentum) * g
+            update = momentum * buffers[i] + (1 - momentum) * g if nesterov else buffers[i]
+            x = update.T if update.shape[0] > update.shape[1] else update
+            x = x / np.linalg.norm(x)
+            for _ in range(5):
+                gram = x @ x.T
+                x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+            update = x.T if update.shape[0] > update.shape[1] else x
+            rows, columns = update.shape
+            ratio = 0.2 * max(rows, columns) ** 0.5 if adjust == "match_rms_adamw" else max(1, rows / columns) ** 0.5
+            slow[i] = slow[i] * (1 - lr * decay) - lr * ratio * update
+    optimizer = Muon(own, lr=lr, weight_decay=decay, momentum=momentum, nesterov=nesterov, adjust=adjust)  # type: ignore[arg-type]
+    for found, wanted in zip(updated(optimizer, own), slow, strict=True):
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=1e-12)
+
+
+def test_singular_values_come_near_one() -> None:
+    values = torch.linalg.svdvals(orthogonalized(torch.randn(3, 20, 8), dtype=torch.float32))
+    assert values.min() > 0.5 and values.max() < 1.3
+
+
+def test_of_nothing_comes_nothing() -> None:
+    assert not orthogonalized(torch.zeros(2, 3, 4), dtype=torch.float32).any()
+
+
+def test_weights_without_a_gradient_stay() -> None:
+    own = weights()
+    start = own[0].detach().clone()
+    own[0].grad = torch.randn(SHAPES[0])
+    Muon(own, lr=0.1).step()
+    assert not torch.equal(own[0], start)
+    for parameter, before in zip(own[1:], weights()[1:], strict=True):
+        assert torch.equal(parameter, before)
+
+
+def test_goes_on_from_its_state() -> None:
+    whole, begun = weights(), weights()
+    updated(Muon(whole, lr=0.02), whole)
+    first = Muon(begun, lr=0.02)
+    updated(first, begun, steps=2)
+    second = Muon(begun, lr=0.02)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for step in (2, 3):
+        for parameter, gradient in zip(begun, gradients(step), strict=True):
+            parameter.grad = gradient
+        second.step()
+    assert all(torch.equal(a, b) for a, b in zip(whole, begun, strict=True))
+
+
+def test_bfloat16_is_for_hardware_that_multiplies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for flags, native in (({"avx2", "avx512f"}, False), ({"avx512f", "avx512_bf16"}, True), ({"amx_bf16"}, True)):
+        monkeypatch.setattr(muon_module, "_cpu_flags", lambda flags=flags: frozenset(flags))
+        assert has_native_bfloat16(cpu) is native
+        wanted = torch.bfloat16 if native else torch.float32
+        assert Muon(weights(), lr=0.1)._iterates_in(cpu, torch.float32) == wanted
+    assert Muon(weights(), lr=0.1, dtype=torch.float32)._iterates_in(cpu, torch.float32) == torch.float32
+
+
+def test_only_matrices() -> None:
+    with pytest.raises(ValueError, match=r"shape \(3,\)"):
+        Muon([nn.Parameter(torch.zeros(3))], lr=0.1)

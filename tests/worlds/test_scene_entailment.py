@@ -1,0 +1,86 @@
+"""The scenes' hypotheses: read back by the genuine format's reader, labels that hold, and words that give little away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vlp_models.data.formats import read_source
+from vlp_models.data.views import ENTAILMENT
+from vlp_models.params import SourceParams, WorldParams
+from vlp_models.worlds.scenes.claims import AtLeast, Description
+from vlp_models.worlds.scenes.entailment import Balance, ask
+from vlp_models.worlds.scenes.language import NUMBERS
+from vlp_models.worlds.scenes.objects import write
+from vlp_models.worlds.scenes.world import COLOURS, SHAPES, Scene, sample_scene
+
+
+def scene(number: int) -> tuple[Scene, np.random.Generator]:
+    rng = np.random.default_rng([7, number])
+    return sample_scene(rng, image_id=str(number), split="train", side=64), rng
+
+
+def test_the_written_files_are_read_as_snli_ve(tmp_path: Path) -> None:
+    params = WorldParams(world="objects", seed=3, train=6, val=2, test=3, size=64, hypotheses_per_image=4)
+    plain = WorldParams(world="objects", seed=3, train=6, val=2, test=3, size=64)
+    for name, world in (("with", params), ("without", plain)):
+        (tmp_path / name).mkdir()
+        counts = write(world, tmp_path / name)
+        assert counts.get("hypotheses", 0) == (44 if name == "with" else 0)
+    for file in (tmp_path / "without").rglob("*.*"):
+        assert (
+            file.is_dir()
+            or file.read_bytes() == (tmp_path / "with" / file.relative_to(tmp_path / "without")).read_bytes()
+        )
+
+    tables = read_source("ve", SourceParams(format="snli_ve", root="with"), tmp_path)
+    assert not tables["quarantine"] and len(tables["hypotheses"]) == 44
+    assert Counter(row["split"] for row in tables["images"]) == {"train": 6, "val": 2, "test": 3}
+    assert all(Path(row["path"]).is_file() for row in tables["images"])
+    for row in tables["hypotheses"]:
+        labels = Counter(row["annotator_labels"])
+        assert sum(labels.values()) == 5 and labels.most_common(1)[0][0] == row["gold_label"]
+
+
+def test_what_is_said_of_objects_follows_from_the_scene() -> None:
+    """Checked without the claims that made the sentences: counted anew from the scene."""
+    checked: Counter[str] = Counter()
+    for number in range(60):
+        graph, rng = scene(number)
+        for text, label in ask(graph, 6, rng):
+            words = text.rstrip(".").lower().split()
+            if label == "neutral":
+                assert not any(word in COLOURS for word in words)  # of no object in particular
+                continue
+            shapes = [o.shape for o in graph.objects]
+            if words[:2] == ["there", "are"]:
+                true = shapes.count(words[3].removesuffix("s")) == NUMBERS.index(words[2])
+            elif words[:2] == ["there", "is"] and words[2] == "a":
+                true = AtLeast(Description(colour=words[3], shape=words[4])).holds(graph)
+            elif words[0] == "something":
+                true = words[1] in {o.colour for o in graph.objects}
+            else:
+                continue
+            assert true is (label == "entailment"), text
+            checked[label] += 1
+    assert min(checked["entailment"], checked["contradiction"]) > 20
+
+
+def test_words_alone_do_not_tell_entailed_from_contradicted() -> None:
+    balance: Balance = {}
+    counts: dict[str, Counter[str]] = {}
+    for number in range(250):
+        graph, rng = scene(number)
+        for text, label in ask(graph, 3, rng, balance):
+            counts.setdefault(text, Counter())[label] += 1
+    total = sum(count.total() for count in counts.values())
+    assert Counter({label: sum(c[label] for c in counts.values()) for label in ENTAILMENT}) == Counter(
+        dict.fromkeys(ENTAILMENT, total // 3)
+    )
+    best = sum(max(count.values()) for count in counts.values()) / total  # the commonest label of each sentence
+    assert best == pytest.approx(2 / 3, abs=0.04)
+    assert all(abs(c["entailment"] - c["contradiction"]) <= 1 for c in counts.values())
+    assert any(shape in text for text in counts for shape in SHAPES)

@@ -1,0 +1,46 @@
+"""A buffer that follows what batches hold, over several processes and micro-batches: a codebook's counts and sums."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vlp_models.objectives.ranks import sum_over_ranks
+
+
+class MovingAverage(nn.Module):
+    """average = decay * average + (1 - decay) * (the sum over all micro-batches and processes of an update).
+
+    `add` in the forward pass; the training loop calls `update` once after each of the optimiser's updates, on every
+    process. So the average is what one process would have with the whole batch, and the same everywhere. Nothing is
+    gathered in eval mode or without gradients.
+    """
+
+    average: Tensor
+
+    def __init__(self, start: Tensor, *, decay: float) -> None:
+        super().__init__()
+        self.decay = decay
+        self.register_buffer("average", start.detach().clone())
+        # No buffer: DDP would overwrite it with the first process's.
+        self._gathered: Tensor | None = None
+
+    def add(self, values: Tensor) -> None:
+        """values: of this process's items, summed; in the shape of the average."""
+        if self.training and torch.is_grad_enabled():
+            values = values.detach().to(self.average.dtype)
+            self._gathered = values.clone() if self._gathered is None else self._gathered + values
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """All processes must call it; not in eval mode, in which it stays as it is."""
+        gathered, self._gathered = self._gathered, None
+        if self.training:
+            total = sum_over_ranks(torch.zeros_like(self.average) if gathered is None else gathered)
+            self.average.lerp_(total, 1 - self.decay)
+
+
+def update_moving_averages(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, MovingAverage):
+            module.update()
