@@ -224,11 +224,12 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
     trainings = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
     stages["register"] = {
         "cmd": "vlp stage register",
-        "params": given("tracking", "promotion.split"),
+        "params": given("tracking", "promotion.split", "promotion.tasks", *(["features"] if regions else [])),
         "deps": [
             *(f"checkpoints/finetune/{name}" for name in registered),
             *(f"reports/eval/{name}" for name in registered),
             "reports/validation.json",
+            "data/validated",  # an image to try a version out on
             *(["data/detector"] if regions else []),
             code("stages", "register"),
             *spoken_of,
@@ -237,7 +238,9 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
     }
     stages["report"] = {
         "cmd": "vlp stage report",
-        "params": given("evaluate.gallery", "models"),
+        "params": given(
+            "evaluate.gallery", "evaluate.bootstrap", "evaluate.splits", "models", "finetune", "tracking.metric"
+        ),
         "deps": [
             *evaluations,
             *(f"reports/training/{name}.json" for name in trainings),
