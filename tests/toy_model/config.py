@@ -26,11 +26,6 @@ class ToyConfig:
     temperature: PositiveFloat = 0.07  # where the learnt one begins
     init_std: PositiveFloat = 0.08
 
-    @property
-    def patches(self) -> int:
-        """Of an image."""
-        return (self.side // self.patch) ** 2
-
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")

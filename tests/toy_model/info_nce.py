@@ -29,8 +29,7 @@ def info_nce(texts_NE: Tensor, images_NE: Tensor, image_ids: Sequence[str], scal
     if not len(numbers_G):
         return empty(texts_NE, "contrast")
     logits_GG = scale * similarities(gather_rows(texts_NE), gather_rows(images_NE))
-    same_GG = numbers_G[:, None] == numbers_G[None, :]
-    twins_GG = same_GG & ~torch.eye(len(numbers_G), dtype=torch.bool)
+    twins_GG = (numbers_G[:, None] == numbers_G[None, :]).fill_diagonal_(False)
     logits_GG = logits_GG.masked_fill(twins_GG.to(logits_GG.device), float("-inf"))
     pair_G = torch.arange(len(logits_GG), device=logits_GG.device)
     to_image_G = F.cross_entropy(logits_GG, pair_G, reduction="none")

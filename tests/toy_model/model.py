@@ -2,10 +2,10 @@
 
 A. Radford et al.: "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021, figure 3.
 
-    pixels ── patches ── image encoder ──┬── mean ──── projection ──┐
-                                         │                          ├── InfoNCE
-    words [CLS] w1 .. wm [SEP] ── text encoder ─┬── [CLS] ── projection ──┘
-                                         └──────┴── fusion ── [CLS]: the feature of VQA, VCR, NLVR, entailment
+    pixels ── image encoder ──┬───── mean of patches ── projection ──┐
+                              │                                      ├── InfoNCE
+    words ─── text encoder ───│──┬────────── [CLS] ──── projection ──┘
+                              └──┴── fusion ── [CLS]: the feature of VQA, VCR, NLVR, entailment
 
 What differs from the paper: the blocks normalise after each sum, as everywhere in this house; the text encoder sees all
 words and is read at [CLS]; the fusion is ours, and only a task that fuses learns it.
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Pixels, Text
 from vlp_models.data.inputs import ModelInputs, PixelInput
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import TransformerBlock
 from vlp_models.models.layers.embeddings import TextEmbedding
 from vlp_models.models.layers.init import init_weights
@@ -51,7 +51,7 @@ class Toy(nn.Module):
         self.config = config
         self.fused_dim = hidden = config.hidden
         self.patches = nn.Conv2d(3, hidden, config.patch, stride=config.patch)
-        self.places = nn.Embedding(config.patches, hidden)
+        self.places = nn.Embedding((config.side // config.patch) ** 2, hidden)
         self.words = TextEmbedding(
             config.vocab_size, hidden, max_positions=config.max_positions, types=1, dropout=0.0, eps=EPS
         )
@@ -64,8 +64,8 @@ class Toy(nn.Module):
         init_weights(self, config.init_std)
 
     def stack(self, layers: int) -> nn.ModuleList:
-        sizes, rest = (self.config.hidden, self.config.heads, 4 * self.config.hidden), {"eps": EPS}
-        rest |= {"dropout": 0.0, "attention_dropout": 0.0}
+        sizes = self.config.hidden, self.config.heads, 4 * self.config.hidden
+        rest = {"dropout": 0.0, "attention_dropout": 0.0, "eps": EPS}
         return nn.ModuleList(TransformerBlock(*sizes, **rest) for _ in range(layers))
 
     @property
@@ -75,8 +75,7 @@ class Toy(nn.Module):
 
     def encode_image(self, image: Image) -> Tensor:
         """[B, R, D]"""
-        if not isinstance(image, Pixels):
-            raise DataError("the toy model reads pixels, and was given regions")
+        assert isinstance(image, Pixels)  # as `inputs` asks
         x_BRD = self.patches(image.pixels_B3HW).flatten(2).transpose(1, 2) + self.places.weight
         for block in self.image_encoder:
             x_BRD = block(x_BRD)
@@ -124,4 +123,4 @@ class Toy(nn.Module):
         if (learners_N := objectives["contrast"]) is not None:
             image_ids = tuple(image_ids[i] for i in learners_N.nonzero().flatten().tolist())
             texts_NE, images_NE = texts_NE[learners_N], images_NE[learners_N]
-        return {"contrast": info_nce(texts_NE, images_NE, image_ids, self.log_scale.exp())}
+        return {"contrast": info_nce(texts_NE, images_NE, image_ids, self.log_scale.exp().clamp(max=100))}
