@@ -27,29 +27,30 @@ from vlp_models.tracking.registry import bundle_of, load_predictor, set_challeng
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 ROOT = Path(__file__).parents[2]
+TOY = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}
 RUNS = ("first", "second", "blind", "finder")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def patches() -> Iterator[None]:
+def toy() -> Iterator[None]:
     """A family that reads pixels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FAMILIES, "patches", "pixel_family:Patches")
+        patch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
         yield
 
 
 @pytest.fixture(scope="module")
-def params(patches: None) -> Params:
+def params(toy: None) -> Params:
     """Two models, one of regions and one of pixels; three runs of VQA (one a control), and one of retrieval.
 
     The regions are a grid: an image alone gives them.
     """
     raw = read_yaml(ROOT / "params.yaml")
-    raw["models"] = {"tden": {"family": "tden", "config": SIZES}, "patches": {"family": "patches"}}
+    raw["models"] = {"tden": {"family": "tden", "config": SIZES}, "toy": {"family": "toy", "config": TOY}}
     raw["pretrain"] = {}
     raw["finetune"] = {
         "first": {"task": "vqa", "start": "initial/tden"},
-        "second": {"task": "vqa", "start": "initial/patches", "design": "wide", "seed": 7},
+        "second": {"task": "vqa", "start": "initial/toy", "design": "wide", "seed": 7},
         "blind": {"task": "vqa", "start": "initial/tden", "blank_images": True},
         "finder": {"task": "retrieval", "start": "initial/tden"},
     }
@@ -111,8 +112,8 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
     tags = versions["second"].tags
     assert {name: tags[name] for name in ("run", "model", "family", "design", "seed", "served")} == {
         "run": "second",
-        "model": "patches",
-        "family": "patches",
+        "model": "toy",
+        "family": "toy",
         "design": "wide",
         "seed": "7",
         "served": "yes",
@@ -165,7 +166,7 @@ def test_a_champion_that_reads_pixels_is_evaluated_anew_where_no_model_of_today_
     client = connect(params.tracking, workspace.root)
     number = int(versions_of_runs(client, "vlp-vqa", RUNS)["second"].version)
     promoted = promote_task(params, workspace, "vqa", version=number, by="test")
-    assert (promoted.outcome, promoted.run_model) == ("promoted", "patches")
+    assert (promoted.outcome, promoted.run_model) == ("promoted", "toy")
 
     world = dataclasses.replace(params.generate["scenes"], seed=4, test=8)
     later = dataclasses.replace(params, generate={"scenes": world})
@@ -183,7 +184,7 @@ def test_a_champion_that_reads_pixels_is_evaluated_anew_where_no_model_of_today_
     decision = promote_task(one, workspace, "vqa", by="test")
     assert decision.numbers["champion_reevaluated"], decision.reasons
     assert decision.numbers["champion_value"] == pytest.approx(expected, abs=1e-3)
-    assert (decision.champion, decision.champion_run_model, decision.run_model) == (number, "patches", "tden")
+    assert (decision.champion, decision.champion_run_model, decision.run_model) == (number, "toy", "tden")
 
 
 def old_version(params: Params, workspace: Workspace) -> int:

@@ -23,6 +23,7 @@ from vlp_models.tasks.base import TaskModel
 from vlp_models.workspace.paths import Workspace
 
 COLOURS = ("red", "blue")
+TOY = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}
 
 
 @pytest.fixture
@@ -46,15 +47,15 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def learnt(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskModel, ShardDataset]:
-    monkeypatch.setitem(FAMILIES, "patches", "pixel_family:Patches")
+    monkeypatch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
     params = load_params(Path(__file__).parents[2] / "params.yaml")
     tokenizer = Tokenizer.train(["it is red", "it is blue"], 30, 1, True)
     torch.manual_seed(0)
-    model = build_model("patches", {}, DataFacts(vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id))
+    model = build_model("toy", TOY, DataFacts(vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id))
     auto = dataclasses.replace(params, shards=dataclasses.replace(params.shards, pixels="auto"))
     shards.run(auto, workspace, inputs=[model.inputs])
     info = CheckpointInfo(
-        family="patches",
+        family="toy",
         name="p",
         model_config=to_plain(model.config),
         task="nlvr",
@@ -63,7 +64,7 @@ def learnt(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskM
     task_model = task_class("nlvr")(model, tokenizer, info)
     dataset = ShardDataset(workspace.shards, "train", "statements", **task_model.reader.flags)
     batch = task_model.collate([dataset[i] for i in range(len(dataset))])
-    optimizer = torch.optim.Adam(task_model.parameters(), lr=0.03)
+    optimizer = torch.optim.Adam(task_model.parameters(), lr=0.01)
     for _ in range(150):
         loss = task_model.loss(batch, generator=torch.Generator()).mean
         optimizer.zero_grad()

@@ -82,6 +82,9 @@ def _add_embeddings(
 ) -> None:
     """The two-sample test on means over regions, where the regions can be made here and are the model's."""
     p = params.drift
+    if not reference["points"]:
+        report["notes"].append("embeddings: not compared, there are none of the training data: no model reads regions")
+        return
     chosen = heapq.nsmallest(p.images, rows.images(), key=lambda row: row["sha256"]) if p.images else []
     if min(len(chosen), len(reference["points"])) < FEWEST:
         report["notes"].append(f"embeddings: not compared, fewer than {FEWEST} images")

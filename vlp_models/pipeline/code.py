@@ -2,7 +2,8 @@
 
 A stage depends on exactly these files (`dvc.yaml`, through data/plan/code), and a training that goes on after a kill
 goes on only with the same ones. Imports inside functions count, those for type checkers alone don't. What is looked up
-by name (a model family, a task, a format, a world) is no import: each has a record of its own.
+by name (a model family, a task, a format, a world) is no import: each has a record of its own, so the table of names
+does not count either. A new line in it makes nothing stale that was there before.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from pathlib import Path
 
 PACKAGE = "vlp_models"
 ROOT = Path(__file__).parents[1]  # of the package that runs
+TABLES = ("FAMILIES", "TASKS", "FORMATS", "WORLDS")  # of places by name: `module:Class`
 
 
 def files_behind(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     """{path below the package: sha256} of the modules and all that they import, by path.
 
-    modules: dotted names, such as `vlp_models.stages.pretrain`. A folder's other files (templates, fonts) come with any
-    module of it.
+    modules: dotted names, such as `vlp_models.stages.pretrain`, or places, such as `vlp_models.tasks.vqa:VQA`, which
+    are listed themselves as well. A folder's other files (templates, fonts) come with any module of it.
 
     Raises:
         ValueError: there is no such module.
     """
-    todo, found = [_file(name, root) for name in modules], set[Path]()
+    names = sorted(modules)
+    todo, found = [_file(name.partition(":")[0], root) for name in names], set[Path]()
     while todo:
         path = todo.pop()
         if path in found:
@@ -36,7 +39,9 @@ def files_behind(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
         todo += [other for other in path.parent.iterdir() if other.is_file() and other.suffix not in (".py", ".pyc")]
         if path.suffix == ".py":
             todo += _imported(path, root)
-    return {str(path.relative_to(root)): _sha256(path, path.stat().st_mtime_ns) for path in sorted(found)}
+    places = {name: "" for name in names if ":" in name}
+    files = {str(path.relative_to(root)): _sha256(path, path.stat().st_mtime_ns) for path in sorted(found)}
+    return places | files
 
 
 def identity(modules: Iterable[str], root: Path = ROOT) -> str:
@@ -63,7 +68,17 @@ def _packages(path: Path, root: Path) -> list[tuple[str, ...]]:
 
 @functools.cache
 def _sha256(path: Path, changed: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    content = path.read_bytes()
+    return hashlib.sha256(_without_tables(content) if path.name == "__init__.py" else content).hexdigest()
+
+
+def _without_tables(source: bytes) -> bytes:
+    lines = source.splitlines(keepends=True)
+    for node in ast.parse(source).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id in TABLES for target in targets):
+            lines[node.lineno - 1 : node.end_lineno] = [b""] * (node.end_lineno - node.lineno + 1)  # type: ignore[operator]
+    return b"".join(lines)
 
 
 def _imported(path: Path, root: Path) -> list[Path]:
@@ -75,7 +90,7 @@ def _imports(path: Path, root: Path, changed: int) -> tuple[str, ...]:
     """The package's files that the file at `path` imports by itself."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     names: set[str] = set()
-    _collect(tree, names)
+    _collect(tree, names, [PACKAGE, *path.relative_to(root).parts[:-1]])
     found = set()
     for name in names:
         try:
@@ -85,15 +100,19 @@ def _imports(path: Path, root: Path, changed: int) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _collect(node: ast.AST, names: set[str]) -> None:
+def _collect(node: ast.AST, names: set[str], package: list[str]) -> None:
+    """package: the file's own, which relative imports begin with."""
     if isinstance(node, ast.Import):
         names |= {alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE}
-    elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == PACKAGE:
-        names.add(node.module)
-        names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+        above = package[: len(package) + 1 - node.level] if node.level else []
+        module = ".".join([*above, *([node.module] if node.module else [])])
+        if module.split(".")[0] == PACKAGE:
+            names.add(module)
+            names |= {f"{module}.{alias.name}" for alias in node.names}
     for_types = isinstance(node, ast.If) and _is_for_types(node.test)
     for child in node.orelse if for_types else ast.iter_child_nodes(node):  # type: ignore[attr-defined]
-        _collect(child, names)
+        _collect(child, names, package)
 
 
 def _is_for_types(test: ast.expr) -> bool:

@@ -13,12 +13,14 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vlp_models.data.inputs import RegionInput
+from vlp_models.models.outline import inputs_of
 from vlp_models.params import Params
 from vlp_models.report.charts import interval_bar, line_chart
 from vlp_models.report.designs import Comparison, DesignRow, compare, design_rows
 from vlp_models.report.examples import Examples, read_examples
 from vlp_models.report.pictures import Pictures
-from vlp_models.report.records import Record, flatten, optional
+from vlp_models.report.records import Record, flatten, optional, reads_regions
 from vlp_models.report.table import is_headline
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.workspace.paths import Workspace, read_json
@@ -54,7 +56,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
 
     missing: list[str] = []
     validation = optional(workspace.reports / "validation.json", missing)
-    detector = optional(workspace.reports / "detector.json", missing if _reads_regions(workspace) else None)
+    detector = optional(workspace.reports / "detector.json", missing) if reads_regions(workspace) else None
     missing += [
         f"reports/eval/{run}: not evaluated" for run in params.finetune if not workspace.evaluation(run).exists()
     ]
@@ -228,6 +230,8 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
     """One a task and model: of its first run that has learned from pretraining and sees its images, else the first."""
     settings = params.evaluate
     pictures = Pictures(workspace, params.validate.max_image_pixels)
+    with_boxes = Pictures(workspace, params.validate.max_image_pixels, regions=True)
+    inputs = dict(zip(params.models, inputs_of(params.models), strict=True))
     found: list[Examples] = []
     for task in TASKS:
         runs: dict[str, list[str]] = {}
@@ -238,7 +242,8 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
             continue
         for model, names in runs.items():
             names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
-            one = read_examples(task, workspace, pictures, names[0], settings.splits, settings.gallery, model=model)
+            shown = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
+            one = read_examples(task, workspace, shown, names[0], settings.splits, settings.gallery, model=model)
             if one is None:
                 missing.append(f"reports/eval/{names[0]}: no predictions")
             else:
@@ -270,10 +275,6 @@ def _as_cells(row: DesignRow) -> dict[str, Any]:
         top = max(100.0, row.value, row.high or 0, *row.baselines.values())
         cells["bar"] = interval_bar(row.value, row.low, row.high, row.baselines, top=top, of_seeds=row.seeds > 1)
     return cells
-
-
-def _reads_regions(workspace: Workspace) -> bool:
-    return bool((optional(workspace.shards / "manifest.json") or {}).get("detector_id"))
 
 
 def _points(rows: list[dict[str, str]], name: str) -> list[tuple[float, float]]:

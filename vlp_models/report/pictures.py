@@ -31,14 +31,18 @@ class Picture:
 
 
 class Pictures:
-    """Thumbnails by image id; paths, sizes and boxes come from the validated tables and data/features."""
+    """Thumbnails by image id; paths, sizes and boxes come from the validated tables and data/features.
 
-    def __init__(self, workspace: Workspace, max_pixels: int) -> None:
+    regions: with boxes, for a model that sees them.
+    """
+
+    def __init__(self, workspace: Workspace, max_pixels: int, *, regions: bool = False) -> None:
         self._root = workspace.root
         self._max_pixels = max_pixels
         images = read_table("images", workspace.validated)
         self._paths = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
-        self._store = FeatureStore(workspace.features) if (workspace.features / "index.parquet").exists() else None
+        there = regions and (workspace.features / "index.parquet").exists()
+        self._store = FeatureStore(workspace.features) if there else None
 
     def get(self, image_id: str, longest: int = NARROW) -> Picture:
         from PIL import Image

@@ -63,6 +63,11 @@ def costs(params: Params, workspace: Workspace, run: str) -> Record:
     }
 
 
+def reads_regions(workspace: Workspace) -> bool:
+    """Whether any model of the last run does; a report of a detector may be left over from earlier params."""
+    return bool((optional(workspace.shards / "manifest.json") or {}).get("detector_id"))
+
+
 def pipeline_records(workspace: Workspace) -> list[Record]:
     """What validation and the detector reported, as records like the others."""
     records = []
@@ -70,7 +75,7 @@ def pipeline_records(workspace: Workspace) -> list[Record]:
     for table, found in (validation or {}).get("tables", {}).items():
         for metric in ("rows", "bad_percent"):
             records.append(_record("validation", table, metric, found[metric], found["rows"]))
-    detector = optional(workspace.reports / "detector.json")
+    detector = optional(workspace.reports / "detector.json") if reads_regions(workspace) else None
     for metric, value in flatten(detector or {}):
         records.append(_record("detector", "", metric, value, 0))
     return records

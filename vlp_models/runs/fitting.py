@@ -18,6 +18,7 @@ from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
 from vlp_models.models.checkpoint import load_strictly, write_checkpoint
 from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.protocols import Adopts
 from vlp_models.params import Params, TrainerParams, to_plain
 from vlp_models.pipeline.code import identity
 from vlp_models.tracking.lineage import lineage
@@ -122,12 +123,12 @@ def start_from(model: nn.Module, before: CheckpointInfo, weights: Mapping[str, T
     Returns what was left out, and what stayed as it was, in lines to print.
 
     Raises:
-        CheckpointError: damaged, or it fits nowhere.
+        CheckpointError: damaged, or it fits nowhere; of a model that is no `Adopts`, a name or a shape differs.
     """
-    if dict(before.model_config) == to_plain(model.config):
+    if dict(before.model_config) == to_plain(model.config) or not isinstance(model, Adopts):
         load_strictly(model, weights, start)
         return []
-    adopted = model.adopt(weights, before.model_config)  # type: ignore[operator]
+    adopted = model.adopt(weights, before.model_config)
     lines = [f"{start}: of another architecture; taken over as far as it fits"]
     lines += [f"  left out: {', '.join(adopted.left_out)}"] if adopted.left_out else []
     lines += [f"  as they were: {', '.join(adopted.fresh)}"] if adopted.fresh else []

@@ -53,8 +53,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         before = read_config(start)
         files = {**inputs.files, "start": start}
         settings = {"finetune": {key: to_plain(p)}}
-        modules = ["vlp_models.stages.finetune", *(FAMILIES[before.family], TASKS[p.task])]
-        modules = [name.partition(":")[0] for name in modules]
+        modules = ["vlp_models.stages.finetune", FAMILIES[before.family], TASKS[p.task]]
         work = work_directory(workspace, stage, params.trainer, settings, files, modules)
         if restore(workspace, work, stage):
             forget(work)

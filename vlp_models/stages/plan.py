@@ -71,7 +71,7 @@ def planned(params: Params, workspace: Workspace) -> str:
 
 
 def code_modules() -> dict[str, dict[str, str]]:
-    """What has a list of its own: kind -> name -> the module that it begins with."""
+    """What has a list of its own: kind -> name -> the module, or the place, that it begins with."""
     from vlp_models.data.formats import FORMATS
     from vlp_models.models import FAMILIES
     from vlp_models.tasks import TASKS
@@ -81,7 +81,7 @@ def code_modules() -> dict[str, dict[str, str]]:
     return {
         "stages": {name: f"vlp_models.stages.{name}" for name in STAGES},
         **{
-            kind: {name: place.partition(":")[0] for name, place in places.items() if place.startswith(f"{ROOT.name}.")}
+            kind: {name: place for name, place in places.items() if place.startswith(f"{ROOT.name}.")}
             for kind, places in looked_up.items()
         },
     }

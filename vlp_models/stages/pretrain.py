@@ -50,7 +50,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         start = need(workspace.checkpoint(start_name), stage_of(start_name))
         files = {**inputs.files, "start": start}
         settings = {"pretrain": {key: to_plain(p)}, "model": {"family": own.family, "config": own.config}}
-        modules = ["vlp_models.stages.pretrain", FAMILIES[own.family].partition(":")[0]]
+        modules = ["vlp_models.stages.pretrain", FAMILIES[own.family]]
         work = work_directory(workspace, stage, params.trainer, settings, files, modules)
         if restore(workspace, work, stage):
             forget(work)

@@ -19,6 +19,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, PretrainParams
 from vlp_models.params.schema import nearest
+from vlp_models.runs.check import reads
 from vlp_models.workspace.paths import Workspace, measured, need, write_text
 
 SAMPLE = 256  # images whose embeddings are kept
@@ -35,7 +36,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     with measured(workspace, "reference"):
         validated = need(workspace.validated, "validate")
-        store = FeatureStore(workspace.features) if workspace.features.exists() else None
+        regions, _ = reads(params)  # what a workspace without them holds is left over from earlier params
+        store = FeatureStore(need(workspace.features, "features")) if regions else None
         sources = list(learnt_by(params).sources)
         images = read_table("images", validated)
         images = images.filter(pc.equal(images["split"], "train"))

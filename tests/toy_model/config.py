@@ -1,0 +1,33 @@
+"""The dual encoder's sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlp_models.errors import ParamsError
+from vlp_models.params.ranges import PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    """vocab_size is the data's; everything else may stand in params.yaml, `models.<name>.config`."""
+
+    vocab_size: int
+
+    side: PositiveInt = 96  # pixels, of the square that every image is resized to
+    patch: PositiveInt = 12  # pixels, of a patch's side
+    augment: bool = True  # while training, see a random part of each image, at least four fifths of it
+    hidden: PositiveInt = 128
+    heads: PositiveInt = 4
+    image_layers: PositiveInt = 2
+    text_layers: PositiveInt = 2
+    fusion_layers: PositiveInt = 1
+    max_positions: PositiveInt = 64  # tokens of a text
+    temperature: PositiveFloat = 0.07  # where the learnt one begins
+    init_std: PositiveFloat = 0.08
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if self.side % self.patch:
+            raise ParamsError(f"config: side ({self.side}) must be a multiple of patch ({self.patch})")

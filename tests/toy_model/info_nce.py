@@ -1,0 +1,39 @@
+"""InfoNCE: which of the batch's images is a text about, and which text is about an image?
+
+A. van den Oord, Y. Li, O. Vinyals: "Representation Learning with Contrastive Predictive Coding", 2018, equation 4; in
+both directions as in CLIP. Two texts of one image are no negatives of each other.
+
+Shape suffixes: N pairs of this process, G pairs of the whole batch, E embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vlp_models.objectives.ism import similarities
+from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.ranks import gather_rows, number_over_ranks
+from vlp_models.objectives.token_loss import empty
+
+
+def info_nce(texts_NE: Tensor, images_NE: Tensor, image_ids: Sequence[str], scale: Tensor) -> Loss:
+    """Pair i is text i and image i, unit vectors both; the items are this process's pairs, the negatives everybody's.
+
+    image_ids: whose image i is. scale: one divided by the temperature.
+    """
+    numbers_G, own = number_over_ranks(image_ids)
+    if not len(numbers_G):
+        return empty(texts_NE, "contrast")
+    logits_GG = scale * similarities(gather_rows(texts_NE), gather_rows(images_NE))
+    twins_GG = (numbers_G[:, None] == numbers_G[None, :]).fill_diagonal_(False)
+    logits_GG = logits_GG.masked_fill(twins_GG.to(logits_GG.device), float("-inf"))
+    pair_G = torch.arange(len(logits_GG), device=logits_GG.device)
+    to_image_G = F.cross_entropy(logits_GG, pair_G, reduction="none")
+    to_text_G = F.cross_entropy(logits_GG.T, pair_G, reduction="none")
+    total = (to_image_G + to_text_G)[own].sum() / 2
+    right = (logits_GG.argmax(1) == pair_G)[own].sum()
+    return Loss.of(total, len(image_ids), contrast=total, contrast_accuracy=right)

@@ -1,0 +1,126 @@
+"""A dual encoder of pixels and words: CLIP in small, with a layer of fusion for the tasks that need one.
+
+A. Radford et al.: "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021, figure 3.
+
+    pixels ── image encoder ──┬───── mean of patches ── projection ──┐
+                              │                                      ├── InfoNCE
+    words ─── text encoder ───│──┬────────── [CLS] ──── projection ──┘
+                              └──┴── fusion ── [CLS]: the feature of VQA, VCR, NLVR, entailment
+
+What differs from the paper: the blocks normalise after each sum, as everywhere in this house; the text encoder sees all
+words and is read at [CLS]; the fusion is ours, and only a task that fuses learns it.
+
+Shape suffixes: B images, R patches, N texts, T tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Batch, Image, Pixels, Text
+from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.errors import ParamsError
+from vlp_models.models.layers.blocks import TransformerBlock
+from vlp_models.models.layers.embeddings import TextEmbedding
+from vlp_models.models.layers.init import init_weights
+from vlp_models.models.layers.masks import padding_mask
+from vlp_models.models.protocols import Fused
+from vlp_models.objectives.loss import Loss
+
+from .config import ToyConfig
+from .info_nce import info_nce
+
+EPS = 1e-12  # of all norms, as in BERT
+
+
+class Toy(nn.Module):
+    """Meets `Embeds`, `Fuses` and `Pretrains` of models/protocols.py, on pixels."""
+
+    config_class: ClassVar[type] = ToyConfig
+    objectives: ClassVar[tuple[str, ...]] = ("contrast",)
+    fused_dim: int
+
+    def __init__(self, config: ToyConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fused_dim = hidden = config.hidden
+        self.patches = nn.Conv2d(3, hidden, config.patch, stride=config.patch)
+        self.places = nn.Embedding((config.side // config.patch) ** 2, hidden)
+        self.words = TextEmbedding(
+            config.vocab_size, hidden, max_positions=config.max_positions, types=1, dropout=0.0, eps=EPS
+        )
+        self.image_encoder = self.stack(config.image_layers)
+        self.text_encoder = self.stack(config.text_layers)
+        self.fusion = self.stack(config.fusion_layers)
+        self.image_projection = nn.Linear(hidden, hidden, bias=False)
+        self.text_projection = nn.Linear(hidden, hidden, bias=False)
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(config.temperature)))
+        init_weights(self, config.init_std)
+
+    def stack(self, layers: int) -> nn.ModuleList:
+        sizes = self.config.hidden, self.config.heads, 4 * self.config.hidden
+        rest = {"dropout": 0.0, "attention_dropout": 0.0, "eps": EPS}
+        return nn.ModuleList(TransformerBlock(*sizes, **rest) for _ in range(layers))
+
+    @property
+    def inputs(self) -> ModelInputs:
+        side, augment = self.config.side, ("random_resized_crop",) if self.config.augment else ()
+        return ModelInputs(image=PixelInput(height=side, width=side, augment=augment, crop_scale=(0.8, 1.0)))
+
+    def encode_image(self, image: Image) -> Tensor:
+        """[B, R, D]"""
+        assert isinstance(image, Pixels)  # as `inputs` asks
+        x_BRD = self.patches(image.pixels_B3HW).flatten(2).transpose(1, 2) + self.places.weight
+        for block in self.image_encoder:
+            x_BRD = block(x_BRD)
+        return x_BRD
+
+    def encode_text(self, text: Text) -> Tensor:
+        """[N, T, D]"""
+        length, limit = text.ids_BT.shape[1], self.config.max_positions
+        if length > limit:
+            raise ParamsError(f"{length} tokens of text, but config.max_positions is {limit}")
+        positions_T = torch.arange(length, device=text.ids_BT.device)
+        x_NTD, mask = self.words(text.ids_BT, torch.zeros_like(positions_T), positions_T), padding_mask(text.mask_BT)
+        for block in self.text_encoder:
+            x_NTD = block(x_NTD, mask)
+        return x_NTD
+
+    def embed_image(self, image: Image) -> Tensor:
+        return F.normalize(self.image_projection(self.encode_image(image).mean(1)), dim=-1)
+
+    def embed_text(self, text: Text) -> Tensor:
+        return F.normalize(self.text_projection(self.encode_text(text)[:, 0]), dim=-1)
+
+    def fuse(self, image: Image, text: Text) -> Fused:
+        image_NRD, owner_N, length = self.encode_image(image), text.owners(len(image)), text.ids_BT.shape[1]
+        if owner_N is not None:
+            image_NRD = image_NRD.index_select(0, owner_N)
+        seen_NR = text.mask_BT.new_ones(image_NRD.shape[:2])
+        x_ND, mask = torch.cat([self.encode_text(text), image_NRD], 1), torch.cat([text.mask_BT, seen_NR], 1)
+        for block in self.fusion:
+            x_ND = block(x_ND, padding_mask(mask))
+        return Fused(image_BRD=x_ND[:, length:], text_BTD=x_ND[:, :length], pooled_BP=x_ND[:, 0])
+
+    def pretraining_losses(
+        self,
+        batch: Batch,
+        *,
+        objectives: Mapping[str, Tensor | None],
+        generator: torch.Generator,
+        mask_probability: float,
+    ) -> dict[str, Loss]:
+        """`contrast` alone, which neither draws nor masks anything."""
+        texts_NE, images_NE, image_ids = self.embed_text(batch.text), self.embed_image(batch.image), batch.image_ids
+        if batch.text.owner_N is not None:
+            images_NE = images_NE.index_select(0, batch.text.owner_N)
+        if (learners_N := objectives["contrast"]) is not None:
+            image_ids = tuple(image_ids[i] for i in learners_N.nonzero().flatten().tolist())
+            texts_NE, images_NE = texts_NE[learners_N], images_NE[learners_N]
+        return {"contrast": info_nce(texts_NE, images_NE, image_ids, self.log_scale.exp().clamp(max=100))}
