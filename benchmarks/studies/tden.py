@@ -75,7 +75,7 @@ STUDY = Study(
     notes=(
         f"For equal compute two passes have fewer updates than one: an update of A costs {COST_A} of a single pass's, "
         f"one of C {COST_C}. The paper compares at equal epochs, as Two-Pass-A with equal updates does here.",
-        "The other arms have as many updates as the single pass, as in the paper; they cost less (see Cost).",
+        "The other arms have as many updates as the single pass, as in the paper, whatever these cost (see Cost).",
         "Fine-tuned captions are by cross-entropy and greedy; retrieval is by the two encoders, also where ISM was "
         "learnt on the cross-modal encoder, whose poolers are then untrained.",
     ),

@@ -66,8 +66,8 @@ def test_what_is_padded_is_masked_and_zero() -> None:
     assert mask.sum((1, 2)).tolist() == [128, 128, 256]
     assert mask[0, :8].all() and mask[1, :, :8].all()  # the picture is at the top and at the left
     assert not made.pixels_B3HW.permute(0, 2, 3, 1)[~mask].any()
-    again = made.repeated(2)
-    assert again.mask_BHW is not None and again.mask_BHW.shape == (6, 16, 16)
+    again = made.select(torch.tensor([1, 1]))
+    assert again.mask_BHW is not None and torch.equal(again.mask_BHW, mask[[1, 1]])
     blank = made.blanked()
     assert blank.mask_BHW is not None and blank.mask_BHW.all() and not blank.pixels_B3HW.any()
 

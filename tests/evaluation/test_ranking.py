@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def world(tmp_path: Path, runs: dict[str, dict[str, float | None]], **tracking: Any) -> tuple[Params, Workspace]:
     """runs: run -> dataset -> accuracy of an NLVR run on test."""
     params = load_params(ROOT / "params.yaml")
-    vqa = params.finetune["vqa"]
+    vqa = params.finetune["tden-vqa"]
     workspace = Workspace(tmp_path)
     for name, values in runs.items():
         workspace.evaluation(name).mkdir(parents=True)
@@ -67,7 +67,6 @@ def test_lower_is_better_where_the_gate_says_so(tmp_path: Path) -> None:
             "nlvr: no run was scored on `z`.*there are: x",
         ),
         ({"a": {}}, {}, "no run of nlvr has accuracy on test"),
-        ({"a": {"x": 9.0}}, {"metric": {}}, "tracking.metric says nothing about the task nlvr"),
     ],
 )
 def test_what_can_not_be_ranked_is_said(tmp_path: Path, runs: Any, tracking: Any, says: str) -> None:
@@ -79,3 +78,10 @@ def test_what_can_not_be_ranked_is_said(tmp_path: Path, runs: Any, tracking: Any
 def test_a_metric_that_no_run_could_compute_makes_no_challenger(tmp_path: Path) -> None:
     params, workspace = world(tmp_path, {"a": {"x": None}})
     assert [(c.run, c.value) for c in candidates(params, workspace)["nlvr"]] == [("a", None)]
+
+
+def test_a_task_that_params_say_nothing_of_has_its_own_metric(tmp_path: Path) -> None:
+    runs: dict[str, dict[str, float | None]] = {"a": {"x": 70.0}, "b": {"x": 80.0}}
+    params, workspace = world(tmp_path, runs, metric={})
+    params = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, tasks={}))
+    assert [candidate.run for candidate in candidates(params, workspace)["nlvr"]] == ["b", "a"]

@@ -177,6 +177,17 @@ def test_rows_stand_where_their_packing_says():
     assert packing.by_owner(None, 3) is packing
 
 
+def test_nothing_is_copied_where_nothing_is_padded():
+    x = torch.randn(2, 3, 4)
+    packing = Packing.of(torch.ones(2, 3, dtype=torch.bool))
+    assert packing.full and packing.pack(x).data_ptr() == x.data_ptr() == packing.pad(packing.pack(x)).data_ptr()
+    pairs = Packing.of(torch.ones(6, 1, dtype=torch.bool))
+    together = pairs.by_owner(torch.tensor([0, 0, 1, 1, 2, 2]), 3)
+    assert together.full and together.shape == (3, 2)
+    apart = pairs.by_owner(torch.tensor([0, 1, 2, 0, 1, 2]), 3)
+    assert not apart.full and apart.places_M.tolist() == [0, 2, 4, 1, 3, 5]
+
+
 def test_the_gradient_of_taken_rows_is_exact():
     x, rows = torch.randn(5, 3, dtype=torch.float64, requires_grad=True), torch.tensor([4, 0, 2])
     assert torch.autograd.gradcheck(lambda t: take(t, rows), (x,))

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.params import Params, to_plain
+from vlp_models.params import ModelParams, Params, to_plain
 from vlp_models.stages import features, generate, prepare, shards
 from vlp_models.tasks import task_class
 from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
@@ -21,6 +22,7 @@ from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_js
 ANSWERS = ["yes", "no", "1", "2", "red", "blue"]
 SIZES: dict[str, Any] = {"hidden": 16, "heads": 2, "intermediate": 32}
 SIZES |= dict.fromkeys(("object_layers", "sentence_layers", "encoder_layers", "decoder_layers"), 1)
+TINY = ModelParams(family="tden", config=SIZES)
 
 
 def make_data(params: Params, workspace: Workspace) -> None:
@@ -45,11 +47,11 @@ def make_model(
     seed: int,
     run: str = "vqa",
     *,
+    made: ModelParams = TINY,
     name: str = "tden",
-    sizes: dict[str, Any] = SIZES,
     task: str = "vqa",
 ) -> Path:
-    """An untrained model with the provenance a training would write."""
+    """An untrained model of the family and config of `made`, with the provenance a training would write."""
     manifest = read_json(workspace.shards / "manifest.json")
     texts = read_table("captions", workspace.validated)["text"].to_pylist()
     tokenizer = Tokenizer.train(texts, 300, 1, True)
@@ -61,18 +63,19 @@ def make_model(
         feature_dim=manifest["feature_dim"],
         num_classes=len(manifest["classes"]),
     )
-    model: Any = build_model("tden", sizes, facts)
+    model: Any = build_model(made.family, made.config, facts)
+    regions: dict[str, Any] = {}
+    if isinstance(model.inputs.image, RegionInput):
+        regions = {"max_regions": 16, "classes": tuple(manifest["classes"])}
+        regions |= {key: manifest[key] for key in ("detector_id", "feature_dim")}
     info = CheckpointInfo(
-        family="tden",
+        family=made.family,
         name=name,
         model_config=to_plain(model.config),
         task=task,
         max_text_len=16,
-        max_regions=16,
-        detector_id=manifest["detector_id"],
-        feature_dim=manifest["feature_dim"],
-        classes=tuple(manifest["classes"]),
         provenance={"inputs": {**indices, "start": "1" * 64, "tokenizer": "2" * 64}, "params": {}},
+        **regions,
     )
     directory = workspace.checkpoint(f"finetune/{run}")
     shutil.rmtree(directory, ignore_errors=True)

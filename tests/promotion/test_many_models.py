@@ -14,30 +14,42 @@ import pytest
 from small_project import ANSWERS, SIZES, make_data, make_model
 
 from vlp_models.errors import CheckpointError
+from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import write_sums
 from vlp_models.params import GateParams, Params, WorldParams, parse_params, read_yaml
 from vlp_models.promotion.actions import promote_task, rollback_task
 from vlp_models.promotion.evaluate_alias import evaluate_alias
+from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import evaluate, register
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage
-from vlp_models.tracking.registry import load_predictor, set_challenger, versions_of_runs
+from vlp_models.tracking.registry import bundle_of, load_predictor, set_challenger, versions_of_runs
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 ROOT = Path(__file__).parents[2]
-WIDER = {**SIZES, "hidden": 32}
 RUNS = ("first", "second", "blind", "finder")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patches() -> Iterator[None]:
+    """A family that reads pixels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FAMILIES, "patches", "pixel_family:Patches")
+        yield
+
+
 @pytest.fixture(scope="module")
-def params() -> Params:
-    """Two models, three runs of VQA (one of them a control) and one of retrieval; regions that an image alone gives."""
+def params(patches: None) -> Params:
+    """Two models, one of regions and one of pixels; three runs of VQA (one a control), and one of retrieval.
+
+    The regions are a grid: an image alone gives them.
+    """
     raw = read_yaml(ROOT / "params.yaml")
-    raw["models"] = {"tden": {"family": "tden", "config": SIZES}, "wider": {"family": "tden", "config": WIDER}}
+    raw["models"] = {"tden": {"family": "tden", "config": SIZES}, "patches": {"family": "patches"}}
     raw["pretrain"] = {}
     raw["finetune"] = {
         "first": {"task": "vqa", "start": "initial/tden"},
-        "second": {"task": "vqa", "start": "initial/wider", "design": "wide", "seed": 7},
+        "second": {"task": "vqa", "start": "initial/patches", "design": "wide", "seed": 7},
         "blind": {"task": "vqa", "start": "initial/tden", "blank_images": True},
         "finder": {"task": "retrieval", "start": "initial/tden"},
     }
@@ -48,6 +60,7 @@ def params() -> Params:
         loaded,
         generate={"scenes": world},
         features=dataclasses.replace(loaded.features, source="grid"),
+        shards=dataclasses.replace(loaded.shards, pixels="auto"),
         evaluate=dataclasses.replace(loaded.evaluate, batch_size=8, bootstrap=50),
         promotion=dataclasses.replace(loaded.promotion, resamples=200, tasks=gates),
     )
@@ -65,9 +78,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
         make_data(params, workspace)
         for seed, run in enumerate(RUNS):
             model = params.model_of(run)
-            make_model(
-                workspace, seed, run, name=model, sizes=params.models[model].config, task=params.finetune[run].task
-            )
+            task = params.finetune[run].task
+            make_model(workspace, seed, run, made=params.models[model], name=model, task=task)
             evaluate.run(params, workspace, run)
     return workspace.root
 
@@ -99,8 +111,8 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
     tags = versions["second"].tags
     assert {name: tags[name] for name in ("run", "model", "family", "design", "seed", "served")} == {
         "run": "second",
-        "model": "wider",
-        "family": "tden",
+        "model": "patches",
+        "family": "patches",
         "design": "wide",
         "seed": "7",
         "served": "yes",
@@ -119,8 +131,11 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
     decision = promote_task(params, workspace, "vqa", by="test")
     assert (decision.outcome, decision.version, decision.run) == ("promoted", best["version"], best["run"])
     assert {c["run"] for c in decision.candidates} == {"first", "second"}
-    predictor = load_predictor(client, "vlp-vqa")
-    assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
+    for version in versions.values():
+        predictor = Predictor(bundle_of(version))
+        assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
+    assert sorted(path.name for path in bundle_of(versions["second"]).iterdir()) == ["README.md", "checkpoint"]
+    assert {"checkpoint", "detector", "features.json"} <= {p.name for p in bundle_of(versions["first"]).iterdir()}
     assert promote_task(params, workspace, "retrieval", by="test").outcome == "promoted", "served or not"
 
 
@@ -141,6 +156,34 @@ def test_regions_that_no_image_gives_are_registered_as_not_served(params: Params
     client = connect(params.tracking, workspace.root)
     version = versions_of_runs(client, "vlp-vqa", RUNS)["first"]
     assert version.tags["served"] == "no: its regions come from `npz`, which can't be made from an image"
+
+
+def test_a_champion_that_reads_pixels_is_evaluated_anew_where_no_model_of_today_does(
+    params: Params, workspace: Workspace
+) -> None:
+    register.run(params, workspace)
+    client = connect(params.tracking, workspace.root)
+    number = int(versions_of_runs(client, "vlp-vqa", RUNS)["second"].version)
+    promoted = promote_task(params, workspace, "vqa", version=number, by="test")
+    assert (promoted.outcome, promoted.run_model) == ("promoted", "patches")
+
+    world = dataclasses.replace(params.generate["scenes"], seed=4, test=8)
+    later = dataclasses.replace(params, generate={"scenes": world})
+    make_data(later, workspace)
+    evaluate.run(later, workspace, "second")
+    expected = values(workspace.evaluation("second") / "scores.json")["scenes", "accuracy"]
+
+    one = dataclasses.replace(
+        later, models={"tden": params.models["tden"]}, finetune={"first": params.finetune["first"]}
+    )
+    make_data(one, workspace)
+    assert read_json(workspace.shards / "manifest.json")["pixels"] is False
+    evaluate.run(one, workspace, "first")
+    register.run(one, workspace)
+    decision = promote_task(one, workspace, "vqa", by="test")
+    assert decision.numbers["champion_reevaluated"], decision.reasons
+    assert decision.numbers["champion_value"] == pytest.approx(expected, abs=1e-3)
+    assert (decision.champion, decision.champion_run_model, decision.run_model) == (number, "patches", "tden")
 
 
 def old_version(params: Params, workspace: Workspace) -> int:

@@ -17,10 +17,11 @@ from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.data.views import ENTAILMENT
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.items import read_items, write_items
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.checkpoint import FORMAT, write_checkpoint
+from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FinetuneParams, Params, WorldParams, load_params
 from vlp_models.stages import evaluate, generate, prepare, shards
@@ -44,8 +45,8 @@ SIZES = {
 def params() -> Params:
     loaded = load_params(Path(__file__).parents[2] / "params.yaml")
     world = WorldParams(world="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, side=64)
-    tasks = ("captioning", "vqa", "nlvr", "retrieval")
-    runs = {task: dataclasses.replace(loaded.finetune["vqa"], task=task) for task in tasks}
+    tasks = ("captioning", "vqa", "nlvr", "retrieval", "entailment")
+    runs = {task: dataclasses.replace(loaded.finetune["tden-vqa"], task=task) for task in tasks}
     return dataclasses.replace(
         loaded,
         generate={"scenes": world},
@@ -69,6 +70,17 @@ def statements(image_ids: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
+def hypotheses(image_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """One an image, their labels in turns; the last label is hidden."""
+    labels: list[str | None] = [ENTAILMENT[i % 3] for i in range(len(image_ids))]
+    labels[-1] = None
+    about = {"text": "there is a circle", "annotator_labels": [], "provenance": ""}
+    return [
+        {"hypothesis_id": f"{image_id}#h", "image_id": image_id, "gold_label": label, **about}
+        for image_id, label in zip(image_ids, labels, strict=True)
+    ]
+
+
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Workspace:
     workspace = Workspace(tmp_path_factory.mktemp("evaluate"))
@@ -80,6 +92,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Works
     images = read_table("images", workspace.validated).to_pylist()
     test_ids = sorted(row["image_id"] for row in images if row["split"] == "test")
     write_table(statements(test_ids), "statements", workspace.validated)
+    write_table(hypotheses(test_ids), "hypotheses", workspace.validated)
     rng = np.random.default_rng(0)
     regions = [(row["image_id"], random_regions(rng)) for row in images]
     workspace.features.mkdir(parents=True)
@@ -91,7 +104,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Works
     texts = read_table("captions", workspace.validated)["text"].to_pylist()
     tokenizer = Tokenizer.train(texts, 300, 1, True)
     for task in params.finetune:
-        write_model(workspace.checkpoint(task), task, tokenizer)
+        write_model(workspace.checkpoint(f"finetune/{task}"), task, tokenizer)
     for task in params.finetune:
         evaluate.run(params, workspace, task)
     return workspace
@@ -109,31 +122,25 @@ def random_regions(rng: np.random.Generator) -> RegionArrays:
 
 def write_model(directory: Path, task: str, tokenizer: Tokenizer, blank_images: bool = False) -> None:
     torch.manual_seed(0)
-    info = {
-        "model": "tden",
-        "model_config": SIZES,
-        "task": task,
-        "max_text_len": 16,
-        "max_regions": 4,
-        "detector_id": "abc",
-        "feature_dim": 4,
-        "classes": CLASSES,
-        "blank_images": blank_images,
-    }
-    model = build_model(
-        "tden",
-        SIZES,
-        DataFacts(
-            vocab_size=tokenizer.vocab_size,
-            mask_id=tokenizer.mask_id,
-            feature_dim=4,
-            num_classes=len(CLASSES),
-        ),
+    info = CheckpointInfo(
+        family="tden",
+        name="small",
+        model_config=SIZES,
+        task=task,
+        max_text_len=16,
+        max_regions=4,
+        detector_id="abc",
+        feature_dim=4,
+        classes=tuple(CLASSES),
+        blank_images=blank_images,
     )
-    about = CheckpointInfo.from_json({"format": FORMAT, **info})
-    answers = ANSWERS if task == "vqa" else ()
+    facts = DataFacts(
+        vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id, feature_dim=4, num_classes=len(CLASSES)
+    )
+    model = build_model("tden", SIZES, facts)
+    labels = {"vqa": ANSWERS, "entailment": list(ENTAILMENT)}.get(task, [])
     directory.mkdir(parents=True)
-    write_checkpoint(directory, task_class(task)(model, tokenizer, about, labels=answers), info, tokenizer, answers)
+    write_checkpoint(directory, task_class(task)(model, tokenizer, info, labels=labels), info, tokenizer, labels)
 
 
 def scores(workspace: Workspace, run: str) -> dict[str, dict[str, Any]]:
@@ -157,6 +164,7 @@ def test_every_image_question_and_statement_is_predicted_once(workspace: Workspa
         ("vqa", "questions", "question_id"),
         ("nlvr", "statements", "statement_id"),
         ("retrieval", "images", "image_id"),
+        ("entailment", "hypotheses", "hypothesis_id"),
     ):
         expected = sorted(row[key] for row in of_split(workspace, table, "test"))
         assert sorted(row[key] for row in predictions(workspace, run)) == expected
@@ -299,8 +307,8 @@ def test_the_same_work_gives_the_same_files(workspace: Workspace, params: Params
 
 def test_blanked_training_is_blanked_in_evaluation(workspace: Workspace, params: Params) -> None:
     """The text-only control sees nothing here either: all images of one question get one answer."""
-    tokenizer = Tokenizer.load(workspace.checkpoint("vqa"))
-    write_model(workspace.checkpoint("text-only"), "vqa", tokenizer, blank_images=True)
+    tokenizer = Tokenizer.load(workspace.checkpoint("finetune/vqa"))
+    write_model(workspace.checkpoint("finetune/text-only"), "vqa", tokenizer, blank_images=True)
     run: FinetuneParams = dataclasses.replace(params.finetune["vqa"], blank_images=True)
     evaluate.run(dataclasses.replace(params, finetune={"text-only": run}), workspace, "text-only")
     texts = {row["question_id"]: row["text"] for row in of_split(workspace, "questions", "test")}
@@ -310,6 +318,29 @@ def test_blanked_training_is_blanked_in_evaluation(workspace: Workspace, params:
     assert all(len(given) == 1 for given in answers.values())
     blank = {row["question_id"]: row["answer_blank"] for row in predictions(workspace, "vqa")}
     assert {row["question_id"]: row["answer"] for row in predictions(workspace, "text-only")} == blank
+
+
+def test_entailment_is_scored_where_the_label_is_known(workspace: Workspace) -> None:
+    found, rows = scores(workspace, "entailment"), predictions(workspace, "entailment")
+    known = [row for row in rows if row["label"] is not None]
+    assert len(rows) == 6 and found["accuracy"]["n"] == len(known) == 5
+    right = sum(row["prediction"] == row["label"] for row in known)
+    assert found["accuracy"]["value"] == pytest.approx(100 * right / 5, abs=1e-3)
+    kept = {items.metric for items in read_items(workspace.evaluation("entailment") / "items.parquet")}
+    assert {"accuracy", "macro F1", "recall (neutral)"} <= kept
+    file = workspace.evaluation("entailment") / "snli_ve_scenes_test_predictions.tsv"
+    assert len(file.read_text().splitlines()) == 7
+
+
+def test_a_run_is_scored_on_the_datasets_it_names_trained_on_or_not(workspace: Workspace, params: Params) -> None:
+    """Its sources say nothing of it where `evaluate_on` does; what is not there is an error, not a silent nothing."""
+    elsewhere = dataclasses.replace(params.finetune["nlvr"], sources={"other": 1}, evaluate_on=["scenes"], design="d")
+    evaluate.run(dataclasses.replace(params, finetune={"nlvr": elsewhere}), workspace, "nlvr")
+    found = scores(workspace, "nlvr")["accuracy"]
+    assert (found["dataset"], found["model"], found["family"], found["design"]) == ("scenes", "small", "tden", "d")
+    lost = dataclasses.replace(elsewhere, evaluate_on=["flickr30k"])
+    with pytest.raises(ParamsError, match="no dataset `flickr30k`"):
+        evaluate.run(dataclasses.replace(params, finetune={"nlvr": lost}), workspace, "nlvr")
 
 
 def test_errors_name_the_way_out(workspace: Workspace, params: Params) -> None:

@@ -39,12 +39,14 @@ ROOT = Path(__file__).parents[2]
 def tiny_params(root: Path) -> Params:
     """The preset on top of params.yaml, at the smallest size; ground-truth objects instead of a detector."""
     (root / "params.yaml").write_text((ROOT / "params.yaml").read_text())
-    small = ["train=24", "val=4", "test=6", "side=64", "questions_per_image=2"]
-    apply_overlay(root / "params.yaml", ROOT / "presets/scenes-tasks.yaml", [f"generate.scenes.{s}" for s in small])
+    small = ["train=24", "val=4", "test=6", "side=64", "questions_per_image=2", "hypotheses_per_image=3"]
+    more = ["data.scenes_ve={format: snli_ve, root: data/raw/scenes}"]
+    settings = [f"generate.scenes.{s}" for s in small] + more
+    apply_overlay(root / "params.yaml", ROOT / "presets/scenes-tasks.yaml", settings)
     params = load_params(root / "params.yaml")
-    small_runs = {"retrieval": params.finetune["tden-retrieval"], "vcr": params.finetune["tden-vcr"]}
-    runs = {name: replace(run, max_epochs=1, batch_size=8) for name, run in small_runs.items()}
+    runs = {name: replace(params.finetune[f"tden-{name}"], max_epochs=1, batch_size=8) for name in ("retrieval", "vcr")}
     runs["vcr_answer"] = replace(runs["vcr"], options={"subtask": "answer"})
+    runs["entailment"] = replace(runs["vcr"], task="entailment", options={}, evaluate_on=["scenes_ve"])
     return replace(
         params,
         validate=replace(params.validate, max_bad_fraction=0.2),
@@ -55,7 +57,7 @@ def tiny_params(root: Path) -> Params:
         trainer=replace(TRAINER, checkpoint_every_steps=100),
         pretrain={"tden": replace(params.pretrain["tden"], max_steps=2, batch_size=8)},
         finetune=runs,
-        evaluate=replace(params.evaluate, batch_size=5, bootstrap=50, gallery=4),
+        evaluate=replace(params.evaluate, batch_size=5, bootstrap=50, gallery=4, blank_control=["vcr", "entailment"]),
         tracking=replace(params.tracking, uri=""),
     )
 
@@ -138,6 +140,18 @@ def test_vcr_is_scored_for_answers_rationales_and_both(done: tuple[Workspace, Pa
     assert alone["QA->R"]["value"] is None and "did not learn it" in alone["Q->AR"]["note"]
 
 
+def test_entailment_is_scored_beside_its_controls_and_shown(done: tuple[Workspace, Params]) -> None:
+    workspace, _ = done
+    found = scores(workspace, "entailment")
+    assert {record["dataset"] for record in found.values()} == {"scenes_ve"}
+    assert found["accuracy"]["n"] == 18  # three hypotheses of each of six scenes
+    assert {"majority label", "image blanked", "one annotator"} <= found["accuracy"]["baselines"].keys()
+    assert found["accuracy"]["baselines"]["one annotator"] > 80
+    for name in ("macro F1", "recall (entailment)", "recall (neutral)", "recall (contradiction)"):
+        assert found[name]["low"] <= found[name]["value"] <= found[name]["high"]
+    assert "Entailed, open or contradicted" in (workspace.reports / "index.html").read_text()
+
+
 def test_the_leaderboards_file_is_written_where_labels_are_hidden(
     done: tuple[Workspace, Params], tmp_path: Path
 ) -> None:
@@ -163,7 +177,7 @@ def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
     for text in ("Images found by caption", "Answers and rationales", "Image retrieval by caption", "median rank"):
         assert text in page
     metrics = read_json(workspace.reports / "metrics.json")
-    assert {"retrieval", "vcr", "vcr_answer"} <= metrics.keys()
+    assert {"retrieval", "vcr", "vcr_answer", "entailment"} <= metrics["evaluate"].keys()
 
 
 def test_a_wrong_option_stops_the_pipeline_before_it_starts(
@@ -182,8 +196,8 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
 
 
 def test_the_registry_ranks_the_run_that_learns_both(done: tuple[Workspace, Params]) -> None:
-    from vlp_models.evaluation.ranking import best_runs
+    from vlp_models.evaluation.ranking import candidates
 
     workspace, params = done
-    best = best_runs(params, workspace)
-    assert {task: name for task, (name, _) in best.items()} == {"retrieval": "retrieval", "vcr": "vcr"}
+    best = {task: several[0].run for task, several in candidates(params, workspace).items()}
+    assert best == {"retrieval": "retrieval", "vcr": "vcr", "entailment": "entailment"}

@@ -224,3 +224,19 @@ def test_no_training_text(workspace: Workspace, params: Params) -> None:
         write_table([], name, workspace.validated)
     with pytest.raises(DataError, match="the train split has no text"):
         tokenizer.run(params, workspace)
+
+
+def test_texts_without_an_image_reach_index_and_vocabulary(workspace: Workspace, params: Params) -> None:
+    rows = [
+        {"text_id": f"books/{i}", "source": "books", "split": split, "text": f"{word} words", "provenance": ""}
+        for i, (split, word) in enumerate([("train", "plentiful"), ("train", "few"), ("val", "unseen")])
+    ]
+    write_table(rows, "texts", workspace.validated)
+    shards.run(params, workspace)
+    tokenizer.run(params, workspace)
+    manifest = json.loads((workspace.shards / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["counts"]["train"]["texts"] == 2 and manifest["sources"] == ["books", "scenes"]
+    assert [s.text for s in ShardDataset(workspace.shards, "train", "texts")] == ["plentiful words", "few words"]
+    assert len(ShardDataset(workspace.shards, "train", "images")) == 3
+    vocabulary = set(Tokenizer.load(workspace.tokenizer).vocabulary)
+    assert "words" in vocabulary and "unseen" not in vocabulary

@@ -1,6 +1,7 @@
 """A training of the tiny world gives the curve that it gave before losses became sums and counts.
 
-One micro-batch an update, all objectives summed: nothing that was changed on purpose shows there.
+One micro-batch an update, all objectives summed, no dropout (whose numbers depend on how a model lays out its tokens):
+nothing that was changed on purpose shows there.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden_training_cur
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "close"),
-    # Muon's iteration was in bfloat16: here it is in float32, and the curve within what that made of it.
-    [("adamw", {}, 2e-5), ("muon", {"muon_lr": 3e-3, "muon_dtype": "float32"}, 5e-2)],
+    # Muon's iteration was in bfloat16 and is in float32 here.
+    [("adamw", {}, 2e-5), ("muon", {"muon_lr": 3e-3, "muon_dtype": "float32"}, 5e-4)],
 )
 def test_the_curve_is_as_it_was(toy: Toy, tmp_path: Path, name: str, optimizer: dict, close: float) -> None:
-    _, result = toy.fit(tmp_path, optimizer=optimizer)
+    _, result = toy.fit(tmp_path, toy.model(dropout=0.0, attention_dropout=0.0), optimizer=optimizer)
     for row, wanted in zip(untimed(result.rows), GOLDEN[name], strict=True):
         exact = {key: value for key, value in wanted.items() if name == "adamw" or not key.endswith("accuracy")}
         assert {key: row[key] for key in exact} == pytest.approx(exact, rel=close, abs=1e-6), row["step"]

@@ -74,7 +74,7 @@ def test_probabilities_are_what_the_detector_makes_of_the_roi_features(
 def test_the_limit_keeps_the_surest(drawings: list[LabelledImage], trained: Trained) -> None:
     for one, two in zip(extract(trained, drawings, max_regions=1), extract(trained, drawings), strict=True):
         assert len(one) == 1
-        assert one.scores[0] >= two.scores.min()
+        assert one.scores[0] >= two.scores.min() - 1e-6
 
 
 def test_an_image_without_any_region(trained: Trained) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params
+from vlp_models.tasks import task_class
 from vlp_models.workspace.paths import Workspace, read_json
 
 Scores = list[dict[str, Any]]
@@ -37,7 +38,7 @@ def candidates(params: Params, workspace: Workspace) -> dict[str, list[Candidate
     """Task -> its runs, the best first; equals and those without a value in the order of params.yaml.
 
     Raises:
-        ParamsError: `tracking` says nothing on a task's metric, or the runs of a task share no dataset.
+        ParamsError: the runs of a task share no dataset.
         DataError: a run has not been evaluated.
     """
     found: dict[str, list[Candidate]] = {}
@@ -54,14 +55,8 @@ def candidates_of(params: Params, task: str) -> list[str]:
 
 
 def metric_of(params: Params, task: str) -> str:
-    """The metric by which the task's versions are compared.
-
-    Raises:
-        ParamsError: `tracking.metric` says nothing about the task.
-    """
-    if task not in params.tracking.metric:
-        raise ParamsError(f"params.yaml: tracking.metric says nothing about the task {task}")
-    return params.promotion.gate(task).metric or params.tracking.metric[task]
+    """The metric by which the task's versions are compared: what params.yaml says, else the task's own."""
+    return params.promotion.gate(task).metric or params.tracking.metric.get(task) or task_class(task).metric
 
 
 def _ranked(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candidate]:

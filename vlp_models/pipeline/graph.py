@@ -217,22 +217,30 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             "outs": ["data/reference.json"],
         }
     evaluations = [f"reports/eval/{name}" for name in finetuned]
+    # Their classes say how their figures are called, and what is served.
+    tasks = [code("tasks", task) for task in sorted({run.task for run in params.finetune.values()})]
+    families = [code("models", family) for family in sorted({model.family for model in params.models.values()})]
+    spoken_of = [*tasks, *families]
     trainings = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
     stages["register"] = {
         "cmd": "vlp stage register",
-        "params": given("tracking", "promotion.split"),
+        "params": given("tracking", "promotion.split", "promotion.tasks", *(["features"] if regions else [])),
         "deps": [
             *(f"checkpoints/finetune/{name}" for name in registered),
             *(f"reports/eval/{name}" for name in registered),
             "reports/validation.json",
+            "data/validated",  # an image to try a version out on
             *(["data/detector"] if regions else []),
             code("stages", "register"),
+            *spoken_of,
         ],
         "outs": ["reports/registered.json"],
     }
     stages["report"] = {
         "cmd": "vlp stage report",
-        "params": given("evaluate.gallery", "models"),
+        "params": given(
+            "evaluate.gallery", "evaluate.bootstrap", "evaluate.splits", "models", "finetune", "tracking.metric"
+        ),
         "deps": [
             *evaluations,
             *(f"reports/training/{name}.json" for name in trainings),
@@ -242,6 +250,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             "data/validated",
             "data/shards/manifest.json",
             code("stages", "report"),
+            *spoken_of,
         ],
         "outs": ["reports/index.html", "reports/summary.json"],
         "metrics": ["reports/metrics.json"],

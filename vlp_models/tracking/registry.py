@@ -27,7 +27,7 @@ CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 # What loading and predicting import, whatever the model's family.
 REQUIREMENTS = (
     *("torch", "torchvision", "timm", "transformers", "tokenizers", "safetensors"),
-    *("numpy", "pillow", "pyarrow", "pydantic", "rich"),
+    *("numpy", "pillow", "pyarrow", "pydantic"),
 )
 
 

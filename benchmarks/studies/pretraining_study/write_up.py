@@ -68,7 +68,9 @@ def _contrasts(plan: Plan, findings: Sequence[Finding], found: Found) -> str:
     seeds = max(f.found.n for f in findings)
     planned = "" if seeds >= plan.seeds else f" The plan asks for {plan.seeds} seeds: this is a first part of it."
     return "\n".join(rows) + (
-        "\n\nDifferences are of the same seed's two arms. `holds`: the difference has the paper's direction and p, "
+        "\n\nDifferences are of the same seed's two arms. NLL is that of the held-out references given the image: less "
+        "is better, so a difference below zero speaks for the first arm. `holds`: the difference has the paper's "
+        "direction and p, "
         f"corrected for all {len(findings)} contrasts, is below {plan.alpha:g}. `size` compares the interval, which is "
         f"not corrected, with the smallest difference that matters.{planned}"
     )

@@ -28,6 +28,7 @@ class Packing:
     places_M  int64: among the B * T places, each at most once
     shape     B and T
     split     of two sequences side by side (`beside`): rows before it are the first one's
+    full      every place has its row, in order: nothing has to be copied
     kept      of a pass that another may follow: what each layer computed, padded
     before    the pass that this one follows
     """
@@ -35,13 +36,15 @@ class Packing:
     places_M: Tensor
     shape: tuple[int, int]
     split: int = 0
+    full: bool = False
     kept: dict[nn.Module, Tensor] | None = None
     before: Packing | None = None
 
     @classmethod
     def of(cls, mask_BT: Tensor) -> Packing:
         """The True places, in row-major order. Waits for a GPU once: their number has to be known."""
-        return cls(mask_BT.flatten().nonzero().squeeze(1), (mask_BT.shape[0], mask_BT.shape[1]))
+        places_M = mask_BT.flatten().nonzero().squeeze(1)
+        return cls(places_M, (mask_BT.shape[0], mask_BT.shape[1]), full=len(places_M) == mask_BT.numel())
 
     def keeping(self) -> Packing:
         """The same, for a pass that another one follows."""
@@ -73,16 +76,21 @@ class Packing:
 
     def pack(self, x_BT: Tensor) -> Tensor:
         """[B, T, ...] -> [M, ...]"""
+        if self.full:
+            return x_BT.flatten(0, 1)
         return take(x_BT.flatten(0, 1), self.places_M)
 
     def pad(self, x_M: Tensor, layer: nn.Module | None = None) -> Tensor:
         """[M, ...] -> [B, T, ...]. In the other places zeros, or what an earlier pass kept of `layer`."""
-        if self.before is not None and layer is not None:
+        if self.full:
+            padded = x_M.unflatten(0, self.shape)
+        elif self.before is not None and layer is not None:
             assert self.before.kept is not None, "the earlier pass kept nothing"
-            into = self.before.kept[layer].flatten(0, 1)
+            earlier = self.before.kept[layer].flatten(0, 1)
+            padded = earlier.index_copy(0, self.places_M, x_M).unflatten(0, self.shape)
         else:
-            into = x_M.new_zeros(self.shape[0] * self.shape[1], *x_M.shape[1:])
-        padded = into.index_copy(0, self.places_M, x_M).unflatten(0, self.shape)
+            zeros = x_M.new_zeros(self.shape[0] * self.shape[1], *x_M.shape[1:])
+            padded = zeros.index_copy(0, self.places_M, x_M).unflatten(0, self.shape)
         if self.kept is not None and layer is not None:
             self.kept[layer] = padded
         return padded
@@ -107,7 +115,10 @@ class Packing:
         order_M = owner_M.argsort(stable=True)
         rank_M = torch.arange(len(self), device=owner_M.device) - (counts.cumsum(0) - counts)[owner_M[order_M]]
         width = max(1, int(counts.max())) if owners else 1
-        return Packing(owner_M * width + torch.empty_like(rank_M).index_copy(0, order_M, rank_M), (owners, width))
+        places_M = owner_M * width + torch.empty_like(rank_M).index_copy(0, order_M, rank_M)
+        # As many of each, those of one together: beams, and texts as most tasks give them.
+        full = len(self) == owners * width and bool((places_M[1:] > places_M[:-1]).all())
+        return Packing(places_M, (owners, width), full=full)
 
 
 def take(x_R: Tensor, rows_M: Tensor) -> Tensor:

@@ -104,6 +104,8 @@ class DecodingState:
     by_image: Packing
 
     def reorder(self, index_N: Tensor) -> DecodingState:
+        if torch.equal(index_N, torch.arange(len(self.owner_N), device=index_N.device)):
+            return self  # every hypothesis goes on by itself: no cache is copied
         owner_N = self.owner_N[index_N]
         past = tuple(layer.select(index_N) for layer in self.past)
         if torch.equal(owner_N, self.owner_N):  # as in a beam search, once it has begun
