@@ -17,6 +17,7 @@ from flows.tasks import HOOKS, run_parts
 from vlp_models.errors import ParamsError
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
+from vlp_models.tasks import TASKS
 
 OPTIONS: dict[str, Any] = {"persist_result": False, **HOOKS}
 
@@ -46,7 +47,7 @@ def evaluate(task: str, alias: str = "champion", root: str = ".") -> State[Any]:
     """The registered model `alias` of a task, scored on the test split as it is now."""
 
     def parts(params: Params) -> list[Part]:
-        _known(task, list(params.tracking.metric), "task")
+        _known(task, list(TASKS), "task")
         _known(alias, ["champion", "challenger", "previous"], "alias")
         return [Part(name=f"evaluate {task} {alias}", kind="evaluate", command=("evaluate-alias", task, alias))]
 
@@ -58,7 +59,7 @@ def promote(task: str, root: str = ".") -> State[Any]:
     """Asks the gate about a task's challenger, also when it was asked before."""
 
     def parts(params: Params) -> list[Part]:
-        _known(task, list(params.tracking.metric), "task")
+        _known(task, list(TASKS), "task")
         return [promotion_part(params, task)]
 
     return run_parts(root, parts)
@@ -69,7 +70,7 @@ def rollback(task: str, root: str = ".") -> State[Any]:
     """Makes the champion before the present one champion again."""
 
     def parts(params: Params) -> list[Part]:
-        _known(task, list(params.tracking.metric), "task")
+        _known(task, list(TASKS), "task")
         return [Part(name=f"rollback {task}", kind="promote", command=("rollback", task))]
 
     return run_parts(root, parts)

@@ -18,6 +18,8 @@ from vlp_models.tasks import TASKS
 
 NAMED = f"A task: {', '.join(TASKS)}."
 
+A_TASK = f"One of {', '.join(TASKS)}."
+
 app = typer.Typer(
     name="vlp",
     help="Vision-language pretraining, from raw image-text pairs to a registered model.",
@@ -193,7 +195,7 @@ def predict_task(
 @app.command()
 def promote(
     task: Annotated[str, typer.Argument(help=NAMED)],
-    version: Annotated[int, typer.Option(help="The version to promote; default: the challenger.")] = 0,
+    version: Annotated[int, typer.Option(help="The version to promote; default: the best of all runs.")] = 0,
     force_first: Annotated[bool, typer.Option(help="A first champion may miss floors and validation.")] = False,
     by: Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")] = "",
 ) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
+from vlp_models.params.schema import nearest
+from vlp_models.tasks import TASKS
 from vlp_models.workspace.paths import Workspace, write_json
 
 if TYPE_CHECKING:
@@ -35,13 +37,14 @@ def promote_task(
     Raises:
         ParamsError: no such task. DataError: nothing registered, or MLflow can't be reached. LedgerError: see there.
     """
+    from vlp_models.evaluation.ranking import metric_of
     from vlp_models.promotion.promote import Bench, promote
     from vlp_models.promotion.reevaluate import reevaluated
     from vlp_models.serving.bundle import content_of
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.registry import model_name
 
-    _check_task(params, task)
+    _check_task(task)
     with mlflow_errors(params):
         decision = promote(
             connect(params.tracking, workspace.root),
@@ -49,7 +52,7 @@ def promote_task(
             params.promotion,
             task=task,
             model=model_name(params.tracking, task),
-            metric=params.tracking.metric[task],
+            metric=metric_of(params, task),
             dataset=params.tracking.dataset.get(task, ""),
             bench=Bench(
                 content_of=content_of,
@@ -75,7 +78,7 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.registry import model_name
 
-    _check_task(params, task)
+    _check_task(task)
     with mlflow_errors(params):
         client, ledger = connect(params.tracking, workspace.root), ledger_of(params, workspace)
         model = model_name(params.tracking, task)
@@ -132,7 +135,7 @@ def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[s
     """
     from vlp_models.tracking.registry import model_name
 
-    _check_task(params, task)
+    _check_task(task)
     ledger = ledger_of(params, workspace)
     model = model_name(params.tracking, task)
     entries = [entry for entry in ledger.entries() if entry["model"] == model]
@@ -182,6 +185,6 @@ def mlflow_errors(params: Params) -> Iterator[None]:
         raise DataError(f"MLflow at {uri}: {str(error).splitlines()[0]}") from error
 
 
-def _check_task(params: Params, task: str) -> None:
-    if task not in params.tracking.metric:
-        raise ParamsError(f"{task}: no such task; known: {', '.join(params.tracking.metric)}")
+def _check_task(task: str) -> None:
+    if task not in TASKS:
+        raise ParamsError(f"{task}: no such task{nearest(task, TASKS)}")

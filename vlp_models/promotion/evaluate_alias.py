@@ -10,6 +10,8 @@ from pathlib import Path
 
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params
+from vlp_models.params.schema import nearest
+from vlp_models.tasks import TASKS
 from vlp_models.workspace.paths import Workspace, output_directory
 
 
@@ -25,8 +27,8 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
     from vlp_models.tracking.evaluations import read_lineage
     from vlp_models.tracking.registry import bundle_of, by_alias, model_name
 
-    if task not in params.tracking.metric:
-        raise ParamsError(f"{task}: no such task; known: {', '.join(params.tracking.metric)}")
+    if task not in TASKS:
+        raise ParamsError(f"{task}: no such task{nearest(task, TASKS)}")
     client = connect(params.tracking, workspace.root)
     name = model_name(params.tracking, task)
     version = by_alias(client, name, alias)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError, VLPError
-from vlp_models.metrics.items import ItemScores, read_items
+from vlp_models.metrics.items import ItemScores
 from vlp_models.params.promotion import PromotionParams
 from vlp_models.promotion.gate import (
     Measured,
@@ -22,6 +22,7 @@ from vlp_models.promotion.gate import (
     check_comparable,
     measured,
 )
+from vlp_models.tasks.items import read_items
 from vlp_models.tracking.evaluations import (
     ITEMS,
     evaluations,

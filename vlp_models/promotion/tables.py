@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.promotion.actions import mlflow_errors
+from vlp_models.tasks import TASKS
 from vlp_models.workspace.paths import Workspace
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def find_version(client: MlflowClient, params: Params, model: str) -> ModelVersi
 
     name, at, alias = model.partition("@")
     name, slash, number = name.partition("/")
-    if name in params.tracking.metric:
+    if name in TASKS:
         name = model_name(params.tracking, name)
     if slash:
         found = client.search_model_versions(f"name='{name}'") if number.isdecimal() and "'" not in name else []

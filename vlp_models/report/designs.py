@@ -9,8 +9,9 @@ from typing import Any
 
 from vlp_models.errors import DataError
 from vlp_models.metrics.compare import Difference, differences
-from vlp_models.metrics.items import ItemScores, read_items
+from vlp_models.metrics.items import ItemScores
 from vlp_models.report.records import COSTS, Record
+from vlp_models.tasks.items import read_items
 from vlp_models.workspace.paths import Workspace
 
 ITEMS = "items.parquet"

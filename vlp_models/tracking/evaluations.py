@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError
-from vlp_models.metrics.items import ItemScores, read_items
+from vlp_models.metrics.items import ItemScores
+from vlp_models.tasks.items import read_items
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
