@@ -166,7 +166,7 @@ def test_a_checkpoint_of_another_detector_is_refused(clone: Path, tmp_path: Path
     from vlp_models.errors import CheckpointError
     from vlp_models.serving.predictor import Predictor
 
-    shutil.copytree(clone / "checkpoints" / "vqa", tmp_path / "checkpoint")
+    shutil.copytree(clone / "checkpoints" / "finetune" / "tden-vqa", tmp_path / "checkpoint")
     shutil.copytree(clone / "data" / "detector", tmp_path / "detector")
     (tmp_path / "features.json").write_text(json.dumps({"source": "detector", "min_score": 0.2, "max_regions": 16}))
     config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())

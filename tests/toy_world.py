@@ -26,6 +26,7 @@ from vlp_models.params import (
     RecipeParams,
     SnapshotParams,
     TrainerParams,
+    laid_over,
     load_params,
     to_plain,
 )
@@ -280,17 +281,9 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     tasks = ("captioning", "vqa", "nlvr", "retrieval", "vcr", "entailment")
     raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
     for section, values in changes.items():
-        raw[section] = _over(raw[section], values)
+        raw[section] = laid_over(raw[section], values)
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     params = load_params(root / "params.yaml")
     for model in params.models:
         initial.run(params, Workspace(root), model)
     return params
-
-
-def _over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
-        merged[key] = _over(merged[key], value) if both else value
-    return merged

@@ -21,12 +21,14 @@ from typing import Any
 import psutil
 import yaml
 
+from vlp_models.params import laid_over
+
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
-TRAININGS = ("pretrain", "scheduled_sampling", "finetune@vqa")
+TRAININGS = ("pretrain@tden", "pretrain@tden-two-pass", "finetune@tden-vqa")
 STEPS = 24
 # The seconds and scores that these write are read by register and report, which then run again with good reason.
-UNEVEN = ("evaluate@vqa", "detector")
+UNEVEN = ("evaluate@tden-vqa", "detector", *TRAININGS)
 DEPENDENTS = {"register", "report"}
 COMMANDS = {
     "vlp run": [str(BIN / "vlp"), "run"],
@@ -184,7 +186,7 @@ class Ground:
     def wrong(self, stage: str) -> list[str]:
         """What differs from the undisturbed run, in words; nothing where all is well."""
         problems = [f"litter: {path.relative_to(self.project)}" for path in self.project.rglob("*.partial")]
-        for before in [*self.snapshot.glob("checkpoints/*/*"), *self.snapshot.glob("reports/curves/*")]:
+        for before in [*self.snapshot.glob("checkpoints/*/*/*"), *self.snapshot.glob("reports/curves/*/*")]:
             after = self.project / before.relative_to(self.snapshot)
             if not after.exists() or after.read_bytes() != before.read_bytes():
                 problems.append(f"differs: {before.relative_to(self.snapshot)}")
@@ -283,12 +285,12 @@ def _params() -> dict[str, Any]:
     """presets/tiny.yaml with more, smaller steps, two passes, and no captioning, whose evaluation is slow."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     tiny = yaml.safe_load((ROOT / "presets" / "tiny.yaml").read_text())
-    for section, values in tiny.items():
-        for key, value in values.items():
-            params[section][key] = {**params[section][key], **value} if section == "finetune" else value
+    two_pass = yaml.safe_load((ROOT / "presets" / "tden-two-pass.yaml").read_text())
+    for section in ("generate", "detector", "tokenizer", "models", "evaluate"):
+        params[section] = laid_over(params[section], tiny[section])
     training = {"batch_size": 4, "max_epochs": 9, "max_steps": STEPS}
-    params["pretrain"] |= training
-    params["scheduled_sampling"] |= training | {"scheme": "c"}
-    params["finetune"] = {"vqa": params["finetune"]["vqa"] | training}
+    params["pretrain"] |= two_pass["pretrain"]
+    params["pretrain"] = {name: {**run, **training} for name, run in params["pretrain"].items()}
+    params["finetune"] = {"tden-vqa": params["finetune"]["tden-vqa"] | training}
     params["trainer"] |= {"checkpoint_every_steps": 4, "log_every_steps": 1, "accelerator": "cpu", "torch_threads": 1}
     return params

@@ -23,24 +23,26 @@ from injure import KINDS, STEP_FILES, draw, inflict
 from toy_world import write_workspace
 
 STAGE = {
-    "cmd": "vlp stage pretrain",
-    "params": ["pretrain"],
-    "deps": ["data/shards", "data/tokenizer"],
-    "outs": ["checkpoints/pretrain"],
-    "metrics": [{"reports/pretrain.json": {"cache": False}}],
-    "plots": [{"reports/curves/pretrain.csv": {"cache": False}}],
+    "cmd": "vlp stage pretrain ${key}",
+    "params": ["pretrain.${key}"],
+    "deps": ["data/shards", "data/tokenizer", "checkpoints/initial/tden"],
+    "outs": ["checkpoints/pretrain/${key}"],
+    "metrics": ["reports/training/pretrain/${key}.json"],
+    "plots": ["reports/curves/pretrain/${key}.csv"],
 }
 
 
 class Project:
-    """A DVC project with `pretrain` as its only stage."""
+    """A DVC project with `pretrain@tden` as its only stage."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.env = environment(folder) | {"PYTHONPATH": str(ROOT)}
         folder.mkdir()
-        write_workspace(folder, pretrain={"max_epochs": 8}, trainer={"checkpoint_every_steps": 1})
-        (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"pretrain": STAGE}}))
+        write_workspace(folder, pretrain={"tden": {"max_epochs": 8}}, trainer={"checkpoint_every_steps": 1})
+        (folder / "dvc.yaml").write_text(
+            yaml.safe_dump({"stages": {"pretrain": {"foreach": {"tden": {}}, "do": STAGE}}})
+        )
         for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
             subprocess.run(command, cwd=folder, check=True, env=self.env)
 
@@ -66,11 +68,11 @@ class Project:
 
     @property
     def checkpoints(self) -> list[Path]:
-        return sorted(self.folder.glob(f".work/pretrain/*/{STEP_FILES}"))
+        return sorted(self.folder.glob(f".work/pretrain-tden/*/{STEP_FILES}"))
 
     @property
     def result(self) -> tuple[bytes, bytes]:
-        files = ("checkpoints/pretrain/model.safetensors", "reports/curves/pretrain.csv")
+        files = ("checkpoints/pretrain/tden/model.safetensors", "reports/curves/pretrain/tden.csv")
         return tuple((self.folder / name).read_bytes() for name in files)  # type: ignore[return-value]
 
     def pid(self, role: str) -> int:
@@ -104,7 +106,7 @@ def undisturbed(project: Project) -> Iterator[tuple[bytes, bytes]]:
 @pytest.fixture
 def anew(project: Project, undisturbed: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
     """As if nothing had run yet; gives what a run must give."""
-    for name in ("dvc.lock", ".work", "checkpoints", "reports", ".dvc/cache"):
+    for name in ("dvc.lock", ".work", "checkpoints/pretrain", "reports", ".dvc/cache"):
         path = project.folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return undisturbed
@@ -123,7 +125,7 @@ def test_dvc_killed_a_byte_flipped_and_a_second_run_beside(project: Project, ane
     assert first.communicate(timeout=60)[0]
     assert first.returncode != 0
     wait_for(lambda: not Path(f"/proc/{stage}").exists(), 30)  # it stopped by itself, with its state saved
-    assert not (project.folder / "checkpoints" / "pretrain").exists()
+    assert not (project.folder / "checkpoints" / "pretrain" / "tden").exists()
 
     newest = project.checkpoints[-1]
     content = bytearray(newest.read_bytes())
@@ -148,7 +150,7 @@ def test_a_result_that_dvc_had_no_time_to_record(project: Project, anew: tuple[b
 
 @pytest.mark.pipeline
 def test_a_full_disk_is_an_error_in_words_and_nothing_is_lost(project: Project, anew: tuple[bytes, bytes]) -> None:
-    code, output = project.run("vlp", "stage", "pretrain", file_limit=20_000)
+    code, output = project.run("vlp", "stage", "pretrain", "tden", file_limit=20_000)
     assert code == 2 and "make room" in output and "Traceback" not in output, output
     assert not list(project.folder.rglob("*.partial"))
     code, output = project.run("vlp", "run")

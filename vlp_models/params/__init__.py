@@ -68,6 +68,7 @@ __all__ = [
     "ValidateParams",
     "WorldParams",
     "build",
+    "laid_over",
     "load_params",
     "parse_params",
     "read_yaml",
@@ -196,16 +197,17 @@ def with_defaults(raw: Mapping[str, Any], file: str = "params.yaml") -> dict[str
         entries = full.get(section)
         if isinstance(entries, dict):
             full[section] = {
-                name: _laid_over(values, entry) if isinstance(entry, dict) else entry for name, entry in entries.items()
+                name: laid_over(values, entry) if isinstance(entry, dict) else entry for name, entry in entries.items()
             }
     return full
 
 
-def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`under` with the values of `over`, section by section."""
     merged = copy.deepcopy(dict(under))
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _laid_over(merged[key], value) if both else value
+        merged[key] = laid_over(merged[key], value) if both else value
     return merged
 
 
