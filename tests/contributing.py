@@ -44,7 +44,7 @@ def do(clone: Path, section: str) -> None:
             assert file is not None, f"{section}: nothing says where this goes:\n{body}"
             (clone / file[1]).write_text(body, encoding="utf-8")
         done += 1
-    assert done > 2
+    assert done >= 2
 
 
 def add_line(file: Path, table: str, line: str) -> None:

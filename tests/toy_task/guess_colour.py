@@ -24,6 +24,8 @@ from vlp_models.tasks.base import TaskModel, Words, answer_vocabulary, need_targ
 from vlp_models.tasks.scoring import Place, Prediction, Scored
 from vlp_models.workspace.paths import write_text
 
+UNKNOWN = -1  # an answer that no label names teaches nothing
+
 
 def error_percent(sums_SK: FloatArray) -> FloatArray:
     """Columns: right ones, all."""
@@ -58,13 +60,16 @@ class GuessColour(TaskModel):
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
         if not all(sample["answers"] for sample in samples):
             return None
-        return torch.tensor([self.labels.index(sample["answers"][0]) for sample in samples])
+        index = {label: i for i, label in enumerate(self.labels)}
+        return torch.tensor([index.get(sample["answers"][0], UNKNOWN) for sample in samples])
 
     def logits(self, batch: Batch) -> Tensor:
         return self.head(cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP)
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
-        return classification(self.logits(batch), need_targets(batch), name="guess_colour")
+        targets_B = need_targets(batch)
+        known_B = targets_B != UNKNOWN
+        return classification(self.logits(batch)[known_B], targets_B[known_B], name="guess_colour")
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
