@@ -32,7 +32,7 @@ RUNS = {
 @pytest.fixture(scope="module")
 def params() -> Params:
     raw = read_yaml(ROOT / "params.yaml")
-    raw["models"]["small"] = {"family": "tden", "config": {"hidden": 16}}
+    raw["models"]["small"] = {"family": "tden", "config": {"hidden": 16, "heads": 2}}
     raw["pretrain"]["second"] = {**raw["pretrain"]["tden"], "model": "small"}
     raw["finetune"] = {
         name: {"task": "vqa", "start": start, "design": design, "seed": seed}

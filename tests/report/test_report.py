@@ -71,6 +71,7 @@ def workspace(tmp_path: Path) -> Workspace:
     write_chunk(made.features, 0, [(x, regions) for x in ids])
     write_index(made.features)
     write_json(made.features / "manifest.json", {"detector_id": "d", "feature_dim": 4, "classes": ["", HOSTILE]})
+    write_json(made.shards / "manifest.json", {"detector_id": "d"})
     predictions = {
         "captioning": [{"image_id": x, "caption": HOSTILE, "greedy": "a cat"} for x in ids],
         "vqa": [{"question_id": x, "image_id": x, "answer": HOSTILE, "top": [[HOSTILE, 0.7]]} for x in ids],
