@@ -30,7 +30,7 @@ def run(folder: Path, *command: str, check: bool = True) -> subprocess.Completed
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
     env |= {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"), "TMPDIR": str(folder.parent), "OMP_NUM_THREADS": "2"}
     env.pop("MLFLOW_TRACKING_URI", None)
-    done = subprocess.run([str(BIN / command[0]), *command[1:]], cwd=folder, env=env, capture_output=True, text=True)
+    done = subprocess.run(list(command), cwd=folder, env=env, capture_output=True, text=True)
     if check:
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done

@@ -20,12 +20,14 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     """Merges `preset`, then `key.path=value` assignments, into `params_file`.
 
     Returns one line per changed key, `key: old -> new`. Raises `ParamsError` for a missing file, a malformed
-    assignment, or a result that the schema refuses; the file is then left as it was.
+    assignment, a result that the schema refuses, or a run that can't be; the file is then left as it was.
     """
     from io import StringIO
 
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
+
+    from vlp_models.runs.check import check_runs
 
     yaml = YAML()
     yaml.width = 120
@@ -55,7 +57,7 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         for part in reversed(key.split(".")):
             nested = {part: nested}
         _merge(document, nested, "", changes)
-    parse_params(_plain(document), str(preset or params_file))
+    check_runs(parse_params(_plain(document), str(preset or params_file)))
     buffer = StringIO()
     yaml.dump(document, buffer)
     temporary = params_file.with_name(f".{params_file.name}.partial")

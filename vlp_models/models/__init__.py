@@ -15,7 +15,9 @@ from vlp_models.params.schema import build
 
 # family -> module:class. A class has `config_class`, a frozen dataclass, and is called with one; where it has a
 # `from_config`, that is called instead. Nothing is imported before it is asked for.
-FAMILIES: dict[str, str] = {"tden": "vlp_models.models.tden.model:TDEN"}
+FAMILIES: dict[str, str] = {
+    "tden": "vlp_models.models.tden.model:TDEN",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

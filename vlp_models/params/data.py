@@ -12,10 +12,10 @@ from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveI
 
 @dataclass(frozen=True, kw_only=True)
 class WorldParams:
-    """One synthetic dataset. `objects`: scenes in COCO and VQA v2 form; `web`: scenes with one noisy alt text each, in
-    COCO form and as pairs; `boxes`: NLVR v1 form."""
+    """One synthetic dataset, of a world of `vlp_models.worlds.WORLDS`. `objects`: scenes in COCO and VQA v2 form; `web`:
+    scenes with one noisy alt text each, in COCO form and as pairs; `boxes`: NLVR v1 form."""
 
-    world: Literal["objects", "web", "boxes"]
+    world: str
     seed: NonNegativeInt
     train: NonNegativeInt  # images (objects) or examples of six permuted images (boxes)
     val: NonNegativeInt
@@ -37,12 +37,13 @@ class WorldParams:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceParams:
-    """One dataset on disk, in a public format. File lists are relative to `root`, keyed by split.
+    """One dataset on disk, in a public format of `vlp_models.data.formats.FORMATS`. File lists are relative to `root`,
+    keyed by split.
 
     The key `all` stands for files that hold every split; the Karpathy file (or `split_by`) then divides them.
     """
 
-    format: Literal["coco", "nlvr", "pairs", "vcr", "snli_ve", "texts"]
+    format: str
     root: str
     images: str = "images"
     captions: dict[str, list[str]] = field(default_factory=dict)

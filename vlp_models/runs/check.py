@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vlp_models.data.inputs import PixelInput, RegionInput
 from vlp_models.errors import ParamsError
+from vlp_models.lookup import check_known
 from vlp_models.models.outline import inputs_of, outline
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
@@ -12,13 +13,19 @@ from vlp_models.params.schema import nearest
 def check_runs(params: Params) -> None:
     """
     Raises:
-        ParamsError: an unknown family or task, a config that the family refuses, an option that the task does not
-            have, a task that the model can't do, or objectives that it can't learn.
+        ParamsError: an unknown world, format, family or task, a config that the family refuses, an option that the task
+            does not have, a task that the model can't do, or objectives that it can't learn.
     """
+    from vlp_models.data.formats import FORMATS
     from vlp_models.models import FAMILIES
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import check_can, read_options
+    from vlp_models.worlds import WORLDS
 
+    for name, world in params.generate.items():
+        check_known(world.world, WORLDS, f"generate.{name}.world")
+    for name, source in params.data.items():
+        check_known(source.format, FORMATS, f"data.{name}.format")
     for name, model in params.models.items():
         if model.family not in FAMILIES:
             raise ParamsError(f"params.yaml: `models.{name}.family: {model.family}`{nearest(model.family, FAMILIES)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlp_models.errors import ParamsError
-from vlp_models.lookup import load
+from vlp_models.lookup import check_known, load
 from vlp_models.params import Params, to_plain
 from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
 from vlp_models.worlds import WORLDS
@@ -13,12 +13,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Generates the dataset that params.yaml describes under `generate.<key>`.
 
     Raises:
-        ParamsError: there is no such dataset, or a number of it is out of range.
+        ParamsError: there is no such dataset or world, or a number of it is out of range.
     """
     if key not in params.generate:
         known = ", ".join(params.generate) or "none"
         raise ParamsError(f"params.yaml: no `generate.{key}`; known: {known}. Run `vlp stage generate NAME`")
     world = params.generate[key]
+    check_known(world.world, WORLDS, f"generate.{key}.world")
     write = load(WORLDS[world.world])
     with measured(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
         counts = write(world, directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlp_models.data.formats.base import Tables
-from vlp_models.lookup import load
+from vlp_models.lookup import check_known, load
 from vlp_models.params import SourceParams
 
 FORMATS = {
@@ -22,7 +22,9 @@ def read_source(name: str, params: SourceParams, base: Path) -> Tables:
     """Reads one dataset; `base` is the directory that `params.root` is relative to.
 
     Raises:
+        ParamsError: there is no such format.
         DataError: its directory or one of its files is missing or not in the format.
     """
+    check_known(params.format, FORMATS, f"data.{name}.format")
     tables: Tables = load(FORMATS[params.format])(name, params, base)
     return tables

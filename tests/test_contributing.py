@@ -1,0 +1,47 @@
+"""What CONTRIBUTING.md says, done word for word: a task, a world and a dataset. A model: test_new_model.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from contributing import do, new_clone
+from test_pipeline import run
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = new_clone(tmp_path_factory.mktemp("contributing") / "project")
+    run(folder, "vlp", "use", "presets/tiny.yaml")
+    return folder
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(600)
+def test_a_task_is_one_file_and_one_line(clone: Path) -> None:
+    """Its stages are planned, each upon its own code; tests/tasks/test_a_new_task.py runs them."""
+    do(clone, "A new task")
+    text = (clone / "dvc.yaml").read_text()
+    assert text.count("task: guess_colour") == 2  # finetune, evaluate
+    refused = run(clone, "vlp", "use", "--set", "finetune.x={task: guess_color, start: pretrain/tden}", check=False)
+    assert refused.returncode == 2 and "did you mean `guess_colour`" in refused.stderr
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(600)
+def test_a_world_and_a_dataset_are_a_file_and_a_line_each(clone: Path) -> None:
+    do(clone, "A new world")
+    do(clone, "A new dataset")
+    manifest = json.loads((clone / "data" / "validated" / "manifest.json").read_text())
+    assert manifest["counts"]["images"] == 40 + 10 and manifest["counts"]["captions"] == 200 + 10
+    status = json.loads(run(clone, "dvc", "status", "--json", "validate").stdout)
+    assert status == {}, "the plan knows the code of both"
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(600)
+def test_what_is_in_no_table_is_refused_before_anything_runs(clone: Path) -> None:
+    for key, name in (("generate.scenes.world", "objects"), ("data.scenes.format", "coco")):
+        done = run(clone, "vlp", "use", "--set", f"{key}={name}x", check=False)
+        assert done.returncode == 2 and f"did you mean `{name}`" in done.stderr, done.stderr

@@ -1,0 +1,150 @@
+"""A new model is one folder and one line: CONTRIBUTING's section done in a clone, then everything that TDEN has beside it.
+
+The toy reads pixels, TDEN regions; both are pretrained, fine-tuned, scored, registered, served, promoted and scored anew
+by the real commands, at the tiny size.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from contributing import do, new_clone
+from test_pipeline import ROOT, run
+
+from vlp_models.metrics.items import STATISTICS, read_items
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(1200)]
+RUNS = {"tden-retrieval": "tden", "toy-retrieval": "toy", "tden-vqa": "tden", "toy-vqa": "toy"}
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After `vlp use`, `vlp run` and `vlp promote vqa`."""
+    folder = new_clone(tmp_path_factory.mktemp("new-model") / "project")
+    run(folder, "vlp", "use", "presets/tiny.yaml", "--set", "finetune.tden-captioning=null")
+    do(folder, "A new model")
+    return folder
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_folder_is_a_page_or_two() -> None:
+    files = sorted((ROOT / "tests" / "toy_model").glob("*"))
+    assert [file.name for file in files if file.is_file()] == ["__init__.py", "config.py", "info_nce.py", "model.py"]
+    assert sum(len(file.read_text().splitlines()) for file in files if file.is_file()) <= 200
+
+
+def test_both_models_are_scored_on_the_same_test(clone: Path) -> None:
+    tests: dict[str, dict[str, str]] = {name: {} for name in RUNS}
+    for name in RUNS:
+        for items in read_items(clone / "reports" / "eval" / name / "items.parquet", STATISTICS):
+            tests[name][f"{items.dataset} {items.split} {items.metric}"] = items.test
+    assert tests["toy-vqa"] == tests["tden-vqa"] and tests["toy-vqa"]
+    assert tests["toy-retrieval"] == tests["tden-retrieval"] and tests["toy-retrieval"]
+
+
+def test_the_report_has_both_and_the_control_of_the_model_of_pixels(clone: Path) -> None:
+    records = [record for record in read(clone / "reports" / "summary.json") if record["run"] in RUNS]
+    assert {record["run"]: record["model"] for record in records} == RUNS
+    (accuracy,) = (r for r in records if r["run"] == "toy-vqa" and r["metric"] == "accuracy")
+    assert accuracy["baselines"]["image blanked"] is not None
+    rows = [json.loads(line) for line in (clone / "reports/eval/toy-vqa/predictions-test.jsonl").open()]
+    assert all({"answer", "answer_blank"} <= row.keys() for row in rows)
+    page = (clone / "reports" / "index.html").read_text()
+    assert "<td>toy</td>" in page and "<td>tden</td>" in page
+    for name, model in RUNS.items():
+        cost = read(clone / "reports" / "training" / "finetune" / f"{name}.json")
+        assert cost["model"] == cost["family"] == model and cost["seconds"] > 0
+
+
+def test_both_are_versions_of_one_name_and_the_gate_chose(clone: Path) -> None:
+    found = {one["run"]: one for one in read(clone / "reports" / "registered.json")["vqa"]}
+    assert {run: one["model"] for run, one in found.items()} == {"toy-vqa": "toy", "tden-vqa": "tden"}
+    assert {one["name"] for one in found.values()} == {"vlp-vqa"}
+    assert {one["version"] for one in found.values()} == {1, 2}
+    decision = read(clone / "reports" / "promotion" / "vqa.json")
+    assert decision["outcome"] == "promoted"
+    values = {one["run_model"]: one["value"] for one in decision["candidates"]}
+    assert set(values) == {"toy", "tden"} and values[decision["run_model"]] == max(values.values())
+    told = run(clone, "vlp", "lineage", f"vlp-vqa/{found['toy-vqa']['version']}").stdout
+    assert "toy (toy); design toy-vqa" in told and "data/detector" not in told.split("parents")[-1]
+
+
+def test_a_version_of_pixels_is_served_without_a_detector(clone: Path) -> None:
+    versions = {one["run"]: one["version"] for one in read(clone / "reports" / "registered.json")["vqa"]}
+    bundles = {Path(path).parent.parent for path in clone.glob("mlartifacts/**/bundle/checkpoint/config.json")}
+    holds = {}
+    for bundle in bundles:
+        config = read(bundle / "checkpoint" / "config.json")
+        if config["task"] == "vqa":
+            holds[config["name"]] = {path.name for path in bundle.iterdir()}
+    assert holds == {"toy": {"checkpoint"}, "tden": {"checkpoint", "detector", "features.json"}}
+    image = str(next((clone / "data" / "raw" / "scenes" / "images").glob("*.png")))
+    model = f"models:/vlp-vqa/{versions['toy-vqa']}"
+    answers = run(clone, "vlp", "answer", image, "how many circles are there?", "--model", model).stdout.splitlines()
+    assert len(answers) >= 2 and "%" in answers[1]
+
+
+def test_the_champion_is_scored_anew(clone: Path) -> None:
+    champion = read(clone / "reports" / "promotion" / "vqa.json")
+    run(clone, "vlp", "evaluate-alias", "vqa", "champion")
+    (anew,) = read_items(clone / "reports" / "aliases" / "vqa-champion" / "items.parquet", STATISTICS)
+    (then,) = read_items(clone / "reports" / "eval" / champion["run"] / "items.parquet", STATISTICS)
+    assert anew.test == then.test
+    scores = read(clone / "reports" / "aliases" / "vqa-champion" / "scores.json")
+    assert {one["metric"]: one["value"] for one in scores}["accuracy"] == champion["numbers"]["value"]
+
+
+def test_a_second_run_runs_nothing(clone: Path) -> None:
+    done = run(clone, "vlp", "run")
+    assert "Running stage" not in done.stdout
+
+
+def test_its_code_makes_only_its_own_runs_stale(clone: Path) -> None:
+    """Nor does the line in the table of names: TDEN's runs know nothing of it."""
+    model = clone / "vlp_models" / "models" / "toy" / "model.py"
+    table = clone / "vlp_models" / "models" / "__init__.py"
+    before = {file: file.read_text() for file in (model, table)}
+    try:
+        model.write_text(before[model] + "\nTOUCHED = True\n")
+        table.write_text(
+            before[table].replace('    "toy":', '    "more": "vlp_models.models.toy.model:Toy",\n    "toy":')
+        )
+        run(clone, "vlp", "stage", "plan")
+        stale = set(read_status(clone)) - {"plan", "register", "report"}
+        assert stale == {
+            f"{stage}@{name}"
+            for stage, names in (
+                ("initial", ["toy"]),
+                ("pretrain", ["toy"]),
+                ("finetune", ["toy-retrieval", "toy-vqa"]),
+                ("evaluate", ["toy-retrieval", "toy-vqa"]),
+            )
+            for name in names
+        }
+    finally:
+        for file, text in before.items():
+            file.write_text(text)
+        run(clone, "vlp", "stage", "plan")
+
+
+def read_status(clone: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(clone, "dvc", "status", "--json").stdout)
+    return found
+
+
+def test_alone_it_needs_neither_a_detector_nor_features(clone: Path) -> None:
+    gone = ("models.tden", "pretrain.tden", "finetune.tden-retrieval", "finetune.tden-vqa")
+    run(clone, "vlp", "use", *(part for name in gone for part in ("--set", f"{name}=null")))
+    stages = yaml.safe_load((clone / "dvc.yaml").read_text())["stages"]
+    assert not {"detector", "features"} & set(stages)
+    deps = [dep for stage in stages.values() for dep in stage.get("do", stage).get("deps", [])]
+    assert not [dep for dep in deps if dep.startswith(("data/detector", "data/features", "reports/detector"))]
+    run(clone, "vlp", "run", "reference")
+    assert read(clone / "data" / "reference.json")["embedding"] == {"detector_id": "", "points": [], "seed": 1}
