@@ -1,7 +1,7 @@
-"""A new model is one folder and one line: CONTRIBUTING's section done in a clone, then everything that TDEN has beside it.
+"""A new model is one folder and one line: CONTRIBUTING's section done in a clone, then all that TDEN has beside it.
 
-The toy reads pixels, TDEN regions; both are pretrained, fine-tuned, scored, registered, served, promoted and scored anew
-by the real commands, at the tiny size.
+The toy reads pixels, TDEN regions; both are pretrained, fine-tuned, scored, registered, served, promoted and scored
+anew by the real commands, at the tiny size.
 """
 
 from __future__ import annotations

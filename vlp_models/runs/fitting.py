@@ -193,7 +193,7 @@ def publish(
         write_manifest(directory, stage=stage_of(run), params=settings, counts=counts)
     write_text(workspace.curve(run), as_csv(result.rows))
     last = final_numbers(result.rows)
-    report = {
+    report: dict[str, Any] = {
         "model": info.name,
         "family": info.family,
         "start": start,
