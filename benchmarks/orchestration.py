@@ -28,8 +28,8 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 PREFECT, DVC = [sys.executable, "-m", "prefect"], [sys.executable, "-m", "dvc"]
-CHAIN = ["validate", "tokenizer", "shards", "pretrain", "scheduled_sampling"]
-PARTS = 9  # tasks that run DVC: features and evaluate are two stages each
+CHAIN = ["validate", "tokenizer", "shards"]
+PARTS = 8  # tasks that run DVC: features and evaluate are two stages each
 
 
 def make_workspace(folder: Path) -> None:
@@ -40,9 +40,13 @@ def make_workspace(folder: Path) -> None:
     stages: dict[str, Any] = {}
     for before, name in zip(["seed", *CHAIN], CHAIN, strict=False):
         stages[name] = _stage(name, [before])
-    each = {"finetune": "pretrain", "evaluate": "finetune-${item}"}
-    for group, before in each.items():
-        stages[group] = {"foreach": runs, "do": _stage(f"{group}-${{item}}", [before])}
+    groups = (
+        ("pretrain", ["tden"], "shards"),
+        ("finetune", runs, "pretrain-tden"),
+        ("evaluate", runs, "finetune-${item}"),
+    )
+    for group, names, before in groups:
+        stages[group] = {"foreach": names, "do": _stage(f"{group}-${{item}}", [before])}
     for name in ("register", "report"):
         stages[name] = _stage(name, [f"evaluate-{run}" for run in runs])
     (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))

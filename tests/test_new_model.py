@@ -1,7 +1,7 @@
-"""A new model is one folder and one line: CONTRIBUTING's section done in a clone, then all that comes with it.
+"""A new model is one folder and one line: CONTRIBUTING's section done in a clone, then all that TDEN has beside it.
 
-The toy reads pixels, TDEN beside it regions; both are pretrained, fine-tuned, scored, registered, served, promoted and
-scored anew by the real commands, at the tiny size.
+The toy reads pixels, TDEN regions; both are pretrained, fine-tuned, scored, registered, served, promoted and scored
+anew by the real commands, at the tiny size.
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ def test_its_code_makes_only_its_own_runs_stale(clone: Path) -> None:
     before = {file: file.read_text() for file in (model, table)}
     try:
         model.write_text(before[model] + "\nTOUCHED = True\n")
-        more = '    "more": "vlp_models.models.toy.model:Toy",\n'
-        table.write_text(before[table].replace('    "toy":', f'{more}    "toy":'))
+        table.write_text(
+            before[table].replace('    "toy":', '    "more": "vlp_models.models.toy.model:Toy",\n    "toy":')
+        )
         run(clone, "vlp", "stage", "plan")
         stale = set(read_status(clone)) - {"plan", "register", "report"}
         assert stale == {

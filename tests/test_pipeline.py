@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -145,6 +146,89 @@ def serve(clone: Path, model: str, image: Path) -> list[dict[str, object]]:
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(30)
+
+
+def commit(folder: Path, message: str) -> None:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    subprocess.run(["git", "add", "-A"], cwd=folder, check=True)
+    subprocess.run(["git", *identity, "commit", "-qm", message], cwd=folder, check=True)
+
+
+def stages_run(output: str) -> set[str]:
+    return set(re.findall(r"Running stage '([^']+)'", output))
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_going_back_trains_nothing_again(clone: Path) -> None:
+    """From A to B to A: what was made for A is taken from DVC's cache."""
+    target = "finetune@tden-vqa"
+    before = (clone / "checkpoints/finetune/tden-vqa/model.safetensors").read_bytes()
+    run(clone, "vlp", "use", "--set", "finetune.tden-vqa.max_steps=1")
+    assert stages_run(run(clone, "dvc", "repro", target).stdout) == {"plan", target}
+    assert (clone / "checkpoints/finetune/tden-vqa/model.safetensors").read_bytes() != before
+    run(clone, "vlp", "use", "--set", "finetune.tden-vqa.max_steps=null")
+    back = run(clone, "vlp", "run")
+    assert stages_run(back.stdout) == set(), "all of it was made before"
+    assert (clone / "checkpoints/finetune/tden-vqa/model.safetensors").read_bytes() == before
+    assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_settings_and_code_that_change_no_result_make_nothing_stale(clone: Path) -> None:
+    params, other = clone / "params.yaml", clone / "vlp_models/models/tden/public/switches.py"
+    text, code = params.read_text(), other.read_text()
+    try:
+        run(clone, "vlp", "use", "--set", "trainer.log_every_steps=3", "--set", "trainer.checkpoint_every_steps=7")
+        assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
+        (clone / "vlp_models/models/another").mkdir()
+        (clone / "vlp_models/models/another/model.py").write_text("x = 1\n")
+        assert stages_run(run(clone, "dvc", "repro").stdout) == {"plan"}, "no stage runs on another model's folder"
+        other.write_text(code + "# changed\n")
+        run(clone, "dvc", "repro", "plan")
+        stale = json.loads(run(clone, "dvc", "status", "--json").stdout)
+        assert "pretrain@tden" in stale and "features" not in stale and "tokenizer" not in stale
+    finally:
+        params.write_text(text)
+        other.write_text(code)
+        shutil.rmtree(clone / "vlp_models/models/another", ignore_errors=True)
+        run(clone, "dvc", "repro", "plan")
+    assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_figures_and_results_travel_with_commits(clone: Path, tmp_path: Path) -> None:
+    """Push, clone, pull: nothing is left to do, and every commit has its figures."""
+    run(clone, "dvc", "remote", "add", "-d", "-f", "store", str(tmp_path / "store"))
+    commit(clone, "results")
+    run(clone, "dvc", "push")
+    copy = tmp_path / "copy"
+    subprocess.run(["git", "clone", "-q", str(clone), str(copy)], check=True)
+    run(copy, "dvc", "remote", "modify", "--local", "store", "url", str(tmp_path / "store"))
+    run(copy, "dvc", "pull")
+    assert stages_run(run(copy, "dvc", "repro", "--dry").stdout) == set()
+    shown = json.loads(run(copy, "dvc", "exp", "show", "--json").stdout)
+    metrics = next(entry for entry in shown if entry["rev"] == "workspace")["data"]["metrics"]
+    assert metrics["reports/metrics.json"]["data"]["evaluate"]["tden-vqa"]
+    assert metrics["reports/training/pretrain/tden.json"]["data"]["steps"] > 0
+    assert not any("error" in found for found in metrics.values())
+    assert (copy / "reports" / "curves" / "pretrain" / "tden.csv").exists()
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_an_experiment_in_a_folder_of_its_own_has_the_projects_registry(clone: Path) -> None:
+    commit(clone, "before the experiment")
+    versions = json.loads((clone / "reports" / "registered.json").read_text())
+    done = run(clone, "dvc", "exp", "run", "--temp", "-S", "evaluate.bootstrap=60")
+    assert {"evaluate@tden-vqa", "register", "report"} <= stages_run(done.stdout + done.stderr)
+    assert not stages_run(done.stdout + done.stderr) & {"pretrain@tden", "finetune@tden-vqa"}
+    shown = json.loads(run(clone, "dvc", "exp", "show", "--json").stdout)
+    assert any(entry.get("experiments") for entry in shown)
+    assert json.loads((clone / "reports" / "registered.json").read_text()) == versions
+    assert "already registered" in run(clone, "vlp", "stage", "register").stderr, "the registry is still there"
 
 
 @pytest.mark.pipeline

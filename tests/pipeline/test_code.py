@@ -60,6 +60,37 @@ def test_imports_are_followed_also_inside_functions_but_not_those_for_types(tmp_
     assert identity(["vlp_models.a"], root) != before
 
 
+def test_relative_imports_are_followed(tmp_path: Path) -> None:
+    root = package(
+        tmp_path,
+        room__a="from .b import x\nfrom . import c\nfrom ..other import y\n",
+        room__b="x = 1\n",
+        room__c="",
+        other="y = 2\n",
+    )
+    assert set(files_behind(["vlp_models.room.a"], root)) == {
+        "__init__.py",
+        "other.py",
+        "room/__init__.py",
+        "room/a.py",
+        "room/b.py",
+        "room/c.py",
+    }
+
+
+def test_a_new_line_in_a_table_of_names_changes_nothing_that_was_there(tmp_path: Path) -> None:
+    root = package(tmp_path, tasks__old="", tasks__more="")
+    table = root / "tasks" / "__init__.py"
+    text = 'TASKS: dict[str, str] = {\n    "old": "vlp_models.tasks.old:Old",\n}\nOTHER = 1\n'
+    table.write_text(text)
+    before = files_behind(["vlp_models.tasks.old:Old"], root)
+    table.write_text(text.replace("}", '    "more": "vlp_models.tasks.more:More",\n}'))
+    assert files_behind(["vlp_models.tasks.old:Old"], root) == before
+    assert files_behind(["vlp_models.tasks.old:Another"], root) != before, "another class of the same file"
+    table.write_text(text.replace("OTHER = 1", "OTHER = 2"))
+    assert files_behind(["vlp_models.tasks.old:Old"], root) != before
+
+
 def test_a_module_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such module"):
         files_behind(["vlp_models.absent"], package(tmp_path, a=""))

@@ -12,8 +12,11 @@ from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveI
 
 @dataclass(frozen=True, kw_only=True)
 class WorldParams:
-    """One synthetic dataset. `world` is one of `vlp_models.worlds.WORLDS`; `objects`: scenes in COCO and VQA v2 form;
-    `web`: scenes with one noisy alt text each, in COCO form and as pairs; `boxes`: NLVR v1 form."""
+    """One synthetic dataset, of a world of `vlp_models.worlds.WORLDS`.
+
+    objects: scenes in COCO and VQA v2 form; web: scenes with one noisy alt text each, in COCO form and as pairs; boxes:
+    NLVR v1 form.
+    """
 
     world: str
     seed: NonNegativeInt

@@ -192,13 +192,14 @@ def publish(
         write_checkpoint(directory, module, dataclasses.replace(info, provenance=provenance), tokenizer, labels)
         write_manifest(directory, stage=stage_of(run), params=settings, counts=counts)
     write_text(workspace.curve(run), as_csv(result.rows))
-    report = {
+    last = final_numbers(result.rows)
+    report: dict[str, Any] = {
         "model": info.name,
         "family": info.family,
         "start": start,
         **counts,
         "samples": result.samples,
-        **final_numbers(result.rows),
+        **{name: last[name] for name in ("loss", "val_loss") if name in last},  # the others: in the curve
         "seconds": result.seconds,
         "samples_per_s": result.samples_per_second,
         "peak_memory_mb": result.peak_memory_mb,

@@ -2,10 +2,10 @@
 
 As in VQA (TDEN, section "Downstream Tasks"), each choice's text is fused with the image and a linear layer makes one
 logit of the fused feature; cross-entropy over the four. (The public code leaves the cross-modal decoder out of this
-feature: `model.config.use_decoder_in_fusion`.) The segments of a text are told apart by [SEP] alone, as in
+feature: `models.<name>.config.use_decoder_in_fusion`.) The segments of a text are told apart by [SEP] alone, as in
 RoBERTa: [CLS] question [SEP] answer [SEP], and [CLS] question [SEP] answer [SEP] rationale [SEP]. The public code gives
 the last one a token type of its own, the one that means in pretraining that words are being generated; the paper does
-not speak of it (`model.config.segment_types`, off but in imported VCR models).
+not speak of it (`models.<name>.config.segment_types`, off but in imported VCR models).
 
 The image's own objects come before the detected regions, as far as `max_regions` goes (data/collate.py). The same ones
 serve answers and rationales, so that an answer is chosen without a hint of the rationale.

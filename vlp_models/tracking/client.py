@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
+from vlp_models.workspace.paths import home_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -28,11 +29,14 @@ DEFAULTS = {
 
 
 def tracking_uri(params: TrackingParams, root: Path) -> str:
-    """The tracking URI; MLFLOW_TRACKING_URI wins, a relative SQLite path is taken from the project's root."""
+    """The tracking URI; MLFLOW_TRACKING_URI wins, a relative SQLite path is taken from the project's root.
+
+    DVC's temporary copies of a project (`dvc exp run --temp`) have its registry.
+    """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or params.uri
     prefix = "sqlite:///"
     if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
-        return f"{prefix}{(root / uri[len(prefix) :]).absolute()}"
+        return f"{prefix}{(home_of(root) / uri[len(prefix) :]).absolute()}"
     return uri
 
 
@@ -93,6 +97,6 @@ def _set_experiment(client: MlflowClient, params: TrackingParams, root: Path, ur
     import mlflow
 
     if client.get_experiment_by_name(params.experiment) is None:
-        location = None if uri.startswith("http") else (root / params.artifacts).absolute().as_uri()
+        location = None if uri.startswith("http") else (home_of(root) / params.artifacts).absolute().as_uri()
         client.create_experiment(params.experiment, artifact_location=location)
     mlflow.set_experiment(params.experiment)

@@ -85,7 +85,7 @@ def _check_strategy(
     if processes > 1 and on_cpu and norms:
         raise ParamsError(
             f"params.yaml: the model normalises over the batch ({norms[0]}), which several processes can't share on a "
-            "CPU; set `trainer.devices: 1`, or switch batch normalisation off in `model.config`"
+            "CPU; set `trainer.devices: 1`, or switch batch normalisation off in `models.<name>.config`"
         )
 
 

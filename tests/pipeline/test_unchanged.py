@@ -1,0 +1,47 @@
+"""DVC reads params.yaml again when a stage has ended: what it would record must be what was used."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlp_models.commands import run_stage
+from vlp_models.errors import ParamsError
+from vlp_models.stages import tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("edit", "refused"),
+    [
+        (("min_frequency: 2", "min_frequency: 3"), True),
+        (("log_every_steps: 10", "log_every_steps: 11"), False),
+        (("", ""), False),
+    ],
+)
+def test_a_stage_fails_if_its_params_were_edited_while_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[str, str], refused: bool
+) -> None:
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_STAGE", "tokenizer")
+    ran = []
+
+    def edits(*_: Any) -> None:
+        text = Path("params.yaml").read_text()
+        assert edit[0] in text
+        Path("params.yaml").write_text(text.replace(*edit))
+        ran.append(True)
+
+    monkeypatch.setattr(tokenizer, "run", edits)
+    if refused:
+        with pytest.raises(ParamsError, match="`tokenizer` was edited while tokenizer ran"):
+            run_stage("tokenizer", "", "params.yaml")
+    else:
+        run_stage("tokenizer", "", "params.yaml")
+    assert ran
