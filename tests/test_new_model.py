@@ -72,19 +72,24 @@ def test_both_are_versions_of_one_name_and_the_gate_chose(clone: Path) -> None:
     assert decision["outcome"] == "promoted"
     values = {one["run_model"]: one["value"] for one in decision["candidates"]}
     assert set(values) == {"toy", "tden"} and values[decision["run_model"]] == max(values.values())
-    told = run(clone, "vlp", "lineage", f"vlp-vqa/{found['toy-vqa']['version']}").stdout
-    assert "toy (toy); design toy-vqa" in told and "data/detector" not in told.split("parents")[-1]
+    made_of = {}
+    for name, one in found.items():
+        told = json.loads(run(clone, "vlp", "lineage", f"vlp-vqa/{one['version']}", "--json").stdout)
+        assert (told["model"], told["family"], told["design"]) == (one["model"], one["family"], name)
+        made_of[one["model"]] = [parent["role"] for parent in told["parents"]]
+    assert made_of["toy"] == ["starts from", "starts from", "tokenizer"]
+    assert made_of["tden"] == ["starts from", "starts from", "detector", "tokenizer"]
 
 
 def test_a_version_of_pixels_is_served_without_a_detector(clone: Path) -> None:
     versions = {one["run"]: one["version"] for one in read(clone / "reports" / "registered.json")["vqa"]}
     bundles = {Path(path).parent.parent for path in clone.glob("mlartifacts/**/bundle/checkpoint/config.json")}
-    holds = {}
+    parts, holds = {"checkpoint", "detector", "features.json"}, {}
     for bundle in bundles:
         config = read(bundle / "checkpoint" / "config.json")
         if config["task"] == "vqa":
-            holds[config["name"]] = {path.name for path in bundle.iterdir()}
-    assert holds == {"toy": {"checkpoint"}, "tden": {"checkpoint", "detector", "features.json"}}
+            holds[config["name"]] = {path.name for path in bundle.iterdir()} & parts
+    assert holds == {"toy": {"checkpoint"}, "tden": parts}
     image = str(next((clone / "data" / "raw" / "scenes" / "images").glob("*.png")))
     model = f"models:/vlp-vqa/{versions['toy-vqa']}"
     answers = run(clone, "vlp", "answer", image, "how many circles are there?", "--model", model).stdout.splitlines()
