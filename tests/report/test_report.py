@@ -18,9 +18,10 @@ from PIL import Image
 
 from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.tables import write_table
+from vlp_models.data.tables import read_table, write_table
 from vlp_models.params import Params, load_params
 from vlp_models.report.charts import interval_bar, line_chart, nice_ticks
+from vlp_models.report.pictures import Pictures
 from vlp_models.stages import report
 from vlp_models.workspace.paths import Workspace, read_json, write_json, write_text
 
@@ -165,6 +166,20 @@ def test_dvc_shows_the_metrics(params: Params, workspace: Workspace) -> None:
     )
     shown = json.loads(done.stdout)[""]["data"]["reports/metrics.json"]["data"]
     assert shown["evaluate"]["vqa"]["scenes test"]["accuracy"] == 70.0
+
+
+def test_only_a_model_that_sees_regions_is_shown_with_them(params: Params, workspace: Workspace) -> None:
+    image_id = read_table("images", workspace.validated)["image_id"][0].as_py()
+    boxes = {seen: Pictures(workspace, 10**9, regions=seen).get(image_id).boxes for seen in (True, False)}
+    assert "<rect" in boxes[True] and not boxes[False]
+
+
+def test_a_detector_of_earlier_params_is_not_reported(params: Params, workspace: Workspace) -> None:
+    """As in a workspace whose last model of regions was taken out."""
+    write_json(workspace.shards / "manifest.json", {"detector_id": "", "pixels": True})
+    report.run(params, workspace)
+    assert not [record for record in read_json(workspace.reports / "summary.json") if record["run"] == "detector"]
+    assert "detector" not in read_json(workspace.reports / "metrics.json")
 
 
 @pytest.mark.parametrize(
