@@ -91,7 +91,7 @@ def test_a_version_of_pixels_is_served_without_a_detector(clone: Path) -> None:
             holds[config["name"]] = {path.name for path in bundle.iterdir()} & parts
     assert holds == {"toy": {"checkpoint"}, "tden": parts}
     image = str(next((clone / "data" / "raw" / "scenes" / "images").glob("*.png")))
-    model = f"models:/vlp-vqa/{versions['toy-vqa']}"
+    model = f"vlp-vqa/{versions['toy-vqa']}"
     answers = run(clone, "vlp", "answer", image, "how many circles are there?", "--model", model).stdout.splitlines()
     assert len(answers) >= 2 and "%" in answers[1]
 

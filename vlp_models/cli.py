@@ -18,6 +18,7 @@ from vlp_models.tasks import TASKS
 
 NAMED = f"A task: {', '.join(TASKS)}."
 
+REGISTERED = "A registered model, or a version of it: vlp-vqa/3, vlp-vqa@challenger. Default: the champion."
 A_TASK = f"One of {', '.join(TASKS)}."
 
 app = typer.Typer(
@@ -137,7 +138,10 @@ def drift() -> None:
 @app.command()
 def caption(
     images: Annotated[list[str], typer.Argument(help="Image files.")],
-    model: Annotated[str, typer.Option(help="Registered model; default: the captioning champion.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help=REGISTERED),
+    ] = "",
 ) -> None:
     """Captions images with the champion."""
     from vlp_models.commands import predict
@@ -150,7 +154,10 @@ def caption(
 def answer(
     image: Annotated[str, typer.Argument(help="An image file.")],
     question: Annotated[str, typer.Argument(help="A question about it, in quotes.")],
-    model: Annotated[str, typer.Option(help="Registered model; default: the vqa champion.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help=REGISTERED),
+    ] = "",
 ) -> None:
     """Answers a question about an image with the champion, with the five most likely answers."""
     from vlp_models.commands import predict
@@ -163,7 +170,10 @@ def answer(
 def judge(
     image: Annotated[str, typer.Argument(help="An image file.")],
     statement: Annotated[str, typer.Argument(help="A statement about it, in quotes.")],
-    model: Annotated[str, typer.Option(help="Registered model; default: the nlvr champion.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help=REGISTERED),
+    ] = "",
 ) -> None:
     """Says whether a statement about an image is true, with the champion (NLVR)."""
     from vlp_models.commands import predict
@@ -177,7 +187,10 @@ def predict_task(
     task: Annotated[str, typer.Argument(help=NAMED)],
     image: Annotated[str, typer.Argument(help="An image file.")],
     text: Annotated[str, typer.Argument(help="What is asked of it, in quotes: a question, a statement, ...")] = "",
-    model: Annotated[str, typer.Option(help="Registered model; default: the task's champion.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help=REGISTERED),
+    ] = "",
 ) -> None:
     """What a task's champion says of an image. `caption`, `answer` and `judge` are short for some of them."""
     from vlp_models.commands import predict

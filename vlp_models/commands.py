@@ -187,17 +187,28 @@ def _supervised(commands: list[list[str]], environment: dict[str, str], at_once:
 
 
 def predict(task: str, images: list[str], texts: list[str] | None, model: str) -> list[dict[str, Any]]:
-    """Predictions of the registered champion of `task`."""
+    """Predictions of the champion of `task`, or of `model`: a registered name's champion, or a version of it, such as
+    `vlp-vqa/3` and `vlp-vqa@challenger`.
+
+    Raises:
+        DataError: an image is missing, or nothing is registered under that name.
+    """
     missing = [path for path in images if not Path(path).is_file()]
     if missing:
         raise DataError(f"{', '.join(missing)}: no such file")
     from vlp_models.params import load_params
+    from vlp_models.promotion.tables import find_version
+    from vlp_models.serving.predictor import Predictor
     from vlp_models.tracking.client import connect
-    from vlp_models.tracking.registry import load_predictor, model_name
+    from vlp_models.tracking.registry import bundle_of, load_predictor, model_name
 
-    params = load_params().tracking
-    client = connect(params, Path.cwd())
-    return load_predictor(client, model or model_name(params, task)).predict(images, texts)
+    params = load_params()
+    client = connect(params.tracking, Path.cwd())
+    if "/" in model or "@" in model:
+        predictor: Predictor = Predictor(bundle_of(find_version(client, params, model)))
+    else:
+        predictor = load_predictor(client, model or model_name(params.tracking, task))
+    return predictor.predict(images, texts)
 
 
 def print_findings() -> int:
