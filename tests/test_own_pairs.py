@@ -18,9 +18,9 @@ from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parent.parent
 TINY = [
-    "model.config.hidden=16",
-    "model.config.heads=2",
-    "model.config.intermediate=32",
+    "models.tden.config.hidden=16",
+    "models.tden.config.heads=2",
+    "models.tden.config.intermediate=32",
     "tokenizer.vocab_size=120",
     "pretrain.tden.max_epochs=1",
     "pretrain.tden.batch_size=8",

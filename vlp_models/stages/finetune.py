@@ -59,7 +59,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             forget(work)
             return
         check_same_data(before, start, inputs)
-        task_model = _task_model(p, before, start, inputs, workspace)
+        task_model = _task_model(key, p, before, start, inputs, workspace)
         loss = task_model.training_loss(inputs.shards, p.sources, work)
         loaders = LoaderFactory(
             inputs.shards,
@@ -104,7 +104,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 def _task_model(
-    p: FinetuneParams, before: CheckpointInfo, start: Path, inputs: Inputs, workspace: Workspace
+    key: str, p: FinetuneParams, before: CheckpointInfo, start: Path, inputs: Inputs, workspace: Workspace
 ) -> TaskModel:
     """The task's model with the weights of its start; its head's too, where the task and its labels are the same."""
     import torch
@@ -119,7 +119,7 @@ def _task_model(
     labels = task.labels_for(workspace.tokenizer)
     torch.manual_seed(p.seed)
     config = {**before.model_config, **p.config}
-    model = build_model(before.family, config, data_facts(inputs), where="model_config")
+    model = build_model(before.family, config, data_facts(inputs), where=f"finetune.{key}.config")
     info = describe(
         inputs,
         model,
@@ -129,7 +129,7 @@ def _task_model(
         max_regions=p.max_regions,
         task=p.task,
         blank_images=p.blank_images,
-        options=to_plain(read_options(task, p.options)),
+        options=to_plain(read_options(task, p.options, where=f"finetune.{key}.options")),
     )
     task_model = task(model, inputs.tokenizer, info, labels=labels)
     weights = read_weights(start)
