@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       install, run the whole pipeline on the embedded scenes, show results (about 10 minutes)"
+	@echo "make demo       install, run the whole pipeline on the embedded scenes, show results (about 12 minutes)"
 	@echo "make test       install, run the tests (about 10 minutes)"
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
