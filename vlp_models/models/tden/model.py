@@ -297,9 +297,7 @@ class TDEN(nn.Module):
             )
             losses["msg"] = sentence_generation(told.logits_MV, text.following(told.at_BT))
             masked_NT = _learnt(corruption.words_BT, objectives["msg"])
-            before_masked_NT = F.pad(
-                masked_NT[:, 1:], (0, 1)
-            )  # each masked word is told from where the one before stands
+            before_masked_NT = F.pad(masked_NT[:, 1:], (0, 1))  # a masked word is told from where the one before stands
             word_logits["decoder"] = told.logits_MV.detach()[before_masked_NT[told.at_BT]]
         return MaskedPass(losses=losses, word_logits=word_logits, output=told)
 
