@@ -166,8 +166,8 @@ def test_gradients_survive_mixed_precision_and_modes_are_put_back(toy: Toy, tmp_
 
 def test_a_killed_run_ends_the_same(toy: Toy, tmp_path: Path) -> None:
     """Dropout and drawing on; killed in mid-epoch and at an epoch's end."""
-    from vlp_models.training.curve import TIMING
     from vlp_models.training.data import LoaderFactory
+    from vlp_models.training.log import TIMING
     from vlp_models.training.run import Plan, fit
 
     def run(work: Path, tracker: Any = None) -> tuple[Captioning, Any]:

@@ -14,7 +14,7 @@ from vlp_models.params import TrackingParams
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.logger import STATE, MLflowRun
 from vlp_models.tracking.spool import tracked
-from vlp_models.training.curve import LOG
+from vlp_models.training.log import LOG
 
 
 @pytest.fixture(autouse=True)

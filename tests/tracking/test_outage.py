@@ -21,7 +21,7 @@ from vlp_models.tracking import logger
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.logger import MLflowRun
 from vlp_models.tracking.spool import replay, tracked, waiting
-from vlp_models.training.curve import LOG
+from vlp_models.training.log import LOG
 
 
 class Server:

@@ -52,6 +52,20 @@ def test_the_neighbours_make_no_difference(drawings: list[LabelledImage], traine
             np.testing.assert_array_equal(getattr(alone, name), getattr(regions, name))
 
 
+def test_the_number_of_threads_makes_no_difference(drawings: list[LabelledImage], trained: Trained) -> None:
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(extract(trained, drawings))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for one, two in zip(*found, strict=True):
+        assert np.array_equal(one.features, two.features)
+
+
 def test_twice_is_the_same(drawings: list[LabelledImage], trained: Trained) -> None:
     for one, two in zip(extract(trained, drawings), extract(trained, drawings), strict=True):
         assert np.array_equal(one.features, two.features)

@@ -27,7 +27,6 @@ def settings() -> Params:
     return dataclasses.replace(
         params,
         shards=dataclasses.replace(params.shards, images_per_shard=2, pixels=True),
-        trainer=dataclasses.replace(params.trainer, torch_threads=1),
     )
 
 
@@ -62,11 +61,12 @@ class Interrupted:
 
 def test_two_processes_make_what_one_makes(workspace: Workspace) -> None:
     params = settings()
-    features.run(params, workspace)
+    features.run(params, workspace, mapper=LocalMapper(1))
     shards.run(params, workspace)
     alone = hash_path(workspace.features), hash_path(workspace.shards)
     shutil.rmtree(workspace.root / ".work" / "features" / "kept")
-    features.run(params, workspace, mapper=LocalMapper(2))
+    params = dataclasses.replace(params, cluster=dataclasses.replace(params.cluster, workers=2))
+    features.run(params, workspace)
     shards.run(params, workspace, mapper=LocalMapper(2))
     assert (hash_path(workspace.features), hash_path(workspace.shards)) == alone
     assert not list((workspace.root / ".work" / "shards").iterdir())  # nothing left behind

@@ -184,7 +184,7 @@ def publish(
     result: FitResult,
 ) -> list[Path]:
     """Writes checkpoints/RUN, the curve, and what the training came to and cost (`run`: kind/name). Returns them."""
-    from vlp_models.training.curve import as_csv, final_numbers
+    from vlp_models.training.log import as_csv, final_numbers
 
     counts = {**counts, "parameters": sum(p.numel() for p in module.parameters()), "steps": result.steps}
     provenance = {"params": settings, "inputs": {key: hash_path(path) for key, path in files.items()}}

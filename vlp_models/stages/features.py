@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
     """Writes data/features (docs/contracts.md, "Features"), with a quarantine.parquet of what was left out.
 
     Args:
-        mapper: who makes the chunks; by default `cluster.workers` processes.
+        mapper: who makes the chunks; by default `cluster.workers` processes, each with one thread on a CPU.
 
     Raises:
         DataError: an image or an imported file can't be read, or a split has more than 1% of images without features.
@@ -55,7 +56,6 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
     """
     p = params.features
     _check(p)
-    mapper = mapper or LocalMapper(params.cluster.workers)
     with measured(workspace, "features"):
         validated = need(workspace.validated, "validate")
         images = read_table("images", validated).sort_by("image_id").to_pylist()
@@ -136,8 +136,6 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
     from vlp_models.vision.extract import DetectorSource, RegionExtractor
 
     need(workspace.detector, "detector")
-    if params.trainer.torch_threads:
-        torch.set_num_threads(params.trainer.torch_threads)
     cuda = torch.cuda.is_available() and params.trainer.accelerator != "cpu"
     extractor = RegionExtractor.load(
         workspace.detector,
@@ -173,7 +171,7 @@ Chunk = tuple[int, list[Row]]  # its number, and its rows of the images table
 
 
 def _make_chunks(
-    mapper: Mapper,
+    mapper: Mapper | None,
     source: RegionSource,
     params: Params,
     images: list[Row],
@@ -191,6 +189,7 @@ def _make_chunks(
         for number, first in enumerate(range(0, len(images), storage.CHUNK_IMAGES))
     ]
     missing = [(number, rows) for number, rows in chunks if not _finished(work / storage.chunk_name(number), rows)]
+    mapper = mapper or LocalMapper(params.cluster.workers or _processes(source, len(missing)))
     with progress_bar("features", len(images), "images") as bar:
         bar.advance(by=len(images) - sum(len(rows) for _, rows in missing))
 
@@ -208,6 +207,12 @@ def _make_chunks(
                 advance(count)
                 taken += known
     return made - taken, taken
+
+
+def _processes(source: RegionSource, chunks: int) -> int:
+    """One a CPU, but each with two chunks to do: fewer are not worth starting a process. A GPU has one."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if source.device == "cuda" else max(1, min(cpus, chunks // 2))
 
 
 def _make_chunk(

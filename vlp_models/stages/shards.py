@@ -91,7 +91,7 @@ def run(
     p = params.shards
     if p.images_per_shard < 1:
         raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}`; at least 1")
-    mapper = mapper or LocalMapper(params.cluster.workers)
+    mapper = mapper or LocalMapper(params.cluster.workers or 1)
     with measured(workspace, "shards"):
         validated = need(workspace.validated, "validate")
         held = needs(inputs_of(params.models) if inputs is None else inputs, p.pixels)

@@ -1,6 +1,6 @@
 """A training run in MLflow: one run per piece of work, continued after a kill, never in training's way.
 
-The log beside the run (training/curve.py) is the truth; MLflow gets a copy of its lines. A server that can't be reached
+The log beside the run (training/log.py) is the truth; MLflow gets a copy of its lines. A server that can't be reached
 costs a warning and a pause between attempts; what it missed is sent at the next attempt, by a rerun, or, when the run
 has ended meanwhile, from where tracking/spool.py keeps it. Each line is there once: its metrics bear the time that the
 line was written, and MLflow drops what it has already.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
 from vlp_models.tracking.client import connect, tracking_uri
-from vlp_models.training.curve import read_log
+from vlp_models.training.log import read_log
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -14,7 +14,7 @@ from vlp_models.errors import DataError
 from vlp_models.exclusive import exclusive
 from vlp_models.params import TrackingParams
 from vlp_models.tracking.logger import MLflowRun
-from vlp_models.training.curve import LOG
+from vlp_models.training.log import LOG
 
 RUN = "run.json"
 

@@ -21,9 +21,10 @@ from vlp_models.data.loader import ResumableLoader
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, Preempted, ProcessLostError
 from vlp_models.params import OptimizerParams, SnapshotParams, TrainerParams
 from vlp_models.params.runs import TrainingParams
-from vlp_models.training.curve import LOG, Recorder, read_log, truncate_log
+from vlp_models.training.curve import Recorder
 from vlp_models.training.ema import WeightAverage
 from vlp_models.training.fsdp import WholeWeights, put_back
+from vlp_models.training.log import LOG, read_log, truncate_log
 from vlp_models.training.module import LossFunction, TrainingModule
 from vlp_models.training.progress import ProgressDisplay
 from vlp_models.training.resume import ResumePoints, newest
@@ -74,7 +75,7 @@ class Plan:
 class FitResult:
     """What a finished run has to tell.
 
-    rows: the log, one record an entry (training/curve.py).
+    rows: the log, one record an entry (training/log.py).
     samples: how many were learned from, a sample that was seen twice twice; over all processes and the whole run.
     seconds: of training, by all processes that did a part of the run, those that were killed included up to their last
         checkpoint. samples_per_second: these two.

@@ -9,7 +9,8 @@ features of the proposals instead.)
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,13 +83,16 @@ class RegionExtractor:
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
         """The regions of each image, in the order given.
 
-        One image at a time: in a batch the same sums are added in another order, so an image's last bits would depend
-        on its neighbours, and regions made in two runs could not stand for those of one.
+        One image at a time, and on a CPU with one thread: in a batch or on more threads the same sums are added in
+        another order, so an image's last bits would depend on its neighbours or on the machine's cores, and regions
+        made in two runs could not stand for those of one. More CPUs are used by more processes.
 
         Args:
             images: pictures, or uint8 tensors [3, H, W], of any sizes.
         """
-        return [self._extract(to_tensor(image) if isinstance(image, Image.Image) else image) for image in images]
+        tensors = [to_tensor(image) if isinstance(image, Image.Image) else image for image in images]
+        with one_thread() if self.device == "cpu" else nullcontext():
+            return [self._extract(tensor) for tensor in tensors]
 
     @torch.inference_mode()
     def _extract(self, image: Tensor) -> RegionArrays:
@@ -142,6 +146,16 @@ class DetectorSource:
             found += self._extractor.extract([read_image(self._root / row["path"], row["width"], row["height"])])
             advance(1)
         return found, []
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
