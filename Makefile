@@ -12,6 +12,7 @@ export GX_ANALYTICS_ENABLED := false
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 unexport PYTHONDONTWRITEBYTECODE
 
+JOBS ?= auto  # test processes; each test has one thread
 .PHONY: help install demo nlvr test test-long faults lint bench ablations-tden pictures clean
 .DEFAULT_GOAL := help
 
@@ -46,7 +47,7 @@ nlvr: install
 	@vlp run
 
 test: install
-	@python -m pytest -m "not long" tests
+	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile tests
 
 test-long: install
 	@python -m pytest -m long tests
