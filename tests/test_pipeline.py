@@ -231,6 +231,19 @@ def test_an_experiment_in_a_folder_of_its_own_has_the_projects_registry(clone: P
     assert "already registered" in run(clone, "vlp", "stage", "register").stderr, "the registry is still there"
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_queued_experiment_has_the_projects_registry(clone: Path) -> None:
+    commit(clone, "before the queue")
+    versions = (clone / "reports" / "registered.json").read_bytes()
+    run(clone, "dvc", "exp", "run", "--queue", "-S", "evaluate.bootstrap=61")
+    done = run(clone, "dvc", "exp", "run", "--run-all")
+    ran = stages_run(done.stdout + done.stderr)
+    assert {"evaluate@tden-vqa", "register", "report"} <= ran and "pretrain@tden" not in ran
+    assert "Success" in run(clone, "dvc", "queue", "status").stdout
+    assert (clone / "reports" / "registered.json").read_bytes() == versions
+
+
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
 def test_mistakes_in_params_stop_before_anything_runs(clone: Path) -> None:
