@@ -168,40 +168,60 @@ def answer(
 
 @app.command()
 def judge(
-    image: Annotated[str, typer.Argument(help="An image file.")],
-    statement: Annotated[str, typer.Argument(help="A statement about it, in quotes.")],
+    images: Annotated[list[str], typer.Argument(help="An image file, or two: the left one and the right one.")],
+    statement: Annotated[str, typer.Argument(help="A statement about it, or about both, in quotes.")],
     model: Annotated[
         str,
         typer.Option(help=REGISTERED),
     ] = "",
 ) -> None:
-    """Says whether a statement about an image is true, with the champion (NLVR)."""
-    from vlp_models.commands import predict
+    """Says whether a statement about an image is true, or about two, with the champion (NLVR, NLVR2)."""
     from vlp_models.tasks import task_class
 
-    print("\n".join(task_class("nlvr").spoken(predict("nlvr", [image], [statement], model)[0])))
+    task = "nlvr" if len(images) == 1 else "nlvr2"
+    wanted = task_class(task).words
+    if wanted is None or len(images) != wanted.images:
+        raise ParamsError(f"vlp judge: {len(images)} images; a statement is about one or two")
+    _print_prediction(task, images, statement, model)
 
 
 @app.command(name="predict")
 def predict_task(
     task: Annotated[str, typer.Argument(help=NAMED)],
-    image: Annotated[str, typer.Argument(help="An image file.")],
-    text: Annotated[str, typer.Argument(help="What is asked of it, in quotes: a question, a statement, ...")] = "",
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGE... [TEXT]",
+            help="An image file (nlvr2: two), and what is asked of it, in quotes: a question, a statement, ...",
+        ),
+    ],
     model: Annotated[
         str,
         typer.Option(help=REGISTERED),
     ] = "",
 ) -> None:
     """What a task's champion says of an image. `caption`, `answer` and `judge` are short for some of them."""
-    from vlp_models.commands import predict
     from vlp_models.tasks import task_class
 
     asked = task_class(task).words
     if asked is None:
         raise ParamsError(f"the task {task} is not served: it does not look at one image at a time")
-    if asked.text and not text:
-        raise ParamsError(f"vlp predict {task} IMAGE TEXT: the text is missing, its {asked.text}")
-    for prediction in predict(task, [image], [text] if asked.text else None, model):
+    images, texts = given[: asked.images], given[asked.images :]
+    usage = f"vlp predict {task} {' '.join(['IMAGE'] * asked.images)}{' TEXT' if asked.text else ''}"
+    if len(images) < asked.images or len(texts) > 1:
+        raise ParamsError(f"{usage}: {len(given)} arguments are given")
+    if asked.text and not any(texts):
+        raise ParamsError(f"{usage}: the text is missing, its {asked.text}")
+    _print_prediction(task, images, texts[0] if asked.text else "", model)
+
+
+def _print_prediction(task: str, images: list[str], text: str, model: str) -> None:
+    """Of one request, the images of which belong together."""
+    from vlp_models.commands import predict
+    from vlp_models.tasks import task_class
+
+    one: list[str | list[str]] = [images[0] if len(images) == 1 else images]
+    for prediction in predict(task, one, [text] if text else None, model):
         print("\n".join(task_class(task).spoken(prediction)))
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,14 +187,18 @@ def _supervised(commands: list[list[str]], environment: dict[str, str], at_once:
     return code
 
 
-def predict(task: str, images: list[str], texts: list[str] | None, model: str) -> list[dict[str, Any]]:
+def predict(task: str, images: Sequence[str | list[str]], texts: list[str] | None, model: str) -> list[dict[str, Any]]:
     """Predictions of the champion of `task`, or of `model`: a registered name's champion, or a version of it, such as
     `vlp-vqa/3` and `vlp-vqa@challenger`.
+
+    Args:
+        images: for a task that looks at several at a time, lists of them.
 
     Raises:
         DataError: an image is missing, or nothing is registered under that name.
     """
-    missing = [path for path in images if not Path(path).is_file()]
+    paths = [path for one in images for path in ([one] if isinstance(one, str) else one)]
+    missing = [path for path in paths if not Path(path).is_file()]
     if missing:
         raise DataError(f"{', '.join(missing)}: no such file")
     from vlp_models.params import load_params

@@ -160,8 +160,10 @@ Image = Regions | Pixels
 class Batch(_Movable):
     """One step's input. `targets` depends on the task: see the file of the task.
 
-    image  None in a batch of texts alone
+    image  None in a batch of texts alone; it may have several rows a sample (`image_owner_M`)
     text   None in a batch of images alone; it may have several rows a sample (`Text.owner_N`)
+    image_ids      one a row of `image`
+    image_owner_M  int64, never falling; the sample that each image belongs to. None: image i belongs to sample i
 
     Both are typed `| Any` instead of `| None`: nearly every reader needs both, and says so by reading them.
     """
@@ -171,6 +173,20 @@ class Batch(_Movable):
     image: Image | Any = None
     text: Text | Any = None
     targets: Tensor | None = None
+    image_owner_M: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sample_ids)
+
+    def select(self, index_N: Tensor) -> Batch:
+        """The samples of these numbers, in their order, each with all its images."""
+        if self.image_owner_M is None:
+            return super().select(index_N)
+        new_K, images_K = (index_N[:, None] == self.image_owner_M).nonzero().unbind(1)
+        rest = dataclasses.replace(self, image=None, image_ids=self.sample_ids, image_owner_M=None)
+        return dataclasses.replace(
+            rest.select(index_N),
+            image=None if self.image is None else self.image.select(images_K),
+            image_ids=tuple(self.image_ids[i] for i in images_K.tolist()),
+            image_owner_M=new_K,
+        )

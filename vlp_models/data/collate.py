@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.sample import RegionArrays, Sample
@@ -92,20 +93,29 @@ def collate_samples(samples: Sequence[Sample], tokenizer: Tokenizer, *, max_text
     """
     return Batch(
         sample_ids=tuple(sample.sample_id for sample in samples),
-        image_ids=tuple(sample.image_id for sample in samples),
+        image_ids=tuple(image_id for sample in samples for image_id in sample.image_ids),
         image=collate_regions(regions_of(samples), max_regions),
         text=collate_text([sample.text for sample in samples], tokenizer, max_text_len),
+        image_owner_M=image_owners(samples),
     )
 
 
+def image_owners(samples: Sequence[Sample]) -> Tensor | None:
+    """int64 [M]: which sample each image belongs to; None where each sample has one."""
+    counts = torch.tensor([len(sample.image_ids) for sample in samples], dtype=torch.int64)
+    return None if bool((counts == 1).all()) else torch.arange(len(samples)).repeat_interleave(counts)
+
+
 def regions_of(samples: Sequence[Sample]) -> list[RegionArrays]:
-    """
+    """Of every image of the samples, one sample's behind each other.
+
     Raises:
         DataError: a sample was read without its image's regions.
     """
     regions = []
     for sample in samples:
-        if sample.regions is None:
-            raise DataError(f"{sample.sample_id}: image {sample.image_id} was read without its region features")
-        regions.append(sample.regions)
+        for image in sample.images:
+            if image.regions is None:
+                raise DataError(f"{sample.sample_id}: image {image.image_id} was read without its region features")
+            regions.append(image.regions)
     return regions

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from torch.utils.data import Dataset
 
 from vlp_models.data.archive import REGIONS, decode, read_member
-from vlp_models.data.sample import Sample
+from vlp_models.data.sample import Sample, SeenImage
 from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS, index_name, shard_name
-from vlp_models.data.views import VIEWS, View
+from vlp_models.data.views import OTHER_IMAGES, VIEWS, View
 from vlp_models.errors import DataError, ParamsError
 
 _WAYS_OUT = {
@@ -106,6 +106,8 @@ class ShardDataset(Dataset[Sample]):
         if captioned:
             self._table = self._table.filter(pc.greater(pc.list_value_length(self._table["captions"]), 0))
         self._rows = _select(self._table["source"], sources or {}, self.manifest.sources)
+        several = self._view.images == "several" and (self._regions or self._pixels)
+        self._others = _OtherImages(directory / index_name(split), self._table) if several else None
         for kind, asked in (("regions", self._regions), ("pixels", self._pixels)):
             if asked and len(self._rows) and not self._table[f"{kind}_size"][int(self._rows[0])].as_py():
                 raise DataError(f"{directory}: the shards hold no {kind}; {_WAYS_OUT[kind]}")
@@ -123,10 +125,16 @@ class ShardDataset(Dataset[Sample]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """A batch at once: what torch's DataLoader asks for where a dataset has it."""
-        rows = self._table.take(self._rows[list(indices)]).to_pylist()
-        return [self._sample(row) for row in rows]
+        numbers = self._rows[list(indices)]
+        rows = self._table.take(numbers).to_pylist()
+        if self._others is None:
+            others = [[{"image_id": name} for name in row.get(OTHER_IMAGES.name) or ()] for row in rows]
+        else:
+            others = [self._others.of(number) for number in numbers]
+        return [self._sample(row, behind) for row, behind in zip(rows, others, strict=True)]
 
-    def _sample(self, row: dict[str, Any]) -> Sample:
+    def _sample(self, row: dict[str, Any], others: Sequence[dict[str, Any]]) -> Sample:
+        """others: where each image behind the first lies."""
         return Sample(
             sample_id=row["sample_id"],
             image_id=row["image_id"],
@@ -137,15 +145,46 @@ class ShardDataset(Dataset[Sample]):
                 for column in self._view.indexed
                 if column.name != "text"
             },
-            regions=self._read(row, "regions", REGIONS) if self._regions else None,
-            pixels=self._read(row, "pixels", row["pixels_extension"]) if self._pixels else None,
+            others=tuple(SeenImage(image_id=other["image_id"], **self._seen(other)) for other in others),
+            **self._seen(row),
         )
+
+    def _seen(self, place: dict[str, Any]) -> dict[str, Any]:
+        """What was asked for of the image that lies there."""
+        return {
+            "regions": self._read(place, "regions", REGIONS) if self._regions else None,
+            "pixels": self._read(place, "pixels", place["pixels_extension"]) if self._pixels else None,
+        }
 
     def _read(self, row: dict[str, Any], kind: str, extension: str) -> Any:
         shard = self._directory / shard_name(self.split, row["shard"])
         name = f"{row['key']}.{extension}"
         data = read_member(shard, name, row[f"{kind}_offset"], row[f"{kind}_size"])
         return decode(extension, data, where=f"{shard}: {name}")
+
+
+class _OtherImages:
+    """Where the images lie that rows name behind their first: each has a row of its own in the view `images`."""
+
+    def __init__(self, index: Path, rows: pa.Table) -> None:
+        """
+        Raises:
+            DataError: a row names an image that the split does not hold.
+        """
+        ids = rows[OTHER_IMAGES.name].combine_chunks()
+        self._places = _read_index(index, VIEWS["images"]).select(PLACE_COLUMNS)
+        found = pc.index_in(ids.flatten(), value_set=self._places["image_id"].combine_chunks())
+        if found.null_count:
+            lost = ids.flatten().filter(pc.is_null(found))[0].as_py()
+            raise DataError(f"{index}: no image {lost}, which a row names; `dvc repro shards` makes the shards anew")
+        self._numbers = found.to_numpy()
+        self._ends = np.cumsum(pc.fill_null(pc.list_value_length(ids), 0).to_numpy())
+
+    def of(self, row: int) -> list[dict[str, Any]]:
+        """The places of one row's, in order."""
+        first = self._ends[row - 1] if row else 0
+        found: list[dict[str, Any]] = self._places.take(self._numbers[first : self._ends[row]]).to_pylist()
+        return found
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:

@@ -17,7 +17,7 @@ from PIL.Image import Image as Picture
 from torch import Tensor
 
 from vlp_models.data.batch import Batch, Image, Pixels, Regions, Text
-from vlp_models.data.collate import collate_regions, objects_first, regions_of
+from vlp_models.data.collate import collate_regions, image_owners, objects_first, regions_of
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
@@ -107,7 +107,7 @@ class InputReader:
 
         Args:
             text: takes the place of the samples' own texts.
-            known_objects: regions at the samples' `boxes` come first (`objects_first`).
+            known_objects: regions at the samples' `boxes` come first (`objects_first`), in a sample's first image.
 
         Raises:
             DataError: a sample was read without its image, or its image file is damaged.
@@ -116,13 +116,14 @@ class InputReader:
             text = self.text([sample.text for sample in samples])
         return Batch(
             sample_ids=tuple(sample.sample_id for sample in samples),
-            image_ids=tuple(sample.image_id for sample in samples),
+            image_ids=tuple(image_id for sample in samples for image_id in sample.image_ids),
             image=self.image(samples, known_objects=known_objects),  # type: ignore[arg-type]
             text=text,  # type: ignore[arg-type]
+            image_owner_M=image_owners(samples),
         )
 
     def image(self, samples: Sequence[Sample], *, known_objects: bool = False) -> Image | None:
-        """The images of these samples; None for a model of texts alone."""
+        """The images of these samples, one sample's behind each other; None for a model of texts alone."""
         wanted = self.inputs.image
         if wanted is None:
             return None
@@ -130,7 +131,8 @@ class InputReader:
             return _pixels(samples, wanted)
         regions = regions_of(samples)
         if known_objects:
-            regions = [objects_first(r, sample["boxes"]) for r, sample in zip(regions, samples, strict=True)]
+            known = [boxes for s in samples for boxes in (s["boxes"], *(() for _ in s.others))]
+            regions = [objects_first(r, boxes) for r, boxes in zip(regions, known, strict=True)]
         return collate_regions(regions, self.max_regions)
 
     def text(self, texts: Sequence[str]) -> Text:
@@ -173,15 +175,19 @@ def not_finite(batch: Batch) -> list[str]:
         else [cast(Regions, image).features_BRF, image.boxes_BR4, image.class_probs_BRC]
     )
     good_B = torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors]).all(0)
-    return [sample_id for sample_id, good in zip(batch.sample_ids, good_B.tolist(), strict=True) if not good]
+    bad = (~good_B).nonzero().flatten()
+    owners = bad if batch.image_owner_M is None else batch.image_owner_M[bad].unique()
+    return [batch.sample_ids[i] for i in owners.tolist()]
 
 
 def _pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
     from vlp_models.data.pixels import collate_pixels, decode
 
-    pictures = []
+    pictures, draws = [], []
     for sample in samples:
-        if sample.pixels is None:
-            raise DataError(f"{sample.sample_id}: image {sample.image_id} was read without its pixels")
-        pictures.append(decode(sample.pixels, sample.image_id))
-    return collate_pixels(pictures, wanted, [sample.draw for sample in samples])
+        for image in sample.images:
+            if image.pixels is None:
+                raise DataError(f"{sample.sample_id}: image {image.image_id} was read without its pixels")
+            pictures.append(decode(image.pixels, image.image_id))
+            draws.append(image.draw)
+    return collate_pixels(pictures, wanted, draws)

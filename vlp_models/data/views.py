@@ -37,12 +37,17 @@ class Column:
     indexed: bool = True
 
 
+# the ids of the images behind the first, in order: of views whose rows speak of several
+OTHER_IMAGES = Column(name="other_image_ids", type=pa.list_(pa.string()))
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """
     table      of the same name as the view; False: its rows are made of other tables' (images)
     id_column  of the table
-    images     of how many images a row speaks: of one, `image_id`, or of none
+    images     of how many images a row speaks: of one, `image_id`; of several, of which `image_id` is the first and the
+               column OTHER_IMAGES names the rest, in order; or of none
     columns    besides the id, `image_id` and `provenance`
     to_index   a row of the table, the image's width and height in pixels -> the indexed columns that change
     """
@@ -51,8 +56,12 @@ class View:
     id_column: str
     columns: tuple[Column, ...]
     table: bool = True
-    images: Literal["one", "none"] = "one"
+    images: Literal["one", "several", "none"] = "one"
     to_index: Callable[[Mapping[str, Any], int, int], Row] | None = None
+
+    def __post_init__(self) -> None:
+        if (OTHER_IMAGES in self.columns) != (self.images == "several"):
+            raise ValueError(f"the view {self.name}: several images are those of the column OTHER_IMAGES")
 
     @property
     def indexed(self) -> tuple[Column, ...]:
@@ -159,6 +168,19 @@ _ALL = (
             TEXT,
             Column(name="gold_label", type=pa.string(), values=ENTAILMENT, slices=True),  # null where hidden
             Column(name="annotator_labels", type=pa.list_(pa.string())),  # of one to five people
+        ),
+    ),
+    # statements about two images: the left one first
+    View(
+        name="image_pairs",
+        id_column="pair_id",
+        images="several",
+        columns=(
+            OTHER_IMAGES,
+            TEXT,
+            Column(name="label", type=pa.bool_()),  # null where hidden
+            # the sentence's id: NLVR2's consistency is counted over it
+            Column(name="group", type=pa.string(), required=True),
         ),
     ),
     # sentences that no image belongs to, for pretraining on text alone

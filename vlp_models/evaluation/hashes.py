@@ -30,12 +30,13 @@ def test_hash(samples: Iterable[Sample], view: View, validated: Path) -> str:
     """
     ordered = sorted(samples, key=lambda sample: sample.sample_id)
     images = read_table("images", validated, columns=["image_id", "sha256"])
-    wanted = pa.array({sample.image_id for sample in ordered}, pa.string())
+    wanted = pa.array({image_id for sample in ordered for image_id in sample.image_ids}, pa.string())
     images = images.filter(pc.is_in(images["image_id"], value_set=wanted))
     pixels = dict(zip(images["image_id"].to_pylist(), images["sha256"].to_pylist(), strict=True))
     digest = hashlib.sha256()
     for sample in ordered:
         values = {column.name: sample.values.get(column.name) for column in view.indexed if column.name != "text"}
-        row = [sample.sample_id, sample.image_id, sample.source, sample.text, values, pixels.get(sample.image_id, "")]
+        seen = [pixels.get(image_id, "") for image_id in sample.image_ids]
+        row = [sample.sample_id, sample.image_id, sample.source, sample.text, values, *seen]
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
     return digest.hexdigest()[:16]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from vlp_models.data.dataset import ShardDataset
@@ -48,7 +47,7 @@ def predict_all(
                 fields = model.blanked_fields
                 rows = [row | {f"{f}_blank": b[f] for f in fields} for row, b in zip(rows, blank, strict=True)]
             predictions += rows
-            samples += [replace(sample, regions=None, pixels=None) for sample in chunk]
+            samples += [sample.without_images() for sample in chunk]
         predictions = model.finish(predictions, samples) if samples else predictions
     predicted, expected = [row[model.id_key] for row in predictions], [sample.sample_id for sample in samples]
     if predicted != expected or len(set(predicted)) != len(predicted):

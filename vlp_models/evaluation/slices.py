@@ -21,18 +21,19 @@ def slices_of(
 ) -> dict[str, list[str]]:
     """Sample id -> the slices it belongs to.
 
-    `dataset`, `objects` (where the dataset's samples have any), `caption_length` (words of an image's references, their
-    median) or `text_length`, and those of the task, which `own` gives.
+    `dataset`, `objects` (of all its images; where the dataset's samples have any), `caption_length` (words of an
+    image's references, their median) or `text_length`, and those of the task, which `own` gives.
     """
     table = read_table("objects", validated, columns=["image_id"])
-    wanted = pa.array({sample.image_id for sample in samples}, pa.string())
+    wanted = pa.array({image_id for sample in samples for image_id in sample.image_ids}, pa.string())
     objects = Counter(table.filter(pc.is_in(table["image_id"], value_set=wanted))["image_id"].to_pylist())
     with_objects = {image_id.partition("/")[0] for image_id in objects}
     result: dict[str, list[str]] = {}
     for sample in samples:
         found = [f"dataset={sample.source}"]
         if sample.image_id.partition("/")[0] in with_objects:
-            found.append(f"objects={_bin(objects[sample.image_id], COUNTS, '6+')}")
+            there = sum(objects[image_id] for image_id in sample.image_ids)
+            found.append(f"objects={_bin(there, COUNTS, '6+')}")
         if sample.values.get("captions"):
             lengths = sorted(len(caption.split()) for caption in sample["captions"])
             found.append(f"caption_length={_bin(lengths[len(lengths) // 2], LENGTHS, '16+')}")

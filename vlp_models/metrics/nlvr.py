@@ -1,4 +1,5 @@
-"""NLVR (Suhr et al., 2017): accuracy over all permuted images, consistency over sentences."""
+"""NLVR (Suhr et al., 2017) and NLVR2 (Suhr et al., 2019): accuracy over statements about a picture or two, consistency
+over sentences."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from vlp_models.metrics.score import Score, mean_score
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A statement about one image, and what the model says of it.
+    """A statement about one image or two, and what the model says of it.
 
-    group: the sentence; in NLVR v1 all pictures of it and all six permutations of each.
+    group: the sentence; in NLVR v1 all pictures of it and all six permutations of each, in NLVR2 its pairs of a set.
     item: the statement's id.
     """
 
@@ -24,7 +25,7 @@ class Judgement:
 
 def score_nlvr(judgements: Sequence[Judgement], name: str = "accuracy") -> list[Score]:
     """accuracy: share of (statement, image) pairs judged right. consistency: share of groups judged right in every
-    pair. Both as `metrics_images.py` of the NLVR repository counts them."""
+    pair. Both as the scripts of the NLVR repository count them."""
     right = [judgement.label == judgement.prediction for judgement in judgements]
     groups = [judgement.group for judgement in judgements]
     whole: dict[str, bool] = {}
@@ -44,5 +45,6 @@ def majority_label(labels: Iterable[bool]) -> bool:
 
 
 def official_csv(rows: Iterable[tuple[str, bool]]) -> str:
-    """Predictions as `metrics_images.py` reads them: `dev-12-0-3.png,true`, one image a line."""
+    """Predictions as the official scripts read them: NLVR's `metrics_images.py` one image a line,
+    `dev-12-0-3.png,true`; NLVR2's one identifier a line, `dev-850-0-0,true`. Upper and lower case are one to both."""
     return "".join(f"{image},{str(prediction).lower()}\n" for image, prediction in rows)

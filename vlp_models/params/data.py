@@ -32,6 +32,7 @@ class WorldParams:
     boilerplate: Share = 0.3  # of the alt texts: `stock photo of ...`
     vcr_per_image: NonNegativeInt = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
     hypotheses_per_image: NonNegativeInt = 0  # of visual entailment, objects only; read as format snli_ve
+    pair_sentences: NonNegativeInt = 0  # about each set of four pairs of images, objects only; read as format nlvr2
     statements: PositiveInt = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: PositiveInt = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
@@ -57,8 +58,8 @@ class SourceParams:
     texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files of one text a line, no image
     truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
     pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
-    validation_directories: list[str] = field(default_factory=list)  # nlvr: train directories held out whole
-    splits: list[str] = field(default_factory=list)  # nlvr, vcr: which splits to read; empty: all present
+    validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories held out whole
+    splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr: which splits to read; empty: all present
     limit: NonNegativeInt = 0  # first records only; 0: all
 
 

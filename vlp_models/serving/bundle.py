@@ -84,10 +84,11 @@ def not_served(bundle: Path) -> str:
 
 
 def try_out(bundle: Path, images: Sequence[Path]) -> str:
-    """Predicts one image through the bundle, as a server would. Returns why not; empty: it can be served.
+    """Predicts for one image (or as many as the task looks at) through the bundle, as a server would. Returns why not;
+    empty: it can be served.
 
     Args:
-        images: the first one that is there is taken.
+        images: the first one that is there is taken, in every place.
     """
     from vlp_models.serving.predictor import Predictor
     from vlp_models.tasks import task_class
@@ -99,7 +100,8 @@ def try_out(bundle: Path, images: Sequence[Path]) -> str:
         predictor = Predictor(bundle)
         words = task_class(predictor.task).words
         texts = ["is there a picture?"] if words is not None and words.text else None
-        made = predictor.predict([there], texts)
+        count = 1 if words is None else words.images
+        made = predictor.predict([there] if count == 1 else [[there] * count], texts)
     except VLPError as error:
         return str(error)
     except Exception as error:  # whatever breaks here would break in a server

@@ -21,6 +21,21 @@ BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 
 
+def open_images(value: Any, count: int) -> list[Image.Image]:
+    """The images of one request: of one image `open_image`'s value, of several a list of as many.
+
+    Raises:
+        DataError: another number of them, or one that `open_image` refuses.
+    """
+    if count == 1:
+        return [open_image(value)]
+    together = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
+    if not together or len(value) != count:
+        found = f"{len(value)}" if together else type(value).__name__
+        raise DataError(f"the task looks at {count} images at a time: a list of {count} is expected; found {found}")
+    return [open_image(one) for one in value]
+
+
 def open_image(value: Any) -> Image.Image:
     """Opens one image and converts it to RGB.
 

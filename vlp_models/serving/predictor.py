@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import CheckpointError
-from vlp_models.serving.images import open_image
+from vlp_models.serving.images import open_images
 
 if TYPE_CHECKING:
     from vlp_models.data.inputs import ModelInputs
@@ -52,19 +52,23 @@ class Predictor:
             )
 
     def predict(self, images: Sequence[Any], texts: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """One prediction per image (docs/contracts.md, "Predictions").
+        """One prediction per image, or per list of them (docs/contracts.md, "Predictions").
 
         Args:
-            images: what `open_image` takes.
+            images: what `open_image` takes; for a task that looks at several at a time, lists of that many of these.
             texts: what is asked of each image (a question, a statement); none for a task that asks nothing.
+
+        Raises:
+            DataError: an image can't be opened, or there are more or fewer of them than the task looks at.
         """
         from vlp_models.data.inputs import see
-        from vlp_models.data.sample import Sample
+        from vlp_models.data.sample import Sample, SeenImage
         from vlp_models.data.views import VIEWS
 
         if self.words.text and (texts is None or len(texts) != len(images)):
             raise ValueError(f"the task {self.task} takes one text per image, its {self.words.text}")
-        seen = see(self.inputs, [open_image(value) for value in images], self.extractor)
+        together = [open_images(value, self.words.images) for value in images]
+        seen = iter(see(self.inputs, [picture for pictures in together for picture in pictures], self.extractor))
         nothing = VIEWS[self.task_model.prediction_view].nothing
         samples = [
             Sample(
@@ -73,7 +77,8 @@ class Predictor:
                 source="",
                 text=texts[i] if texts is not None and self.words.text else "",
                 values=nothing,
-                **seen[i],
+                **next(seen),
+                others=tuple(SeenImage(image_id=f"{i}-{n}", **next(seen)) for n in range(1, self.words.images)),
             )
             for i in range(len(images))
         ]

@@ -18,6 +18,7 @@ TASKS: dict[str, str] = {
     "captioning": "vlp_models.tasks.captioning:Captioning",
     "vqa": "vlp_models.tasks.vqa:VQA",
     "nlvr": "vlp_models.tasks.nlvr:NLVR",
+    "nlvr2": "vlp_models.tasks.nlvr2:NLVR2",
     "entailment": "vlp_models.tasks.entailment:Entailment",
     "retrieval": "vlp_models.tasks.retrieval:Retrieval",
     "vcr": "vlp_models.tasks.vcr:VCR",

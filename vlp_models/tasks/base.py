@@ -50,12 +50,14 @@ class TaskOptions:
 class Words:
     """How a task is spoken of on the command line.
 
-    verb  of its command; empty: `vlp predict TASK` alone
-    text  what is asked beside the image (`question`); empty: nothing is
+    verb    of its command; empty: `vlp predict TASK` alone
+    text    what is asked beside the image (`question`); empty: nothing is
+    images  how many of them it looks at
     """
 
     verb: str = ""
     text: str = ""
+    images: int = 1
 
 
 class TaskModel(nn.Module, ABC):

@@ -45,9 +45,11 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """bars: answers with their probabilities. more: what unfolds on a click, lines or another picture."""
+    """beside: a second picture, of what is about two. bars: answers with their probabilities. more: what unfolds on a
+    click, lines or another picture."""
 
     picture: Any
+    beside: Any = None
     lines: Sequence[Line]
     bars: Sequence[tuple[str, float]] = ()
     below: Sequence[Line] = ()

@@ -14,14 +14,15 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.metrics.nlvr import Judgement, majority_label, official_csv, score_nlvr
+from vlp_models.metrics.nlvr import official_csv
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.classification import classification
 from vlp_models.objectives.loss import Loss
+from vlp_models.tasks import statements
 from vlp_models.tasks.base import TaskModel, Words, init_head, need_targets
-from vlp_models.tasks.gallery import WIDE, Card, Gallery, Line, PictureSource, rows_by_id
-from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored, blank_control, by_metric
+from vlp_models.tasks.gallery import WIDE, Card, Gallery, PictureSource, rows_by_id
+from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored
 from vlp_models.workspace.paths import Workspace, write_text
 
 
@@ -48,10 +49,7 @@ class NLVR(TaskModel):
         init_head(self.head, info)
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
-        labels = [sample["label"] for sample in samples]
-        if any(label is None for label in labels):
-            return None
-        return torch.tensor([int(bool(label)) for label in labels])
+        return statements.true_or_false(samples)
 
     def logits(self, batch: Batch) -> Tensor:
         """[B, 2]: false, true"""
@@ -64,49 +62,17 @@ class NLVR(TaskModel):
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         self.eval()
-        p_true_B = self.logits(batch).float().softmax(-1)[:, 1].tolist()
-        return [
-            {
-                "statement_id": sample.sample_id,
-                "image_id": sample.image_id,
-                "group": sample["group"] or "",
-                "label": sample["label"],
-                "prediction": p > 0.5,
-                "p_true": round(p, 6),
-            }
-            for sample, p in zip(samples, p_true_B, strict=True)
-        ]
+        said = statements.verdicts(self.logits(batch), samples)
+        ids = ({"statement_id": sample.sample_id, "image_id": sample.image_id} for sample in samples)
+        return [{**of, **verdict} for of, verdict in zip(ids, said, strict=True)]
 
     @classmethod
     def spoken(cls, prediction: Prediction) -> list[str]:
-        return [f"{str(prediction['prediction']).lower()}  (p = {prediction['p_true']:.2f})"]
+        return statements.spoken(prediction)
 
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
-        """Accuracy and consistency over the statements whose label is known. Baseline: the split's own majority
-        label."""
         place.progress("NLVR accuracy and consistency")
-        labels = {sample.sample_id: sample["label"] for sample in samples}
-
-        def judgements(key: str) -> list[Judgement]:
-            rows = ((p, labels[p["statement_id"]]) for p in predictions)
-            return [
-                Judgement(group=p["group"], label=label, prediction=bool(p[key]), item=p["statement_id"])
-                for p, label in rows
-                if label is not None
-            ]
-
-        scores = score_nlvr(judgements("prediction"))
-        baselines = {}
-        labelled = [(sample["group"], sample["label"]) for sample in samples if sample["label"] is not None]
-        if labelled:
-            commoner = majority_label(label for _, label in labelled)
-            constant = [Judgement(group=group, label=label, prediction=commoner) for group, label in labelled]
-            baselines["majority label"] = score_nlvr(constant)
-        if predictions and "prediction_blank" in predictions[0]:
-            blank = score_nlvr(judgements("prediction_blank"))
-            baselines[BLANKED] = blank
-            scores += blank_control(scores[0], blank[0])
-        return Scored(scores=scores, baselines=by_metric(baselines))
+        return statements.score_statements(predictions, samples, id_key=self.id_key)
 
     def write_official(
         self, predictions: Sequence[Prediction], place: Place, split: str, directory: Path
@@ -122,22 +88,8 @@ class NLVR(TaskModel):
     @classmethod
     def cards(cls, workspace: Workspace, pictures: PictureSource, predictions: Sequence[Prediction]) -> list[Card]:
         """Statements with the model's verdict and the label."""
-        statements = rows_by_id("statements", "statement_id", workspace, predictions)
-        cards = []
-        for row in predictions:
-            known = row["label"] is not None
-            labelled = f", labelled {str(row['label']).lower()}" if known else ""
-            cards.append(
-                Card(
-                    picture=pictures.get(row["image_id"], WIDE),
-                    lines=[Line(text=statements.get(row["statement_id"], {"text": ""})["text"], strong=True)],
-                    below=[
-                        Line(
-                            text=f"says {str(row['prediction']).lower()}",
-                            right=row["label"] == row["prediction"] if known else None,
-                            after=f"(p of true {row['p_true']:.2f}{labelled})",
-                        )
-                    ],
-                )
-            )
-        return cards
+        asked = rows_by_id("statements", "statement_id", workspace, predictions)
+        return [
+            statements.card(row, asked.get(row["statement_id"], {}), pictures.get(row["image_id"], WIDE))
+            for row in predictions
+        ]

@@ -1,7 +1,7 @@
 """The registered model's code: MLflow runs this file to load it (models from code; nothing is pickled).
 
-Input: a table with a column `image` (a path, base64 text or an array) and, for a task that asks something, a column
-`text`.
+Input: a table with a column `image` (a path, base64 text or an array; for a task that looks at several at a time, a
+list of them) and, for a task that asks something, a column `text`.
 Output: one JSON-like record per row.
 """
 

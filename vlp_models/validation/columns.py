@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vlp_models.data.tables import ID_COLUMN, SPLITS
-from vlp_models.data.views import TABLES
+from vlp_models.data.views import OTHER_IMAGES, TABLES
 from vlp_models.validation import text as language
 
 Row = dict[str, Any]
@@ -34,6 +34,9 @@ def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_imag
             row["image_state"] = (
                 "good" if image in images else "quarantined" if image in quarantined_images else "unknown"
             )
+    if view is not None and view.images == "several":
+        for row in rows:
+            row |= other_images_columns(row, images, quarantined_images)
     if view is not None and view.has_text:
         for row in rows:
             row |= text_columns(row["text"])
@@ -64,6 +67,26 @@ def _add_image_columns(rows: list[Row], images: dict[str, Row]) -> None:
         sized = row["width"] is not None and row["height"] is not None
         row["side"] = min(row["width"], row["height"]) if sized else None
         row["pixels"] = row["width"] * row["height"] if sized else None
+
+
+def other_images_columns(row: Row, images: dict[str, Row], quarantined_images: set[str]) -> Row:
+    """Of a row that speaks of several images: how many there are behind the first, and the first of them (`""`: none)
+    that is unknown, in quarantine, or in another split than the row's first image."""
+    others = row[OTHER_IMAGES.name] or ()
+    split = images[row["image_id"]]["split"] if row["image_id"] in images else None
+    lost = (str(name) for name in others if name not in images and name not in quarantined_images)
+    bad = (name for name in others if name not in images and name in quarantined_images)
+    apart = (
+        f"{row['image_id']} is in {split}, {name} in {images[name]['split']}"
+        for name in others
+        if split is not None and name in images and images[name]["split"] != split
+    )
+    return {
+        "other_images": len(others),
+        "other_unknown": next(lost, ""),
+        "other_quarantined": next(bad, ""),
+        "splits_apart": next(apart, ""),
+    }
 
 
 def text_columns(text: str | None) -> Row:

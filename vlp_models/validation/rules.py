@@ -83,6 +83,8 @@ def rules_for(table: str, params: ValidateParams) -> list[Rule]:
         return [*_shared(table), *own]
     view = TABLES.get(table)
     dependent = _depends_on_image(table) if view is None or view.has_image else [_split_known(table)]
+    if view is not None and view.images == "several":
+        dependent += _depends_on_others(table)
     of_view = [] if view is None else [*(_text(table) if view.has_text else []), *_listed(view)]
     return [*_shared(table), *dependent, *of_view, *own]
 
@@ -178,6 +180,27 @@ def _depends_on_image(table: str) -> list[Rule]:
             column="image_state",
             check=OneOf(("good", "unknown")),
             reason="image {image_id} is in quarantine itself",
+        ),
+    ]
+
+
+def _depends_on_others(table: str) -> list[Rule]:
+    say = {
+        "other_unknown": ("other_images_known", "image {other_unknown} is not in the dataset"),
+        "other_quarantined": ("other_images_good", "image {other_quarantined} is in quarantine itself"),
+        "splits_apart": ("images_of_one_split", "{splits_apart}: what is tested on must not be learnt from"),
+    }
+    return [
+        Rule(
+            table=table,
+            name="other_images_present",
+            column="other_images",
+            check=Between(low=1),
+            reason="it names no image beside {image_id}",
+        ),
+        *(
+            Rule(table=table, name=name, column=column, check=OneOf(("",)), reason=reason)
+            for column, (name, reason) in say.items()
         ),
     ]
 

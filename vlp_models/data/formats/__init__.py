@@ -11,6 +11,7 @@ from vlp_models.params import SourceParams
 FORMATS = {
     "coco": "vlp_models.data.formats.coco:read",
     "nlvr": "vlp_models.data.formats.nlvr:read",
+    "nlvr2": "vlp_models.data.formats.nlvr2:read",
     "pairs": "vlp_models.data.formats.pairs:read",
     "vcr": "vlp_models.data.formats.vcr:read",
     "texts": "vlp_models.data.formats.texts:read",

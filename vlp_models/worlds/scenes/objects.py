@@ -1,7 +1,7 @@
 """Writes the world of objects: COCO captions and instances, Karpathy's split file, VQA v2, and the scene graphs.
 
-With `vcr_per_image` also questions of VCR's form, with `hypotheses_per_image` SNLI-VE's; in files of their own: all
-others stay the same, byte for byte.
+With `vcr_per_image` also questions of VCR's form, with `hypotheses_per_image` SNLI-VE's, with `pair_sentences` NLVR2's;
+in files of their own: all others stay the same, byte for byte.
 The web world has the same scenes with one alt text each in place of captions and questions, as pairs.csv besides;
 alt_texts.jsonl says what is wrong with each.
 
@@ -34,6 +34,7 @@ from vlp_models.worlds.scenes.answers import annotate
 from vlp_models.worlds.scenes.captions import captions
 from vlp_models.worlds.scenes.entailment import write_hypotheses
 from vlp_models.worlds.scenes.language import words_of
+from vlp_models.worlds.scenes.pairs import write_pairs
 from vlp_models.worlds.scenes.questions import Balance, choose
 from vlp_models.worlds.scenes.render import render
 from vlp_models.worlds.scenes.vcr import write_vcr
@@ -49,6 +50,7 @@ _STREAMS = {
     "questions": 3,
     "vcr": 4,
     "entailment": 5,
+    "pairs": 6,
     "alt text": 8,
     "elsewhere": 9,
 }
@@ -112,6 +114,10 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     if params.hypotheses_per_image:
         pictures = [(scene, order.rng("entailment"), order.path) for order, scene in zip(orders, scenes, strict=True)]
         hypotheses = write_hypotheses(pictures, texts, params.hypotheses_per_image, directory)
+    compared = 0
+    if params.pair_sentences:
+        pictures = [(scene, order.rng("pairs"), order.path) for order, scene in zip(orders, scenes, strict=True)]
+        compared = write_pairs(pictures, params.pair_sentences, SPLITS, directory)
     lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
     (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
     return {
@@ -122,6 +128,7 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
         "questions": asked,
         **({"choices": choices} if params.vcr_per_image else {}),
         **({"hypotheses": hypotheses} if params.hypotheses_per_image else {}),
+        **({"statements": compared} if params.pair_sentences else {}),
     }
 
 
@@ -135,12 +142,11 @@ def _check(params: WorldParams) -> None:
     for key in ("misspelt", "mismatched", "hypernyms", "lost_words", "boilerplate"):
         if not 0 <= getattr(params, key) <= 1:
             raise ParamsError(f"params.yaml: a world's `{key}` must be 0 to 1; found {getattr(params, key)}")
-    if params.world == "web" and (params.vcr_per_image or params.hypotheses_per_image):
-        raise ParamsError(
-            "params.yaml: the world `web` has alt texts only; drop `vcr_per_image` and `hypotheses_per_image`, or use "
-            "`objects`"
-        )
-    for key in ("seed", "vcr_per_image", "hypotheses_per_image", *SPLITS):
+    besides = ("vcr_per_image", "hypotheses_per_image", "pair_sentences")
+    if params.world == "web" and any(getattr(params, key) for key in besides):
+        names = ", ".join(f"`{key}`" for key in besides)
+        raise ParamsError(f"params.yaml: the world `web` has alt texts only; drop {names}, or use `objects`")
+    for key in ("seed", *besides, *SPLITS):
         if getattr(params, key) < 0:
             raise ParamsError(f"params.yaml: a world's `{key}` must not be negative; found {getattr(params, key)}")
 
