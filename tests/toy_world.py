@@ -171,8 +171,9 @@ def write_shards(directory: Path, train: int = 44, val: int = 8) -> Path:
     counts = {}
     for split, images in (("train", train), ("val", val), ("test", 4)):
         writer = ShardWriter(directory, split, images_per_shard=16)
-        for i in range(images):
-            writer.add(_image(f"toy/{split}{i:03d}", rng))
+        records = [_image(f"toy/{split}{i:03d}", rng) for i in range(images)]
+        for record, other in zip(records, [*records[1:], records[0]], strict=True):
+            writer.add(replace(record, rows={**record.rows, "image_pairs": [_compared(record, other)]}))
         counts[split] = writer.close()
     manifest = {
         "feature_dim": FEATURE_DIM,
@@ -244,6 +245,18 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
     )
 
 
+def _compared(record: ImageRecord, other: ImageRecord) -> dict[str, Any]:
+    """A statement that needs a look at both images: the words are always the same."""
+    colour, another = (image.rows["captions"][0]["text"].split()[1] for image in (record, other))
+    return {
+        "pair_id": f"{record.image_id}/p",
+        "other_image_ids": [other.image_id],
+        "text": "the colour is the colour",
+        "label": colour == another,
+        "group": record.image_id,
+    }
+
+
 def _regions(rng: np.random.Generator, shape: int, colour: int) -> RegionArrays:
     """Two regions whose features say shape and colour."""
     features = rng.normal(0, 0.05, (2, FEATURE_DIM)).astype(np.float16)
@@ -278,7 +291,7 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     }
     two_pass = {**raw["pretrain"]["tden"], "start": "pretrain/tden", "max_epochs": 2, "passes": {"scheme": "a"}}
     raw["pretrain"] = {"tden": {**raw["pretrain"]["tden"], "max_epochs": 2}, "two-pass": two_pass}
-    tasks = ("captioning", "vqa", "nlvr", "retrieval", "vcr", "entailment")
+    tasks = ("captioning", "vqa", "nlvr", "nlvr2", "retrieval", "vcr", "entailment")
     raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
     for section, values in changes.items():
         raw[section] = laid_over(raw[section], values)

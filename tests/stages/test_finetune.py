@@ -46,7 +46,7 @@ def weights(workspace: Workspace, name: str) -> dict[str, torch.Tensor]:
     return load_file(workspace.checkpoint(name) / "model.safetensors")
 
 
-@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "retrieval", "vcr", "entailment"])
+@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "nlvr2", "retrieval", "vcr", "entailment"])
 def test_each_task_starts_from_the_pretrained_weights(workspace: Workspace, task: str) -> None:
     still = params_of(
         workspace, **{task: {"optimizer": replace(params_of(workspace).finetune[task].optimizer, lr=0.0)}}

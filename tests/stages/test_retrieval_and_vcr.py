@@ -40,13 +40,14 @@ def tiny_params(root: Path) -> Params:
     """The preset on top of params.yaml, at the smallest size; ground-truth objects instead of a detector."""
     (root / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     small = ["train=24", "val=4", "test=6", "side=64", "questions_per_image=2", "hypotheses_per_image=3"]
-    more = ["data.scenes_ve={format: snli_ve, root: data/raw/scenes}"]
-    settings = [f"generate.scenes.{s}" for s in small] + more
+    settings = [f"generate.scenes.{s}" for s in small]
     apply_overlay(root / "params.yaml", ROOT / "presets/scenes-tasks.yaml", settings)
     params = load_params(root / "params.yaml")
     runs = {name: replace(params.finetune[f"tden-{name}"], max_epochs=1, batch_size=8) for name in ("retrieval", "vcr")}
     runs["vcr_answer"] = replace(runs["vcr"], options={"subtask": "answer"})
     runs["entailment"] = replace(runs["vcr"], task="entailment", options={}, evaluate_on=["scenes_ve"])
+    runs["nlvr2"] = replace(params.finetune["tden-nlvr2"], max_epochs=1, batch_size=8)
+    asked = ["vcr", "entailment", "nlvr2"]
     return replace(
         params,
         validate=replace(params.validate, max_bad_fraction=0.2),
@@ -57,7 +58,7 @@ def tiny_params(root: Path) -> Params:
         trainer=replace(TRAINER, checkpoint_every_steps=100),
         pretrain={"tden": replace(params.pretrain["tden"], max_steps=2, batch_size=8)},
         finetune=runs,
-        evaluate=replace(params.evaluate, batch_size=5, bootstrap=50, gallery=4, blank_control=["vcr", "entailment"]),
+        evaluate=replace(params.evaluate, batch_size=5, bootstrap=50, gallery=4, blank_control=asked),
         tracking=replace(params.tracking, uri=""),
     )
 
@@ -171,13 +172,26 @@ def test_the_leaderboards_file_is_written_where_labels_are_hidden(
     assert len(lines) == 4 and lines[1].startswith("test-")
 
 
+def test_nlvr2_is_scored_beside_its_controls(done: tuple[Workspace, Params]) -> None:
+    found = scores(done[0], "nlvr2")
+    assert {record["dataset"] for record in found.values()} == {"scenes_nlvr2"}
+    assert found["accuracy"]["n"] == 4 * found["consistency"]["n"] == 24  # of six scenes one set, six sentences
+    assert found["accuracy"]["baselines"] == {"majority label": 50.0, "image blanked": 50.0}
+
+
 def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
     workspace, _ = done
     page = (workspace.reports / "index.html").read_text()
-    for text in ("Images found by caption", "Answers and rationales", "Image retrieval by caption", "median rank"):
+    for text in (
+        "Images found by caption",
+        "Answers and rationales",
+        "Image retrieval by caption",
+        "median rank",
+        "Exactly one",
+    ):
         assert text in page
     metrics = read_json(workspace.reports / "metrics.json")
-    assert {"retrieval", "vcr", "vcr_answer", "entailment"} <= metrics["evaluate"].keys()
+    assert {"retrieval", "vcr", "vcr_answer", "entailment", "nlvr2"} <= metrics["evaluate"].keys()
 
 
 def test_a_wrong_option_stops_the_pipeline_before_it_starts(
@@ -200,4 +214,4 @@ def test_the_registry_ranks_the_run_that_learns_both(done: tuple[Workspace, Para
 
     workspace, params = done
     best = {task: several[0].run for task, several in candidates(params, workspace).items()}
-    assert best == {"retrieval": "retrieval", "vcr": "vcr", "entailment": "entailment"}
+    assert best == {"retrieval": "retrieval", "vcr": "vcr", "entailment": "entailment", "nlvr2": "nlvr2"}

@@ -129,6 +129,7 @@ def test_shards_hold_every_row_beside_its_image(workspace: Workspace, params: Pa
         "statements": 0,
         "choices": 0,
         "hypotheses": 0,
+        "image_pairs": 0,
         "texts": 0,
         "regions": 3,
         "shards": 2,

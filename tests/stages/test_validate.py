@@ -48,6 +48,13 @@ GOOD: dict[str, dict[str, Any]] = {
         "gold_label": "neutral",
         "annotator_labels": ["neutral", "entailment"],
     },
+    "image_pairs": {
+        "image_id": "d/good",
+        "other_image_ids": ["d/good"],
+        "text": "Both show a cup.",
+        "label": True,
+        "group": "d/1",
+    },
     "texts": {"source": "d", "split": "train", "text": "There are cups."},
     "objects": {"image_id": "d/good", "category": "cup", "x1": 0.0, "y1": 0.0, "x2": 64.5, "y2": 48.0},
 }
@@ -121,6 +128,17 @@ BROKEN: dict[str, dict[str, dict[str, Any]]] = {
         **IMAGE,
         **TEXTS,
         "gold_label_known": {"gold_label": "-"},
+    },
+    "image_pairs": {
+        "pair_id_present": {"pair_id": None},
+        "id_unique": {"pair_id": "d/image_pairs-good"},
+        **IMAGE,
+        "other_images_present": {"other_image_ids": []},
+        "other_images_known": {"other_image_ids": ["d/good", "d/nowhere"]},
+        "other_images_good": {"other_image_ids": ["d/images-image_side"]},
+        "images_of_one_split": {"other_image_ids": ["d/images-d/tested"]},
+        **TEXTS,
+        "group_present": {"group": None},
     },
     "texts": {
         "text_id_present": {"text_id": None},
@@ -242,6 +260,30 @@ def test_datasets_are_stacked_and_rows_of_bad_images_follow(tmp_path: Path) -> N
     first = hash_path(workspace.validated)
     validate.run(params_for(0.5, "d", "e"), workspace)
     assert hash_path(workspace.validated) == first
+
+
+def test_a_row_of_two_images_follows_both(tmp_path: Path) -> None:
+    """A pair across splits is leakage; one of whose images could not be read, or leaks itself, is gone with it."""
+    workspace = Workspace(tmp_path)
+    rows = good_rows()
+    rows["images"].append(row("images", "copy", sha256=hashlib.sha256(b"d/tested").hexdigest()))  # of a test image
+    rows["quarantine"] = [unreadable("images", "d/cut", "image_decodes")]
+    others = {"across": "d/images-d/tested", "cut": "d/cut", "copy": "d/images-copy"}
+    rows["image_pairs"] += [row("image_pairs", name, other_image_ids=[other]) for name, other in others.items()]
+    write_interim(workspace, rows)
+    validate.run(params_for(0.8), workspace)
+    found = {bad["provenance"]: bad for bad in read_table("quarantine", workspace.validated).to_pylist()}
+    said = {name: (found[f"image_pairs-{name}"]["rule"], found[f"image_pairs-{name}"]["reason"]) for name in others}
+    assert said == {
+        "across": (
+            "images_of_one_split",
+            "d/good is in train, d/images-d/tested in test: what is tested on must not be learnt from",
+        ),
+        "cut": ("other_images_good", "image d/cut is in quarantine itself"),
+        "copy": ("other_images_good", "image d/images-copy is in quarantine itself"),
+    }
+    (left,) = read_table("image_pairs", workspace.validated).to_pylist()
+    assert (left["pair_id"], left["other_image_ids"]) == ("d/image_pairs-good", ["d/good"])
 
 
 def test_too_many_bad_rows_stop_and_replace_nothing(tmp_path: Path) -> None:

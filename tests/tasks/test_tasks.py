@@ -79,7 +79,7 @@ def test_label_smoothing_reaches_the_loss(toy: Toy) -> None:
     assert float(losses[0]) != float(losses[1])
 
 
-@pytest.mark.parametrize("task", ["vqa", "nlvr"])
+@pytest.mark.parametrize("task", ["vqa", "nlvr", "nlvr2"])
 def test_hidden_answers_are_predicted_but_not_learned_from(toy: Toy, task: str) -> None:
     task_model = make(toy, task)
     sample = ShardDataset(toy.shards, "test", task_model.view)[0].having(answers=(), label=None)
@@ -89,7 +89,7 @@ def test_hidden_answers_are_predicted_but_not_learned_from(toy: Toy, task: str) 
         task_model.loss(batch, generator=any_generator())
 
 
-@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "vcr"])
+@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "nlvr2", "vcr"])
 def test_a_saved_task_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> None:
     task_model = make(toy, task, blank_images=task == "nlvr")
     learn(task_model, toy, 3)
@@ -102,7 +102,7 @@ def test_a_saved_task_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> 
 
 
 def test_what_is_no_task_is_refused(toy: Toy, tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match="known: captioning, vqa, nlvr, entailment, retrieval, vcr"):
+    with pytest.raises(ParamsError, match="known: captioning, vqa, nlvr, nlvr2, entailment, retrieval, vcr"):
         make(toy, "painting")
     with pytest.raises(DataError, match="min_answer_count"):
         task_class("vqa")(toy.model(), toy.tokenizer, make(toy, "nlvr").info)

@@ -2,7 +2,7 @@
 
 | protocol            | serves                                          |
 |---------------------|-------------------------------------------------|
-| Fuses               | VQA, VCR, NLVR, entailment                      |
+| Fuses               | VQA, VCR, NLVR, NLVR2, entailment               |
 | FusesApart          | VQA with a second classifier                    |
 | Embeds              | retrieval by one matrix product                 |
 | ScoresPairs         | retrieval without a dual encoder                |

@@ -1,8 +1,8 @@
 """Statements of NLVR2's form about pairs of scenes, in the layout of its files: `nlvr2/data` and `nlvr2/images`.
 
-Four scenes make a set: two left pictures and two right ones, so four pairs. A sentence is said of all four, and with each
-picture it is once true and once false. So neither the words alone nor the words and one of the pictures tell anything;
-what counts is how the two compare.
+Four scenes make a set: two left pictures and two right ones, so four pairs. A sentence is said of all four, and with
+each picture it is once true and once false. So neither the words alone nor the words and one of the pictures tell
+anything; what counts is how the two compare.
 
 As in the genuine files, val is a directory of train (`VALIDATION`), test is test1, and each pair has two image files of
 its own: a scene is in two of them.

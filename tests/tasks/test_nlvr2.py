@@ -1,0 +1,129 @@
+"""NLVR2: it learns by looking at both images, whose order counts; its figures, its file, its bad input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toy_tasks import learn, make, predict
+from toy_world import Toy
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.inputs import blanked
+from vlp_models.data.sample import Sample
+from vlp_models.data.tables import write_table
+from vlp_models.errors import DataError
+from vlp_models.tasks.scoring import Place
+from vlp_models.workspace.paths import Workspace
+
+
+def samples_of(toy: Toy, split: str) -> list[Sample]:
+    dataset = ShardDataset(toy.shards, split, "image_pairs")
+    return [dataset[i] for i in range(len(dataset))]
+
+
+def test_it_tells_true_from_false_by_looking_at_both(toy: Toy) -> None:
+    """The words are always the same, and each image alone says nothing."""
+    task_model = make(toy, "nlvr2")
+    assert learn(task_model, toy, 150, lr=3e-3) < 0.15
+    rows = predict(task_model, toy, "train")
+    assert {row["label"] for row in rows} == {True, False}
+    assert sum(row["prediction"] == row["label"] for row in rows) >= 0.95 * len(rows)
+    assert rows[0]["image_ids"] == ["toy/train000", "toy/train001"]
+    assert task_model.spoken(rows[0])[0].startswith(str(rows[0]["prediction"]).lower())
+
+    samples = samples_of(toy, "train")
+    blank = task_model.predict(blanked(task_model.collate(samples)), samples)
+    assert len({row["p_true"] for row in blank}) == 1
+
+
+def test_each_image_is_fused_with_its_own_statement(toy: Toy) -> None:
+    """The joined feature is that of the two fusions, one by one; another right image is another verdict."""
+    task_model = make(toy, "nlvr2").eval()
+    samples = [replace(s, text=text) for s, text in zip(samples_of(toy, "val"), ("a red", "a"), strict=False)]
+    with torch.no_grad():
+        together = task_model.logits(task_model.collate(samples))
+        for row, sample in zip(together, samples, strict=True):
+            pooled = []
+            for image in sample.images:
+                one = replace(sample, image_id=image.image_id, regions=image.regions, others=())
+                batch = task_model.reader.collate([one])
+                pooled.append(task_model.model.fuse(batch.image, batch.text).pooled_BP[0])  # type: ignore[operator]
+            torch.testing.assert_close(row, task_model.head(torch.cat(pooled)), atol=1e-5, rtol=1e-5)
+        turned = replace(
+            samples[0],
+            regions=samples[0].images[1].regions,
+            others=(replace(samples[0].others[0], regions=samples[0].regions),),
+        )
+        assert not torch.allclose(task_model.logits(task_model.collate([turned])), together[:1], atol=1e-5)
+    trained_blind = make(toy, "nlvr2", blank_images=True)
+    image = trained_blind.collate(samples).image
+    assert len(image) == 4 and not image.features_BRF.any()
+
+
+def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> None:
+    task_model = make(toy, "nlvr2")
+    first = samples_of(toy, "val")
+    labels = [True, True, False, True, False, True, None, None]
+    samples = [
+        s.having(label=label, group=f"g{i // 2}") for i, (s, label) in enumerate(zip(first, labels, strict=True))
+    ]
+    said = [True, True, True, True, False, False, True, True]
+    rows = [
+        {
+            "pair_id": s.sample_id,
+            "image_ids": list(s.image_ids),
+            "group": s["group"],
+            "label": s["label"],
+            "p_true": 0.5,
+        }
+        | {"prediction": prediction, "prediction_blank": True}
+        for s, prediction in zip(samples, said, strict=True)
+    ]
+    place = Place(source="toy", validated=tmp_path)
+    scored = task_model.score(rows, samples, place)
+    found = {score.metric: score for score in scored.scores}
+    assert (found["accuracy"].value, found["accuracy"].n) == (pytest.approx(100 * 4 / 6), 6)
+    assert found["consistency"].value == pytest.approx(100 / 3)  # of three sentences with labels, the first alone
+    assert scored.baselines["accuracy"]["majority label"] == pytest.approx(100 * 4 / 6, abs=1e-3)
+    assert scored.baselines["accuracy"]["image blanked"] == pytest.approx(100 * 4 / 6, abs=1e-3)
+    assert found["gain over image blanked"].value == pytest.approx(0)
+    assert task_model.slices(samples[2]) == ["label=false"] and task_model.slices(samples[7]) == []
+
+    path = task_model.write_official(rows, place, "test", tmp_path)
+    assert path is not None and path.name == "nlvr2_toy_test_predictions.csv"
+    assert path.read_text().splitlines()[0] == f"{rows[0]['pair_id'].removeprefix('toy/')},true"
+    assert len(path.read_text().splitlines()) == len(rows)
+
+
+def test_a_statement_about_one_image_or_three_is_refused(toy: Toy) -> None:
+    task_model, sample = make(toy, "nlvr2"), samples_of(toy, "val")[0]
+    for others in ((), sample.others * 2):
+        with pytest.raises(DataError, match=rf"toy/val000/p: a statement about {1 + len(others)} image.*takes 2, left"):
+            task_model.collate([replace(sample, others=others)])
+
+
+def test_its_cards_show_both_pictures(toy: Toy, tmp_path: Path) -> None:
+    class Named:
+        def get(self, image_id: str, longest: int = 0) -> str:
+            return image_id
+
+    workspace = Workspace(tmp_path)
+    workspace.validated.mkdir(parents=True)
+    task_model, samples = make(toy, "nlvr2"), samples_of(toy, "val")
+    table = [
+        {"pair_id": s.sample_id, "image_id": s.image_id, "other_image_ids": list(s.image_ids[1:]), "text": s.text}
+        | {"label": s["label"], "group": s["group"], "provenance": ""}
+        for s in samples
+    ]
+    write_table(table, "image_pairs", workspace.validated)
+    rows = task_model.predict(task_model.collate(samples), samples)
+    cards = task_model.cards(workspace, Named(), rows[:2])
+    assert [(card.picture, card.beside) for card in cards] == [
+        ("toy/val000", "toy/val001"),
+        ("toy/val001", "toy/val002"),
+    ]
+    assert cards[0].lines[0].text == samples[0].text
+    assert cards[0].below[0].right is (rows[0]["prediction"] == rows[0]["label"])

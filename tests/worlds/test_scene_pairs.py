@@ -1,0 +1,114 @@
+"""The scenes' statements about pairs: read back by the format's reader, labels that hold, nothing given away."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from vlp_models.data.formats import read_source
+from vlp_models.data.formats.base import Tables
+from vlp_models.errors import ParamsError
+from vlp_models.params import SourceParams, WorldParams
+from vlp_models.worlds.scenes.language import NUMBERS
+from vlp_models.worlds.scenes.objects import write
+from vlp_models.worlds.scenes.pairs import VALIDATION
+from vlp_models.worlds.scenes.world import COLOURS, SHAPES, TEXTURES, Scene
+
+SIZES = {"seed": 3, "train": 46, "val": 8, "test": 9, "side": 64, "questions_per_image": 1}
+SOURCE = SourceParams(format="nlvr2", root="a/nlvr2", validation_directories=[VALIDATION])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pairs")
+    for name, sentences in (("a", 5), ("b", 5), ("plain", 0)):
+        (root / name).mkdir()
+        write(WorldParams(world="objects", pair_sentences=sentences, **SIZES), root / name)  # type: ignore[arg-type]
+    return root
+
+
+@pytest.fixture
+def tables(world: Path) -> Tables:
+    return read_source("n", SOURCE, world)
+
+
+def test_the_written_files_are_read_as_nlvr2(world: Path, tables: Tables) -> None:
+    assert not tables["quarantine"]
+    images = tables["images"]
+    # of 46, 8 and 9 scenes 11, 2 and 2 sets of four, each with eight files
+    assert Counter(row["split"] for row in images) == {"train": 88, "val": 16, "test": 16}
+    assert all(Path(row["path"]).is_file() for row in images)
+    assert len(list((world / "a" / "nlvr2" / "images").rglob("*.png"))) == len(images)
+    first = json.loads((world / "a" / "nlvr2" / "data" / "train.json").read_text().splitlines()[0])
+    genuine = {"identifier", "sentence", "label", "left_url", "right_url", "writer", "validation", "synset", "query"}
+    assert first.keys() == genuine | {"directory"}
+    assert first["label"] in ("True", "False")
+
+
+def test_the_same_params_give_the_same_bytes_and_leave_other_files_alone(world: Path) -> None:
+    files = {path.relative_to(world / "a") for path in (world / "a").rglob("*") if path.is_file()}
+    for file in files:
+        assert (world / "a" / file).read_bytes() == (world / "b" / file).read_bytes()
+        if file.parts[0] != "nlvr2":
+            assert (world / "a" / file).read_bytes() == (world / "plain" / file).read_bytes()
+    assert not (world / "plain" / "nlvr2").exists()
+
+
+def test_labels_follow_from_the_scenes(world: Path) -> None:
+    """Checked without what made the sentences: read anew, and counted anew from the scene graphs."""
+    lines = (world / "a" / "scenes.jsonl").read_text().splitlines()
+    scenes = {f"COCO_scenes_{int(s.image_id):012d}.png": s for s in (Scene.from_dict(json.loads(x)) for x in lines)}
+    checked: Counter[str] = Counter()
+    for file in sorted((world / "a" / "nlvr2" / "data").glob("*.json")):
+        for line in file.read_text().splitlines():
+            record = json.loads(line)
+            words = record["sentence"].rstrip(".").lower().split()
+            left, right = (count(scenes[record[side]], words) for side in ("left_url", "right_url"))
+            if words[0] == "exactly":
+                true = (left > 0) + (right > 0) == 1
+            elif words[0] == "either":
+                true = (left > 0) + (right > 0) != 1
+            elif words[0] == "the":
+                true = left == right
+            else:
+                true = left + right == NUMBERS.index(words[4])
+            assert str(true) == record["label"], record
+            checked[words[0]] += 1
+    assert set(checked) == {"exactly", "either", "the", "together"}
+
+
+def count(scene: Scene, words: list[str]) -> int:
+    """How many objects there are of the kind that the words name."""
+    plain = {word.removesuffix("s") for word in words} | set(words)
+    return sum(
+        all(
+            value in plain or not plain & set(values)
+            for value, values in ((o.shape, SHAPES), (o.colour, COLOURS), (o.texture, TEXTURES))
+        )
+        for o in scene.objects
+    )
+
+
+def test_neither_words_nor_one_picture_give_anything_away(tables: Tables) -> None:
+    pictures = {row["image_id"]: Path(row["path"]).read_bytes() for row in tables["images"]}
+    of_sentence: dict[str, list[bool]] = defaultdict(list)
+    of_picture: dict[tuple[str, str, bytes], list[bool]] = defaultdict(list)
+    for row in tables["image_pairs"]:
+        of_sentence[row["group"]].append(row["label"])
+        for side, image_id in (("left", row["image_id"]), ("right", row["other_image_ids"][0])):
+            of_picture[row["group"], side, pictures[image_id]].append(row["label"])
+    assert len(of_sentence) > 50
+    assert all(sorted(labels) == [False, False, True, True] for labels in of_sentence.values())
+    assert all(sorted(labels) == [False, True] for labels in of_picture.values())
+    of_text: dict[str, set[str]] = defaultdict(set)
+    for row in tables["image_pairs"]:
+        of_text[row["group"]].add(row["text"])
+    assert all(len(texts) == 1 for texts in of_text.values())
+
+
+def test_the_web_world_has_none(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="`pair_sentences`"):
+        write(WorldParams(world="web", pair_sentences=2, **SIZES), tmp_path)  # type: ignore[arg-type]
