@@ -187,9 +187,10 @@ def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
         "Answers and rationales",
         "Image retrieval by caption",
         "median rank",
-        "Exactly one",
+        "True or false of two",
     ):
         assert text in page
+    assert page.count('<div class="two"><div class="picture">') == 2, "both pictures of a pair, side by side"
     metrics = read_json(workspace.reports / "metrics.json")
     assert {"retrieval", "vcr", "vcr_answer", "entailment", "nlvr2"} <= metrics["evaluate"].keys()
 
