@@ -1,14 +1,16 @@
-"""What isn't served says so, before any detector is loaded."""
+"""What isn't served says so, before any detector is loaded; and the command line counts a task's images."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toy_tasks import make
 from toy_world import make_toy
 
-from vlp_models.errors import CheckpointError
+from vlp_models import cli, commands
+from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.serving.predictor import Predictor
 
@@ -20,3 +22,38 @@ def test_a_task_that_is_not_served_is_refused_with_the_way_out(tmp_path: Path, t
     write_checkpoint(tmp_path / "checkpoint", task_model, task_model.info, task_model.tokenizer)
     with pytest.raises(CheckpointError, match=f"the task {task} is not served: .*`dvc repro evaluate` scores it"):
         Predictor(tmp_path)
+
+
+def test_the_command_line_takes_as_many_images_as_the_task(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def predict(task: str, images: list[Any], texts: list[str] | None, model: str) -> list[dict[str, Any]]:
+        asked.append((task, images, texts))
+        return [{"prediction": True, "p_true": 0.9, "caption": "a cup"}]
+
+    monkeypatch.setattr(commands, "predict", predict)
+    cli.judge(["a.png"], "one cup")
+    cli.judge(["a.png", "b.png"], "two cups")
+    cli.predict_task("nlvr2", ["a.png", "b.png", "two cups"])
+    cli.predict_task("nlvr", ["a.png", "one cup"])
+    cli.predict_task("captioning", ["a.png"])
+    assert asked == [
+        ("nlvr", ["a.png"], ["one cup"]),
+        ("nlvr2", [["a.png", "b.png"]], ["two cups"]),
+        ("nlvr2", [["a.png", "b.png"]], ["two cups"]),
+        ("nlvr", ["a.png"], ["one cup"]),
+        ("captioning", ["a.png"], None),
+    ]
+    assert capsys.readouterr().out.startswith("true  (p = 0.90)")
+    for task, given, said in (
+        ("nlvr2", ["a.png", "b.png"], "vlp predict nlvr2 IMAGE IMAGE TEXT: the text is missing, its statement"),
+        ("nlvr2", ["a.png"], "vlp predict nlvr2 IMAGE IMAGE TEXT: 1 arguments are given"),
+        ("nlvr", ["a.png", "b.png", "two cups"], "vlp predict nlvr IMAGE TEXT: 3 arguments are given"),
+        ("nlvr", ["a.png", ""], "the text is missing"),
+    ):
+        with pytest.raises(ParamsError, match=said):
+            cli.predict_task(task, given)
+    with pytest.raises(ParamsError, match="3 images; a statement is about one or two"):
+        cli.judge(["a.png"] * 3, "three cups")

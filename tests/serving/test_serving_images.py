@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from vlp_models.errors import DataError
-from vlp_models.serving.images import open_image
+from vlp_models.serving.images import open_image, open_images
 
 
 def png(width: int = 8, height: int = 6) -> bytes:
@@ -72,3 +72,24 @@ def test_a_server_can_be_kept_to_one_folder(tmp_path: Path, monkeypatch: pytest.
     assert open_image(inside / "a.png").size == (8, 6)
     with pytest.raises(DataError, match="outside VLP_IMAGE_ROOT"):
         open_image(inside / ".." / "outside.png")
+
+
+def test_images_that_belong_together_come_as_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    path.write_bytes(png())
+    array = np.asarray(Image.open(path))
+    for value in (
+        [str(path), array],
+        (path.read_bytes(), str(path)),
+        np.array([str(path)] * 2),
+        np.array([str(path), array.tolist()], object),
+        np.stack([array] * 2),
+        [array.tolist()] * 2,
+    ):
+        assert [np.array_equal(np.asarray(one), array) for one in open_images(value, 2)] == [True, True]
+    assert len(open_images(array.tolist(), 1)) == 1
+    for value, found in ((str(path), "str"), ([str(path)], "1"), ([str(path)] * 3, "3"), (array, "ndarray")):
+        with pytest.raises(DataError, match=f"a list of 2 is expected; found {found}"):
+            open_images(value, 2)
+    with pytest.raises(DataError, match="no such file"):
+        open_images([str(path), "nowhere.png"], 2)

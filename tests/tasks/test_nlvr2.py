@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_tasks import learn, make, predict
+from toy_tasks import any_generator, learn, make, predict
 from toy_world import Toy
 
 from vlp_models.data.dataset import ShardDataset
@@ -96,6 +96,12 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
     assert path is not None and path.name == "nlvr2_toy_test_predictions.csv"
     assert path.read_text().splitlines()[0] == f"{rows[0]['pair_id'].removeprefix('toy/')},true"
     assert len(path.read_text().splitlines()) == len(rows)
+
+
+def test_a_process_without_a_sample_has_a_loss_of_nothing(toy: Toy) -> None:
+    task_model = make(toy, "nlvr2")
+    loss = task_model.loss(task_model.collate(samples_of(toy, "val")).none(), generator=any_generator())
+    assert loss.count == 0 and loss.sum.item() == 0
 
 
 def test_a_statement_about_one_image_or_three_is_refused(toy: Toy) -> None:

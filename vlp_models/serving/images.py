@@ -29,7 +29,9 @@ def open_images(value: Any, count: int) -> list[Image.Image]:
     """
     if count == 1:
         return [open_image(value)]
-    together = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
+    together = isinstance(value, (list, tuple)) or (
+        isinstance(value, np.ndarray) and (value.ndim == 4 or value.dtype.kind in "OU")
+    )
     if not together or len(value) != count:
         found = f"{len(value)}" if together else type(value).__name__
         raise DataError(f"the task looks at {count} images at a time: a list of {count} is expected; found {found}")

@@ -76,7 +76,7 @@ class NLVR2(TaskModel):
         """[B, 2]: false, true"""
         of_each_M = torch.arange(len(batch), device=batch.text.ids_BT.device).repeat_interleave(IMAGES)
         pooled_MP = cast(Fuses, self.model).fuse(batch.image, batch.text.select(of_each_M)).pooled_BP
-        return self.head(pooled_MP.reshape(len(batch), -1))
+        return self.head(pooled_MP.reshape(len(batch), IMAGES * pooled_MP.shape[1]))
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
         labels_B = need_targets(batch)
