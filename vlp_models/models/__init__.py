@@ -17,6 +17,7 @@ from vlp_models.params.schema import build
 # `from_config`, that is called instead. Nothing is imported before it is asked for.
 FAMILIES: dict[str, str] = {
     "tden": "vlp_models.models.tden.model:TDEN",
+    "xgpt": "vlp_models.models.xgpt.model:XGPT",
 }
 
 

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch, Image, Text
 from vlp_models.models.layers.attention import KeyValues
 from vlp_models.models.layers.blocks import TransformerBlock
+from vlp_models.models.layers.decoding import DecodingState
 from vlp_models.models.layers.init import init_weights
 from vlp_models.models.layers.masks import causal_mask, padding_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.protocols import Fused
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.model import GENERATION, TDEN
-from vlp_models.models.tden.state import DecodingState, Told, VisualStates
+from vlp_models.models.tden.state import Told, VisualStates
 from vlp_models.objectives.ism import matched_or_not
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.ranks import number_over_ranks

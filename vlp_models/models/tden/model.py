@@ -54,6 +54,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.adopt import Adopted
 from vlp_models.models.layers.attention import KeyValues
 from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock
+from vlp_models.models.layers.decoding import DecodingState, hypotheses_by_image
 from vlp_models.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.init import init_weights
@@ -63,7 +64,7 @@ from vlp_models.models.layers.pooling import AttentionPooler
 from vlp_models.models.protocols import Fused, MaskedPass
 from vlp_models.models.tden.adopting import adopt
 from vlp_models.models.tden.config import TDENConfig
-from vlp_models.models.tden.state import DecodingState, Memory, Told, VisualStates, hypotheses_by_image
+from vlp_models.models.tden.state import Memory, Told, VisualStates
 from vlp_models.objectives.ism import match_in_batch
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, select_regions, select_tokens

@@ -6,10 +6,8 @@ N texts or hypotheses, M packed words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from vlp_models.models.layers.attention import KeyValues
@@ -85,36 +83,3 @@ class Told:
     ids_BT: Tensor
     memory: Memory
     packing: Packing
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodingState:
-    """Everything read so far, for N hypotheses that continue descriptions of some images.
-
-    past      keys and values of the sentence encoder's layers, then the decoder's; empty before the first step
-    memory    of the images; never copied, whatever becomes of the hypotheses
-    by_image  where each hypothesis stands among its image's
-    """
-
-    length: int
-    max_len: int
-    past: tuple[KeyValues, ...]
-    memory: Any
-    owner_N: Tensor
-    by_image: Packing
-
-    def reorder(self, index_N: Tensor) -> DecodingState:
-        if torch.equal(index_N, torch.arange(len(self.owner_N), device=index_N.device)):
-            return self  # every hypothesis goes on by itself: no cache is copied
-        owner_N = self.owner_N[index_N]
-        past = tuple(layer.select(index_N) for layer in self.past)
-        if torch.equal(owner_N, self.owner_N):  # as in a beam search, once it has begun
-            return replace(self, past=past)
-        by_image = hypotheses_by_image(owner_N, self.memory.images)
-        return replace(self, past=past, owner_N=owner_N, by_image=by_image)
-
-
-def hypotheses_by_image(owner_N: Tensor, images: int) -> Packing:
-    """One row for each hypothesis; those of an image side by side."""
-    rows_N = torch.arange(len(owner_N), device=owner_N.device)
-    return Packing(rows_N, (len(owner_N), 1)).by_owner(owner_N, images)

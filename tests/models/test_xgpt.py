@@ -1,0 +1,281 @@
+"""XGPT's structure: what may depend on what, that cached decoding is the same model, and what is shared."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from tiny_xgpt import FACTS, VARIANTS, tiny_xgpt
+
+from vlp_models.data.batch import Batch, Pixels, Regions, Text
+from vlp_models.decoding.beam import beam_search
+from vlp_models.decoding.greedy import greedy
+from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.abilities import protocols_of
+from vlp_models.models.layers.attention import KeyValues, MultiHeadAttention
+from vlp_models.models.layers.masks import causal_mask
+from vlp_models.models.layers.packing import Packing
+from vlp_models.models.xgpt.block import ENCODED
+from vlp_models.models.xgpt.model import XGPT
+from vlp_models.objectives.loss import Loss
+from vlp_models.params import to_plain
+
+DECODING = [
+    "paper",
+    "signal to keys and values",
+    "signal to queries",
+    "merged",
+    "separate attention",
+    "two stacks",
+    "two stacks, shared attention",
+    "one stack",
+]
+
+
+def losses(model: XGPT, batch: Batch, asked: Any = None, seed: int = 0) -> dict[str, Loss]:
+    objectives = asked or dict.fromkeys(model.objectives)
+    generator = torch.Generator().manual_seed(seed)
+    return model.pretraining_losses(batch, objectives=objectives, generator=generator, mask_probability=0.15)
+
+
+def everything(model: XGPT, batch: Batch) -> dict[str, torch.Tensor]:
+    """Logits of the words, and of every objective what it tells, one row a sample."""
+    with torch.no_grad():
+        found = {"logits": model.generation_logits(batch.image, batch.text) * batch.text.mask_BT[..., None]}
+        words = torch.zeros_like(batch.text.mask_BT)
+        words[:, 1] = True
+        image = model.encode_image(batch.image)
+        read = batch.text.ids_BT.masked_fill(words, 4)
+        found["fragment"] = model.tell_fragment(read, words, batch.text, image)
+        memory = model.denoise(read, batch.text.mask_BT, image)
+        found["denoised"] = model.tell(batch.text.ids_BT, words, memory)
+        found["regions"] = torch.stack(
+            [
+                model.generate_regions(one.text, image.select(torch.tensor([i])), one.image).mean
+                for i in range(len(batch))
+                for one in [batch.select(torch.tensor([i]))]
+            ]
+        )
+        return found
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_sample_does_not_depend_on_its_batch(make_batch: Any, name: str) -> None:
+    """Neither on the other samples and their order, nor on what stands in the padding."""
+    model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
+    together = everything(model, batch)
+    padded = ~batch.image.mask_BR[..., None]
+    noise = dataclasses.replace(
+        batch,
+        image=dataclasses.replace(
+            batch.image,
+            features_BRF=batch.image.features_BRF.masked_fill(padded, 7.0),
+            boxes_BR4=batch.image.boxes_BR4.masked_fill(padded, 0.5),
+        ),
+        text=dataclasses.replace(batch.text, ids_BT=batch.text.ids_BT.masked_fill(~batch.text.mask_BT, 9)),
+    )
+    backwards = everything(model, noise.select(torch.tensor([3, 2, 1, 0])))
+    for key, value in together.items():
+        torch.testing.assert_close(backwards[key].flip(0), value, rtol=0, atol=1e-10, msg=key)
+    for i in range(len(batch)):
+        one = batch.select(torch.tensor([i]))
+        length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
+        cut = dataclasses.replace(
+            one,
+            image=Regions(**{f.name: getattr(one.image, f.name)[:, :regions] for f in dataclasses.fields(Regions)}),
+            text=Text(ids_BT=one.text.ids_BT[:, :length], mask_BT=one.text.mask_BT[:, :length]),
+        )
+        for key, value in everything(model, cut).items():
+            expected = together[key][i : i + 1]
+            expected = expected[:, :length] if expected.dim() == 3 else expected
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_generation_never_sees_later_words(make_batch: Any, name: str) -> None:
+    model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
+    logits = model.generation_logits(batch.image, batch.text)
+    for changed in range(1, 8):
+        ids = batch.text.ids_BT.clone()
+        ids[:, changed] = (ids[:, changed] + 1) % 30
+        other = model.generation_logits(batch.image, dataclasses.replace(batch.text, ids_BT=ids))
+        assert torch.equal(other[:, :changed], logits[:, :changed])
+        assert not torch.allclose(other[0, changed], logits[0, changed])
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_cached_steps_equal_teacher_forcing(make_batch: Any, name: str) -> None:
+    """Also with three hypotheses per image, shuffled within and across images on the way."""
+    model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
+    size, length = batch.text.ids_BT.shape
+    copies = torch.arange(size).repeat_interleave(3)
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(5, 30, (3 * size, length), generator=generator)
+    state = model.reorder(model.start(batch.image, max_len=length), copies)
+    for t in range(length):
+        if t == 2:
+            index = copies * 3 + torch.randint(0, 3, (3 * size,), generator=generator)
+            state, ids = model.reorder(state, index), ids[index]
+        if t == 5:
+            index = torch.tensor([7, 0, 1, 11, 4])
+            state, ids, copies = model.reorder(state, index), ids[index], copies[index]
+        logits, state = model.step(ids[:, t], state)
+        prefix = Text(ids_BT=ids[:, : t + 1], mask_BT=torch.ones_like(ids[:, : t + 1], dtype=torch.bool))
+        expected = model.generation_logits(batch.image.select(copies), prefix)[:, -1]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+    assert state.memory.images == size
+
+
+def test_texts_that_share_an_image_are_told_as_if_each_had_its_own(make_batch: Any) -> None:
+    owners = torch.tensor([2, 0, 2, 1])
+    for name in ("paper", "merged", "one stack"):
+        model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
+        shared = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=owners))
+        apart = dataclasses.replace(batch, image=batch.image.select(owners))
+        one, other = losses(model, shared), losses(model, apart)
+        for key in one:
+            torch.testing.assert_close(one[key].mean, other[key].mean, rtol=1e-10, atol=0, msg=key)
+
+
+def test_an_images_keys_are_projected_once_however_many_hypotheses_and_steps(
+    make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four images, two layers: eight rows are encoded, and never again."""
+    model, batch, seen = tiny_xgpt(), make_batch(), []
+    plain = MultiHeadAttention.project
+
+    def counted(self: MultiHeadAttention, context: torch.Tensor, packing: Any = None) -> Any:
+        if packing is not None:
+            seen.append(packing.shape)
+        return plain(self, context, packing)
+
+    monkeypatch.setattr(MultiHeadAttention, "project", counted)
+    found = beam_search(model, batch.image, max_len=6, bos_id=2, eos_id=3, beam_size=3)
+    assert len(found) == 4 and seen == [(4, 5), (4, 5)]
+
+
+def test_a_beam_of_one_is_greedy(make_batch: Any) -> None:
+    model, batch = tiny_xgpt(), make_batch()
+    ends = {"max_len": 8, "bos_id": 2, "eos_id": 3}
+    plain, beam = greedy(model, batch.image, **ends), beam_search(model, batch.image, beam_size=1, **ends)
+    assert [h.ids for h in plain] == [h.ids for h in beam] and any(h.ids for h in plain)
+
+
+def test_what_is_shared() -> None:
+    """Table 3's structures by their weights: the decoder's are the encoder's, but for a LayerNorm a layer."""
+
+    def count(**config: object) -> int:
+        with torch.device("meta"):
+            model = build_model("xgpt", config, DataFacts(vocab_size=100, mask_id=4, feature_dim=2048))
+        return sum(p.numel() for p in model.parameters())
+
+    hidden, layers = 768, 12
+    attention = 4 * (hidden * hidden + hidden)
+    block = attention + 2 * 2 * hidden + 2 * hidden * 3072 + 3072 + hidden
+    share = count()
+    assert count(structure="enc") == share - layers * 2 * hidden  # no second attention, so no norm behind it
+    assert count(cross_norm="shared") == share - layers * 2 * hidden
+    assert count(structure="enc_dec") == share + layers * (block + attention)
+    assert count(cross_attention="separate") == share + layers * attention
+    assert count(signal="kv") == share + layers * 2 * hidden
+
+
+@pytest.mark.parametrize(("name", "matters"), [("signal to keys and values", False), ("merged", True)])
+def test_a_signal_on_keys_alone_is_nothing_with_two_attentions_in_a_row(
+    make_batch: Any, name: str, matters: bool
+) -> None:
+    """A constant in all keys of an attention moves a query's scores alike, and the softmax takes that away: so of
+    `signal: kv` only what reaches the values can matter or learn, unless both sources share one softmax."""
+    model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
+    block, image = model.decoder_layers()[0], model.encode_image(batch.image)
+    assert block.signal is not None
+    words = Packing.of(batch.text.mask_BT)
+    x_MD, causal = model.read_words(batch.text.ids_BT, words), causal_mask(words.shape[1])
+    memory = model.encode(image.refined_KD, image.packing)
+
+    told = block.project(image.refined_KD, image.packing)
+    plain = block.attention.project(image.refined_KD, image.packing)
+    assert not torch.allclose(told.keys, plain.keys)
+    in_keys, nowhere = (
+        block.decode(x_MD, causal, words, KeyValues(keys, plain.values), memory) for keys in (told.keys, plain.keys)
+    )
+    assert torch.allclose(in_keys, nowhere, rtol=0, atol=1e-12) is not matters
+    weights = torch.linspace(-1, 1, in_keys.numel(), dtype=torch.float64).reshape(in_keys.shape)
+    (of_keys,) = torch.autograd.grad((in_keys * weights).sum(), block.signal, retain_graph=True)
+    assert bool(of_keys[ENCODED].abs().max() > 1e-9) is matters
+    both = block.decode(x_MD, causal, words, told, memory)
+    (of_both,) = torch.autograd.grad((both * weights).sum(), block.signal)
+    assert of_both[ENCODED].abs().max() > 1e-3  # through the values it learns in either
+
+
+def test_says_what_it_can_do() -> None:
+    assert protocols_of("xgpt") == ("Generates", "Pretrains", "PredictsMaskedWords", "Adopts")
+
+
+def test_one_seed_one_model() -> None:
+    first, again, other = (tiny_xgpt(seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["text_embedding.words.weight"], other["text_embedding.words.weight"])
+    model = build_model("xgpt", {"hidden": 16, "heads": 2, "layers": 1, "signal": "query"}, FACTS)
+    assert isinstance(model, XGPT)
+    assert all(block.signal is not None and not block.signal.any() for block in model.decoder_layers())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hiden": 64}, "did you mean `hidden`"),
+        ({"hidden": 130, "heads": 4}, "multiple of heads"),
+        ({"layers": 0}, "layers"),
+        ({"imlm_fragment": 1.5}, "imlm_fragment"),
+        ({"structure": "enc", "cross_attention": "separate"}, "one attention over source and target"),
+        ({"structure": "enc", "signal": "query"}, "take `signal: kv`"),
+        ({"cross_attention": "shared_merged", "signal": "query"}, "take `signal: kv`"),
+        ({"mask_id": 29}, "no word stands behind mask_id 29"),
+    ],
+)
+def test_wrong_configs_are_explained(config: dict[str, object], message: str) -> None:
+    facts = dataclasses.replace(FACTS, mask_id=int(str(config.get("mask_id", 4))))
+    with pytest.raises(ParamsError, match=message):
+        build_model("xgpt", config, facts)
+
+
+def test_wrong_inputs_are_explained(make_batch: Any) -> None:
+    model, batch = tiny_xgpt(max_positions=8), make_batch()
+    with pytest.raises(DataError, match="region features"):
+        model.start(Pixels(pixels_B3HW=torch.zeros(1, 3, 8, 8)), max_len=4)
+    with pytest.raises(ParamsError, match="max_positions is 8"):
+        model.generation_logits(batch.image, batch.text)
+    with pytest.raises(ParamsError, match="max_positions is 8"):
+        model.start(batch.image, max_len=9)
+    with pytest.raises(ParamsError, match=r"can't learn \['mlm'\], only \['ic', 'imlm', 'ida', 'tifg'\]"):
+        losses(model, batch, {"mlm": None})
+    with pytest.raises(DataError, match="take `view: captions`"):
+        losses(model, dataclasses.replace(batch, image=None), {"ida": None})
+
+
+def test_an_image_without_regions_is_finite(make_batch: Any) -> None:
+    batch = make_batch()
+    empty = dataclasses.replace(batch, image=dataclasses.replace(batch.image, mask_BR=batch.image.mask_BR & False))
+    for name in ("paper", "one stack"):
+        model = tiny_xgpt(**VARIANTS[name])
+        found = losses(model, empty)
+        sum(loss.mean for loss in found.values()).backward()
+        assert all(loss.mean.isfinite() for loss in found.values())
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+def test_another_xgpt_takes_over_what_fits() -> None:
+    model = tiny_xgpt()
+    longer = tiny_xgpt(1, max_positions=70, structure="enc_dec")
+    adopted = longer.adopt(model.state_dict(), to_plain(model.config))
+    assert torch.equal(longer.text_embedding.positions.weight[:60], model.text_embedding.positions.weight)
+    assert "text_embedding.positions.weight" in adopted.fresh and "decoder.0.ffn.0.weight" in adopted.fresh
+    assert adopted.left_out == [
+        f"layers.{layer}.cross_end.norm.{part}" for layer in range(2) for part in ("bias", "weight")
+    ]
+    with pytest.raises(CheckpointError, match="refiner_gate: projected here, raw there"):
+        model.adopt({}, {"refiner_gate": "raw"})

@@ -1,0 +1,43 @@
+"""An XGPT of a few thousand weights, in float64 and without dropout."""
+
+from __future__ import annotations
+
+import torch
+
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.xgpt.model import XGPT
+
+FACTS = DataFacts(vocab_size=30, mask_id=4, feature_dim=6, num_classes=5)
+SIZES = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 2, "dropout": 0.0, "attention_dropout": 0.0}
+VARIANTS: dict[str, dict[str, object]] = {
+    "paper": {},
+    "signal to keys and values": {"signal": "kv"},
+    "signal to queries": {"signal": "query", "cross_norm": "shared"},
+    "merged": {"cross_attention": "shared_merged", "signal": "kv"},
+    "separate attention": {"cross_attention": "separate"},
+    "two stacks": {"structure": "enc_dec"},
+    "two stacks, shared attention": {"structure": "enc_dec", "cross_attention": "shared_sequential"},
+    "one stack": {"structure": "enc", "signal": "kv"},
+    "AoANet's refiner": {"refiner_gate": "raw", "refiner_norm": "pre", "refiner_layers": 2},
+    "region norms, no refiner": {"separate_region_norms": True, "refiner_layers": 0},
+    "other objectives": {
+        "imlm_reads": "caption",
+        "ida_masks": "multi",
+        "ida_residual": True,
+        "tifg_target": "raw",
+        "tifg_reduction": "sum",
+    },
+    "no matching": {"ida_matching": False, "ida_empty_spans": True},
+}
+
+
+def tiny_xgpt(seed: int = 0, **overrides: object) -> XGPT:
+    """Every path matters in it: signals, which begin at zero, are drawn as well."""
+    torch.manual_seed(seed)
+    model = build_model("xgpt", {**SIZES, "init_std": 0.3, **overrides}, FACTS)
+    assert isinstance(model, XGPT)
+    with torch.no_grad():
+        for block in model.decoder_layers():
+            if block.signal is not None:
+                block.signal.normal_(std=0.5)
+    return model.double().eval()

@@ -1,0 +1,74 @@
+"""What XGPT hands from one of its parts to the next.
+
+Shape suffixes: B images or encoded texts, R places, K packed regions, D hidden, N texts or hypotheses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from vlp_models.models.layers.attention import KeyValues
+from vlp_models.models.layers.packing import Packing
+from vlp_models.objectives.masking import Corruption
+
+T = TypeVar("T", Tensor, KeyValues)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageStates:
+    """Regions before the encoder, [K, D], and where they stand in [B, R]; nothing in it depends on text.
+
+    embedded_KD  x^I of the paper, without dropout: TIFG's target
+    refined_KD   after attention on attention: what the encoder reads
+    """
+
+    embedded_KD: Tensor
+    refined_KD: Tensor
+    packing: Packing
+
+    def select(self, index_N: Tensor | None) -> ImageStates:
+        """The images of these numbers; None: all of them."""
+        if index_N is None:
+            return self
+        packing = Packing.of(self.packing.mask_BT.index_select(0, index_N))
+        embedded, refined = (
+            packing.pack(self.packing.pad(x).index_select(0, index_N)) for x in (self.embedded_KD, self.refined_KD)
+        )
+        return ImageStates(embedded_KD=embedded, refined_KD=refined, packing=packing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What the decoder attends to: keys and values for each of its layers.
+
+    mask     bool [B, 1, 1, R]
+    owner_N  int64: whose memory each text or hypothesis reads; None: text i that of row i
+    """
+
+    layers: tuple[KeyValues, ...]
+    mask: Tensor
+    owner_N: Tensor | None
+
+    @property
+    def images(self) -> int:
+        return self.mask.shape[0]
+
+    def of_texts(self, rows: T) -> T:
+        """Rows of the memory, copied for each text that reads them."""
+        if self.owner_N is None:
+            return rows
+        return rows.select(self.owner_N) if isinstance(rows, KeyValues) else rows.index_select(0, self.owner_N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanCorruption(Corruption):
+    """What IMLM and IDA hide: of IMLM the base class tells (its fragment is `words_BT`).
+
+    infilled_BU, infilled_mask_BU  int64 and bool: the sentences with IDA's spans replaced; None where nobody asked
+    """
+
+    infilled_BU: Tensor | None = None
+    infilled_mask_BU: Tensor | None = None
