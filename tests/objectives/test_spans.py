@@ -96,7 +96,7 @@ def test_replaced_spans_against_a_slow_reference() -> None:
                     ids, mask, spans, replaced, replaced_mask, strict=True
                 ):
                     words = row[seen].tolist()
-                    for start, count in reversed(here):
+                    for start, count in reversed(of_sentence):
                         words[start : start + count] = [4] * (1 if how == "single" else count)
                     assert got[got_mask].tolist() == words
                     assert got_mask.tolist() == [True] * len(words) + [False] * (len(got) - len(words))

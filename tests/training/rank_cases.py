@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from tiny_xgpt import tiny_xgpt
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -36,6 +37,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.sampling import sample
 from vlp_models.decoding.steps import Hypothesis
 from vlp_models.models.layers.blocks import BLOCKS
+from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masking import select_tokens
 from vlp_models.objectives.moving_average import MovingAverage
@@ -77,6 +79,8 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
     for scheme in ("a", "b", "c"):
         every[f"two_pass_{scheme}"] = lambda scheme=scheme: passes(scheme)
     every["two_pass_single"] = lambda: passes("b", size=1)
+    for name in (*XGPT.objectives, "two_pass", "single"):
+        every[f"xgpt_{name}"] = lambda name=name: of_xgpt(name)
     for task in ("captioning", "vqa", "nlvr", "vcr", "retrieval"):
         for size in (7, 1):
             every[f"{task}_{size}"] = lambda task=task, size=size: fine_tuning(folder, task, size)
@@ -94,6 +98,15 @@ def pretraining(
     recipe = recipe_of({name: ALL[name] for name in objectives}, mask_probability=probability)
     loss = make_loss(model, recipe, PassesParams(), name="tden")
     return Case(model, lambda b: loss(b, update=0, generator=generator(seed)), lambda i, j: rows(batch, i, j), size)
+
+
+def of_xgpt(name: str) -> Case:
+    """An objective, or all of them: in two passes, or of a single sample."""
+    size = 1 if name == "single" else 7
+    model, batch = tiny_xgpt(), shared_batch(size)
+    recipe = recipe_of(dict.fromkeys([name] if name in model.objectives else model.objectives, 1.0))
+    loss = make_loss(model, recipe, PassesParams(scheme="a" if name == "two_pass" else "single"), name="xgpt")
+    return Case(model, lambda b: loss(b, update=0, generator=generator(3)), lambda i, j: rows(batch, i, j), size)
 
 
 def passes(scheme: str, size: int = 7) -> Case:

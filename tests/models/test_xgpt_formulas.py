@@ -1,0 +1,153 @@
+"""XGPT against the paper's formulas in NumPy, and its gradients against differences of the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from slow_xgpt import SlowXGPT
+from tiny_xgpt import VARIANTS, tiny_xgpt
+
+from vlp_models.data.batch import Batch
+from vlp_models.models.xgpt.model import XGPT
+from vlp_models.models.xgpt.state import SpanCorruption
+from vlp_models.objectives.spans import replace_spans
+
+STRUCTURES = [
+    "paper",
+    "signal to keys and values",
+    "signal to queries",
+    "merged",
+    "separate attention",
+    "two stacks",
+    "two stacks, shared attention",
+    "one stack",
+]
+SPANS = [[(2, 3), (6, 1)], [(1, 1)], [(1, 1)], [(1, 1)]]
+
+
+def corruption(batch: Batch) -> SpanCorruption:
+    """The first caption loses words 3 to 5 of IMLM and two spans of IDA, each other one its first word."""
+    words = torch.zeros_like(batch.text.mask_BT)
+    words[0, 3:6], words[1:, 1] = True, True
+    ids, mask = replace_spans(batch.text.ids_BT, batch.text.mask_BT, SPANS, how="single", mask_id=4)
+    read = batch.text.ids_BT.masked_fill(words, 4)
+    return SpanCorruption(ids_BT=read, words_BT=words, infilled_BU=ids, infilled_mask_BU=mask)
+
+
+def slow(model: XGPT) -> SlowXGPT:
+    return SlowXGPT({name: tensor.numpy() for name, tensor in model.state_dict().items()}, model.config)
+
+
+def sample(batch: Batch, row: int) -> tuple[list[int], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Words, features and boxes of one, without padding."""
+    seen = batch.image.mask_BR[row]
+    ids = batch.text.ids_BT[row][batch.text.mask_BT[row]].tolist()
+    return ids, batch.image.features_BRF[row][seen].numpy(), batch.image.boxes_BR4[row][seen].numpy()
+
+
+def nll(logits: np.ndarray[Any, Any], targets: list[int]) -> float:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return float(np.sum(np.log(np.exp(shifted).sum(-1)) - shifted[range(len(targets)), targets]))
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_the_four_objectives_are_the_papers(make_batch: Any, name: str) -> None:
+    """And the first third of the matching's W may be anything."""
+    model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
+    reference, hidden = slow(model), corruption(batch)
+    assert hidden.infilled_BU is not None and hidden.infilled_mask_BU is not None
+    with torch.no_grad():
+        image = model.encode_corrupted(batch, hidden)
+        done = model.masked_pass(batch, hidden, image, dict.fromkeys(model.objectives))
+        logits = model.generation_logits(batch.image, batch.text)
+    expected, counts = dict.fromkeys(model.objectives, 0.0), dict.fromkeys(model.objectives, 0)
+    generator = np.random.default_rng(0)
+    for row in range(len(batch)):
+        ids, features, boxes = sample(batch, row)
+        own = reference.ic(ids, features, boxes)
+        np.testing.assert_allclose(logits[row, : len(ids)].numpy(), own, rtol=1e-9, atol=1e-9)
+        places = hidden.words_BT[row].nonzero().flatten().tolist()
+        start, end = places[0], places[-1] + 1
+        read = hidden.ids_BT[row][: len(ids)].tolist()
+        fragment = reference.imlm(ids, read, start, end, features, boxes)
+        infilled = hidden.infilled_BU[row][hidden.infilled_mask_BU[row]].tolist()
+        anything = generator.normal(size=model.config.hidden) * 10
+        denoised = reference.ida(ids, infilled, features, boxes, anything)
+        expected["ic"] += nll(own[:-1], ids[1:])
+        expected["imlm"] += nll(fragment, ids[start:end])
+        expected["ida"] += nll(denoised[:-1], ids[1:])
+        expected["tifg"] += reference.tifg(ids, features, boxes)
+        for key, n in (("ic", len(ids) - 1), ("imlm", end - start), ("ida", len(ids) - 1), ("tifg", len(features))):
+            counts[key] += n
+    for key, loss in done.losses.items():
+        assert loss.sum.item() == pytest.approx(expected[key], rel=1e-9), key
+        assert loss.count == counts[key], key
+
+
+def test_the_other_ways_of_the_objectives(make_batch: Any) -> None:
+    batch = make_batch()
+    model = tiny_xgpt(ida_residual=True, tifg_target="raw", tifg_reduction="sum", imlm_reads="caption")
+    reference, hidden = slow(model), corruption(batch)
+    with torch.no_grad():
+        image = model.encode_corrupted(batch, hidden)
+        done = model.masked_pass(batch, hidden, image, dict.fromkeys(("imlm", "ida", "tifg")))
+    expected = dict.fromkeys(done.losses, 0.0)
+    for row in range(len(batch)):
+        ids, features, boxes = sample(batch, row)
+        embedded, regions = reference.regions(features, boxes)
+        assert hidden.infilled_BU is not None and hidden.infilled_mask_BU is not None
+        read = hidden.infilled_BU[row][hidden.infilled_mask_BU[row]].tolist()
+        found = reference.matched(reference.words(read), regions, np.zeros(model.config.hidden))
+        words = reference.place(found + reference.w["text_embedding.words.weight"][read])
+        states = reference.encode(np.concatenate([words, regions]))
+        expected["ida"] += nll(reference.logits(reference.decode(reference.words(ids), states))[:-1], ids[1:])
+        masked = hidden.ids_BT[row][: len(ids)].tolist()
+        states = reference.encode(np.concatenate([reference.words(masked), regions]))
+        places = hidden.words_BT[row].nonzero().flatten().tolist()
+        told = reference.logits(reference.decode(reference.words(ids), states))
+        expected["imlm"] += nll(told[[p - 1 for p in places]], [ids[p] for p in places])
+        before = np.concatenate([reference.w["first_region"], embedded[:-1]])
+        head = reference.decode(before, reference.encode(reference.words(ids)))
+        out = head @ reference.w["region_head.weight"].T + reference.w["region_head.bias"]
+        expected["tifg"] += float(((out - features) ** 2).sum())
+    for key, loss in done.losses.items():
+        assert loss.sum.item() == pytest.approx(expected[key], rel=1e-9), key
+    parts = done.losses["tifg"].parts
+    assert parts["tifg_squared"].sum.item() == pytest.approx(parts["tifg"].sum.item() * 6)
+
+
+@pytest.mark.parametrize("name", ["paper", "merged", "one stack"])
+def test_gradients_are_the_slope_of_the_losses(make_batch: Any, name: str) -> None:
+    """Central differences along random directions, in float64. TIFG's target does not move with the weights it is made
+    of, so its own slope is measured with the target held still."""
+    model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
+    hidden = corruption(batch)
+    parameters = list(model.parameters())
+    held = model.encode_corrupted(batch, hidden)
+    assert held is not None
+    held = type(held)(embedded_KD=held.embedded_KD.detach(), refined_KD=held.refined_KD, packing=held.packing)
+
+    def total(*, still: bool) -> torch.Tensor:
+        image = model.encode_corrupted(batch, hidden)
+        asked = ("ic", "imlm", "ida")
+        losses = model.masked_pass(batch, hidden, image, dict.fromkeys(asked)).losses
+        tifg = model.generate_regions(batch.text, held if still else image, batch.image)
+        return torch.stack([*(loss.mean for loss in losses.values()), tifg.mean]).sum()
+
+    gradients = torch.autograd.grad(total(still=False), parameters, allow_unused=True)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        direction = [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in parameters]
+        slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True) if g is not None)
+        values, step = [], 1e-5
+        for sign in (1, -1):
+            with torch.no_grad():
+                for p, d in zip(parameters, direction, strict=True):
+                    p += sign * step * d
+                values.append(total(still=True).item())
+                for p, d in zip(parameters, direction, strict=True):
+                    p -= sign * step * d
+        assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5)

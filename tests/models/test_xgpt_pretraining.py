@@ -1,0 +1,230 @@
+"""XGPT's objectives as the recipe asks for them: learnt, in turns, by some of the samples, in two passes, resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_xgpt import VARIANTS, tiny_xgpt
+from toy_world import CLASSES, FEATURE_DIM, KilledAt, Toy, make_toy, same_weights, untimed
+
+from vlp_models.data.batch import Batch
+from vlp_models.errors import ParamsError
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.xgpt.model import XGPT
+from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.masking import word_positions
+from vlp_models.params import ObjectiveParams, PassesParams, RecipeParams
+from vlp_models.training.passes import TwoPassLoss, make_loss
+
+ALL = ("ic", "imlm", "ida", "tifg")
+TURNS = dict.fromkeys(ALL, 1.0)
+
+
+def losses(model: XGPT, batch: Batch, objectives: Any = ALL, seed: int = 0) -> dict[str, Loss]:
+    """objectives: names, or what each sample learns."""
+    asked = objectives if isinstance(objectives, dict) else dict.fromkeys(objectives)
+    generator = torch.Generator().manual_seed(seed)
+    return model.pretraining_losses(batch, objectives=asked, generator=generator, mask_probability=0.15)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return make_toy(tmp_path_factory.mktemp("toy"))
+
+
+def toy_xgpt(toy: Toy, **config: Any) -> XGPT:
+    torch.manual_seed(1)
+    facts = DataFacts(vocab_size=toy.tokenizer.vocab_size, mask_id=4, feature_dim=FEATURE_DIM, num_classes=len(CLASSES))
+    sizes = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.1}
+    model = build_model("xgpt", {**sizes, **config}, facts)
+    assert isinstance(model, XGPT)
+    return model
+
+
+def single(batch: Batch) -> Batch:
+    """In float32."""
+    image = {name: x.float() if x.is_floating_point() else x for name, x in vars(batch.image).items()}
+    return dataclasses.replace(batch, image=type(batch.image)(**image))
+
+
+@pytest.mark.parametrize("name", ["paper", "one stack", "merged"])
+def test_the_four_losses_fall_on_one_batch(make_batch: Any, name: str) -> None:
+    model = tiny_xgpt(**{**VARIANTS[name], "hidden": 64, "heads": 4, "intermediate": 128, "init_std": 0.1})
+    model, batch = model.float().train(), single(make_batch(8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    history: list[dict[str, float]] = []
+    for step in range(240):
+        result = losses(model, batch, [ALL[step % 4]], seed=step)
+        optimizer.zero_grad()
+        next(iter(result.values())).mean.backward()
+        optimizer.step()
+        history.append({key: loss.mean.item() for key, loss in result.items()})
+    for key in ALL:
+        values = [row[key] for row in history if key in row]
+        assert sum(values[-8:]) < (0.65 if key == "tifg" else 0.4) * sum(values[:8]), (key, values[:8], values[-8:])
+
+
+@pytest.mark.parametrize(
+    ("name", "reached", "not_reached"),
+    [
+        ("ic", {"refiner"}, {"matching", "first_region", "region_head"}),
+        ("imlm", {"refiner"}, {"matching", "first_region", "region_head"}),
+        ("ida", {"refiner", "matching"}, {"first_region", "region_head"}),
+        # The regions are a target and a given: nothing teaches the model to make them easier.
+        ("tifg", {"first_region", "region_head"}, {"matching", "refiner", "region_embedding", "word_bias"}),
+    ],
+)
+def test_an_objective_alone_reaches_its_own_modules(
+    make_batch: Any, name: str, reached: set[str], not_reached: set[str]
+) -> None:
+    model = tiny_xgpt()
+    losses(model, make_batch(), [name])[name].mean.backward()
+    found = {n.split(".")[0] for n, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())}
+    assert reached | {"layers", "text_embedding"} <= found and not not_reached & found
+
+
+def test_all_four_together_leave_no_weight_untouched(make_batch: Any) -> None:
+    """Nothing of the matching is a no-op (its first third would be: matching.py)."""
+    model = tiny_xgpt()
+    torch.stack([loss.mean for loss in losses(model, make_batch()).values()]).sum().backward()
+    untouched = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 1e-9}
+    assert untouched == set(), untouched
+
+
+def test_the_hidden_words_are_out_of_sight(make_batch: Any) -> None:
+    """Another word in the fragment, or in a span, changes targets and what the decoder has read, not what is told of
+    the first hidden word; nor does the encoder of IDA see how many words a span hid."""
+    model, batch = tiny_xgpt(), make_batch()
+    found = model.corrupt(batch, objectives=dict.fromkeys(ALL), generator=torch.Generator(), mask_probability=0.0)
+    words, ids = found.words_BT, batch.text.ids_BT
+    first = words & (words.cumsum(1) == 1)
+    assert (words.sum(1) > 0).all() and not (words & ~word_positions(batch.text.mask_BT)).any()
+    masked = ids.masked_fill(words, 4)
+    other = torch.where(words, (ids + 1 - 5) % 25 + 5, ids)
+    image = model.encode_image(batch.image)
+    told = [
+        model.tell_fragment(masked, words, dataclasses.replace(batch.text, ids_BT=read), image)[first[words]]
+        for read in (ids, other)
+    ]
+    assert torch.equal(*told)
+    assert found.infilled_BU is not None and found.infilled_mask_BU is not None
+    assert (found.infilled_BU == 4).any(1).all()
+    assert (found.infilled_mask_BU.sum(1) <= batch.text.mask_BT.sum(1)).all()
+
+
+def test_a_random_word_is_no_special_token(make_batch: Any) -> None:
+    model, batch = tiny_xgpt(imlm_fragment=1.0), make_batch()
+    seen, places = set(), 0
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        found = model.corrupt(batch, objectives={"imlm": None}, generator=generator, mask_probability=0.0)
+        seen |= set(found.ids_BT[found.words_BT].tolist())
+        places += int((found.ids_BT == 4).sum())
+        assert torch.equal(found.ids_BT[~found.words_BT], batch.text.ids_BT[~found.words_BT])
+    assert min(seen) == 4 and max(seen) == 29
+    assert places / (60 * int(word_positions(batch.text.mask_BT).sum())) == pytest.approx(0.8, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_samples_that_do_not_learn_have_no_part(make_batch: Any, name: str) -> None:
+    model, batch = tiny_xgpt(), make_batch()
+    learners = torch.tensor([True, False, True, False])
+    some = losses(model, batch, {name: learners})[name]
+    none = losses(model, batch, {name: torch.zeros(4, dtype=torch.bool)})[name]
+    assert none.count == 0 and none.sum.item() == 0 and none.sum.requires_grad
+    none.sum.backward()
+    # The corruption of a sample is its own, whoever else learns: so the rows of the whole loss are what is left.
+    everybody = losses(model, batch, {name: torch.ones(4, dtype=torch.bool)})[name]
+    others = losses(model, batch, {name: ~learners})[name]
+    assert some.count + others.count == everybody.count == losses(model, batch, [name])[name].count
+    torch.testing.assert_close(some.sum + others.sum, everybody.sum)
+    assert losses(model, batch.none(), [name])[name].count == 0
+
+
+def test_of_texts_alone_imlm_is_mass(make_batch: Any) -> None:
+    model, batch = tiny_xgpt(), make_batch()
+    alone = losses(model, dataclasses.replace(batch, image=None), ["imlm"])["imlm"]
+    assert alone.count == losses(model, batch, ["imlm"])["imlm"].count and alone.mean > 0
+    alone.mean.backward()
+    assert model.region_embedding.features.weight.grad is None
+
+
+def test_a_caption_that_was_cut_has_no_end_to_learn(make_batch: Any) -> None:
+    model, batch = tiny_xgpt(), make_batch()
+    whole = losses(model, batch, ["ic", "ida"])
+    cut = torch.tensor([True, False, False, True])
+    shorter = losses(model, dataclasses.replace(batch, text=dataclasses.replace(batch.text, cut_B=cut)), ["ic", "ida"])
+    assert {key: whole[key].count - shorter[key].count for key in whole} == {"ic": 2, "ida": 2}
+
+
+def recipe(weights: dict[str, float], mix: Any = "sum") -> RecipeParams:
+    return RecipeParams(objectives={name: ObjectiveParams(weight=w) for name, w in weights.items()}, mix=mix)
+
+
+def test_two_passes_by_the_fragment(make_batch: Any) -> None:
+    """The second pass's encoder reads what the first one told where the fragment stood; all else is learnt once."""
+    model, batch = tiny_xgpt(), make_batch()
+    made = make_loss(model, recipe({"ic": 1.0, "imlm": 0.5}), PassesParams(scheme="a", sample="argmax"), name="xgpt")
+    assert isinstance(made, TwoPassLoss)
+    learnt = made(batch, update=0, generator=torch.Generator().manual_seed(4))
+    assert set(learnt.losses) == {"ic", "imlm", "imlm_pass2"} and learnt.weights["imlm_pass2"] == 0.5
+    corruption = model.corrupt(
+        batch,
+        objectives=dict.fromkeys(("ic", "imlm")),
+        generator=torch.Generator().manual_seed(4),
+        mask_probability=0.0,
+    )
+    words, image = corruption.words_BT, model.encode_image(batch.image)
+    first = model.tell_fragment(corruption.ids_BT, words, batch.text, image)
+    read = corruption.ids_BT.clone()
+    read[words] = first.argmax(-1)
+    second = model.tell_fragment(read, words, batch.text, image)
+    expected = torch.nn.functional.cross_entropy(second, batch.text.ids_BT[words])
+    torch.testing.assert_close(learnt.losses["imlm_pass2"].mean, expected)
+    assert not torch.allclose(first, second)
+    with pytest.raises(ParamsError, match="`scheme: a` fits"):
+        make_loss(model, recipe({"imlm": 1.0}), PassesParams(scheme="b"), name="xgpt")
+    with pytest.raises(ParamsError, match="needs `mix: sum`, not turns"):
+        make_loss(model, recipe({"imlm": 1.0}, "turns"), PassesParams(scheme="a"), name="xgpt")
+    with pytest.raises(ParamsError, match="names none that predicts masked words"):
+        make_loss(model, recipe({"ic": 1.0}), PassesParams(scheme="a"), name="xgpt")
+
+
+def test_turns_are_updates_of_one_objective_each_from_one_batch(toy: Toy, tmp_path: Path) -> None:
+    model = toy_xgpt(toy, dropout=0.0, attention_dropout=0.0)
+    _, result = toy.fit(tmp_path, model, objectives=TURNS, mix="turns", reuse_batch=True, max_epochs=1)
+    rows = [{key for key in row if key in ALL} for row in result.rows]
+    assert rows[:8] == [{name} for name in ALL] * 2 and result.steps == 24  # six batches, four turns each
+    assert {"val_ic", "val_imlm", "val_ida", "val_tifg", "val_tifg_squared"} <= set(result.rows[-1])
+
+
+def test_the_weight_of_an_objective_changes_its_updates(make_batch: Any) -> None:
+    """Adam takes a constant factor away, but the moments are all objectives', so weights count against each other."""
+    batch, ends = make_batch(), []
+    for weight in (1.0, 0.3):
+        model = tiny_xgpt()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98))
+        made = make_loss(model, recipe({"ic": 1.0, "imlm": weight}, "turns"), PassesParams(), name="xgpt")
+        for update in range(4):
+            optimizer.zero_grad()
+            made(batch, update=update, generator=torch.Generator().manual_seed(update)).mean.backward()
+            optimizer.step()
+        ends.append(torch.cat([p.flatten() for p in model.parameters()]))
+    assert (ends[0] - ends[1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("mix", ["turns", "draw"])
+def test_stopped_and_resumed_it_is_the_same_to_the_bit(toy: Toy, tmp_path: Path, mix: str) -> None:
+    """With dropout, per-sample draws or turns on one batch, in the middle of a cycle."""
+    settings: dict[str, Any] = {"objectives": TURNS, "mix": mix, "reuse_batch": mix == "turns", "accumulate": 2}
+    whole, uncut = toy.fit(tmp_path / "whole", toy_xgpt(toy, dropout=0.1), **settings)
+    with pytest.raises(InterruptedError):
+        tracker = KilledAt(tmp_path / "cut", 6)
+        toy.fit(tmp_path / "cut", toy_xgpt(toy, dropout=0.1), tracker=tracker, **settings)
+    model, resumed = toy.fit(tmp_path / "cut", toy_xgpt(toy, dropout=0.1), **settings)
+    assert resumed.resumed_from and same_weights(model, whole)
+    assert untimed(resumed.rows) == untimed(uncut.rows)
