@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from toy_world import CLASSES, FEATURE_DIM
 
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.xgpt.model import XGPT
@@ -41,3 +42,13 @@ def tiny_xgpt(seed: int = 0, **overrides: object) -> XGPT:
             if block.signal is not None:
                 block.signal.normal_(std=0.5)
     return model.double().eval()
+
+
+def toy_xgpt(vocab_size: int, **config: object) -> XGPT:
+    """For the data of toy_world.py, in float32."""
+    torch.manual_seed(1)
+    facts = DataFacts(vocab_size=vocab_size, mask_id=4, feature_dim=FEATURE_DIM, num_classes=len(CLASSES))
+    sizes = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.1}
+    model = build_model("xgpt", {**sizes, **config}, facts)
+    assert isinstance(model, XGPT)
+    return model

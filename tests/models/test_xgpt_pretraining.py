@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_xgpt import VARIANTS, tiny_xgpt
-from toy_world import CLASSES, FEATURE_DIM, KilledAt, Toy, make_toy, same_weights, untimed
+from tiny_xgpt import VARIANTS, tiny_xgpt, toy_xgpt
+from toy_world import KilledAt, Toy, make_toy, same_weights, untimed
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
-from vlp_models.models import DataFacts, build_model
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import word_positions
@@ -34,15 +33,6 @@ def losses(model: XGPT, batch: Batch, objectives: Any = ALL, seed: int = 0) -> d
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return make_toy(tmp_path_factory.mktemp("toy"))
-
-
-def toy_xgpt(toy: Toy, **config: Any) -> XGPT:
-    torch.manual_seed(1)
-    facts = DataFacts(vocab_size=toy.tokenizer.vocab_size, mask_id=4, feature_dim=FEATURE_DIM, num_classes=len(CLASSES))
-    sizes = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.1}
-    model = build_model("xgpt", {**sizes, **config}, facts)
-    assert isinstance(model, XGPT)
-    return model
 
 
 def single(batch: Batch) -> Batch:
@@ -195,7 +185,7 @@ def test_two_passes_by_the_fragment(make_batch: Any) -> None:
 
 
 def test_turns_are_updates_of_one_objective_each_from_one_batch(toy: Toy, tmp_path: Path) -> None:
-    model = toy_xgpt(toy, dropout=0.0, attention_dropout=0.0)
+    model = toy_xgpt(toy.tokenizer.vocab_size, dropout=0.0, attention_dropout=0.0)
     _, result = toy.fit(tmp_path, model, objectives=TURNS, mix="turns", reuse_batch=True, max_epochs=1)
     rows = [{key for key in row if key in ALL} for row in result.rows]
     assert rows[:8] == [{name} for name in ALL] * 2 and result.steps == 24  # six batches, four turns each
@@ -221,10 +211,10 @@ def test_the_weight_of_an_objective_changes_its_updates(make_batch: Any) -> None
 def test_stopped_and_resumed_it_is_the_same_to_the_bit(toy: Toy, tmp_path: Path, mix: str) -> None:
     """With dropout, per-sample draws or turns on one batch, in the middle of a cycle."""
     settings: dict[str, Any] = {"objectives": TURNS, "mix": mix, "reuse_batch": mix == "turns", "accumulate": 2}
-    whole, uncut = toy.fit(tmp_path / "whole", toy_xgpt(toy, dropout=0.1), **settings)
+    whole, uncut = toy.fit(tmp_path / "whole", toy_xgpt(toy.tokenizer.vocab_size, dropout=0.1), **settings)
     with pytest.raises(InterruptedError):
         tracker = KilledAt(tmp_path / "cut", 6)
-        toy.fit(tmp_path / "cut", toy_xgpt(toy, dropout=0.1), tracker=tracker, **settings)
-    model, resumed = toy.fit(tmp_path / "cut", toy_xgpt(toy, dropout=0.1), **settings)
+        toy.fit(tmp_path / "cut", toy_xgpt(toy.tokenizer.vocab_size, dropout=0.1), tracker=tracker, **settings)
+    model, resumed = toy.fit(tmp_path / "cut", toy_xgpt(toy.tokenizer.vocab_size, dropout=0.1), **settings)
     assert resumed.resumed_from and same_weights(model, whole)
     assert untimed(resumed.rows) == untimed(uncut.rows)
