@@ -24,6 +24,13 @@ from vlp_models.stages import initial, pretrain
 from vlp_models.workspace.paths import Workspace
 
 EPOCHS, STEPS = 40, 240
+XGPT = {"xgpt": {"family": "xgpt", "config": {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1}}}
+TURNS: dict[str, Any] = {
+    "model": "xgpt",
+    "max_epochs": EPOCHS // 4,  # four updates a batch
+    "recipe": {"mix": "turns", "reuse_batch": True, "objectives": dict.fromkeys(("ic", "imlm", "ida", "tifg"), 1.0)},
+    "snapshots": {"keep": 4, "metric": "val_ic"},
+}
 
 
 def start(root: Path, run: str) -> subprocess.Popen[bytes]:
@@ -50,33 +57,37 @@ def stop_at(root: Path, run: str, step: int, number: signal.Signals) -> int:
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("scheme", ["single", "c"])
+@pytest.mark.parametrize("scheme", ["single", "c", "turns"])
 def test_killed_and_stopped_it_gives_the_same_bytes(tmp_path: Path, scheme: str) -> None:
-    """kill -9 at a random step, rerun; SIGTERM at a random later step, exit 75; rerun: as if nothing had happened."""
+    """kill -9 at a random step, rerun; SIGTERM at a random later step, exit 75; rerun: as if nothing had happened.
+
+    `turns`: XGPT's four objectives in turns on one batch, and the average of its best validations."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     trainer = {**to_plain(TRAINER), "checkpoint_every_steps": 7}
+    run = "xgpt" if scheme == "turns" else "tden"
     passes = {"scheme": scheme, "ramp": {"start": 0.2, "end": 0.9, "steps": 150}}
+    settings = TURNS if run == "xgpt" else {"max_epochs": EPOCHS, "passes": passes}
     for root in (whole, broken):
-        write_workspace(root, trainer=trainer, pretrain={"tden": {"max_epochs": EPOCHS, "passes": passes}})
-    uninterrupted = start(whole, "tden")
-    checkpoint = "checkpoints/pretrain/tden"
+        write_workspace(root, trainer=trainer, models=XGPT, pretrain={run: settings})
+    uninterrupted = start(whole, run)
+    checkpoint = f"checkpoints/pretrain/{run}"
 
     killed_at = random.randrange(10, STEPS // 2)
     stopped_at = random.randrange(killed_at + 10, STEPS - 20)
     when = f"kill -9 at {killed_at}, SIGTERM at {stopped_at}"
-    assert stop_at(broken, "tden", killed_at, signal.SIGKILL) == -signal.SIGKILL, when
+    assert stop_at(broken, run, killed_at, signal.SIGKILL) == -signal.SIGKILL, when
     assert not (broken / checkpoint).exists()
-    assert stop_at(broken, "tden", stopped_at, signal.SIGTERM) == 75, when + (broken / "stderr").read_text()
+    assert stop_at(broken, run, stopped_at, signal.SIGTERM) == 75, when + (broken / "stderr").read_text()
     assert not (broken / checkpoint).exists()
-    assert start(broken, "tden").wait(120) == 0, when + (broken / "stderr").read_text()
+    assert start(broken, run).wait(120) == 0, when + (broken / "stderr").read_text()
     assert (broken / "stderr").read_text().count("going on from step") == 2, when
     assert uninterrupted.wait(120) == 0, (whole / "stderr").read_text()
 
-    curve = "reports/curves/pretrain/tden.csv"
+    curve = f"reports/curves/pretrain/{run}.csv"
     for file in (curve, *(f"{checkpoint}/{name}" for name in ("model.safetensors", "config.json", "manifest.json"))):
         assert (broken / file).read_bytes() == (whole / file).read_bytes(), f"{file}; {when}"
     assert len((whole / curve).read_text().splitlines()) == STEPS + 1
-    assert not list(broken.glob(".work/pretrain-tden/*/*.ckpt"))
+    assert not list(broken.glob(f".work/pretrain-{run}/*/*.ckpt"))
 
 
 def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
