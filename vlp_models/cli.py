@@ -44,6 +44,7 @@ class Stage(StrEnum):
     pretrain = "pretrain"
     reference = "reference"
     finetune = "finetune"
+    augment = "augment"
     evaluate = "evaluate"
     register = "register"
     report = "report"

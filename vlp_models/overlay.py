@@ -13,7 +13,13 @@ from vlp_models.errors import ParamsError
 from vlp_models.params import parse_params, to_plain
 
 # What an entry of these sections is; the rest is how it is made.
-DEFINING = {"models": ("family",), "pretrain": ("model",), "finetune": ("task",), "data": ("format",)}
+DEFINING = {
+    "models": ("family",),
+    "pretrain": ("model",),
+    "finetune": ("task",),
+    "data": ("format",),
+    "augment": ("start",),
+}
 
 
 def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from vlp_models.data.batch import Regions
 from vlp_models.decoding.beam import beam_search
 from vlp_models.decoding.greedy import greedy
-from vlp_models.decoding.sampling import sample
+from vlp_models.decoding.sampling import nucleus, sample
 
 VOCAB, BOS, EOS = 4, 0, 1
 
@@ -136,3 +136,17 @@ def test_samples_follow_the_distribution():
         model, images(1), max_len=2, bos_id=BOS, eos_id=EOS, num_samples=20000, generator=generator.manual_seed(0)
     )[0]
     assert again == drawn
+
+
+def test_the_nucleus_is_the_fewest_tokens_that_hold_the_share() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.randn(50, 12, generator=generator).mul(2).softmax(-1)
+    for share in (0.05, 0.5, 0.9):
+        for before, after in zip(probabilities, nucleus(probabilities, share), strict=True):
+            total, wanted = 0.0, set()
+            for token in before.argsort(descending=True).tolist():
+                if total < share:
+                    wanted.add(token)
+                total += float(before[token])
+            assert {i for i in range(12) if after[i] > 0} == wanted
+            assert torch.equal(after[after > 0], before[after > 0])

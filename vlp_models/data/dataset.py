@@ -115,6 +115,11 @@ class ShardDataset(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def image_ids(self) -> list[str]:
+        """Of each sample, from the index alone."""
+        found: list[str] = self._table["image_id"].take(self._rows).to_pylist()
+        return found
+
     def references(self) -> dict[str, tuple[str, ...]]:
         """Every reference caption of each image, from the index alone; of the view `images`."""
         table = self._table.take(np.unique(self._rows)).select(["image_id", "captions"])

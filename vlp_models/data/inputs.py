@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypedDict, cast
 
 import torch
 from PIL.Image import Image as Picture
@@ -70,6 +70,13 @@ class ModelInputs:
     whole_words: bool = False
 
 
+class ReadFlags(TypedDict):
+    """What of an image a `ShardDataset` reads."""
+
+    regions: bool
+    pixels: bool
+
+
 class Extractor(Protocol):
     """What makes regions of pictures (vision/extract.py, vision/grid.py)."""
 
@@ -97,7 +104,7 @@ class InputReader:
         self.max_regions = max_regions
 
     @property
-    def flags(self) -> dict[str, bool]:
+    def flags(self) -> ReadFlags:
         """What of an image a `ShardDataset` has to read: its arguments `regions` and `pixels`."""
         image = self.inputs.image
         return {"regions": isinstance(image, RegionInput), "pixels": isinstance(image, PixelInput)}

@@ -1,8 +1,12 @@
-"""Descriptions drawn from the model's own distribution."""
+"""Descriptions drawn from the model's own distribution.
+
+Shape suffixes: N hypotheses, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from vlp_models.data.batch import Image
 from vlp_models.decoding.steps import Hypothesis, Steps, collect, device_of, log_probabilities
@@ -19,11 +23,13 @@ def sample(
     num_samples: int,
     generator: torch.Generator,
     temperature: float = 1.0,
+    top_p: float = 1.0,
 ) -> list[list[Hypothesis]]:
     """`num_samples` independent descriptions per image, of at most `max_len` tokens, `eos_id` included.
 
     Tokens are drawn from softmax(logits / temperature); scores are log probabilities under the model as it is
-    (temperature 1), comparable with greedy's. The generator may live on another device than the model.
+    (temperature 1), comparable with greedy's. top_p: a token is one of the likeliest that have this share of the
+    probability together (Holtzman et al. 2020). The generator may live on another device than the model.
     """
     device = device_of(image)
     count = len(image) * num_samples
@@ -36,6 +42,8 @@ def sample(
     for _ in range(max_len):
         logits_NV, state = model.step(token_N, state)
         probabilities_NV = log_probabilities(logits_NV / temperature).exp()
+        if top_p < 1:
+            probabilities_NV = nucleus(probabilities_NV, top_p)
         drawn_N = torch.multinomial(probabilities_NV.to(generator.device), 1, generator=generator)[:, 0].to(device)
         token_N = drawn_N.masked_fill(finished_N, eos_id)
         drawn_score_N = log_probabilities(logits_NV).gather(1, drawn_N[:, None])[:, 0]
@@ -46,3 +54,10 @@ def sample(
             break
     flat = collect(torch.stack(tokens, 1), score_N, eos_id)
     return [flat[i : i + num_samples] for i in range(0, count, num_samples)]
+
+
+def nucleus(probabilities_NV: Tensor, share: float) -> Tensor:
+    """The same with all but the likeliest tokens at zero, of which as few are kept as have `share` together."""
+    sorted_NV, order_NV = probabilities_NV.sort(-1, descending=True)
+    before_NV = sorted_NV.cumsum(-1) - sorted_NV
+    return probabilities_NV.masked_fill((before_NV >= share).gather(-1, order_NV.argsort(-1)), 0.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.errors import ParamsError
+from vlp_models.params.augment import AugmentedParams, AugmentParams
 from vlp_models.params.cluster import ClusterParams
 from vlp_models.params.data import (
     DetectorParams,
@@ -39,6 +40,8 @@ from vlp_models.params.schema import build, nearest, to_plain
 from vlp_models.params.snapshots import SnapshotParams
 
 __all__ = [
+    "AugmentParams",
+    "AugmentedParams",
     "ClusterParams",
     "DetectorParams",
     "DriftParams",
@@ -92,6 +95,7 @@ class Params:
     trainer: TrainerParams = field(default_factory=TrainerParams)
     pretrain: dict[str, PretrainParams] = field(default_factory=dict)
     finetune: dict[str, FinetuneParams] = field(default_factory=dict)
+    augment: dict[str, AugmentParams] = field(default_factory=dict)
     evaluate: EvaluateParams
     tracking: TrackingParams
     promotion: PromotionParams = field(default_factory=PromotionParams)
@@ -176,6 +180,7 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml") -> Params:
     params = build(Params, with_defaults(raw, file), where="", file=file)
     _check_names(params, file)
     _check_starts(params, file)
+    _check_augment(params, file)
     return params
 
 
@@ -213,7 +218,7 @@ def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 
 def _check_names(params: Params, file: str) -> None:
     """Names become paths, DVC stages and words of a command line."""
-    for section in ("generate", "data", "models", "pretrain", "finetune"):
+    for section in ("generate", "data", "models", "pretrain", "finetune", "augment"):
         for name in getattr(params, section):
             if not NAME.fullmatch(name):
                 raise ParamsError(f"{file}: `{section}.{name}`: a name has letters, digits, `_`, `-` and `.` only")
@@ -252,3 +257,38 @@ def _check_starts(params: Params, file: str) -> None:
                 f"{file}: `pretrain.{name}` trains `{run.model}` of the family {own}, but starts from "
                 f"{params.start_of('pretrain', name)} of the family {other}; weights are not exchanged between families"
             )
+
+
+def _check_augment(params: Params, file: str) -> None:
+    """A captioner, a fine-tuning with what it wrote: neither may wait for itself."""
+    for name, entry in params.augment.items():
+        kind, run = split_start(entry.start)
+        if kind != "finetune" or run not in params.finetune or params.finetune[run].task != "captioning":
+            captioners = [f"finetune/{run}" for run, p in params.finetune.items() if p.task == "captioning"]
+            raise ParamsError(
+                f"{file}: `augment.{name}.start: {entry.start}`: captions are written by a fine-tuning of the task "
+                f"captioning{nearest(entry.start, captioners)}"
+            )
+        for source in entry.sources:
+            if source not in params.data:
+                raise ParamsError(f"{file}: `augment.{name}.sources: {source}`{nearest(source, params.data)}")
+    for run, finetune in params.finetune.items():
+        wanted = finetune.augment.captions
+        if wanted and wanted not in params.augment:
+            raise ParamsError(f"{file}: `finetune.{run}.augment: {wanted}`{nearest(wanted, params.augment)}")
+        if finetune.augment.control and not wanted:
+            raise ParamsError(f"{file}: `finetune.{run}.augment.control` needs `captions`, whose number it follows")
+        todo, seen = [run], set[str]()
+        while todo:
+            for checkpoint in params.chain(f"finetune/{todo.pop()}"):
+                kind, at = split_start(checkpoint)
+                used = params.finetune[at].augment.captions if kind == "finetune" else ""
+                captioner = split_start(params.augment[used].start)[1] if used in params.augment else ""
+                if captioner == run:
+                    raise ParamsError(
+                        f"{file}: `finetune.{run}` learns from `augment.{used}`, whose captions come from {run} "
+                        "itself; let a run without them write"
+                    )
+                if captioner and captioner not in seen:
+                    seen.add(captioner)
+                    todo.append(captioner)

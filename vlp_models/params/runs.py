@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vlp_models.params.augment import AugmentedParams
 from vlp_models.params.optimizer import OptimizerParams
 from vlp_models.params.ranges import NonNegativeInt, PositiveInt
 from vlp_models.params.recipe import PassesParams, RecipeParams
@@ -97,6 +98,7 @@ class FinetuneParams(TrainingParams):
     evaluate_on   datasets; empty: those it learned from
     config        laid over the model config of `start` (a higher resolution, more dropout)
     blank_images  the text-only control: it sees no image
+    augment       captions that a model wrote of its training images
     options       the task's own: `TaskModel.options_class`
     """
 
@@ -106,6 +108,7 @@ class FinetuneParams(TrainingParams):
     evaluate_on: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     blank_images: bool = False
+    augment: AugmentedParams = field(default_factory=AugmentedParams)
     options: dict[str, Any] = field(default_factory=dict)
 
 

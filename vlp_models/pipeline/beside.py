@@ -28,7 +28,11 @@ def finetune_beside(params: Params, root: Path, environment: dict[str, str], sup
 
     Does nothing where there is nothing to gain: a GPU (it is shared worse than CPUs), or fewer than two such runs.
     """
-    starts = {name: run.start for name, run in params.finetune.items() if not run.start.startswith("finetune/")}
+    starts = {
+        name: run.start
+        for name, run in params.finetune.items()
+        if not run.start.startswith("finetune/") and not run.augment.captions  # which another fine-tuning writes
+    }
     if params.trainer.parallel < 2 or len(starts) < 2 or not _on_cpu(params):
         return 0
     stale = _stale(root, [f"finetune@{name}" for name in starts], environment)

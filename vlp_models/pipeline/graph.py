@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from vlp_models.params import Params
+from vlp_models.params import FinetuneParams, Params
 
 FILE = "dvc.yaml"
 HEADER = """\
@@ -38,6 +38,7 @@ SHAPING = (
     "defaults",
     "pretrain",
     "finetune",
+    "augment",
 )
 
 Stage = dict[str, Any]
@@ -64,6 +65,8 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
     registered = [name for name, run in params.finetune.items() if not run.blank_images]
     drift_run = params.drift.against or next(iter(params.pretrain), "")
     training = ["data/shards", "data/tokenizer"]
+    # Whoever learns from written captions waits for them. Where nobody does, no run has to say so.
+    augmented = any(run.augment.captions for run in params.finetune.values())
     stages: dict[str, Stage] = {
         "plan": {
             "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
@@ -171,6 +174,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
                     "start": run.start,
                     "task": run.task,
                     "family": params.family_at(run.start),
+                    **({"augment": _augmented(run)} if augmented else {}),
                 }
                 for name, run in params.finetune.items()
             },
@@ -179,6 +183,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             deps=[
                 "checkpoints/${item.start}",
                 *training,
+                *(["${item.augment}"] if augmented else []),
                 code("stages", "finetune"),
                 code("models", "${item.family}"),
                 code("tasks", "${item.task}"),
@@ -186,6 +191,21 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             outs=["checkpoints/finetune/${key}"],
             metrics=["reports/training/finetune/${key}.json"],
             plots=[{"reports/curves/finetune/${key}.csv": {"x": "step", "y": "loss"}}],
+        ),
+        "augment": _each(
+            {name: {"start": p.start, "family": params.family_at(p.start)} for name, p in params.augment.items()},
+            desc="captions that a model writes of training images",
+            cmd="vlp stage augment ${key}",
+            params=["augment.${key}"],
+            deps=[
+                "checkpoints/${item.start}",
+                *training,
+                "data/validated/images.parquet",
+                code("stages", "augment"),
+                code("models", "${item.family}"),
+                code("tasks", "captioning"),
+            ],
+            outs=["data/augmented/${key}"],
         ),
         "evaluate": _each(
             {name: {"task": run.task, "family": params.family_at(run.start)} for name, run in params.finetune.items()},
@@ -295,6 +315,10 @@ def _other_architecture(params: Params, run: str) -> str:
     model = params.pretrain[run].model
     same = params.model_at(params.start_of("pretrain", run)) == model
     return NOTHING if same else f"checkpoints/initial/{model}"
+
+
+def _augmented(run: FinetuneParams) -> str:
+    return f"data/augmented/{run.augment.captions}" if run.augment.captions else NOTHING
 
 
 def _holds(raw: Mapping[str, Any], key: str) -> bool:

@@ -41,6 +41,11 @@ def check_runs(params: Params) -> None:
             raise ParamsError(f"params.yaml: `finetune.{name}.task: {finetune.task}`{nearest(finetune.task, TASKS)}")
         task = task_class(finetune.task)
         read_options(task, finetune.options, where=f"finetune.{name}.options")
+        if finetune.augment.captions and task.learning_view(read_options(task, finetune.options)) != "captions":
+            raise ParamsError(
+                f"params.yaml: `finetune.{name}.augment`: {finetune.task} does not learn from captions (with these "
+                "options); leave it out"
+            )
         of = params.model_of(name)
         tried = outline(params.models[of], f"models.{of}.config")
         check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)

@@ -55,13 +55,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
     from vlp_models.data.dataset import ShardDataset
     from vlp_models.evaluation.predicting import predict_all
+    from vlp_models.runs.device import device_for
     from vlp_models.tasks.load import load_task_model
     from vlp_models.tasks.scoring import Place
     from vlp_models.tracking.lineage import git_commit
 
     finetune, settings = params.finetune[key], params.evaluate
     need(workspace.shards / "manifest.json", "shards")
-    model = load_task_model(need(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"), device=_device(params))
+    model = load_task_model(need(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"), device=device_for(params))
     if model.task != finetune.task:
         raise DataError(
             f"checkpoints/finetune/{key} is of the task {model.task}, the run {key} of {finetune.task}: train it anew"
@@ -180,14 +181,6 @@ def _status(description: str) -> Iterator[Any]:
         return
     with Console(stderr=True).status(description) as status:
         yield lambda text: status.update(f"{description}: {text}")
-
-
-def _device(params: Params) -> str:
-    import torch
-
-    if params.trainer.torch_threads:
-        torch.set_num_threads(params.trainer.torch_threads)
-    return "cuda" if params.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def _peak_memory_mb() -> float:

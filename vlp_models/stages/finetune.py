@@ -27,6 +27,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         CheckpointError: the start is damaged, or was made from other features or another vocabulary.
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
+    from vlp_models.data.augmented import read_written
     from vlp_models.models import FAMILIES
     from vlp_models.models.checkpoint import read_config
     from vlp_models.runs.fitting import (
@@ -52,6 +53,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         start = need(workspace.checkpoint(p.start), stage_of(p.start))
         before = read_config(start)
         files = {**inputs.files, "start": start}
+        written = []
+        if p.augment.captions:
+            augmented = need(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
+            files["augment"] = augmented
+            written = read_written(augmented, inputs.shards)
         settings = {"finetune": {key: to_plain(p)}}
         modules = ["vlp_models.stages.finetune", FAMILIES[before.family], TASKS[p.task]]
         work = work_directory(workspace, stage, params.trainer, settings, files, modules)
@@ -70,6 +76,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             num_workers=params.trainer.num_workers,
             seed=p.seed,
             captioned=task_model.captioned_only(task_model.options),
+            written=written,
+            control=p.augment.control,
             **task_model.reader.flags,
         )
         tags = {"task": p.task, "run": key, "model": before.name}

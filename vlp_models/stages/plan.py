@@ -23,6 +23,7 @@ STAGES = (
     "initial",
     "pretrain",
     "finetune",
+    "augment",
     "evaluate",
     "reference",
     "register",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from torch.utils.data import Subset
 
+from vlp_models.data.augmented import AugmentedDataset, Written
 from vlp_models.data.batch import Batch
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.loader import ResumableLoader
@@ -31,6 +32,8 @@ class LoaderFactory:
         num_workers: int,
         seed: int,
         captioned: bool = False,
+        written: Sequence[Written] = (),
+        control: bool = False,
         regions: bool = True,
         pixels: bool = False,
     ) -> None:
@@ -38,15 +41,17 @@ class LoaderFactory:
         Args:
             regions, pixels: what of the images is read (`InputReader.flags`).
             captioned: of the view `images`, those with a reference caption only.
+            written, control: what the train split's captions are augmented by (data/augmented.py).
 
         Raises:
             DataError: the shards are damaged, or hold nothing to learn from.
             ParamsError: `sources` names a dataset the shards do not hold.
         """
         flags = {"captioned": captioned, "regions": regions, "pixels": pixels}
-        self.train = ShardDataset(shards, "train", view, sources, **flags)
-        if not len(self.train):
+        train = ShardDataset(shards, "train", view, sources, **flags)
+        if not len(train):
             raise DataError(f"{shards}: the train split has no {view}; check `data` and `sources` in params.yaml")
+        self.train = AugmentedDataset(train, written, control=control) if written else train
         val = ShardDataset(shards, "val", view, sources, **flags)
         # evenly over the split, so that every dataset in it is seen
         count = min(len(val), MAX_VALIDATION_SAMPLES)

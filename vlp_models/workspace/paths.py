@@ -56,6 +56,10 @@ class Workspace:
     def plan(self) -> Path:
         return self.root / "data" / "plan"
 
+    def augmented(self, name: str) -> Path:
+        """Captions that a model wrote of training images."""
+        return self.root / "data" / "augmented" / name
+
     def checkpoint(self, start: str) -> Path:
         """`initial/MODEL`, `pretrain/RUN` or `finetune/RUN`."""
         return self.root / "checkpoints" / start

@@ -1,0 +1,278 @@
+"""augment NAME: captions of training images alone, new ones, and a fine-tuning that learns from them or its control."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from toy_world import write_workspace
+
+from vlp_models.data.augmented import AugmentedDataset, Written, read_written
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.tables import SCHEMAS, read_table, write_table
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.decoding.steps import Hypothesis
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import Params, parse_params, read_yaml
+from vlp_models.pipeline.graph import NOTHING, pipeline, render
+from vlp_models.runs.check import check_runs
+from vlp_models.stages import augment, finetune, pretrain
+from vlp_models.stages.augment import choose, training_images
+from vlp_models.workspace.paths import Workspace
+
+XGPT = {"family": "xgpt", "config": {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.1}}
+WRITER = {"task": "captioning", "start": "pretrain/xgpt", "max_epochs": 6, "optimizer": {"lr": 1e-2}}
+SECTIONS: dict[str, Any] = {
+    "models": {"xgpt": XGPT},
+    "pretrain": {"xgpt": {"model": "xgpt", "max_epochs": 1, "recipe": {"mix": "turns", "objectives": {"ic": 1.0}}}},
+    "finetune": {
+        "writer": WRITER,
+        "more": {"task": "retrieval", "start": "pretrain/tden", "augment": "said", "max_steps": 6},
+        "control": {
+            "task": "retrieval",
+            "start": "pretrain/tden",
+            "augment": {"captions": "said", "control": True},
+            "max_steps": 6,
+        },
+    },
+}
+AUGMENT = {"said": {"start": "finetune/writer", "captions": 2, "draws": 6, "max_caption_len": 8, "top_p": 1.0}}
+
+
+def validated_images(workspace: Workspace) -> list[dict[str, Any]]:
+    """The images table that these shards were made of."""
+    rows = []
+    for split in ("train", "val", "test"):
+        ids = ShardDataset(workspace.shards, split, "images", regions=False).image_ids()
+        rows += [
+            {"image_id": i, "source": "toy", "split": split, "path": f"{i}.png", "sha256": f"hash of {i}"} for i in ids
+        ]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Params, Workspace]:
+    """A workspace in which XGPT has learned to caption and has written."""
+    root = tmp_path_factory.mktemp("augment")
+    source = (Path(__file__).parents[2] / "params.yaml").read_text()
+    assert "augment" not in yaml.safe_load(source)  # the section is there only where someone wants it
+    params = with_augment(root)
+    workspace = Workspace(root)
+    workspace.validated.mkdir(parents=True)
+    write_table(validated_images(workspace), "images", workspace.validated)
+    pretrain.run(params, workspace, "xgpt")
+    pretrain.run(params, workspace, "tden")
+    finetune.run(params, workspace, "writer")
+    augment.run(params, workspace, "said")
+    return params, workspace
+
+
+def with_augment(root: Path) -> Params:
+    plain = {k: v for k, v in SECTIONS.items() if k != "finetune"}
+    write_workspace(root, **plain, finetune={"writer": WRITER})
+    raw = read_yaml(root / "params.yaml")
+    raw["augment"] = AUGMENT
+    raw["finetune"] |= SECTIONS["finetune"]
+    (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    return parse_params(raw)
+
+
+def test_captions_are_of_training_images_new_and_different(written: tuple[Params, Workspace]) -> None:
+    _, workspace = written
+    directory = workspace.augmented("said")
+    rows = read_table("captions", directory).to_pylist()
+    train = ShardDataset(workspace.shards, "train", "images", regions=False).references()
+    tokenizer = Tokenizer.load(workspace.tokenizer)
+    assert rows and {row["image_id"] for row in rows} <= train.keys()
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        texts.setdefault(row["image_id"], []).append(row["text"])
+        assert row["provenance"] == "augment said: finetune/writer"
+        assert tokenizer.split(row["text"]) not in [tokenizer.split(text) for text in train[row["image_id"]]]
+    assert max(map(len, texts.values())) == 2 and all(len(set(said)) == len(said) for said in texts.values())
+    assert len({row["caption_id"] for row in rows}) == len(rows)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert manifest["stage"] == "augment@said" and manifest["params"]["draws"] == 6
+    assert manifest["counts"]["captions"] == len(rows) and manifest["counts"]["images"] == len(train) == 44
+    assert manifest["counts"]["repeated"] > 0  # a captioner that has learned anything says what people said
+
+
+def test_the_same_params_write_the_same_bytes(written: tuple[Params, Workspace]) -> None:
+    params, workspace = written
+    file = workspace.augmented("said") / "captions.parquet"
+    before = file.read_bytes()
+    augment.run(params, workspace, "said")
+    assert file.read_bytes() == before
+    other = dataclasses.replace(params.augment["said"], seed=2)
+    augment.run(dataclasses.replace(params, augment={"said": other}), workspace, "said")
+    assert file.read_bytes() != before
+    augment.run(params, workspace, "said")
+
+
+def test_a_retrieval_learns_from_them_and_its_control_from_as_many(written: tuple[Params, Workspace]) -> None:
+    params, workspace = written
+    count = len(read_table("captions", workspace.augmented("said")))
+    for name in ("more", "control"):
+        finetune.run(params, workspace, name)
+    reports = {name: json.loads(workspace.training(f"finetune/{name}").read_text()) for name in ("more", "control")}
+    for report in reports.values():
+        assert report["train_samples"] == 44 + count and report["steps"] == 6
+    assert reports["more"]["samples"] == reports["control"]["samples"]
+    assert reports["more"]["loss"] != reports["control"]["loss"]
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_a_sample_of_a_written_caption(written: tuple[Params, Workspace], control: bool) -> None:
+    """Its image's regions, and the written text or, in the control, the image's own once more."""
+    _, workspace = written
+    base = ShardDataset(workspace.shards, "train", "captions")
+    said = read_written(workspace.augmented("said"), workspace.shards)
+    more = AugmentedDataset(base, said, control=control)
+    assert len(more) == len(base) + len(said)
+    own = {sample.image_id: sample for sample in (base[i] for i in range(len(base)))}
+    for place, caption in enumerate(said):
+        sample = more[len(base) + place]
+        assert (sample.sample_id, sample.image_id) == (caption.caption_id, caption.image_id)
+        assert sample.text == (own[caption.image_id].text if control else caption.text)
+        assert sample.regions is not None
+        assert (sample.regions.features == own[caption.image_id].regions.features).all()
+    assert more[3] == base[3] or more[3].sample_id == base[3].sample_id
+    with pytest.raises(DataError, match="of no image of this run's `sources`"):
+        AugmentedDataset(base, [Written(caption_id="a", image_id="b", text="c")], control=control)
+
+
+def images(**changes: dict[str, str]) -> pa.Table:
+    """Two training images and one of each other split; changes: of the row with this id."""
+    rows = [
+        {"image_id": name, "source": source, "split": split, "sha256": f"hash of {name}"}
+        for name, source, split in (
+            ("a", "one", "train"),
+            ("b", "two", "train"),
+            ("v", "one", "val"),
+            ("t", "two", "test"),
+        )
+    ]
+    return pa.Table.from_pylist([row | changes.get(row["image_id"], {}) for row in rows], schema=SCHEMAS["images"])
+
+
+def test_images_of_an_evaluation_split_are_refused() -> None:
+    assert training_images(images(), []) == {"a", "b"} and training_images(images(), ["one"]) == {"a"}
+    with pytest.raises(DataError, match=r"1 images of the test split, such as a: .*Name other `sources`"):
+        training_images(images(t={"sha256": "hash of a"}), [])  # the same picture under another dataset's name
+    with pytest.raises(DataError, match="of the val split, such as v"):
+        training_images(pa.concat_tables([images(), images(v={"split": "train"}).slice(2, 1)]), [])
+    assert training_images(images(t={"sha256": "hash of a"}), ["two"]) == {"b"}
+    assert training_images(images(a={"sha256": ""}, t={"sha256": ""}), []) == {"a", "b"}  # not known is not equal
+    with pytest.raises(DataError, match="no training images of three"):
+        training_images(images(), ["three"])
+
+
+def test_a_leaking_stage_writes_nothing(written: tuple[Params, Workspace]) -> None:
+    params, workspace = written
+    rows = validated_images(workspace)
+    before = (workspace.augmented("said") / "captions.parquet").read_bytes()
+    leaking = [row | {"sha256": rows[0]["sha256"]} if row["split"] == "test" else row for row in rows]
+    try:
+        write_table(leaking, "images", workspace.validated)
+        with pytest.raises(DataError, match=f"of 1 images of the test split, such as {rows[0]['image_id']}"):
+            augment.run(params, workspace, "said")
+        write_table(rows[1:], "images", workspace.validated)
+        with pytest.raises(DataError, match="1 images of its train split are none of the validated tables'"):
+            augment.run(params, workspace, "said")
+    finally:
+        write_table(rows, "images", workspace.validated)
+    assert (workspace.augmented("said") / "captions.parquet").read_bytes() == before
+
+
+def test_captions_of_a_held_out_image_are_not_read(written: tuple[Params, Workspace], tmp_path: Path) -> None:
+    _, workspace = written
+    held_out = ShardDataset(workspace.shards, "test", "images", regions=False).image_ids()[0]
+    row = {"caption_id": "x", "image_id": held_out, "text": "a star", "provenance": "by hand"}
+    write_table([row], "captions", tmp_path)
+    with pytest.raises(DataError, match=f"of 1 images of the test split, such as {held_out}"):
+        read_written(tmp_path, workspace.shards)
+
+
+def test_the_likeliest_new_texts_are_chosen(written: tuple[Params, Workspace]) -> None:
+    from vlp_models.tasks.load import load_task_model
+
+    _, workspace = written
+    captioner = load_task_model(workspace.checkpoint("finetune/writer"))
+    word = {token: i for i, token in enumerate(captioner.tokenizer.vocabulary)}
+
+    def said(text: str, score: float) -> Hypothesis:
+        return Hypothesis(ids=[word[w] for w in text.split()], score=score)
+
+    drawn = [
+        said("a red star", -4.0),
+        said("a star", -2.7),  # likelier a token than the next, for all it is shorter
+        said("a blue star", -3.2),
+        said("a blue star", -3.2),
+        said("the star", -9.0),
+        said("", -0.1),
+    ]
+    assert choose(captioner, drawn, ["A  red star"], 2) == (["a blue star", "a star"], 2, 1)
+    assert choose(captioner, drawn, ["a red star"], 9)[0] == ["a blue star", "a star", "the star"]
+
+
+def sections(**changes: Any) -> dict[str, Any]:
+    raw = read_yaml(Path(__file__).parents[2] / "params.yaml")
+    raw["models"] = {**raw["models"], "xgpt": XGPT}
+    raw["pretrain"] = {**raw["pretrain"], **SECTIONS["pretrain"]}
+    raw["finetune"] = {**raw["finetune"], **SECTIONS["finetune"], **changes.pop("finetune", {})}
+    raw["augment"] = {"said": {**AUGMENT["said"], **changes.pop("said", {})}}
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"said": {"start": "pretrain/xgpt"}}, "written by a fine-tuning of the task captioning"),
+        ({"said": {"start": "finetune/tden-vqa"}}, "of the task captioning"),
+        ({"said": {"draws": 1}}, "`draws: 1` must be at least `captions: 2`"),
+        ({"said": {"top_p": 0.0}}, "`top_p` must be above 0"),
+        ({"said": {"sources": ["scene"]}}, "did you mean `scenes`"),
+        (
+            {"finetune": {"more": {"task": "retrieval", "start": "pretrain/tden", "augment": "sad"}}},
+            "did you mean `said`",
+        ),
+        (
+            {"finetune": {"more": {"task": "vqa", "start": "pretrain/tden", "augment": {"control": True}}}},
+            "needs `captions`",
+        ),
+        ({"finetune": {"writer": {**WRITER, "augment": "said"}}}, "captions come from writer itself"),
+        (
+            {"finetune": {"other": {"task": "retrieval", "start": "finetune/more", "augment": "said"}}, "said": {}},
+            "",  # a chain is none of it
+        ),
+    ],
+)
+def test_wrong_params_are_explained(changes: dict[str, Any], message: str) -> None:
+    if not message:
+        parse_params(sections(**changes))
+        return
+    with pytest.raises(ParamsError, match=message):
+        parse_params(sections(**changes))
+
+
+def test_a_task_that_learns_from_no_captions_takes_none() -> None:
+    vqa = {"task": "vqa", "start": "pretrain/tden", "augment": "said"}
+    with pytest.raises(ParamsError, match="vqa does not learn from captions"):
+        check_runs(parse_params(sections(finetune={"more": vqa})))
+    check_runs(parse_params(sections()))
+
+
+def test_dvc_yaml_speaks_of_it_where_params_yaml_does() -> None:
+    raw = sections()
+    stages = pipeline(parse_params(raw), raw, regions=True, pixels=False)
+    entries, deps = stages["finetune"]["foreach"], stages["finetune"]["do"]["deps"]
+    assert entries["more"]["augment"] == "data/augmented/said" and entries["tden-vqa"]["augment"] == NOTHING
+    assert "${item.augment}" in deps and "augment" in stages["plan"]["params"]
+    assert stages["augment"]["foreach"] == {"said": {"start": "finetune/writer", "family": "xgpt"}}
+    plain = read_yaml(Path(__file__).parents[2] / "params.yaml")
+    assert "augment" not in render(pipeline(parse_params(plain), plain, regions=True, pixels=False))
