@@ -38,6 +38,7 @@ PRESETS = {
     "tden-vcr": (["tden-cc3m"], PAPER - (2 * (768 * 768 + 768) + 769)),
     "xgpt": ([], {DEMO, XGPT_DEMO}),
     "xgpt-two-pass": (["xgpt"], {DEMO, XGPT_DEMO}),
+    "xgpt-augment": (["xgpt"], {DEMO, XGPT_DEMO}),
     "xgpt-cc3m": ([], XGPT_PAPER),
     "xgpt-coco": (["xgpt-cc3m"], XGPT_PAPER),
     "xgpt-flickr30k": (["xgpt-cc3m"], XGPT_PAPER),
