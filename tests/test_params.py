@@ -130,6 +130,10 @@ BENEATH = {
     "tden-vcr": ["tden-cc3m"],
     "tden-flickr30k": ["tden-cc3m"],
     "nlvr-structured": ["nlvr"],
+    "xgpt-augment": ["xgpt"],
+    "xgpt-coco": ["xgpt-cc3m"],
+    "xgpt-flickr30k": ["xgpt-cc3m"],
+    "xgpt-two-pass": ["xgpt"],
 }
 
 
