@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vlp_models.data.batch import Batch, Regions, Text
+from vlp_models.data.batch import Batch, Regions, ScoredRegions, Text
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
 
 
-def collate_regions(images: Sequence[RegionArrays], max_regions: int) -> Regions:
-    """Pads to the longest image, at most `max_regions` rows, the most confident ones.
+def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores: bool = False) -> Regions:
+    """Pads to the longest image, at most `max_regions` rows, the most confident ones. scores: as `ScoredRegions`.
 
     An image without a region gets one all-zero row whose mask is True: attention needs something to look at.
     """
@@ -36,12 +36,18 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int) -> Regions
         boxes[i, :n] = image.boxes[:n]
         class_probs[i, :n] = image.class_probs[:n]
         mask[i, : max(1, n)] = True
-    return Regions(
+    regions = Regions(
         features_BRF=torch.from_numpy(features),
         boxes_BR4=torch.from_numpy(boxes),
         class_probs_BRC=torch.from_numpy(class_probs),
         mask_BR=torch.from_numpy(mask),
     )
+    if not scores:
+        return regions
+    confidence = np.zeros(shape, dtype=np.float32)
+    for i, (image, n) in enumerate(zip(images, counts, strict=True)):
+        confidence[i, :n] = image.scores[:n]
+    return ScoredRegions(**vars(regions), scores_BR=torch.from_numpy(confidence))
 
 
 def objects_first(regions: RegionArrays, boxes: Sequence[Sequence[float]], min_overlap: float = 0.5) -> RegionArrays:

@@ -25,7 +25,12 @@ from vlp_models.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class RegionInput:
-    """Region features that a detector (or another source) made beforehand."""
+    """Region features that a detector (or another source) made beforehand.
+
+    scores: with the detector's confidence in each (`ScoredRegions`)
+    """
+
+    scores: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +145,7 @@ class InputReader:
         if known_objects:
             known = [boxes for s in samples for boxes in (s["boxes"], *(() for _ in s.others))]
             regions = [objects_first(r, boxes) for r, boxes in zip(regions, known, strict=True)]
-        return collate_regions(regions, self.max_regions)
+        return collate_regions(regions, self.max_regions, scores=wanted.scores)
 
     def text(self, texts: Sequence[str]) -> Text:
         """[CLS] ... [SEP] of each, with `word_BT` where the model asks for whole words."""

@@ -18,6 +18,7 @@ from vlp_models.params.schema import build
 FAMILIES: dict[str, str] = {
     "tden": "vlp_models.models.tden.model:TDEN",
     "xgpt": "vlp_models.models.xgpt.model:XGPT",
+    "unified_vlp": "vlp_models.models.unified_vlp.model:UnifiedVLP",
 }
 
 
@@ -25,7 +26,7 @@ FAMILIES: dict[str, str] = {
 class DataFacts:
     """What the data decides of a model; a family whose config has no field of that name is not told.
 
-    vocab_size, mask_id      of the tokenizer
+    vocab_size, mask_id, cls_id, sep_id  of the tokenizer; the last two as in a vocabulary trained here
     feature_dim, num_classes of the regions (data/features/manifest.json); 0 for a model that reads none
     """
 
@@ -33,6 +34,8 @@ class DataFacts:
     mask_id: int
     feature_dim: int = 0
     num_classes: int = 0
+    cls_id: int = 2
+    sep_id: int = 3
 
 
 def family_class(family: str) -> type[nn.Module]:

@@ -14,6 +14,7 @@ PROTOCOLS: dict[str, type] = {
         "Embeds",
         "ScoresPairs",
         "Generates",
+        "GeneratesByMasks",
         "Pretrains",
         "PredictsMaskedWords",
         "GroupsParameters",

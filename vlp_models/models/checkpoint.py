@@ -156,6 +156,8 @@ def build_from_config(info: CheckpointInfo, tokenizer: Tokenizer, where: Path) -
     facts = DataFacts(
         vocab_size=tokenizer.vocab_size,
         mask_id=tokenizer.mask_id,
+        cls_id=tokenizer.cls_id,
+        sep_id=tokenizer.sep_id,
         feature_dim=info.feature_dim,
         num_classes=len(info.classes),
     )

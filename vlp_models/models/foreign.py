@@ -132,7 +132,7 @@ class Asked:
     """What an import was asked for beside the file.
 
     facts   of the data at hand
-    config  of the model in params.yaml, for a format that does not tell the architecture
+    config, family  of the model in params.yaml, for a format that does not tell the architecture
     task    what a task's model was trained for, where the file could be two
     heads   attention heads; 0: as the format usually has them
     vocabulary, lowercase  the tokenizer's
@@ -140,6 +140,7 @@ class Asked:
 
     facts: DataFacts
     config: Mapping[str, Any]
+    family: str = ""
     task: str = ""
     heads: int = 0
     vocabulary: tuple[str, ...] = ()

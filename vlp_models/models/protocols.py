@@ -7,6 +7,7 @@
 | Embeds              | retrieval by one matrix product                 |
 | ScoresPairs         | retrieval without a dual encoder                |
 | Generates           | captioning                                      |
+| GeneratesByMasks    | captioning that learns from a few hidden words  |
 | Pretrains           | the pretraining stage                           |
 | PredictsMaskedWords | two-pass scheduled sampling                     |
 | GroupsParameters    | learning rates, freezing, optimisers by part    |
@@ -94,6 +95,17 @@ class Generates(Protocol):
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]: ...  # logits [N, V]
 
     def reorder(self, state: Any, index_N: Tensor) -> Any: ...  # hypothesis i continues hypothesis index[i]
+
+
+@runtime_checkable
+class GeneratesByMasks(Generates, Protocol):
+    """A [MASK] is put behind what has been said, and becomes the next word. So hidden words teach it to speak."""
+
+    def masked_words(
+        self, batch: Batch, *, generator: torch.Generator, mask_probability: float
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of the M words that were hidden, [M, V], and what they were, int64 [M]."""
+        ...
 
 
 @runtime_checkable

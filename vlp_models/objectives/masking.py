@@ -54,6 +54,20 @@ def select_tokens(mask_BT: Tensor, probability: float, generator: torch.Generato
     return chosen_BT & word_positions(mask_BT)
 
 
+def select_number(
+    candidates_BT: Tensor, length_B: Tensor, probability: float, generator: torch.Generator, *, at_most: int = 0
+) -> Tensor:
+    """Of each sentence's candidates `probability` times its length, rounded (halves to even), one at least, as BERT and
+    UniLM do; none if the probability is zero. bool [B, T]
+
+    length_B int64: how many words it has. at_most: the most of a sentence; 0: no limit.
+    """
+    number_B = (length_B.double() * probability).round().clamp(min=1 if probability > 0 else 0, max=at_most or None)
+    draw_BT = draw_uniform(tuple(candidates_BT.shape), generator, candidates_BT.device)
+    rank_BT = draw_BT.masked_fill(~candidates_BT, 2.0).argsort(dim=1, stable=True).argsort(dim=1)
+    return candidates_BT & (rank_BT < number_B[:, None])
+
+
 def mask_tokens(
     ids_BT: Tensor,
     selected_BT: Tensor,

@@ -94,6 +94,8 @@ def data_facts(inputs: Inputs) -> DataFacts:
     return DataFacts(
         vocab_size=inputs.tokenizer.vocab_size,
         mask_id=inputs.tokenizer.mask_id,
+        cls_id=inputs.tokenizer.cls_id,
+        sep_id=inputs.tokenizer.sep_id,
         feature_dim=inputs.manifest.feature_dim,
         num_classes=inputs.manifest.num_classes,
     )

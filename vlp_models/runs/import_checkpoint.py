@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 # format -> module:function, called with the source and `models.foreign.Asked`, gives `models.foreign.Imported`
 FORMATS: dict[str, str] = {
     "xmodaler-tden": "vlp_models.models.tden.public.convert:read_xmodaler",
-    "bert": "vlp_models.models.tden.convert_bert:read_bert",
+    "bert": "vlp_models.models.bert:read_bert",
+    "unified-vlp": "vlp_models.models.unified_vlp.public:read_unified_vlp",
 }
 PRESET = "preset.yaml"  # beside imported weights: the model in params.yaml that begins with them
 UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained a task on sets no limit
@@ -48,9 +49,9 @@ def import_checkpoint(
     """Writes checkpoints/imported/NAME, and in it preset.yaml, which adds a model to params.yaml that begins so.
 
     Args:
-        form: `xmodaler-tden`: `source` is a file of the public TDEN code; a task's becomes that task's checkpoint, its
-            classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture is that of params.yaml's
-            `models.NAME.config`, other modules stay fresh (`models.NAME.seed`).
+        form: `xmodaler-tden`, `unified-vlp`: `source` is a file of the public code; a task's becomes that task's
+            checkpoint, its classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture is that
+            of params.yaml's `models.NAME.config`, other modules stay fresh (`models.NAME.seed`).
         task: which task's model it is, where the file leaves it open.
         heads: attention heads; 0: as the format usually has them.
         answers: of a VQA model: a JSON list of what its classifier's rows stand for.
@@ -85,6 +86,7 @@ def import_checkpoint(
     asked = Asked(
         facts=facts,
         config=own.config if own else {},
+        family=own.family if own else "",
         task=task,
         heads=heads,
         vocabulary=inputs.tokenizer.vocabulary,

@@ -19,7 +19,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.metrics.caption import CaptionSet, constant_caption, human_agreement, score_caption_sets
 from vlp_models.metrics.truth import score_truth
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.models.protocols import Generates
+from vlp_models.models.protocols import Generates, GeneratesByMasks
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.msg import sentence_generation
 from vlp_models.params import EvaluateParams
@@ -50,14 +50,29 @@ class SelfCriticalParams:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptioningOptions(TaskOptions):
-    """self_critical: CIDEr-D as reward instead of cross-entropy; it learns from images, not from pairs."""
+    """
+    targets        every: of each caption all words, each from those before it. masked: a few hidden words, as a model
+                   that predicts masked words was pretrained (Unified VLP's paper); validation is on every word
+    mask_probability  of `masked`: the share of a caption's words
+    self_critical  CIDEr-D as reward instead of cross-entropy; it learns from images, not from pairs
+    """
 
     label_smoothing: float = 0.0
+    targets: Literal["every", "masked"] = "every"
+    mask_probability: float = 0.15
     self_critical: SelfCriticalParams | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ParamsError(f"params.yaml: `options.label_smoothing: {self.label_smoothing}` must be 0 to below 1")
+        if not 0 < self.mask_probability <= 1:
+            raise ParamsError(
+                f"params.yaml: `options.mask_probability: {self.mask_probability}` must be above 0, up to 1"
+            )
+        if self.self_critical and self.targets != "every":
+            raise ParamsError(
+                "params.yaml: `options.targets: masked` has no meaning in self-critical training; leave it out"
+            )
 
 
 class Captioning(TaskModel):
@@ -85,7 +100,13 @@ class Captioning(TaskModel):
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
         super().__init__(model, tokenizer, info)
-        self.label_smoothing = cast(CaptioningOptions, self.options).label_smoothing
+        options = cast(CaptioningOptions, self.options)
+        self.label_smoothing = options.label_smoothing
+        if options.targets == "masked" and not isinstance(model, GeneratesByMasks):
+            raise ParamsError(
+                f"params.yaml: `options.targets: masked`: the model `{info.name}` does not generate by masked words; "
+                "`targets: every` fits"
+            )
         self.beam_size = 3
         self.max_caption_len = 24  # tokens, [SEP] included
 
@@ -98,7 +119,13 @@ class Captioning(TaskModel):
         return options.self_critical is not None
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
-        """The text is the target. Part `captioning`: mean over the batch's tokens."""
+        """The text is the target. Part `captioning`: mean over the batch's tokens, or over those that are hidden."""
+        options = cast(CaptioningOptions, self.options)
+        if options.targets == "masked" and self.training:
+            logits_MV, targets_M = cast(GeneratesByMasks, self.model).masked_words(
+                batch, generator=generator, mask_probability=options.mask_probability
+            )
+            return sentence_generation(logits_MV, targets_M, label_smoothing=self.label_smoothing, name="captioning")
         at_BT = batch.text.followed_BT
         return sentence_generation(
             cast(Generates, self.model).generation_logits(batch.image, batch.text, at_BT),

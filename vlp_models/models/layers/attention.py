@@ -29,6 +29,10 @@ class KeyValues(NamedTuple):
     def select(self, index_N: Tensor) -> KeyValues:
         return KeyValues(self.keys.index_select(0, index_N), self.values.index_select(0, index_N))
 
+    def without_last(self) -> KeyValues:
+        """But for the last token's."""
+        return KeyValues(self.keys[:, :, :-1], self.values[:, :, :-1])
+
 
 class MultiHeadAttention(nn.Module):
     """Scaled dot-product attention with biases (Vaswani et al. 2017, section 3.2.2).

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vlp_models.errors import CheckpointError
+from vlp_models.models.bert import ENCODER_BLOCK, Converter
 from vlp_models.models.foreign import Asked, Imported, Taker, read_state_dict
 
 # Modules of the public code that some checkpoints lack, and what they are here.
@@ -45,13 +46,6 @@ _NOTES = (
 )
 # In VQA and VCR, `predictor` is no language model's head but the holistic feature and its classifiers.
 _FUSION = tuple(f"predictor.{part}." for part in ("u_pooler", "v_pooler", "g_pooler", "u_logits", "g_logits"))
-ENCODER_BLOCK = {
-    "attention.out": "attention.output.dense",
-    "attention_end.norm": "attention.output.LayerNorm",
-    "ffn.0": "intermediate.dense",
-    "ffn.2": "output.dense",
-    "ffn_end.norm": "output.LayerNorm",
-}
 _CROSS_BLOCK = {
     "attention.out": "biattention.output.dense",
     "attention_end.norm": "biattention.output.LayerNorm",
@@ -73,37 +67,8 @@ _DECODER_BLOCK = {
 }
 
 
-class Converter:
-    """Collects weights under their new names."""
-
-    def __init__(self, taker: Taker, hidden: int, intermediate: int) -> None:
-        self.taker = taker
-        self.hidden = hidden
-        self.intermediate = intermediate
-        self.weights: dict[str, Tensor] = {}
-
-    def linear(self, ours: str, theirs: str, outputs: int, inputs: int) -> None:
-        self.weights[f"{ours}.weight"] = self.taker.take(f"{theirs}.weight", outputs, inputs)
-        self.weights[f"{ours}.bias"] = self.taker.take(f"{theirs}.bias", outputs)
-
-    def norm(self, ours: str, theirs: str, size: int = 0) -> None:
-        for part in ("weight", "bias"):
-            self.weights[f"{ours}.{part}"] = self.taker.take(f"{theirs}.{part}", size or self.hidden)
-
-    def attention(self, ours: str, theirs: str) -> None:
-        """Three projections as one, in the order query, key, value."""
-        for part, shape in (("weight", (self.hidden, self.hidden)), ("bias", (self.hidden,))):
-            parts = [self.taker.take(f"{theirs}.{name}.{part}", *shape) for name in ("query", "key", "value")]
-            self.weights[f"{ours}.qkv.{part}"] = torch.cat(parts)
-
-    def block(self, ours: str, theirs: str, names: Mapping[str, str]) -> None:
-        for own, other in names.items():
-            if "norm" in own:
-                self.norm(f"{ours}.{own}", f"{theirs}.{other}")
-                continue
-            outputs = self.intermediate if own.endswith("ffn.0") else self.hidden
-            inputs = self.intermediate if own.endswith("ffn.2") else self.hidden
-            self.linear(f"{ours}.{own}", f"{theirs}.{other}", outputs, inputs)
+class _Converter(Converter):
+    """With what is TDEN's alone."""
 
     def pooler(self, ours: str, theirs: str, size: int, batch_norm: bool) -> None:
         self.linear(f"{ours}.score.0", f"{theirs}.att.0", self.hidden, self.hidden)
@@ -154,7 +119,7 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str =
     if hidden % heads:
         raise CheckpointError(f"{heads} attention heads do not divide the hidden size {hidden}; give the right number")
 
-    c = Converter(taker, hidden, intermediate)
+    c = _Converter(taker, hidden, intermediate)
     words = taker.take("token_embed.embeddings.weight", vocab, hidden)
     types = taker.take("token_embed.embeddings_token_type.weight", 3, hidden)
     c.weights |= {
@@ -246,7 +211,7 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str =
     )
 
 
-def _fusion(c: Converter, layers: int, pooled: int, outputs: int, *, decoder: bool) -> dict[str, Tensor]:
+def _fusion(c: _Converter, layers: int, pooled: int, outputs: int, *, decoder: bool) -> dict[str, Tensor]:
     """The holistic feature's weights, into `c`; returns its classifier's, with a decoder two of them."""
     c.pooler("fusion_poolers.text", "predictor.u_pooler", pooled, batch_norm=False)
     for i in range(layers):

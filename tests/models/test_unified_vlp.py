@@ -1,0 +1,309 @@
+"""Unified VLP against the paper's formulas, and what may depend on what."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from tiny_unified_vlp import FACTS, MASK, SIZES, VARIANTS, Slow, scored, tiny_unified_vlp
+
+from vlp_models.data.batch import Batch, Pixels, Regions, Text
+from vlp_models.decoding.beam import beam_search
+from vlp_models.decoding.greedy import greedy
+from vlp_models.decoding.sampling import sample
+from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.models import build_model
+from vlp_models.models.abilities import protocols_of
+from vlp_models.models.layers.masks import prefix_mask
+from vlp_models.objectives.masking import Corruption
+
+NAMES = list(VARIANTS)
+BOTH = {"bidirectional": None, "seq2seq": None}
+
+
+@pytest.fixture
+def batch(make_batch) -> Batch:
+    return scored(make_batch())
+
+
+def sentence(batch: Batch, i: int) -> list[int]:
+    """The words and the closing [SEP]."""
+    return batch.text.ids_BT[i, 1 : int(batch.text.mask_BT[i].sum())].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_words_are_told_as_the_paper_says(batch, name):
+    model = tiny_unified_vlp(**VARIANTS[name])
+    generator = torch.Generator().manual_seed(3)
+    hidden = model.corrupt(batch, objectives=BOTH, generator=generator, mask_probability=0.4)
+    with torch.no_grad():
+        done = model.masked_pass(batch, hidden, model.encode_corrupted(batch, hidden), BOTH)
+    slow, total = Slow(model), {"bidirectional": 0.0, "seq2seq": 0.0}
+    rows = dict.fromkeys(total, 0)
+    for i in range(len(batch)):
+        words = hidden.ids_BT[i, 1 : int(batch.text.mask_BT[i].sum())].tolist()
+        for path in total:
+            states = slow.states(batch.image, i, words, path == "seq2seq")
+            for place in hidden.words_BT[i].nonzero()[:, 0].tolist():
+                logits = slow.word_logits(states[place - len(words) - 1])
+                found = done.word_logits[path][rows[path]]
+                np.testing.assert_allclose(found.numpy(), logits, atol=1e-10)
+                total[path] += np.log(np.exp(logits).sum()) - logits[batch.text.ids_BT[i, place]]
+                rows[path] += 1
+    for path, loss in done.losses.items():
+        assert loss.count == rows[path] == hidden.words_BT.sum()
+        assert loss.sum.item() == pytest.approx(total[path], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mask_behind_what_has_been_said_tells_the_next_word(batch, name):
+    """Teacher forcing of all words at once is what a [MASK] in each word's place, and nothing behind it, would tell."""
+    model = tiny_unified_vlp(**VARIANTS[name])
+    with torch.no_grad():
+        logits = model.generation_logits(batch.image, batch.text)
+        some = batch.text.followed_BT & (torch.arange(9) % 3 == 1)
+        picked = model.generation_logits(batch.image, batch.text, some)
+    torch.testing.assert_close(picked, logits[some], rtol=0, atol=1e-10)
+    slow = Slow(model)
+    for i in range(len(batch)):
+        words = sentence(batch, i)
+        for t in range(len(words) + 1):
+            state = slow.states(batch.image, i, [*words[:t], MASK], True)[-1]
+            np.testing.assert_allclose(logits[i, t].numpy(), slow.word_logits(state), atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_feature_of_vqa_is_cls_times_sep(batch, name):
+    model = tiny_unified_vlp(**VARIANTS[name])
+    with torch.no_grad():
+        pooled = model.fuse(batch.image, batch.text).pooled_BP
+    assert pooled.shape == (4, model.fused_dim)
+    slow = Slow(model)
+    for i in range(len(batch)):
+        states = slow.states(batch.image, i, sentence(batch, i), False)
+        both = states[0] * states[int(batch.image.mask_BR[i].sum()) + 1]
+        np.testing.assert_allclose(pooled[i].numpy(), np.maximum(slow.linear("fusion", both), 0), atol=1e-10)
+
+
+def test_the_masks_are_the_papers():
+    """Figure 2, right, for every length and both objectives."""
+    regions, tokens = 3, 5
+    for seq2seq in (False, True):
+        for length in range(1, tokens + 1):
+            real = torch.tensor([[True] * (1 + regions) + [i < length for i in range(tokens)]])
+            found = prefix_mask(real, regions + 2, torch.tensor([seq2seq]))[0, 0]
+            for j in range(1 + regions + tokens):
+                for k in range(1 + regions + tokens):
+                    seen = real[0, k] and (not seq2seq or k < regions + 2 or k <= j)
+                    assert bool(found[j, k]) == bool(seen), (seq2seq, length, j, k)
+    assert torch.equal(
+        prefix_mask(real, regions + 2, None).expand(1, 1, 9, 9), prefix_mask(real, regions + 2, torch.tensor([False]))
+    )
+
+
+def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
+    """All that a task can ask of the model, one row per sample."""
+    words = torch.zeros_like(batch.text.mask_BT)
+    words[:, 1] = True
+    hidden = Corruption(ids_BT=batch.text.ids_BT.masked_fill(words, MASK), words_BT=words)
+    with torch.no_grad():
+        fused = model.fuse(batch.image, batch.text)
+        told = model.masked_pass(batch, hidden, model.encode_corrupted(batch, hidden), BOTH).word_logits
+        return {
+            "pooled": fused.pooled_BP,
+            "fused text": fused.text_BTD * batch.text.mask_BT[..., None],
+            "logits": model.generation_logits(batch.image, batch.text) * batch.text.mask_BT[..., None],
+            **told,
+        }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_does_not_depend_on_its_batch(batch, name):
+    """Neither on the other samples and their order, nor on what stands in the padding, nor on how much of it."""
+    model = tiny_unified_vlp(**VARIANTS[name])
+    together = everything(model, batch)
+    hidden = ~batch.image.mask_BR[..., None]
+    noise = dataclasses.replace(
+        batch,
+        image=dataclasses.replace(
+            batch.image,
+            features_BRF=batch.image.features_BRF.masked_fill(hidden, 7.0),
+            boxes_BR4=batch.image.boxes_BR4.masked_fill(hidden, 0.5),
+        ),
+        text=dataclasses.replace(batch.text, ids_BT=batch.text.ids_BT.masked_fill(~batch.text.mask_BT, 9)),
+    )
+    backwards = everything(model, noise.select(torch.tensor([3, 2, 1, 0])))
+    for key, value in together.items():
+        torch.testing.assert_close(backwards[key].flip(0), value, rtol=0, atol=1e-10, msg=key)
+    for i in range(len(batch)):
+        one = batch.select(torch.tensor([i]))
+        length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
+        rows = {n: t if n == "aspect_B" else t[:, :regions] for n, t in vars(one.image).items()}
+        cut = dataclasses.replace(
+            one,
+            image=type(one.image)(**rows),
+            text=Text(ids_BT=one.text.ids_BT[:, :length], mask_BT=one.text.mask_BT[:, :length]),
+        )
+        for key, value in everything(model, cut).items():
+            expected = together[key][i : i + 1]
+            expected = expected[:, :length] if expected.dim() == 3 else expected
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-10, msg=key)
+
+
+def test_texts_that_share_an_image_are_those_of_as_many_images(batch):
+    model = tiny_unified_vlp()
+    owner = torch.tensor([2, 0, 2, 2])
+    apart = everything(model, dataclasses.replace(batch, image=batch.image.select(owner)))
+    shared = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=owner))
+    for key, value in everything(model, shared).items():
+        torch.testing.assert_close(value, apart[key], rtol=0, atol=1e-10, msg=key)
+    with pytest.raises(DataError, match="owner_N"):
+        model.fuse(batch.image.select(torch.tensor([0, 1])), batch.text)
+
+
+def test_seq2seq_sees_no_later_word_and_bidirectional_all(batch):
+    model = tiny_unified_vlp()
+    logits = model.generation_logits(batch.image, batch.text)
+    words = torch.zeros_like(batch.text.mask_BT)
+    words[:, 1] = True
+
+    def told(ids):
+        hidden = Corruption(ids_BT=ids, words_BT=words)
+        return model.masked_pass(batch, hidden, model.encode_corrupted(batch, hidden), BOTH).word_logits
+
+    for changed in range(1, 8):
+        ids = batch.text.ids_BT.clone()
+        ids[:, changed] = (ids[:, changed] + 1) % 30
+        other = model.generation_logits(batch.image, dataclasses.replace(batch.text, ids_BT=ids))
+        assert torch.equal(other[:, :changed], logits[:, :changed])
+        assert not torch.allclose(other[0, changed], logits[0, changed])
+        before, after = told(batch.text.ids_BT), told(ids)
+        assert torch.equal(before["seq2seq"], after["seq2seq"]) is (changed > 1)
+        assert not torch.allclose(before["bidirectional"][0], after["bidirectional"][0])
+
+
+def test_image_and_text_both_reach_every_output(batch):
+    for name in NAMES:
+        model = tiny_unified_vlp(**VARIANTS[name])
+        before = everything(model, batch)
+        after = everything(model, dataclasses.replace(batch, image=batch.image.blanked()))
+        for key in before:
+            assert not torch.allclose(before[key], after[key]), (name, key)
+
+
+def test_class_probabilities_are_read_where_they_are_input(batch):
+    probs = batch.image.class_probs_BRC.flip(-1)
+    other = dataclasses.replace(batch, image=dataclasses.replace(batch.image, class_probs_BRC=probs))
+    for name, reads in (("paper", True), ("public code", True), ("pretext", False), ("no classes", False)):
+        model = tiny_unified_vlp(**VARIANTS[name])
+        same = torch.equal(model.fuse(batch.image, batch.text).pooled_BP, model.fuse(other.image, batch.text).pooled_BP)
+        assert same is not reads, name
+
+
+@pytest.mark.parametrize("name", ["paper", "public code"])
+def test_cached_steps_equal_teacher_forcing(batch, name):
+    """Also with three hypotheses per image, shuffled within and across images on the way."""
+    model = tiny_unified_vlp(**VARIANTS[name])
+    size, length = batch.text.ids_BT.shape
+    copies = torch.arange(size).repeat_interleave(3)
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(5, 30, (3 * size, length), generator=generator)
+    state = model.reorder(model.start(batch.image, max_len=length), copies)
+    prefix = state.memory
+    for t in range(length):
+        if t == 2:  # within images
+            index = copies * 3 + torch.randint(0, 3, (3 * size,), generator=generator)
+            state, ids = model.reorder(state, index), ids[index]
+        if t == 5:  # hypotheses leave unevenly, images change places
+            index = torch.tensor([7, 0, 1, 11, 4])
+            state, ids, copies = model.reorder(state, index), ids[index], copies[index]
+        logits, state = model.step(ids[:, t], state)
+        text = Text(ids_BT=ids[:, : t + 1], mask_BT=torch.ones_like(ids[:, : t + 1], dtype=torch.bool))
+        text = dataclasses.replace(text, owner_N=copies)
+        expected = model.generation_logits(batch.image, text)[:, -1]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+        assert state.memory is prefix, "the image's keys and values are never copied"
+        assert all(past.keys.shape[2] == t for past in state.past), "no [MASK] is kept, nor [CLS]"
+
+
+def test_one_beam_is_greedy_and_more_are_no_worse(batch):
+    model = tiny_unified_vlp()
+    ends = {"max_len": 7, "bos_id": 2, "eos_id": 3}
+    plain, one = greedy(model, batch.image, **ends), beam_search(model, batch.image, beam_size=1, **ends)
+    assert [h.ids for h in plain] == [h.ids for h in one]
+    for p, o, five in zip(plain, one, beam_search(model, batch.image, beam_size=5, **ends), strict=True):
+        assert p.score == pytest.approx(o.score) and five.score >= p.score - 1e-9
+    drawn = sample(model, batch.image, num_samples=2, generator=torch.Generator().manual_seed(1), **ends)
+    assert [len(group) for group in drawn] == [2] * 4
+
+
+def test_it_says_what_it_can_do(batch):
+    assert set(protocols_of("unified_vlp")) == {
+        "Fuses",
+        "Generates",
+        "GeneratesByMasks",
+        "Pretrains",
+        "PredictsMaskedWords",
+        "GroupsParameters",
+        "Adopts",
+    }
+    model = tiny_unified_vlp()
+    groups = model.parameter_groups()
+    assert set(groups) == {"regions", "stack", "heads"}
+    held = [id(p) for group in groups.values() for p in group]
+    assert sorted(held) == sorted(id(p) for p in model.parameters())
+
+
+def test_it_adopts_longer_tables_and_refuses_other_meanings():
+    model, longer = tiny_unified_vlp(1), tiny_unified_vlp(2, max_positions=40)
+    adopted = longer.adopt(model.state_dict(), dataclasses.asdict(model.config))
+    assert adopted.fresh == ["text_embedding.positions.weight"] and not adopted.left_out
+    assert torch.equal(longer.text_embedding.positions.weight[:32], model.text_embedding.positions.weight)
+    with pytest.raises(CheckpointError, match="region_slots: 5 here, 7 there"):
+        tiny_unified_vlp(region_slots=5).adopt(model.state_dict(), dataclasses.asdict(model.config))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"heads": 3}, "multiple of heads"),
+        ({"layers": 0}, "at least one"),
+        ({"max_positions": 10}, "must hold region_slots"),
+        ({"max_masked": -1}, "max_masked"),
+        ({"compat_reference": True, "region_classes": "none"}, "region_classes: input"),
+        ({"region_classes": "inputs"}, "region_classes"),
+    ],
+)
+def test_a_config_that_cannot_be(config, says):
+    with pytest.raises(ParamsError, match=says):
+        build_model("unified_vlp", {**SIZES, **config}, FACTS)
+
+
+def test_wrong_input_is_named(batch):
+    model = tiny_unified_vlp()
+    with pytest.raises(DataError, match="region features"):
+        model.fuse(Pixels(pixels_B3HW=torch.zeros(4, 3, 8, 8)), batch.text)
+    plain = Regions(**{n: t for n, t in vars(batch.image).items() if n not in ("scores_BR", "aspect_B")})
+    with pytest.raises(DataError, match="ScoredRegions"):
+        tiny_unified_vlp(compat_reference=True).fuse(plain, batch.text)
+    ids = torch.full((4, 30), 9)
+    long = Text(ids_BT=ids, mask_BT=ids > 0)
+    with pytest.raises(ParamsError, match="30 tokens of text"):
+        model.fuse(batch.image, long)
+    with pytest.raises(ParamsError, match="max_len is 24"):
+        model.start(batch.image, max_len=24)
+
+
+def test_sizes_equal_the_public_model():
+    """The public code's BERT-base with the VQA classifier has 121.93M weights, with BERT's pooler, six segments and
+    3129 answers; here the answers' layer is the task's."""
+    from dataclasses import replace
+
+    facts = replace(FACTS, vocab_size=28996, mask_id=103, cls_id=101, sep_id=102, feature_dim=2048, num_classes=1601)
+    with torch.device("meta"):
+        model = build_model("unified_vlp", {"compat_reference": True}, facts)
+    ours = sum(p.numel() for p in model.parameters())
+    theirs = ours + (768 * 768 + 768) + 2 * 768 + (1536 * 3129 + 3129)
+    assert theirs / 1e6 == pytest.approx(121.93, abs=0.005)

@@ -1,0 +1,218 @@
+"""Weights of others: BERT's and UniLM's as Hugging Face has them, and the public code's layout, written out here by its
+documented names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_unified_vlp import FACTS, MASK, SEP, scored, tiny_unified_vlp
+from torch import Tensor
+from transformers import BertConfig, BertForPreTraining
+
+from vlp_models.errors import CheckpointError
+from vlp_models.models import build_model
+from vlp_models.models.foreign import read_state_dict
+from vlp_models.models.layers.masks import prefix_mask
+from vlp_models.models.layers.packing import Packing
+from vlp_models.models.unified_vlp.convert_bert import convert_bert
+from vlp_models.models.unified_vlp.learning import BIDIRECTIONAL, SEQ2SEQ
+from vlp_models.models.unified_vlp.model import UnifiedVLP
+from vlp_models.models.unified_vlp.public import convert_public
+
+
+def bert(seed: int = 0, **changes: Any) -> BertForPreTraining:
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+        layer_norm_eps=1e-5,
+        attn_implementation="eager",
+        **changes,
+    )
+    model = BertForPreTraining(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.rand_like(parameter) * 0.2)
+    return model
+
+
+@pytest.mark.parametrize("types", [2, 6])
+@pytest.mark.parametrize("objective", [BIDIRECTIONAL, SEQ2SEQ])
+def test_the_stack_is_berts(tmp_path, make_batch, types, objective):
+    """Random weights, float32: embeddings of words, the blocks under the paper's masks, and the words' logits, at most
+    1e-5 from transformers'."""
+    theirs, batch = bert(type_vocab_size=types), make_batch()
+    state = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors")
+    ours = tiny_unified_vlp().float()
+    weights = convert_bert(read_state_dict(tmp_path / "model.safetensors"), theirs.config.to_dict(), ours.config)
+    result = ours.load_state_dict(weights, strict=False)
+    assert not result.unexpected_keys
+    assert {name.split(".")[0] for name in result.missing_keys} == {"region_embedding", "fusion"}
+
+    image = batch.image.to("cpu")
+    image = dataclasses.replace(
+        image,
+        features_BRF=image.features_BRF.float(),
+        boxes_BR4=image.boxes_BR4.float(),
+        class_probs_BRC=image.class_probs_BRC.float(),
+    )
+    segment = {2: {BIDIRECTIONAL: (0, 1), SEQ2SEQ: (0, 1)}, 6: {BIDIRECTIONAL: (0, 1), SEQ2SEQ: (4, 5)}}[types][
+        objective
+    ]
+    ids = batch.text.ids_BT.clone()
+    ids[:, 0] = SEP
+    places = torch.arange(ids.shape[1])
+    with torch.no_grad():
+        words = ours.embed_words(batch.text.ids_BT, 0, objective)
+        expected = theirs.bert.embeddings(
+            input_ids=ids,
+            position_ids=(ours.config.region_slots + 1 + places)[None],
+            token_type_ids=torch.where(places == 0, *segment).expand_as(ids),
+        )
+        torch.testing.assert_close(words, expected, rtol=0, atol=1e-5)
+
+        x = torch.cat([ours.embed_visual(ours.embed_regions(image), objective), words], 1)
+        real = torch.cat([torch.ones(4, 1, dtype=torch.bool), image.mask_BR, batch.text.mask_BT], 1)
+        causal = torch.full((4,), objective == SEQ2SEQ)
+        mask = prefix_mask(real, image.mask_BR.shape[1] + 2, causal)
+        states, packing = ours.encode(x, real, image.mask_BR.shape[1] + 2, causal)
+        added = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        found = theirs.bert.encoder(x, attention_mask=added).last_hidden_state
+        assert isinstance(packing, Packing)
+        torch.testing.assert_close(states, found[real], rtol=0, atol=1e-5)
+        logits = theirs.cls.predictions(found)[real]
+        torch.testing.assert_close(ours.predict_words(states), logits, rtol=0, atol=1e-5)
+    assert logits.std() > 0.1
+
+
+def test_bert_of_other_sizes_is_refused():
+    theirs, ours = bert(), tiny_unified_vlp()
+    with pytest.raises(CheckpointError, match="layers 2, BERT's num_hidden_layers 12"):
+        convert_bert({}, {**theirs.config.to_dict(), "num_hidden_layers": 12}, ours.config)
+    with pytest.raises(CheckpointError, match="token types 2 or 6, BERT's type_vocab_size 3"):
+        convert_bert({}, {**theirs.config.to_dict(), "type_vocab_size": 3}, ours.config)
+    state = dict(theirs.state_dict())
+    state["bert.extra"] = torch.zeros(1)
+    del state["bert.encoder.layer.1.output.dense.bias"]
+    with pytest.raises(CheckpointError, match=r"missing: encoder.layer.1.output.dense.bias\n.*unexpected: extra"):
+        convert_bert(state, theirs.config.to_dict(), ours.config)
+
+
+def public_layout(model: UnifiedVLP, answers: int = 0, smoothing: bool = False) -> dict[str, Tensor]:
+    """The names of the public code, for the weights of `model` and a classifier of `answers`."""
+    own = {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
+    hidden = model.config.hidden
+    state: dict[str, Tensor] = {}
+
+    def put(theirs: str, ours: str) -> None:
+        for part in ("weight", "bias"):
+            state[f"{theirs}.{part}"] = own[f"{ours}.{part}"]
+
+    for kind, name in (("words", "word"), ("positions", "position")):
+        state[f"bert.embeddings.{name}_embeddings.weight"] = own[f"text_embedding.{kind}.weight"]
+    types = own["text_embedding.types.weight"]
+    state["bert.embeddings.token_type_embeddings.weight"] = torch.cat(
+        [types[:2], torch.full((2, hidden), 9.0), types[2:]]
+    )
+    put("bert.embeddings.LayerNorm", "text_embedding.norm")
+    for i in range(model.config.layers):
+        theirs, ours = f"bert.encoder.layer.{i}", f"stack.{i}"
+        for part in ("weight", "bias"):
+            for name, rows in zip(("query", "key", "value"), own[f"{ours}.attention.qkv.{part}"].chunk(3), strict=True):
+                state[f"{theirs}.attention.self.{name}.{part}"] = rows.clone()
+        put(f"{theirs}.attention.output.dense", f"{ours}.attention.out")
+        put(f"{theirs}.attention.output.LayerNorm", f"{ours}.attention_end.norm")
+        put(f"{theirs}.intermediate.dense", f"{ours}.ffn.0")
+        put(f"{theirs}.output.dense", f"{ours}.ffn.2")
+        put(f"{theirs}.output.LayerNorm", f"{ours}.ffn_end.norm")
+    state |= {"bert.pooler.dense.weight": torch.ones(hidden, hidden), "bert.pooler.dense.bias": torch.ones(hidden)}
+    state["cls.predictions.bias"] = own["word_head.bias"]
+    put("cls.predictions.transform.dense", "word_head.dense")
+    put("cls.predictions.transform.LayerNorm", "word_head.norm")
+    state["cls.predictions.decoder.weight"] = own["text_embedding.words.weight"]
+    put("vis_embed.0", "region_embedding.features.0")
+    put("vis_embed.2", "region_embedding.features.2")
+    put("vis_pe_embed.0", "region_embedding.places")
+    if answers:
+        put("ans_classifier.0", "fusion")
+        state["ans_classifier.2.weight"] = torch.randn(answers, 2 * hidden)
+        state["ans_classifier.2.bias"] = torch.randn(answers)
+    if smoothing:
+        state["crit_mask_lm_smoothed.one_hot"] = torch.ones(1, model.config.vocab_size)
+    return state
+
+
+@pytest.mark.parametrize("answers", [0, 7])
+def test_a_public_checkpoint_gives_the_same_outputs(tmp_path, make_batch, answers):
+    own, batch = tiny_unified_vlp(compat_reference=True, region_slots=20), scored(make_batch())
+    state = public_layout(own, answers, smoothing=not answers)
+    file = tmp_path / "model.30.bin"
+    torch.save(state, file, _use_new_zipfile_serialization=False)  # as torch 1.1 did
+    imported = convert_public(read_state_dict(file), heads=2)
+    assert imported.task == ("vqa" if answers else None) and imported.family == "unified_vlp"
+    assert imported.config["region_slots"] == 100 and imported.config["compat_reference"]
+    torch.manual_seed(5)
+    config = {**imported.config, "region_slots": 20}  # the tiny model has no room for a hundred
+    again = build_model("unified_vlp", config, FACTS).double().eval()
+    result = again.load_state_dict(imported.weights, strict=False)
+    assert not result.unexpected_keys
+    assert result.missing_keys == ([] if answers else ["fusion.weight", "fusion.bias"])
+    own = own.float().double()
+    with torch.no_grad():
+        pairs = [
+            (m.generation_logits(batch.image, batch.text), m.fuse(batch.image, batch.text).text_BTD)
+            for m in (own, again)
+        ]
+    for mine, theirs in zip(*pairs, strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-12)
+    if answers:
+        assert torch.equal(imported.head["weight"], state["ans_classifier.2.weight"])
+        pooled = (m.fuse(batch.image, batch.text).pooled_BP for m in (own, again))
+        torch.testing.assert_close(*pooled, rtol=0, atol=1e-12)
+
+
+def test_no_weight_is_missed_or_left_over():
+    """Every name of the layout, but for what is named as unused, is needed and counts."""
+    state = public_layout(tiny_unified_vlp(compat_reference=True), answers=7, smoothing=True)
+    unused = {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "crit_mask_lm_smoothed.one_hot"}
+    for name in state:
+        without = {other: tensor for other, tensor in state.items() if other != name}
+        if name in unused or name == "cls.predictions.decoder.weight":  # tied: the words again
+            convert_public(without, heads=2)
+            continue
+        with pytest.raises(CheckpointError):
+            convert_public(without, heads=2)
+    with pytest.raises(CheckpointError, match=r"unexpected: vis_embed.4.weight"):
+        convert_public({**state, "vis_embed.4.weight": torch.zeros(2)}, heads=2)
+    with pytest.raises(CheckpointError, match="in this layout they are one"):
+        convert_public({**state, "cls.predictions.decoder.weight": torch.zeros(30, 16)}, heads=2)
+    with pytest.raises(CheckpointError, match="not a captioning model's"):
+        convert_public(state, heads=2, task="captioning")
+    with pytest.raises(CheckpointError, match=r"missing: ans_classifier\.0\.weight"):
+        convert_public(public_layout(tiny_unified_vlp(compat_reference=True)), heads=2, task="vqa")
+    with pytest.raises(CheckpointError, match="not a checkpoint of the public Unified VLP code"):
+        convert_public({"token_embed.embeddings.weight": torch.zeros(3, 4)})
+    assert convert_public(public_layout(tiny_unified_vlp(compat_reference=True)), heads=2, task="captioning").task == (
+        "captioning"
+    )
+
+
+def test_special_words_are_the_tokenizers():
+    """What the public file can't tell: which of its words [CLS], [SEP] and [MASK] are."""
+    model = tiny_unified_vlp()
+    assert (model.config.cls_id, model.config.sep_id, model.config.mask_id) == (2, SEP, MASK)
+    facts = dataclasses.replace(FACTS, cls_id=11, sep_id=12, mask_id=13)
+    other = build_model("unified_vlp", {"hidden": 16, "heads": 2, "intermediate": 8, "layers": 1}, facts).eval()
+    with torch.no_grad():
+        x = other.embed_words(torch.tensor([[5, 6]]), 0, SEQ2SEQ)
+        y = other.embed_words(torch.tensor([[12, 6]]), 0, SEQ2SEQ)
+    assert torch.equal(x, y), "the first place is [SEP]'s"

@@ -1,0 +1,277 @@
+"""Unified VLP's objectives: what is hidden, who learns what, where gradients and predictions go, and two passes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from tiny_unified_vlp import MASK, SIZES, VOCAB, tiny_unified_vlp
+from two_pass_toys import generator, recipe_of
+
+from vlp_models.data.batch import Batch, Text
+from vlp_models.errors import ParamsError
+from vlp_models.models.unified_vlp.learning import hide_a_word, hideable
+from vlp_models.objectives.masking import Corruption, mask_tokens, select_number
+from vlp_models.params import PassesParams
+from vlp_models.training.passes import make_loss
+
+BOTH = {"bidirectional": None, "seq2seq": None}
+
+
+def losses(model, batch, objectives=BOTH, seed=0, probability=0.4):
+    return model.pretraining_losses(
+        batch, objectives=objectives, generator=generator(seed), mask_probability=probability
+    )
+
+
+def text(*lengths: int, cut: tuple[int, ...] = ()) -> Text:
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    is_cut = torch.tensor([i in cut for i in range(len(lengths))])
+    return Text(ids_BT=torch.full(mask.shape, 9) * mask, mask_BT=mask, cut_B=is_cut if cut else None)
+
+
+def test_how_many_are_hidden():
+    """Rounded, halves to even; one at least; at most what is asked; the closing [SEP] as likely as a word."""
+    lengths = list(range(2, 40))
+    sentences = text(*lengths)
+    words = torch.tensor(lengths) - 2
+    for probability, most in ((0.15, 3), (0.15, 0), (0.5, 0), (0.0, 3)):
+        chosen = select_number(hideable(sentences), words, probability, generator(1), at_most=most)
+        expected = [max(1, round(probability * n)) if probability else 0 for n in words.tolist()]
+        expected = [min(n, most) if most else n for n in expected]
+        assert chosen.sum(1).tolist() == expected
+        assert not chosen[:, 0].any() and not (chosen & ~sentences.mask_BT).any()
+    many = text(*[6] * 8000)
+    counts = select_number(hideable(many), torch.full((8000,), 4), 0.15, generator(2)).sum(0).tolist()
+    assert counts[0] == 0 and all(abs(n - 1600) < 4 * 36 for n in counts[1:])  # sqrt(8000 * 0.2 * 0.8) = 36
+
+
+def test_the_end_of_a_text_that_was_cut_is_no_word_to_tell():
+    sentences = text(5, 5, 3, cut=(0,))
+    assert hideable(sentences).tolist() == [
+        [False, True, True, True, False],
+        [False, True, True, True, True],
+        [False, True, True, False, False],
+    ]
+
+
+def test_hidden_as_in_bert():
+    ids = torch.full((1, 40000), 9)
+    masked = mask_tokens(
+        ids,
+        torch.ones_like(ids, dtype=torch.bool),
+        scheme="bert",
+        mask_id=MASK,
+        vocab_size=VOCAB,
+        generator=generator(),
+    )
+    assert (masked == MASK).double().mean().item() == pytest.approx(0.8, abs=0.01)
+    assert (masked == 9).double().mean().item() == pytest.approx(0.1 + 0.1 / 25, abs=0.01)
+    assert masked.min() == MASK
+
+
+def test_each_sample_learns_one_objective_in_shares(make_batch):
+    """lambda is seq2seq's share; each loss is over its own samples' hidden words alone."""
+    batch = make_batch(64)
+    model = tiny_unified_vlp()
+    for share in (0.0, 0.25, 0.75, 1.0):
+        params = recipe_of(
+            {"bidirectional": 1.0, "seq2seq": 1.0}, mix="draw", shares={"bidirectional": 1 - share, "seq2seq": share}
+        )
+        loss = make_loss(model, params, PassesParams(), name="u")
+        seq2seq, batches = 0, 20
+        for update in range(batches):
+            drawn = loss.recipe.assign(update, len(batch), generator(update), torch.device("cpu"))
+            masks = list(drawn.values())
+            assert torch.stack(masks).sum(0).eq(1).all()
+            seq2seq += int(drawn["seq2seq"].sum()) if "seq2seq" in drawn else 0
+        assert seq2seq / (64 * batches) == pytest.approx(share, abs=4 * (share * (1 - share) / 1280) ** 0.5)
+    with pytest.raises(ParamsError, match=r"objectives\.seq2seq\.share: -0\.25` must be zero or more"):
+        shares = {"bidirectional": 1.25, "seq2seq": -0.25}
+        recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="draw", shares=shares)
+        make_loss(model, recipe, PassesParams(), name="u")
+
+
+def test_a_drawn_batch_is_the_two_objectives_on_its_parts(make_batch):
+    batch, model = make_batch(6), tiny_unified_vlp()
+    one = torch.tensor([True, False, True, True, False, False])
+    drawn = losses(model, batch, {"bidirectional": one, "seq2seq": ~one})
+    both = losses(model, batch)
+    hidden = model.corrupt(batch, objectives=BOTH, generator=generator(), mask_probability=0.4)
+    for path, own in (("bidirectional", one), ("seq2seq", ~one)):
+        some = own.nonzero()[:, 0]
+        part = batch.select(some)
+        seen = Corruption(ids_BT=hidden.ids_BT[some], words_BT=hidden.words_BT[some])
+        with torch.no_grad():
+            alone = model.masked_pass(part, seen, model.encode_corrupted(part, seen), {path: None}).losses[path]
+        assert drawn[path].count == alone.count
+        torch.testing.assert_close(drawn[path].sum, alone.sum)
+        assert drawn[path].count < both[path].count
+    nobody = torch.zeros(6, dtype=torch.bool)
+    empty = losses(model, batch, {"bidirectional": nobody, "seq2seq": ~nobody})["bidirectional"]
+    assert empty.count == 0 and empty.sum.item() == 0 and set(empty.parts) == set(drawn["bidirectional"].parts)
+    empty.sum.backward()
+
+
+def test_the_counts_are_known_before(make_batch):
+    batch = make_batch(6)
+    one = torch.tensor([True, False, True, True, False, False])
+    model = tiny_unified_vlp(region_classes="pretext")
+    asked = {"bidirectional": one, "seq2seq": ~one, "moc": one}
+    found = losses(model, batch, asked, seed=4)
+    counts = model.pretraining_counts(batch, objectives=asked, generator=generator(4), mask_probability=0.4)
+    assert {name: int(n) for name, n in counts.items()} == {name: int(loss.count) for name, loss in found.items()}
+    assert min(int(n) for n in counts.values()) > 0
+
+
+def test_vocabulary_logits_at_hidden_words_only(make_batch, monkeypatch):
+    batch, model = make_batch(6), tiny_unified_vlp()
+    seen = []
+    monkeypatch.setattr(
+        type(model.word_head),
+        "forward",
+        lambda self, x, w=None, old=type(model.word_head).forward: seen.append(len(x)) or old(self, x, w),
+    )
+    found = losses(model, batch)
+    assert seen == [sum(int(loss.count) for loss in found.values())]
+    assert seen[0] < batch.text.mask_BT.sum()
+
+
+def finite_difference(model, loss) -> None:
+    """The gradient along a random direction of all parameters against a difference quotient."""
+    parameters = list(model.parameters())
+    own = generator(7)
+    directions = [torch.randn(p.shape, generator=own, dtype=p.dtype) for p in parameters]
+    loss().backward()
+    along = sum((p.grad * d).sum().item() for p, d in zip(parameters, directions, strict=True) if p.grad is not None)
+    step, values = 1e-6, []
+    with torch.no_grad():
+        for sign in (1, -1):
+            for p, d in zip(parameters, directions, strict=True):
+                p.add_(d, alpha=sign * step)
+            values.append(loss().item())
+            for p, d in zip(parameters, directions, strict=True):
+                p.sub_(d, alpha=sign * step)
+    assert along == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5)
+    assert abs(along) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["bidirectional", "seq2seq", "moc", "teacher forcing", "captioning", "fused"])
+def test_gradients(make_batch, name):
+    batch, model = make_batch(), tiny_unified_vlp(region_classes="pretext" if name == "moc" else "input")
+
+    def loss() -> torch.Tensor:
+        if name == "teacher forcing":
+            return model.generation_logits(batch.image, batch.text, batch.text.followed_BT).log_softmax(-1)[:, 7].sum()
+        if name == "captioning":
+            logits, targets = model.masked_words(batch, generator=generator(), mask_probability=0.4)
+            return torch.nn.functional.cross_entropy(logits, targets)
+        if name == "fused":
+            return model.fuse(batch.image, batch.text).pooled_BP.square().sum()
+        return losses(model, batch, {name: None})[name].mean
+
+    finite_difference(model, loss)
+
+
+def test_every_weight_learns(make_batch):
+    batch = make_batch()
+    for overrides in ({}, {"region_classes": "pretext"}):
+        model = tiny_unified_vlp(**overrides)
+        found = losses(model, batch, dict.fromkeys(model.objectives))
+        sum(loss.mean for loss in found.values()).backward()
+        idle = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+        assert idle == {"fusion.weight", "fusion.bias"}
+
+
+def test_both_losses_fall_on_one_batch(make_batch):
+    batch = make_batch(8)
+    sizes = {"hidden": 64, "heads": 4, "intermediate": 128, "init_std": 0.05, "max_masked": 0}
+    model = tiny_unified_vlp(**sizes).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    history = []
+    for step in range(160):
+        found = losses(model, batch, seed=step, probability=0.3)
+        optimizer.zero_grad()
+        sum(loss.mean for loss in found.values()).backward()
+        optimizer.step()
+        history.append({name: loss.mean.item() for name, loss in found.items()})
+    for name in BOTH:
+        first, last = (np.mean([step[name] for step in part]) for part in (history[:10], history[-10:]))
+        assert last < 0.5 * first, name
+
+
+def test_masked_regions_are_a_pretext_where_asked(make_batch):
+    batch = make_batch()
+    with pytest.raises(ParamsError, match="`moc` needs `region_classes: pretext`"):
+        losses(tiny_unified_vlp(), batch, {"moc": None})
+    with pytest.raises(ParamsError, match=r"can't learn \['mlm'\], only \['bidirectional', 'seq2seq'\]"):
+        losses(tiny_unified_vlp(), batch, {"mlm": None})
+    model = tiny_unified_vlp(region_classes="pretext")
+    hidden = model.corrupt(batch, objectives={"moc": None}, generator=generator(), mask_probability=0.5)
+    assert hidden.regions_BR.any() and torch.equal(hidden.ids_BT, batch.text.ids_BT), "no word is hidden for it"
+
+    def moc(b: Batch) -> torch.Tensor:
+        return model.masked_pass(b, hidden, model.encode_corrupted(b, hidden), {"moc": None}).losses["moc"].mean
+
+    def with_features(change) -> Batch:
+        features = torch.where(change[..., None], batch.image.features_BRF + 1, batch.image.features_BRF)
+        return dataclasses.replace(batch, image=dataclasses.replace(batch.image, features_BRF=features))
+
+    assert torch.equal(moc(with_features(hidden.regions_BR)), moc(batch)), "a hidden region is out of sight"
+    assert not torch.equal(moc(with_features(~hidden.regions_BR & batch.image.mask_BR)), moc(batch))
+
+
+def test_captioning_as_the_paper_learns_it_is_seq2seq(make_batch):
+    batch, model = make_batch(), tiny_unified_vlp()
+    logits, targets = model.masked_words(batch, generator=generator(3), mask_probability=0.4)
+    found = losses(model, batch, {"seq2seq": None}, seed=3)["seq2seq"]
+    assert len(targets) == found.count
+    torch.testing.assert_close(torch.nn.functional.cross_entropy(logits, targets), found.mean)
+
+
+def test_a_question_loses_a_word_while_it_is_learnt(make_batch):
+    batch, model = make_batch(), tiny_unified_vlp(mask_question=True)
+    torch.manual_seed(0)
+    many = batch.text.select(torch.zeros(4000, dtype=torch.int64))
+    changed = hide_a_word(many, model.config) != many.ids_BT
+    assert changed.sum(1).max() == 1 and not changed[:, 0].any()
+    share = changed.double().mean(0)[1:]
+    assert share.sum().item() == pytest.approx(0.9 - 0.1 / 25, abs=0.03) and share.min() > 0.07
+    plain = model.fuse(batch.image, batch.text).pooled_BP
+    assert torch.equal(plain, model.fuse(batch.image, batch.text).pooled_BP), "not while it is scored"
+    model.train()
+    assert not torch.equal(plain, model.fuse(batch.image, batch.text).pooled_BP)
+
+
+@pytest.mark.parametrize("scheme", ["a", "b", "c"])
+def test_two_passes(make_batch, scheme):
+    """The second pass reads, where words were hidden, what the first one told of them; targets stay."""
+    batch, model = make_batch(), tiny_unified_vlp()
+    recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mask_probability=0.4)
+    loss = make_loss(model, recipe, PassesParams(scheme=scheme, sample="argmax"), name="u")
+    parts = loss(batch, update=5, generator=generator(1)).parts
+    if scheme == "c":
+        again = {name.removesuffix("_pass2") for name in parts if name.endswith("_pass2")}
+        assert again in ({"bidirectional", "bidirectional_accuracy"}, {"seq2seq", "seq2seq_accuracy"})
+        return
+    hidden = model.corrupt(batch, objectives=BOTH, generator=generator(1), mask_probability=0.4)
+    image = model.encode_corrupted(batch, hidden)
+    first = model.masked_pass(batch, hidden, image, BOTH)
+    for path, other in (("bidirectional", "seq2seq"), ("seq2seq", "bidirectional")):
+        ids = hidden.ids_BT.clone()
+        ids[hidden.words_BT] = first.word_logits[path if scheme == "a" else other].argmax(-1)
+        expected = model.masked_pass(batch, hidden, image, {path: None}, {path: ids}).losses[path]
+        torch.testing.assert_close(parts[f"{path}_pass2"].mean, expected.mean.detach())
+        torch.testing.assert_close(parts[path].mean, first.losses[path].mean.detach())
+
+
+def test_two_passes_of_drawn_objectives_are_refused():
+    recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="draw")
+    with pytest.raises(ParamsError, match="it needs `mix: sum`, not draw"):
+        make_loss(tiny_unified_vlp(), recipe, PassesParams(scheme="a"), name="u")
+
+
+def test_sizes_leave_room():
+    assert tiny_unified_vlp().config.max_text == SIZES["max_positions"] - SIZES["region_slots"] - 1

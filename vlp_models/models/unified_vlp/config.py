@@ -1,0 +1,76 @@
+"""Unified VLP's sizes and settings. The paper's choice is the default; model.py says where it makes none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlp_models.errors import ParamsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnifiedVLPConfig:
+    """The paper's size is the default: BERT-base.
+
+    The first five are the data's.
+    """
+
+    vocab_size: int
+    feature_dim: int  # of one detected region; the paper's detector: 2048
+    num_classes: int  # of the detector, background included; 0: no class probabilities
+    cls_id: int = 2
+    sep_id: int = 3
+    mask_id: int = 4  # in a vocabulary trained here; 101, 102 and 103 in BERT's
+
+    hidden: int = 768
+    heads: int = 12
+    intermediate: int = 3072
+    layers: int = 12
+    max_positions: int = 512
+    region_slots: int = 100  # positions kept for regions: [SEP] has the next but one, whatever an image's regions are
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    layer_norm_eps: float = 1e-5
+    init_std: float = 0.02
+
+    # input: class probabilities are part of the region embedding (equation 1). pretext: they are to be told of masked
+    # regions, objective `moc` (table 6). none: not used at all
+    region_classes: Literal["input", "pretext", "none"] = "input"
+    mask_scheme: Literal["mask", "bert"] = "bert"  # always [MASK], or 80% [MASK], 10% random, 10% kept
+    max_masked: int = 3  # words of a sentence, at most, as in the public code; 0: no limit
+    mask_question: bool = False  # training on questions hides a word of each, as the public code does
+    compat_reference: bool = False  # the region embedding of the public code's checkpoints (regions.py)
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if self.layers < 1:
+            raise ParamsError(f"config: layers: {self.layers}, but Unified VLP needs at least one")
+        if self.max_masked < 0:
+            raise ParamsError(f"config: max_masked: {self.max_masked} must be zero (no limit) or more")
+        if self.region_slots < 0 or self.max_positions < self.region_slots + 4:
+            raise ParamsError(
+                f"config: max_positions ({self.max_positions}) must hold region_slots ({self.region_slots}), [CLS], "
+                "[SEP] and a sentence"
+            )
+        if self.compat_reference and (self.region_classes != "input" or not self.num_classes):
+            raise ParamsError(
+                "config: compat_reference reads class probabilities; it needs `region_classes: input` and features "
+                "that have them"
+            )
+        special = {"cls_id": self.cls_id, "sep_id": self.sep_id, "mask_id": self.mask_id}
+        for name, number in special.items():
+            if not 0 <= number < self.vocab_size:
+                raise ParamsError(f"config: {name} {number} is outside the vocabulary of {self.vocab_size}")
+        if self.mask_scheme == "bert" and self.mask_id + 1 == self.vocab_size:
+            raise ParamsError("config: mask_scheme `bert` draws words behind [MASK], but there are none")
+
+    @property
+    def class_inputs(self) -> int:
+        """How many class probabilities the region embedding reads."""
+        return self.num_classes if self.region_classes == "input" else 0
+
+    @property
+    def max_text(self) -> int:
+        """The most tokens of a text, [CLS] and [SEP] included."""
+        return self.max_positions - self.region_slots - 1
