@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import torch.distributed as dist
+import toy_unified_vlp
 from safetensors.torch import save_file
 from tiny_xgpt import tiny_xgpt
 from torch import Tensor, nn
@@ -88,6 +89,7 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
     every["smoothed"] = lambda: fine_tuning(folder, "captioning", 7, options={"label_smoothing": 0.1})
     for baseline, size in (("greedy", 7), ("greedy", 1), ("mean_of_others", 7)):
         every[f"self_critical_{baseline}_{size}"] = lambda b=baseline, s=size: reward(folder, b, s)
+    every |= toy_unified_vlp.rank_cases(Case, rows)
     return every
 
 

@@ -104,7 +104,8 @@ def read_bert(folder: Path, asked: Asked) -> Imported:
             f"{folder / 'vocab.txt'}: not the vocabulary of data/tokenizer; set tokenizer.source: vocab and "
             "tokenizer.vocab to this file, then `dvc repro shards tokenizer`"
         )
-    config_class: Any = family_class(asked.family).config_class
+    family: Any = family_class(asked.family)
+    config_class = family.config_class
     known = {field.name for field in dataclasses.fields(config_class)}
     facts = {name: value for name, value in dataclasses.asdict(asked.facts).items() if name in known}
     config = build(config_class, {**asked.config, **facts}, where="config")

@@ -32,6 +32,8 @@ class UnifiedVLPConfig:
     attention_dropout: float = 0.1
     layer_norm_eps: float = 1e-5
     init_std: float = 0.02
+    # of the region embedding and VQA's first layer: as torch makes layers, whatever their width, or N(0, init_std)
+    image_init: Literal["torch", "normal"] = "torch"
 
     # input: class probabilities are part of the region embedding (equation 1). pretext: they are to be told of masked
     # regions, objective `moc` (table 6). none: not used at all

@@ -27,7 +27,8 @@ Where the paper is silent, or its code does otherwise, what is done here:
   exactly what generation will ask (`generation_logits`). The paper and its code hide three words at most, as in
   pretraining (captioning's option `targets: masked`).
 - The code hides a word of each question while it learns VQA: `mask_question`.
-- Norms add 1e-5, as in the code; BERT adds 1e-12.
+- Norms add 1e-5, as in the code; BERT adds 1e-12. What BERT does not have (the region embedding, VQA's layers) begins
+  as torch makes it, as in the code, but for the detector's last layer, whose weights the code takes over (`image_init`).
 
 An image sees nothing but itself in seq2seq. So its keys and values are computed once for all descriptions of it, and
 all beams share them (layers/prefix.py). Only real tokens are computed (layers/packing.py), vocabulary logits only of
@@ -130,6 +131,10 @@ class UnifiedVLP(nn.Module):
         self.object_head = TokenHead(hidden, config.num_classes, eps=eps) if pretext else None
         self.fusion = nn.Linear(hidden, self.fused_dim)
         init_weights(self, config.init_std)
+        if config.image_init == "torch":
+            for module in (*self.region_embedding.modules(), self.fusion):
+                if isinstance(module, nn.Linear):
+                    module.reset_parameters()
 
     # ---- Embeddings ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,52 @@
+"""Unified VLP through the real command line: objectives drawn per sample, killed and stopped, and the same bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from test_pretrain import start, stop_at
+from toy_unified_vlp import SIZES
+from toy_world import TRAINER, write_workspace
+
+from vlp_models.params import to_plain
+
+EPOCHS, STEPS = 20, 120
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("mix", ["draw", "two passes"])
+def test_killed_and_stopped_it_gives_the_same_bytes(tmp_path: Path, mix: str) -> None:
+    """Dropout on; kill -9 at a random step, rerun; SIGTERM at a later one, exit 75; rerun."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    shares = {"seq2seq": {"share": 0.75}, "bidirectional": {"share": 0.25}}
+    run = {"model": "u", "max_epochs": EPOCHS, "recipe": {"mix": "draw", "objectives": shares}}
+    if mix == "two passes":
+        run |= {
+            "recipe": {"mix": "sum", "objectives": {"seq2seq": 1.0, "bidirectional": 1.0}},
+            "passes": {"scheme": "b"},
+        }
+    for root in (whole, broken):
+        write_workspace(
+            root,
+            trainer={**to_plain(TRAINER), "checkpoint_every_steps": 7},
+            models={"u": {"family": "unified_vlp", "config": SIZES}},
+            pretrain={"u": run},
+        )
+    uninterrupted = start(whole, "u")
+    killed_at = random.randrange(10, STEPS // 2)
+    stopped_at = random.randrange(killed_at + 10, STEPS - 20)
+    when = f"kill -9 at {killed_at}, SIGTERM at {stopped_at}"
+    assert stop_at(broken, "u", killed_at, signal.SIGKILL) == -signal.SIGKILL, when
+    assert stop_at(broken, "u", stopped_at, signal.SIGTERM) == 75, when + (broken / "stderr").read_text()
+    assert start(broken, "u").wait(120) == 0, when + (broken / "stderr").read_text()
+    assert (broken / "stderr").read_text().count("going on from step") == 2, when
+    assert uninterrupted.wait(120) == 0, (whole / "stderr").read_text()
+    checkpoint = "checkpoints/pretrain/u"
+    for file in ("reports/curves/pretrain/u.csv", f"{checkpoint}/model.safetensors", f"{checkpoint}/config.json"):
+        assert (broken / file).read_bytes() == (whole / file).read_bytes(), f"{file}; {when}"
+    said = json.loads((whole / "reports/training/pretrain/u.json").read_text())
+    assert (said["model"], said["family"], said["steps"]) == ("u", "unified_vlp", STEPS)

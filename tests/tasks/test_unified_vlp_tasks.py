@@ -1,0 +1,138 @@
+"""Unified VLP in every task that it can do: learns it, is scored, keeps its promises on what it hides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from toy_tasks import any_generator, learn, make, predict
+from toy_unified_vlp import unified
+from toy_world import COLOURS, Toy
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.errors import ParamsError
+from vlp_models.objectives.self_critical import self_critical
+from vlp_models.tasks.captioning import SelfCriticalParams
+from vlp_models.tasks.self_critical import self_critical_loss
+
+
+def truth(toy: Toy, split: str) -> dict[str, str]:
+    dataset = ShardDataset(toy.shards, split, "captions")
+    return {dataset[i].image_id: dataset[i].text for i in range(len(dataset))}
+
+
+@pytest.mark.parametrize("targets", ["every", "masked"])
+def test_it_learns_to_caption(toy: Toy, targets: str) -> None:
+    """From every word at once, and from hidden words as the paper does; greedy and beams say what is there."""
+    own = unified(toy)
+    task = make(own, "captioning", options={"targets": targets, "mask_probability": 0.4})
+    learn(task.train(), own, 150 if targets == "every" else 400)
+    task.beam_size = 3
+    said, wanted = predict(task, own, "val"), truth(own, "val")
+    right = [row["caption"] == wanted[row["image_id"]] for row in said]
+    assert sum(right) >= 7, said
+    assert sum(row["greedy"] == wanted[row["image_id"]] for row in said) >= 7
+
+
+def test_validation_is_on_every_word(toy: Toy) -> None:
+    own = unified(toy)
+    masked, every = (make(own, "captioning", options={"targets": t}) for t in ("masked", "every"))
+    dataset = ShardDataset(own.shards, "val", "captions")
+    batch = masked.collate([dataset[i] for i in range(8)])
+    losses = [task.eval().loss(batch, generator=any_generator()) for task in (masked, every)]
+    assert losses[0].count == losses[1].count == int(batch.text.followed_BT.sum())
+    assert torch.equal(losses[0].sum, losses[1].sum)
+    in_training = masked.train().loss(batch, generator=any_generator())
+    assert in_training.count < losses[0].count and set(in_training.parts) == set(losses[0].parts)
+
+
+def test_it_learns_to_answer(toy: Toy) -> None:
+    own = unified(toy)
+    task = make(own, "vqa")
+    learn(task.train(), own, 150)
+    dataset = ShardDataset(own.shards, "val", "questions")
+    wanted = {dataset[i].sample_id: dataset[i]["answers"][0] for i in range(len(dataset))}
+    said = predict(task, own, "val")
+    assert {row["answer"] for row in said} <= set(COLOURS)
+    assert sum(row["answer"] == wanted[row["question_id"]] for row in said) >= 7
+
+
+@pytest.mark.parametrize("task", ["nlvr", "vcr", "entailment"])
+def test_it_learns_other_tasks_of_a_fused_feature(toy: Toy, task: str) -> None:
+    own = unified(toy)
+    made = make(own, task).train()
+    first = learn(made, own, 1)
+    assert learn(made, own, 80) < 0.5 * first
+
+
+def test_a_task_it_cannot_do_is_named(toy: Toy) -> None:
+    with pytest.raises(ParamsError, match="retrieval"):
+        make(unified(toy), "retrieval")
+
+
+def test_only_a_model_of_masks_learns_from_hidden_words(toy: Toy) -> None:
+    with pytest.raises(ParamsError, match="does not generate by masked words; `targets: every` fits"):
+        make(toy, "captioning", options={"targets": "masked"})
+    with pytest.raises(ParamsError, match="no meaning in self-critical training"):
+        make(unified(toy), "captioning", options={"targets": "masked", "self_critical": {"samples": 2}})
+    with pytest.raises(ParamsError, match="mask_probability"):
+        make(unified(toy), "captioning", options={"mask_probability": 0.0})
+
+
+def test_self_critical_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
+    """And its loss is that of its samples, each with an image of its own."""
+    own = unified(toy)
+    task = make(own, "captioning")
+    learn(task.train(), own, 25)
+    loss = self_critical_loss(task, SelfCriticalParams(samples=5), own.shards, {}, tmp_path)
+    dataset = ShardDataset(own.shards, "train", "images")
+    batch = task.collate([dataset[i] for i in range(16)])
+
+    drawn, plain = loss._draw(batch, torch.Generator().manual_seed(2))
+    found = loss(batch, update=0, generator=torch.Generator().manual_seed(2))
+    reward, greedy = loss._rewards(batch.image_ids, drawn), loss._rewards(batch.image_ids, [[h] for h in plain])
+    total, tokens = torch.zeros(()), 0
+    for i, group in enumerate(drawn):
+        for k, hypothesis in enumerate(group):
+            text = loss._as_text([hypothesis], torch.device("cpu"))
+            at = text.followed_BT
+            logits = task.model.generation_logits(batch.image.select(torch.tensor([i])), text, at)
+            advantage = (reward[i, k] - greedy[i, 0]).expand(len(logits))
+            total = total + self_critical(logits, text.following(at), advantage).sum
+            tokens += len(logits)
+    assert tokens == found.count
+    torch.testing.assert_close(found.sum, total, rtol=1e-4, atol=1e-4)
+
+    optimizer, rewards = torch.optim.AdamW(task.parameters(), lr=1e-3), []
+    for step in range(40):
+        result = loss(batch, update=step, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        result.mean.backward()
+        optimizer.step()
+        rewards.append(result.parts["reward"].mean.item())
+    assert sum(rewards[-10:]) > 1.1 * sum(rewards[:10])
+
+
+def test_a_killed_pretraining_with_draws_ends_the_same(toy: Toy, tmp_path: Path) -> None:
+    """Dropout on, objectives drawn per sample, two micro-batches an update; bitwise."""
+    from toy_world import KilledAt, same_weights, untimed
+
+    own = unified(toy)
+    settings = {
+        "objectives": {"seq2seq": 0.75, "bidirectional": 0.25},
+        "mix": "draw",
+        "batch_size": 4,
+        "accumulate": 2,
+    }
+    whole, result = own.fit(tmp_path / "whole", own.model(dropout=0.1), **settings)
+    with pytest.raises(InterruptedError):
+        own.fit(
+            tmp_path / "broken",
+            own.model(dropout=0.1),
+            tracker=KilledAt(tmp_path / "broken", 6),
+            **settings,
+        )
+    again, resumed = own.fit(tmp_path / "broken", own.model(dropout=0.1), **settings)
+    assert same_weights(whole, again)
+    assert untimed(result.rows) == untimed(resumed.rows)
