@@ -28,7 +28,7 @@ Where the paper is silent, or its code does otherwise, what is done here:
   pretraining (captioning's option `targets: masked`).
 - The code hides a word of each question while it learns VQA: `mask_question`.
 - Norms add 1e-5, as in the code; BERT adds 1e-12. What BERT does not have (the region embedding, VQA's layers) begins
-  as torch makes it, as in the code, but for the detector's last layer, whose weights the code takes over (`image_init`).
+  as torch makes it, as in the code (`image_init`), which takes over the detector's last layer besides.
 
 An image sees nothing but itself in seq2seq. So its keys and values are computed once for all descriptions of it, and
 all beams share them (layers/prefix.py). Only real tokens are computed (layers/packing.py), vocabulary logits only of
