@@ -13,7 +13,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 unexport PYTHONDONTWRITEBYTECODE
 
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr test test-long faults lint bench ablations-tden pictures clean
+.PHONY: help install demo nlvr test test-long faults lint bench ablations-tden ablations-unified-vlp pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -63,6 +63,9 @@ lint: install
 
 ablations-tden: install
 	@python benchmarks/studies/tden.py
+
+ablations-unified-vlp: install
+	@python benchmarks/studies/unified_vlp.py
 
 # playwright drives the machine's Chromium; nothing else needs it.
 pictures: install

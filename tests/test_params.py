@@ -134,6 +134,7 @@ BENEATH = {
     "xgpt-coco": ["xgpt-cc3m"],
     "xgpt-flickr30k": ["xgpt-cc3m"],
     "xgpt-two-pass": ["xgpt"],
+    **{f"unified-vlp-{name}": ["unified-vlp-cc3m"] for name in ("coco", "flickr30k", "vqa")},
 }
 
 

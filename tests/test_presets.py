@@ -17,6 +17,10 @@ ROOT = Path(__file__).parent.parent
 FACTS = DataFacts(vocab_size=30522, mask_id=103, feature_dim=2048, num_classes=1601)  # BERT's words
 PAPER = 260_593_792  # one word matrix, one feed-forward net a block; VCR's fused feature spares a pooler
 DEMO = 6_392_064
+_BERT = (30522 + 512 + 4 + 2) * 768 + 12 * 7_087_872 + (768 * 768 + 3 * 768 + 30522)  # four segments, tied LM head
+_REGIONS = (2048 * 2048 + 2048) + (2048 * 768 + 768) + (5 + 1601 + 2 * 768 + 7) * 768  # appearance; place and classes
+UNIFIED = _BERT + _REGIONS + (768 * 1536 + 1536)  # and VQA's first layer
+UNIFIED_DEMO = 9_544_378
 
 XGPT_PAPER = 114_897_978  # one stack of twelve layers, one word matrix
 XGPT_DEMO = 5_135_674
@@ -42,6 +46,11 @@ PRESETS = {
     "xgpt-cc3m": ([], XGPT_PAPER),
     "xgpt-coco": (["xgpt-cc3m"], XGPT_PAPER),
     "xgpt-flickr30k": (["xgpt-cc3m"], XGPT_PAPER),
+    "unified-vlp": ([], {DEMO, UNIFIED_DEMO}),
+    "unified-vlp-cc3m": ([], UNIFIED),
+    "unified-vlp-coco": (["unified-vlp-cc3m"], UNIFIED),
+    "unified-vlp-flickr30k": (["unified-vlp-cc3m"], UNIFIED),
+    "unified-vlp-vqa": (["unified-vlp-cc3m"], UNIFIED),
 }
 
 
@@ -69,6 +78,8 @@ def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, n
     params = applied(tmp_path, [*below, name])
     found = {parameters(model.config, model.family) for model in params.models.values()}
     assert found == (expected if isinstance(expected, set) else {expected})
+    sizes = {parameters(model.config, model.family) for model in params.models.values()}
+    assert sizes == (expected if isinstance(expected, set) else {expected})
     first = (ROOT / "presets" / f"{name}.yaml").read_text().partition("\n")[0]
     assert all(f"presets/{part}.yaml" in first for part in (*below, name))
     for run in (*params.pretrain.values(), *params.finetune.values()):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretraining_study.arms import Pretraining
+from pretraining_study.arms import DrawnPretraining, Pretraining
 from pretraining_study.data import Data, Images, Texts
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.greedy import greedy
 from vlp_models.models import DataFacts, build_model
+from vlp_models.models.protocols import Embeds, Fuses, Generates
 from vlp_models.objectives.ism import match_in_batch
 from vlp_models.objectives.vqa import soft_label_answers
 from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams
@@ -36,6 +38,11 @@ def regions(images: Images, rows: Tensor) -> Regions:
         class_probs_BRC=images.class_probs_IRC[rows, :width],
         mask_BR=mask_BR[:, :width],
     )
+
+
+def blanked(batch: Batch) -> Batch:
+    """With nothing to see."""
+    return replace(batch, image=batch.image.blanked())
 
 
 def text(texts: Texts) -> Text:
@@ -65,6 +72,9 @@ def build(family: str, config: Mapping[str, Any], data: Data) -> nn.Module:
         "init_std": setting.hidden**-0.5,
         "separate_region_norms": True,
     }
+    if family == "unified_vlp":
+        own = ("hidden", "heads", "intermediate", "dropout", "attention_dropout", "init_std")
+        sizes = {name: sizes[name] for name in own} | {"layers": 4 * setting.layers, "region_slots": 0, "max_masked": 0}
     facts = DataFacts(
         vocab_size=data.tokenizer.vocab_size,
         mask_id=data.tokenizer.mask_id,
@@ -75,9 +85,11 @@ def build(family: str, config: Mapping[str, Any], data: Data) -> nn.Module:
 
 
 def pretraining_loss(model: nn.Module, wanted: Pretraining, *, family: str) -> StepLoss:
-    recipe = RecipeParams(
-        objectives={name: ObjectiveParams() for name in wanted.objectives}, mask_probability=wanted.mask_probability
-    )
+    objectives, mix = {name: ObjectiveParams() for name in wanted.objectives}, "sum"
+    if isinstance(wanted, DrawnPretraining):
+        shares = zip(wanted.objectives, wanted.shares, strict=True)
+        objectives, mix = {name: ObjectiveParams(share=share) for name, share in shares}, "draw"
+    recipe = RecipeParams(objectives=objectives, mix=mix, mask_probability=wanted.mask_probability)  # type: ignore[arg-type]
     loss = make_loss(model, recipe, PassesParams(scheme=wanted.passes), name=family)
     return lambda batch, update, generator: loss(batch, update=update, generator=generator).mean
 
@@ -109,6 +121,11 @@ def describe(model: nn.Module, images: Images, rows: Tensor, tokenizer: Tokenize
         eos_id=tokenizer.sep_id,
     )
     return [tokenizer.decode(hypothesis.ids) for hypothesis in found]
+
+
+def can(model: nn.Module, task: str) -> bool:
+    """Whether the model can be fine-tuned on `task` (arms.TASKS)."""
+    return isinstance(model, {"captioning": Generates, "vqa": Fuses, "retrieval": Embeds}[task])
 
 
 def answer_head(model: nn.Module, answers: Sequence[str]) -> nn.Linear:

@@ -20,6 +20,19 @@ class Pretraining:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DrawnPretraining(Pretraining):
+    """Each sample learns one of the objectives, drawn with these shares, which are as many.
+
+    texts_first: updates on the same texts with nothing to see, with the objectives and shares of `texts_learn`, before
+    the pairs: a text model to begin with.
+    """
+
+    shares: tuple[float, ...]
+    texts_first: int = 0
+    texts_learn: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FineTuning:
     """budgets: updates of a run. Of several, each a run of its own with its own schedule, the best on val counts."""
 
@@ -45,6 +58,8 @@ class Arm:
         part = self.pretraining
         if part is not None:
             part = replace(part, updates=max(1, round(part.updates * share)))
+        if isinstance(part, DrawnPretraining) and part.texts_first:
+            part = replace(part, texts_first=max(1, round(part.texts_first * share)))
         budgets = tuple(dict.fromkeys(max(1, round(b * share)) for b in self.fine_tuning.budgets))
         return replace(self, pretraining=part, fine_tuning=replace(self.fine_tuning, budgets=budgets))
 

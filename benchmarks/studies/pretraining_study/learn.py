@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pretraining_study import adapter
-from pretraining_study.arms import Pretraining
+from pretraining_study.arms import DrawnPretraining, Pretraining
 from pretraining_study.data import Data, Split, Texts, take
 
 CLIP = 1.0  # largest gradient norm
@@ -59,6 +59,8 @@ def pretraining(model: nn.Module, wanted: Pretraining, data: Data, *, family: st
     """On the web's pairs, update by update. Batches are the same for every arm of a seed, up to the shorter one's
     end."""
     images, texts = data.web
+    if isinstance(wanted, DrawnPretraining) and wanted.texts_first:
+        yield from _on_texts(model, wanted, data, family=family, seed=seed)
     loss = adapter.pretraining_loss(model, wanted, family=family)
     order, corruption = (torch.Generator().manual_seed(1000 * seed + stream) for stream in (1, 2))
 
@@ -66,7 +68,26 @@ def pretraining(model: nn.Module, wanted: Pretraining, data: Data, *, family: st
         return loss(adapter.batch(images, take(texts, rows)), update, corruption)
 
     rows = orders(len(texts), data.setting.batch, wanted.updates, order)
-    return updates_of(model, step, rows, lr=data.setting.lr, updates=wanted.updates)
+    yield from updates_of(model, step, rows, lr=data.setting.lr, updates=wanted.updates)
+
+
+def _on_texts(model: nn.Module, wanted: DrawnPretraining, data: Data, *, family: str, seed: int) -> Iterator[int]:
+    """The web's texts without their images."""
+    images, texts = data.web
+    learn = DrawnPretraining(
+        objectives=tuple(wanted.texts_learn),
+        shares=tuple(wanted.texts_learn.values()),
+        updates=wanted.texts_first,
+        mask_probability=wanted.mask_probability,
+    )
+    loss = adapter.pretraining_loss(model, learn, family=family)
+    order, corruption = (torch.Generator().manual_seed(1000 * seed + stream) for stream in (6, 7))
+
+    def step(rows: Tensor, update: int) -> Tensor:
+        return loss(adapter.blanked(adapter.batch(images, take(texts, rows))), update, corruption)
+
+    rows = orders(len(texts), data.setting.batch, learn.updates, order)
+    return updates_of(model, step, rows, lr=data.setting.lr, updates=learn.updates)
 
 
 class Learner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
     val: dict[str, dict[str, float]] = {}
     chosen: dict[str, int] = {}
     seconds |= {"fine-tuning": 0.0, "measuring": 0.0}
-    for task in TASKS:
+    for task in filter(partial(adapter.can, model), TASKS):
         learners: dict[int, Learner] = {}
         scores: dict[int, float] = {}
         for budget in arm.fine_tuning.budgets:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pretraining_study.arms import Arm
+from pretraining_study.arms import Arm, DrawnPretraining
 from pretraining_study.contrasts import CANNOT_TELL, HOLDS, OPPOSITE, Finding, Plan, compare
 from pretraining_study.measure import METRICS
 from pretraining_study.statistics import detectable
@@ -100,17 +100,18 @@ def _told(f: Finding) -> str:
 
 def arm_table(arms: Sequence[Arm], found: Found) -> str:
     """Means over seeds, with standard deviations over seeds."""
+    metrics = _measured(found)
     rows = [
-        "| arm | seeds | " + " | ".join(name for name, _, _ in METRICS.values()) + " |",
-        "|---" * (2 + len(METRICS)) + "|",
+        "| arm | seeds | " + " | ".join(METRICS[m][0] for m in metrics) + " |",
+        "|---" * (2 + len(metrics)) + "|",
     ]
     for arm in arms:
         results = list(found[arm.name].values())
         if not results:
             continue
         cells = []
-        for metric, (_, _, digits) in METRICS.items():
-            values = [r["test"][metric] for r in results]
+        for metric in metrics:
+            digits, values = METRICS[metric][2], [r["test"][metric] for r in results]
             spread = f" (sd {statistics.stdev(values):.{digits}f})" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.{digits}f}{spread}")
         rows.append(f"| {arm.label} (`{arm.name}`) | {len(results)} | {' | '.join(cells)} |")
@@ -119,13 +120,14 @@ def arm_table(arms: Sequence[Arm], found: Found) -> str:
 
 def _others(plan: Plan, found: Found) -> str:
     values = {arm: {seed: r["test"] for seed, r in rows.items()} for arm, rows in found.items()}
+    metrics = _measured(found)
     rows = [
-        "| first - second | " + " | ".join(METRICS[m][0] for m in METRICS) + " |",
-        "|---" * (1 + len(METRICS)) + "|",
+        "| first - second | " + " | ".join(METRICS[m][0] for m in metrics) + " |",
+        "|---" * (1 + len(metrics)) + "|",
     ]
     for first, second in dict.fromkeys((c.first, c.second) for c in plan.contrasts):
         cells = []
-        for metric in METRICS:
+        for metric in metrics:
             difference = compare(values, first, second, metric)
             cells.append(_difference(difference.mean, difference.half, metric))
         rows.append(f"| {first} - {second} | {' | '.join(cells)} |")
@@ -133,6 +135,12 @@ def _others(plan: Plan, found: Found) -> str:
         "Looked at besides, not corrected for their number, so no verdicts. R@1 counts any image of which the caption "
         "is true.\n\n" + "\n".join(rows)
     )
+
+
+def _measured(found: Found) -> list[str]:
+    """The metrics of the tasks that the models can do."""
+    results = [r["test"] for rows in found.values() for r in rows.values()]
+    return [metric for metric in METRICS if all(metric in result for result in results)]
 
 
 def _power(plan: Plan, findings: Sequence[Finding]) -> str:
@@ -175,6 +183,9 @@ def _setting(study: Study) -> str:
     for arm in study.arms:
         p, budgets = arm.pretraining, arm.fine_tuning.budgets
         what = f"{' + '.join(p.objectives).upper()}, {p.passes}" if p else "none"
+        if isinstance(p, DrawnPretraining):
+            what = _drawn(dict(zip(p.objectives, p.shares, strict=True)))
+            what = f"{p.texts_first} updates on texts ({_drawn(p.texts_learn)}); {what}" if p.texts_first else what
         updates = (
             f"{budgets[0]} updates" if len(budgets) == 1 else f"best on val of {', '.join(map(str, budgets))} updates"
         )
@@ -189,6 +200,10 @@ def _setting(study: Study) -> str:
         f"in {where}, every figure in {study.figures.relative_to(study.root)}.",
     ]
     return "\n".join(lines)
+
+
+def _drawn(shares: Mapping[str, float]) -> str:
+    return "drawn: " + ", ".join(f"{share:g} {name}" for name, share in shares.items() if share)
 
 
 def _cost(arms: Sequence[Arm], found: Found) -> str:
