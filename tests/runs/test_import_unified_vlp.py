@@ -1,0 +1,128 @@
+"""`vlp import-checkpoint` of the public Unified VLP layout, and of BERT's for a Unified VLP."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+from toy_unified_vlp import SIZES
+from toy_world import CLASSES, FEATURE_DIM, write_workspace
+from transformers import BertConfig, BertForPreTraining
+from typer.testing import CliRunner
+
+from vlp_models.cli import app
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import CheckpointError
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.checkpoint import load_model
+from vlp_models.models.unified_vlp.model import UnifiedVLP
+from vlp_models.tasks.load import load_task_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from test_unified_vlp_convert import public_layout
+
+OWN = {**SIZES, "region_slots": 100, "max_positions": 128, "compat_reference": True}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_workspace(tmp_path, models={"mine": {"family": "unified_vlp", "config": {**SIZES, "max_positions": 64}}})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def public(root: Path, answers: int = 0) -> UnifiedVLP:
+    tokenizer = Tokenizer.load(root / "data" / "tokenizer")
+    facts = DataFacts(vocab_size=tokenizer.vocab_size, mask_id=4, feature_dim=FEATURE_DIM, num_classes=len(CLASSES))
+    torch.manual_seed(4)
+    model = build_model("unified_vlp", OWN, facts)
+    assert isinstance(model, UnifiedVLP)
+    torch.save(public_layout(model, answers), root / "model.30.bin")
+    return model.eval()
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["import-checkpoint", *arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def test_a_model_begins_with_public_weights(root: Path) -> None:
+    model = public(root)
+    said = call("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "theirs")
+    assert "Unified VLP's pretraining weights" in said and "fresh (seed 1): fusion" in said
+    loaded, _, info = load_model(root / "checkpoints" / "imported" / "theirs")
+    assert (info.family, info.task) == ("unified_vlp", None)
+    for name, tensor in model.state_dict().items():
+        assert name.startswith("fusion") or torch.equal(loaded.state_dict()[name], tensor), name
+    text = (root / "checkpoints" / "imported" / "theirs" / "preset.yaml").read_text()
+    assert "100 regions" in text, "what the file does not tell is said"
+    config = yaml.safe_load(text)["models"]["theirs"]["config"]
+    assert config["compat_reference"] and config["region_slots"] == 100
+
+
+def test_a_vqa_model_answers_with_its_own_classifier(root: Path) -> None:
+    model = public(root, answers=5)
+    names = ["<unk>", "red", "green", "blue", "yes"]
+    (root / "answers.json").write_text(json.dumps(names))
+    more = ("--answers", "answers.json", "--max-text-len", "12", "--max-regions", "4")
+    call("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "vqa", *more)
+    task = load_task_model(root / "checkpoints" / "imported" / "vqa")
+    dataset = ShardDataset(root / "data" / "shards", "val", "questions")
+    samples = [dataset[i] for i in range(4)]
+    batch = task.collate(samples)
+    assert batch.image.scores_BR.max() > 0.8, "it reads the detector's confidence"
+    state = torch.load(root / "model.30.bin", weights_only=True)
+    with torch.no_grad():
+        pooled = model.fuse(batch.image, batch.text).pooled_BP
+        logits = pooled @ state["ans_classifier.2.weight"].T + state["ans_classifier.2.bias"]
+    assert [row["answer"] for row in task.predict(batch, samples)] == [names[i] for i in logits.argmax(-1).tolist()]
+
+
+def test_a_captioner_is_told_apart_by_its_task(root: Path) -> None:
+    public(root)
+    ask = ("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "c", "--task", "captioning")
+    with pytest.raises(CheckpointError, match="give --max-text-len and --max-regions"):
+        call(*ask)
+    call(*ask, "--max-text-len", "12", "--max-regions", "4")
+    assert load_task_model(root / "checkpoints" / "imported" / "c").task == "captioning"
+
+
+def test_bert_fills_the_stack(root: Path) -> None:
+    (root / "bert").mkdir()
+    vocabulary = (root / "data" / "tokenizer" / "vocab.txt").read_text()
+    config = BertConfig(
+        vocab_size=len(vocabulary.splitlines()),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    bert = BertForPreTraining(config)
+    (root / "bert" / "config.json").write_text(json.dumps(config.to_dict()))
+    (root / "bert" / "vocab.txt").write_text(vocabulary)
+    state = {name: tensor.clone() for name, tensor in bert.state_dict().items()}
+    save_file(state, root / "bert" / "model.safetensors")
+    said = call("bert", "--format", "bert", "--name", "mine")
+    assert "BERT weights in stack, text_embedding, word_head" in said
+    assert "fresh (seed 1): fusion, region_embedding" in said
+    loaded, _, _ = load_model(root / "checkpoints" / "imported" / "mine")
+    words = bert.state_dict()["bert.embeddings.word_embeddings.weight"]
+    assert torch.equal(loaded.state_dict()["text_embedding.words.weight"], words)
+    types = bert.state_dict()["bert.embeddings.token_type_embeddings.weight"]
+    assert torch.equal(loaded.state_dict()["text_embedding.types.weight"], types[[0, 1, 0, 1]])
+
+
+def test_another_layout_is_refused_with_what_differs(root: Path) -> None:
+    torch.save({"token_embed.embeddings.weight": torch.zeros(3, 16)}, root / "other.bin")
+    with pytest.raises(CheckpointError, match="not a checkpoint of the public Unified VLP code"):
+        call("other.bin", "--format", "unified-vlp", "--name", "x")
