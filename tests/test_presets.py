@@ -78,8 +78,6 @@ def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, n
     params = applied(tmp_path, [*below, name])
     found = {parameters(model.config, model.family) for model in params.models.values()}
     assert found == (expected if isinstance(expected, set) else {expected})
-    sizes = {parameters(model.config, model.family) for model in params.models.values()}
-    assert sizes == (expected if isinstance(expected, set) else {expected})
     first = (ROOT / "presets" / f"{name}.yaml").read_text().partition("\n")[0]
     assert all(f"presets/{part}.yaml" in first for part in (*below, name))
     for run in (*params.pretrain.values(), *params.finetune.values()):
