@@ -40,6 +40,7 @@ class PixelInput:
     height, width  in pixels, after resizing
     resize         squash: both sides to their length. crop: the shorter side to its length, then the centre.
                    pad: the longer side fits, the rest is masked
+    longer, shorter  of `pad`: the most pixels that the longer and the shorter side get; 0: as many as fit
     interpolation  of the resizing
     mean, std      of each channel, for values from 0 to 1
     augment        while training, as a function of (seed, epoch, sample): random_resized_crop and/or flip. A mirrored
@@ -50,6 +51,8 @@ class PixelInput:
     height: int
     width: int
     resize: Literal["squash", "crop", "pad"] = "squash"
+    longer: int = 0
+    shorter: int = 0
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"

@@ -85,7 +85,7 @@ def fit(image: Image.Image, wanted: PixelInput, draw: int | None) -> tuple[NDArr
     if wanted.resize == "crop" and not (draw is not None and "random_resized_crop" in wanted.augment):
         image = _cover(image, wanted)
     elif wanted.resize == "pad":
-        image = _resized(image, min(wanted.width / image.width, wanted.height / image.height), wanted)
+        image = _resized(image, _padded_factor(image, wanted), wanted)
     else:
         image = image.resize((wanted.width, wanted.height), FILTERS[wanted.interpolation])
     if flipped:
@@ -117,6 +117,13 @@ def _cover(image: Image.Image, wanted: PixelInput) -> Image.Image:
     image = _resized(image, max(wanted.width / image.width, wanted.height / image.height), wanted)
     left, top = round((image.width - wanted.width) / 2), round((image.height - wanted.height) / 2)
     return image.crop((left, top, left + wanted.width, top + wanted.height))
+
+
+def _padded_factor(image: Image.Image, wanted: PixelInput) -> float:
+    """How much larger the picture becomes, so that it keeps within the size and within the limits of its sides."""
+    factors = [wanted.width / image.width, wanted.height / image.height]
+    sides = (wanted.longer, max(image.size)), (wanted.shorter, min(image.size))
+    return min(factors + [limit / side for limit, side in sides if limit])
 
 
 def _resized(image: Image.Image, factor: float, wanted: PixelInput) -> Image.Image:

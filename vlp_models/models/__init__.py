@@ -19,6 +19,7 @@ FAMILIES: dict[str, str] = {
     "tden": "vlp_models.models.tden.model:TDEN",
     "xgpt": "vlp_models.models.xgpt.model:XGPT",
     "unified_vlp": "vlp_models.models.unified_vlp.model:UnifiedVLP",
+    "soho": "vlp_models.models.soho.model:SOHO",
 }
 
 

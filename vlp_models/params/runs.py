@@ -81,13 +81,20 @@ class PretrainParams(TrainingParams):
     model   whose architecture it trains; `start` may be of another config of the same family
     start   empty: initial/MODEL
     view    what it learns from: image-caption pairs, texts alone, or images alone
+    captions_per_image  of the view `images`: each comes with so many of its captions, and without one it is left out;
+            0: without any
     """
 
     model: str
     start: str = ""
     view: Literal["captions", "texts", "images"] = "captions"
+    captions_per_image: NonNegativeInt = 0
     recipe: RecipeParams
     passes: PassesParams = field(default_factory=PassesParams)
+
+    def __post_init__(self) -> None:
+        if self.captions_per_image and self.view != "images":
+            raise ValueError(f"`captions_per_image` is for `view: images`, not {self.view}")
 
 
 @dataclass(frozen=True, kw_only=True)

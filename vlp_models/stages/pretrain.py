@@ -21,6 +21,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     import torch
     from torch import nn
 
+    from vlp_models.data.captions import CaptionsOfImages
     from vlp_models.data.inputs import InputReader
     from vlp_models.models import FAMILIES, build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_config, read_weights
@@ -64,6 +65,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             model = build_model(own.family, own.config, data_facts(inputs), where=f"models.{p.model}.config")
         for line in start_from(model, before, part_of(read_weights(start), "model"), start):
             print(line, file=sys.stderr)
+        if p.captions_per_image > 1 and not getattr(model, "several_texts", False):
+            raise ParamsError(
+                f"params.yaml: `pretrain.{key}.captions_per_image: {p.captions_per_image}`: `{p.model}` learns from one "
+                "text an image; set `view: captions` and drop it"
+            )
         loss = make_loss(model, p.recipe, p.passes, name=p.model, section=f"pretrain.{key}")
         reader = InputReader(
             model.inputs,  # type: ignore[arg-type]
@@ -75,10 +81,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             inputs.shards,
             p.view,
             sources=p.sources,
-            collate=reader.collate,
+            collate=CaptionsOfImages(reader=reader, count=p.captions_per_image)
+            if p.captions_per_image
+            else reader.collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
             seed=p.seed,
+            captioned=p.captions_per_image > 0,
             **reader.flags,
         )
         tags = {"run": key, "model": p.model, "passes": p.passes.scheme}

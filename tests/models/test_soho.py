@@ -1,0 +1,362 @@
+"""SOHO: its images, pairs and losses against slow references, and what must not matter."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from soho_toys import ALL, CODES, PUBLIC, batch_of, build, losses
+
+from vlp_models.data.batch import Pixels
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.abilities import protocols_of
+from vlp_models.models.layers.positions import sine_positions
+from vlp_models.models.soho.pairs import first_of_their_code, hide_codes, make_pairs
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from soho_expanded import expanded_losses
+
+SUMMED = ("mlm", "mvm", "itm")
+
+
+def total(model, batch, **options):
+    return sum(loss.mean for loss in losses(model, batch, **options).values())
+
+
+def test_it_does_what_its_tasks_ask() -> None:
+    assert set(protocols_of("soho")) == {"Fuses", "ScoresPairs", "Pretrains", "GroupsParameters", "Adopts"}
+
+
+# ---- Images ----------------------------------------------------------------------------------------------------
+
+
+def test_positions_against_the_definition() -> None:
+    mask = torch.zeros(2, 3, 4, dtype=torch.bool)
+    mask[0], mask[1, :2, :3] = True, True
+    found = sine_positions(mask, 8)
+    for b, (rows, columns) in enumerate(((3, 4), (2, 3))):
+        for y in range(rows):
+            for x in range(columns):
+                wanted = []
+                for place, count in ((y + 1, rows), (x + 1, columns)):
+                    angle = place / (count + 1e-6) * 2 * math.pi
+                    for i in range(4):
+                        wave = angle / 10000 ** (2 * (i // 2) / 4)
+                        wanted.append(math.sin(wave) if i % 2 == 0 else math.cos(wave))
+                torch.testing.assert_close(found[b, y, x], torch.tensor(wanted), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width", "rows", "columns"), [(1000, 600, 16, 10), (600, 1000, 10, 16)])
+def test_standing_and_lying_images_see_all_their_cells_and_no_padding(height, width, rows, columns) -> None:
+    """600 by 1000 pixels are 160 tokens of 64 pixels, either way (section 4.5)."""
+    model = build(height=1024, width=1024, backbone_stage=-1)
+    mask = torch.zeros(1, 1024, 1024, dtype=torch.bool)
+    mask[0, :height, :width] = True
+    grid = model.look(Pixels(pixels_B3HW=torch.zeros(1, 3, 1024, 1024, dtype=torch.float64), mask_BHW=mask))
+    assert model.stride == 64 and grid.mask_BRR.shape == (1, 16, 16)
+    seen = grid.mask_BRR[0]
+    assert seen.sum() == rows * columns == 160 and seen[:rows, :columns].all()
+
+
+def test_the_public_masks_bug_is_there_when_asked_for() -> None:
+    """As measured on the public code: of a standing image's 9 columns it sees 6; of lying ones, padding as well."""
+    fixed, buggy = (build(height=64, width=64, pool_first=True, square_mask=on, pool=1) for on in (False, True))
+    standing = torch.ones(1, 1024, 608, dtype=torch.bool)
+    standing[:, 1000:], standing[:, :, 600:] = False, False
+    lying = torch.ones(2, 608, 1024, dtype=torch.bool)
+    lying[:, 600:], lying[0, :, 800:], lying[1, :, 1000:] = False, False, False
+
+    def columns(model, mask, shape):
+        return model.grid_mask(mask, torch.zeros(len(mask), 1, *shape)).any(1).sum(1).tolist()
+
+    assert columns(buggy, standing, (16, 9)) == [6] and columns(fixed, standing, (16, 9)) == [9]
+    assert columns(buggy, lying, (9, 16)) == [16, 16] and columns(fixed, lying, (9, 16)) == [13, 16]
+
+
+def test_images_smaller_than_a_cell_and_unknown_backbones_are_told() -> None:
+    with pytest.raises(ParamsError, match="a cell of `resnet18`"):
+        build(height=8, width=64)
+    with pytest.raises(ParamsError, match="list_models"):
+        build(backbone="resnet17")
+    with pytest.raises(ParamsError, match="feature maps 0 to 4"):
+        build(backbone_stage=7)
+    with pytest.raises(ParamsError, match="import-checkpoint"):
+        build(backbone_options={"pretrained": True})
+    with pytest.raises(DataError, match="reads pixels"):
+        build().look(None)  # type: ignore[arg-type]
+
+
+def test_other_backbones_of_timm_serve_as_well() -> None:
+    for name, options in (("convnext_atto", {}), ("vit_tiny_patch16_224", {"img_size": 64, "depth": 1})):
+        model = build(backbone=name, backbone_options=options, backbone_stage=0, pool=1)
+        assert math.isfinite(total(model, batch_of(2)).item())
+
+
+# ---- Pairs -----------------------------------------------------------------------------------------------------
+
+
+def test_every_text_has_its_own_image_and_each_a_text_of_another() -> None:
+    """Two matched and two mismatched an image, never of an image of equal id, whole texts with what is masked."""
+    batch = replace(batch_of(5, 2, seed=3), image_ids=("a", "b", "a", "c", "d"))
+    ids, words = batch.text.ids_BT + 100, batch.text.ids_BT % 2 == 0
+    seen = set()
+    for seed in range(40):
+        pairs = make_pairs(batch, ids, words, torch.Generator().manual_seed(seed), mismatched=True)
+        assert pairs.matched_P.tolist() == [True] * 10 + [False] * 10
+        assert pairs.owner_P.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] * 2
+        assert torch.equal(pairs.original_PT[:10], batch.text.ids_BT)
+        for row in range(10, 20):
+            same = (batch.text.ids_BT == pairs.original_PT[row]).all(1).nonzero()
+            text = int(same[0])
+            assert torch.equal(pairs.ids_PT[row], ids[text]) and torch.equal(pairs.words_PT[row], words[text])
+            assert torch.equal(pairs.mask_PT[row], batch.text.mask_BT[text])
+            own, other = batch.image_ids[int(pairs.owner_P[row])], batch.image_ids[text // 2]
+            assert own != other
+            seen.add((row, text))
+    assert len(seen) == 4 * 6 + 6 * 8  # every text of another image comes up
+
+
+def test_a_batch_of_one_image_has_no_mismatched_pairs() -> None:
+    batch = batch_of(1, 2)
+    found = losses(build(), batch)
+    assert found["itm"].count == 2 and total(build(), batch).isfinite()
+
+
+def test_only_matched_pairs_learn_words_and_cells() -> None:
+    model, batch = build(mvm_probability=1.0), batch_of(4, 2)
+    found = losses(model, batch, probability=1.0)
+    words = (batch.text.mask_BT.sum(1) - 2).sum()
+    assert found["mlm"].count == words and found["itm"].count == 16
+    everyone = losses(build(mvm_probability=1.0, masked_pairs="all"), batch, probability=1.0)
+    assert everyone["mlm"].count > words and everyone["mvm"].count > found["mvm"].count
+
+
+def test_a_whole_group_of_cells_is_hidden_and_each_code_is_as_likely() -> None:
+    codes = torch.tensor([[0, 0, 0, 1, 2, -1], [3, 3, 3, 3, 3, 3]])
+    mask = codes >= 0
+    assert first_of_their_code(codes, mask).int().tolist() == [[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0]]
+    batch = batch_of(2)
+    pairs = make_pairs(batch, batch.text.ids_BT, batch.text.mask_BT, torch.Generator().manual_seed(0), mismatched=True)
+    count = {0: 0, 1: 0, 2: 0}
+    nothing = 0
+    for seed in range(300):
+        hidden = hide_codes(pairs, codes, mask, 0.5, torch.Generator().manual_seed(seed), 2)
+        for row, owner in zip(hidden, pairs.owner_P.tolist(), strict=True):
+            if not row.any():
+                nothing += 1
+                continue
+            (code,) = codes[owner][row].unique().tolist()
+            assert torch.equal(row, (codes[owner] == code) & mask[owner])
+            if owner == 0:
+                count[code] += 1
+    assert 500 < nothing < 700  # of 1200
+    assert min(count.values()) > 70  # of about 300
+
+
+# ---- Losses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+@pytest.mark.parametrize("train", [False, True])
+def test_the_losses_and_gradients_are_those_of_the_long_way(texts: int, train: bool) -> None:
+    batch = batch_of(4, texts)
+    short, long = (build(mvm_probability=0.7).train(train) for _ in range(2))
+    found = losses(short, batch)
+    wanted = expanded_losses(long, batch, torch.Generator().manual_seed(0), 0.4)
+    for name in ALL:
+        torch.testing.assert_close(found[name].mean, wanted[name], rtol=1e-9, atol=1e-9)
+        assert found[name].count > 0
+    sum(loss.mean for loss in found.values()).backward()
+    sum(wanted.values()).backward()
+    for (name, one), other in zip(short.named_parameters(), long.parameters(), strict=True):
+        if one.grad is None:
+            assert other.grad is None or not other.grad.any(), name
+            continue
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-9, msg=name)
+
+
+def test_gradients_against_finite_differences() -> None:
+    """Without the dictionary, through which a gradient is not the derivative, by intention."""
+    model, batch = build(dictionary_size=0), batch_of(3, 2)
+    assert model.objectives == ("mlm", "itm")
+    total(model, batch, objectives=model.objectives).backward()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            assert name.startswith(("hidden_cell", "backbone.net.layer3", "backbone.net.layer4")), name
+            continue
+        with torch.no_grad():
+            direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            at, step = parameter.clone(), 1e-8
+            values = []
+            for sign in (1, -1):
+                parameter.copy_(at + sign * step * direction)
+                values.append(total(model, batch, objectives=model.objectives).item())
+            parameter.copy_(at)
+        slope = (values[0] - values[1]) / (2 * step)
+        assert slope == pytest.approx(float((parameter.grad * direction).sum()), rel=1e-3, abs=1e-5), name
+
+
+def test_the_cnn_learns_through_the_dictionary_and_the_codes_by_themselves() -> None:
+    model = build().train()
+    total(model, batch_of()).backward()
+    first = next(model.backbone.parameters())
+    assert first.grad is not None and bool(first.grad.any())
+    before = model.dictionary.codes.clone()
+    model.dictionary.update()
+    assert not torch.equal(before, model.dictionary.codes)
+
+
+@pytest.mark.parametrize(
+    ("names", "steps", "share"), [(("mlm", "mvm"), 80, {"mlm": 0.8, "mvm": 0.8}), (("itm",), 60, {"itm": 0.6})]
+)
+def test_the_losses_fall_on_one_batch(names, steps, share) -> None:
+    model = build(init_std=0.15, mvm_probability=0.5, dictionary_momentum=0.9, hidden=32, dictionary_size=32)
+    model, batch = model.float().train(), batch_of(4, 2)
+    tinted = batch.image.pixels_B3HW * 0.3 + torch.randn(4, 3, 1, 1)  # noise alone looks alike to a CNN
+    batch = replace(batch, image=replace(batch.image, pixels_B3HW=tinted.float()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    history = []
+    for step in range(steps):
+        found = losses(model, batch, objectives=names, seed=step, probability=0.15)
+        optimizer.zero_grad()
+        torch.stack([loss.mean for loss in found.values()]).sum().backward()
+        optimizer.step()
+        model.dictionary.update()
+        history.append({name: loss.mean.item() for name, loss in found.items()})
+    for name in names:
+        early, late = (sum(row[name] for row in rows) / 20 for rows in (history[:20], history[-20:]))
+        assert late < share[name] * early, (name, early, late)
+
+
+@pytest.mark.parametrize("config", [{}, PUBLIC], ids=["paper", "public"])
+def test_an_objective_alone_is_what_it_is_among_others(config) -> None:
+    model, batch = build(**config, mvm_probability=1.0), batch_of(3, 2)
+    for names in (("mlm",), ("itm",), ("mvm",), ("mlm", "mvm")):
+        found = losses(model, batch, objectives=names)
+        assert set(found) == set(names)
+        assert all(loss.mean.isfinite() and loss.count > 0 for loss in found.values())
+    with pytest.raises(ParamsError, match="can't learn"):
+        losses(model, batch, objectives=("moc",))
+    with pytest.raises(ParamsError, match="dictionary_size"):
+        losses(build(dictionary_size=0), batch)
+
+
+def test_only_the_samples_that_are_told_to_learn_an_objective() -> None:
+    model, batch = build(mvm_probability=1.0), batch_of(4, 2)
+    mask = torch.tensor([True, False, False, True])
+    found = losses(model, batch, objectives={"mlm": mask, "itm": ~mask, "mvm": mask}, probability=1.0)
+    lengths = (batch.text.mask_BT.sum(1) - 2).view(4, 2).sum(1)
+    assert found["mlm"].count == lengths[mask].sum() and found["itm"].count == 8
+    assert found["mvm"].count > 0
+
+
+def test_hidden_cells_are_out_of_sight() -> None:
+    """No word or code that is told, nor [CLS], changes when what is hidden does."""
+    model, batch = build(task_features="dictionary"), batch_of(2)
+    visual = model.encode_image(batch.image)
+    visual = replace(visual, hidden_BRD=torch.zeros_like(visual.tokens_BRD))
+    hidden = torch.zeros_like(visual.mask_BR)
+    hidden[:, 2] = True
+    other = replace(visual, tokens_BRD=visual.tokens_BRD + 9 * hidden[..., None])
+    rows = torch.tensor([0, 1])
+    one, two = (v.for_texts(rows, hidden).tokens_BRD for v in (visual, other))
+    assert torch.equal(one, two) and not torch.equal(visual.tokens_BRD, other.tokens_BRD)
+
+
+# ---- What must not matter ----------------------------------------------------------------------------------------
+
+
+def test_padding_and_the_order_of_a_batch_change_nothing() -> None:
+    model, batch = build(), batch_of(4)
+    fused = model.fuse(batch.image, batch.text).pooled_BP
+    order = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(model.fuse(batch.image.select(order), batch.text.select(order)).pooled_BP, fused[order])
+    wide = replace(
+        batch.text,
+        ids_BT=torch.nn.functional.pad(batch.text.ids_BT, (0, 5)),
+        mask_BT=torch.nn.functional.pad(batch.text.mask_BT, (0, 5)),
+    )
+    torch.testing.assert_close(model.fuse(batch.image, wide).pooled_BP, fused)
+    for row in range(4):
+        one = torch.tensor([row])
+        alone = model.fuse(batch.image.select(one), batch.text.select(one)).pooled_BP
+        torch.testing.assert_close(alone, fused[row : row + 1])
+
+
+def test_an_image_is_encoded_once_however_many_texts_it_has(monkeypatch) -> None:
+    model, batch = build(), batch_of(3, 2)
+    seen = []
+    model.backbone.register_forward_hook(lambda module, given, found: seen.append(len(given[0])))
+    losses(model, batch)
+    fused = model.fuse(batch.image, batch.text).pooled_BP
+    state = model.encode_image(batch.image)
+    scores = model.score(state, batch.text, batch.text.owner_N)
+    assert seen == [3, 3, 3]
+    copied = replace(batch.text, owner_N=None)
+    torch.testing.assert_close(model.fuse(batch.image.select(batch.text.owner_N), copied).pooled_BP, fused)
+    odds = model.match_head(fused)
+    torch.testing.assert_close(scores, odds[:, 1] - odds[:, 0])
+
+
+def test_a_process_without_rows_takes_part() -> None:
+    model = build().train()
+    batch = batch_of(2)
+    found = losses(model, batch.none())
+    assert {name: loss.count for name, loss in found.items()} == {"mlm": 0, "mvm": 0, "itm": 0}
+    sum(loss.sum for loss in found.values()).backward()
+    assert all(buffer.isfinite().all() for buffer in model.buffers())
+    assert {part for loss in found.values() for part in loss.parts} == {
+        part for loss in losses(model, batch).values() for part in loss.parts
+    }
+
+
+def test_tasks_read_the_dictionarys_input_or_with_a_switch_its_output() -> None:
+    batch = batch_of(2)
+    inner, outer = build(), build(task_features="dictionary")
+    assert not torch.allclose(
+        inner.fuse(batch.image, batch.text).pooled_BP, outer.fuse(batch.image, batch.text).pooled_BP
+    )
+    outer.dictionary.codes.normal_(std=3.0)
+    inner.dictionary.codes.normal_(std=3.0)
+    again = inner.fuse(batch.image, batch.text).pooled_BP
+    torch.testing.assert_close(again, build().fuse(batch.image, batch.text).pooled_BP)
+    assert not torch.allclose(outer.fuse(batch.image, batch.text).pooled_BP, again)
+    outer.train()
+    before = outer.dictionary.codes.clone()
+    outer.fuse(batch.image, batch.text).pooled_BP.sum().backward()
+    outer.dictionary.update()
+    assert torch.equal(before, outer.dictionary.codes)
+
+
+def test_another_dictionary_or_head_is_adopted_as_far_as_it_fits() -> None:
+    from vlp_models.errors import CheckpointError
+
+    source = build(seed=1)
+    target = build(seed=2, dictionary_size=CODES + 1, fusion_hidden=24)
+    assert target.fused_dim == 24
+    done = target.adopt(source.state_dict(), vars(source.config))
+    assert set(done.fresh) == {
+        "code_head.bias",
+        "code_head.weight",
+        "dictionary.codes",
+        "dictionary.idle",
+        "fusion.0.bias",
+        "fusion.0.weight",
+    }
+    assert torch.equal(target.backbone.net.conv1.weight, source.backbone.net.conv1.weight)
+    with pytest.raises(CheckpointError, match="hidden"):
+        build(hidden=32).adopt(source.state_dict(), vars(source.config))
+
+
+def test_every_parameter_is_in_one_group() -> None:
+    for config in ({}, PUBLIC, {"fusion_hidden": 8}):
+        model = build(**config)
+        groups = model.parameter_groups()
+        assert set(groups) == {"cnn_stem", "cnn", "neck", "transformer", "heads"}
+        found = [id(p) for parameters in groups.values() for p in parameters]
+        assert sorted(found) == sorted(id(p) for p in model.parameters())

@@ -1,0 +1,96 @@
+"""SOHO in two processes: run by test_soho_ranks.py, as `python soho_ranks.py RANK WORLD_SIZE FOLDER`.
+
+Statistics of batch normalisation are each process's own, so they are held still; everything else is of the whole batch.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from soho_toys import ALL, batch_of, build
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Batch
+from vlp_models.objectives.loss import WeightedLosses
+from vlp_models.objectives.moving_average import update_moving_averages
+from vlp_models.training.normalise import divided, totals
+
+IMAGES, TEXTS = 5, 2
+UPDATES = (True, True, False)  # which of three micro-batches end an update
+
+
+def rows(first: int, last: int, seed: int) -> Batch:
+    whole = replace(batch_of(IMAGES, TEXTS, seed=seed), image_ids=("a", "b", "a", "c", "b"))
+    texts = torch.arange(TEXTS * first, TEXTS * last)
+    text = whole.text.select(texts)
+    width = int(text.mask_BT.sum(1).max()) if last > first else 1
+    cut = {name: getattr(text, name)[:, :width] for name in ("ids_BT", "mask_BT")}
+    return replace(
+        whole,
+        sample_ids=whole.sample_ids[first:last],
+        image_ids=whole.image_ids[first:last],
+        image=whole.image.select(torch.arange(first, last)),
+        text=replace(text, **cut, owner_N=text.owner_N - first),
+    )
+
+
+class Learner(nn.Module):
+    def __init__(self, update: str) -> None:
+        super().__init__()
+        self.model = build(mvm_probability=0.6, dictionary_update=update, revive_after=2).train()
+        for module in self.model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+
+    def forward(self, batch: Batch, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        losses = self.model.pretraining_losses(
+            batch, objectives=dict.fromkeys(ALL), generator=generator, mask_probability=0.4
+        )
+        weighed = WeightedLosses(losses=losses, weights=dict.fromkeys(ALL, 1.0))
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        return divided(weighed, totals(weighed).counts) * world_size
+
+
+def learn(update: str, rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:
+    """Gradients of three micro-batches, of which the last is all the first process's, and the dictionary after."""
+    learner: nn.Module = Learner(update)
+    model = learner.model
+    if world_size > 1:
+        learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
+    for number, ends in enumerate((*UPDATES, True)):
+        cuts = (0, IMAGES) if number == len(UPDATES) else (0, 2, IMAGES)
+        share = (0, IMAGES) if world_size == 1 else ((*cuts, IMAGES)[rank], (*cuts, IMAGES)[rank + 1])
+        learner(rows(*share, seed=number), number).backward()
+        if ends:
+            update_moving_averages(model)
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {**found, **{f"dictionary.{name}": b for name, b in model.dictionary.named_buffers()}}
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    for update in ("paper", "released"):
+        found = learn(update, rank, world_size)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in found.items()}, folder / f"{update}-{rank}.safetensors"
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

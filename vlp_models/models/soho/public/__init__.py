@@ -1,0 +1,1 @@
+"""What the public code (researchmm/soho) does otherwise, and its checkpoints."""
