@@ -67,7 +67,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             print(line, file=sys.stderr)
         if p.captions_per_image > 1 and not getattr(model, "several_texts", False):
             raise ParamsError(
-                f"params.yaml: `pretrain.{key}.captions_per_image: {p.captions_per_image}`: `{p.model}` learns from one "
+                f"params.yaml: `pretrain.{key}.captions_per_image`: more than one, but `{p.model}` learns from one "
                 "text an image; set `view: captions` and drop it"
             )
         loss = make_loss(model, p.recipe, p.passes, name=p.model, section=f"pretrain.{key}")
