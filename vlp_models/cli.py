@@ -309,8 +309,10 @@ def evaluate_alias(
 
 @app.command()
 def import_checkpoint(
-    source: Annotated[str, typer.Argument(help="A weights file (xmodaler-tden), or a folder (bert).")],
-    form: Annotated[str, typer.Option("--format", help="xmodaler-tden or bert.")],
+    source: Annotated[str, typer.Argument(help="A weights file, or a folder (bert, soho-parts).")],
+    form: Annotated[
+        str, typer.Option("--format", help="xmodaler-tden, bert, soho or soho-parts (a CNN, BERT or both).")
+    ],
     name: Annotated[str, typer.Option(help="Of the model in params.yaml: checkpoints/imported/NAME is written.")],
     task: Annotated[str, typer.Option(help="vqa or vcr, where the weights leave it open.")] = "",
     heads: Annotated[int, typer.Option(help="Attention heads of xmodaler-tden; default: one per 64 dimensions.")] = 0,

@@ -157,6 +157,7 @@ class Imported:
     task     of which it is a model; None: pretrained
     head     of the task's classifier, by the names it has there
     notes    what the config says that the file does not, for preset.yaml
+    regions  whether it reads any
     """
 
     family: str
@@ -166,3 +167,4 @@ class Imported:
     task: str | None = None
     head: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    regions: bool = True

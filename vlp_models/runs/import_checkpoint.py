@@ -28,6 +28,9 @@ FORMATS: dict[str, str] = {
     "xmodaler-tden": "vlp_models.models.tden.public.convert:read_xmodaler",
     "bert": "vlp_models.models.bert:read_bert",
     "unified-vlp": "vlp_models.models.unified_vlp.public:read_unified_vlp",
+    "bert": "vlp_models.models.tden.convert_bert:read_bert",
+    "soho": "vlp_models.models.soho.public.convert:read_soho",
+    "soho-parts": "vlp_models.models.soho.convert_parts:read_parts",
 }
 PRESET = "preset.yaml"  # beside imported weights: the model in params.yaml that begins with them
 UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained a task on sets no limit
@@ -52,6 +55,10 @@ def import_checkpoint(
         form: `xmodaler-tden`, `unified-vlp`: `source` is a file of the public code; a task's becomes that task's
             checkpoint, its classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture is that
             of params.yaml's `models.NAME.config`, other modules stay fresh (`models.NAME.seed`).
+        form: `xmodaler-tden`: `source` is a file of the public TDEN code; a task's becomes that task's checkpoint, its
+            classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture is that of params.yaml's
+            `models.NAME.config`, other modules stay fresh (`models.NAME.seed`). `soho`: a file of the public SOHO code.
+            `soho-parts`: a CNN's weights file, or a folder with one (backbone.safetensors) and BERT's files, likewise.
         task: which task's model it is, where the file leaves it open.
         heads: attention heads; 0: as the format usually has them.
         answers: of a VQA model: a JSON list of what its classifier's rows stand for.
@@ -148,6 +155,8 @@ def _lengths(imported: Imported, max_text_len: int, max_regions: int) -> dict[st
         CheckpointError: a task's model without its lengths: its answers change with them.
     """
     given = {"max_text_len": max_text_len, "max_regions": max_regions}
+    if not imported.regions:
+        given["max_regions"] = max_regions or UNLIMITED["max_regions"]
     missing = [f"--{key.replace('_', '-')}" for key, value in given.items() if value < 1]
     if imported.task and missing:
         raise CheckpointError(

@@ -1,0 +1,192 @@
+"""The public code's checkpoints, ResNets of timm and torchvision, and BERT as SOHO's weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from public_soho import bert_layout, public_layout
+from safetensors.torch import save_file
+from soho_toys import FACTS, PUBLIC, VOCAB, batch_of, build, losses
+
+from vlp_models.errors import CheckpointError
+from vlp_models.models import build_model
+from vlp_models.models.foreign import Asked
+from vlp_models.models.soho.convert_parts import convert_backbone, convert_bert, read_parts
+from vlp_models.models.soho.public.convert import convert_soho, read_soho
+
+WHOLE = {**PUBLIC, "backbone_options": {}, "backbone_stage": -1, "pool": 1, "mvm_probability": 0.015}
+ASKED = Asked(facts=FACTS, config={}, heads=2)
+OWN = (
+    "vocab_size",
+    "fusion_dropout",
+    "height",
+    "width",
+    "longer",
+    "shorter",
+    "pool",
+    "init_std",
+    "dropout",
+    "attention_dropout",
+)
+
+
+def randomised(**config):
+    """A model that no zero hides anything of."""
+    model = build(**config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name in ("dictionary.counts", "dictionary.sums"):
+                buffer.uniform_(0.1, 1.0)
+    return model
+
+
+def rebuilt(imported, model):
+    """A model with the imported weights, and what of ours no file tells."""
+    config = {name: getattr(model.config, name) for name in OWN if name != "vocab_size"}
+    made = build_model("soho", {**{k: v for k, v in imported.config.items() if k != "vocab_size"}, **config}, FACTS)
+    left = made.load_state_dict(dict(imported.weights), strict=False)
+    assert not left.unexpected_keys
+    return made.eval(), left.missing_keys
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_pretraining_checkpoint_computes_the_same(tmp_path: Path, prefix: str) -> None:
+    model = randomised(**WHOLE)
+    layout = {prefix + name: tensor for name, tensor in public_layout(model).items()}
+    torch.save({"meta": {"epoch": 40}, "state_dict": layout, "optimizer": {}, "amp": {}}, tmp_path / "soho.pth")
+    imported = read_soho(tmp_path / "soho.pth", ASKED)
+    assert imported.config["backbone"] == "resnet18" and imported.task is None
+    assert imported.config["square_mask"] and imported.config["dictionary_size"] == 7
+    made, missing = rebuilt(imported, model)
+    assert missing == ["dictionary.idle"]
+    assert made.config == model.config
+    batch = batch_of(3)
+    batch = dataclasses.replace(
+        batch, image=dataclasses.replace(batch.image, pixels_B3HW=batch.image.pixels_B3HW.float())
+    )
+    for train in (False, True):
+        found, wanted = (losses(m.train(train), batch) for m in (made, model))
+        assert {name: loss.mean.item() for name, loss in found.items()} == {n: w.mean.item() for n, w in wanted.items()}
+
+
+def test_a_vqa_checkpoint_has_its_layer_and_classifier() -> None:
+    config = {"pool_first": True, "square_mask": True, "plain_heads": True, "dictionary_size": 0, "fusion_hidden": 24}
+    model = randomised(**{**WHOLE, **dict.fromkeys(PUBLIC, None), **config} | _plain())
+    imported = convert_soho(public_layout(model), heads=2)
+    assert imported.task == "vqa" and imported.head["weight"].shape == (7, 24) and not imported.regions
+    made, missing = rebuilt(imported, model)
+    assert set(missing) == {"hidden_cell", "match_head.weight"}
+    batch = batch_of(2)
+    image = dataclasses.replace(batch.image, pixels_B3HW=batch.image.pixels_B3HW.float())
+    found, wanted = (m.eval().fuse(image, batch.text).pooled_BP for m in (made, model))
+    assert torch.equal(found, wanted) and found.shape == (2, 24) and (found >= 0).all()
+
+
+def _plain() -> dict:
+    return {
+        "gate": False,
+        "padding_in_dictionary": False,
+        "code_scores": "classifier",
+        "masked_code": "of_each_pair",
+        "masked_pairs": "matched",
+        "dictionary_update": "paper",
+    }
+
+
+def test_another_layout_is_told_name_by_name() -> None:
+    layout = public_layout(randomised(**WHOLE))
+    with pytest.raises(CheckpointError, match=r"1 missing: neck.ln.bias") as said:
+        convert_soho({**{n: t for n, t in layout.items() if n != "neck.ln.bias"}, "neck.new": torch.zeros(1)}, heads=2)
+    assert "1 unexpected: neck.new" in str(said.value)
+    with pytest.raises(CheckpointError, match="ties it"):
+        convert_soho({**layout, "mask_l_fc.weight": layout["mask_l_fc.weight"] + 1}, heads=2)
+    with pytest.raises(CheckpointError, match="blocks"):
+        convert_soho({n: t for n, t in layout.items() if not n.startswith("backbone.layer2.1.")}, heads=2)
+    with pytest.raises(CheckpointError, match="do not divide"):
+        convert_soho(layout, heads=5)
+
+
+def test_a_resnet_of_timm_or_torchvision_becomes_the_cnn(tmp_path: Path) -> None:
+    import torchvision
+
+    config = build(backbone_options={}, backbone_stage=3).config
+    theirs = torchvision.models.resnet18(weights=None)
+    ours = timm.create_model("resnet18", pretrained=False)
+    ours.load_state_dict(theirs.state_dict())
+    model = build(backbone_options={}, backbone_stage=3)
+    for state in (theirs.state_dict(), ours.state_dict()):
+        old = {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
+        for given in (state, old):
+            weights = convert_backbone(given, config)
+            left = model.load_state_dict(weights, strict=False)
+            assert not left.unexpected_keys
+            assert not [name for name in left.missing_keys if name.startswith("backbone.")]
+    model = model.float().eval()
+    image = torch.randn(1, 3, 64, 64)
+    theirs.eval()
+    x = theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(image))))
+    wanted = theirs.layer3(theirs.layer2(theirs.layer1(x)))
+    torch.testing.assert_close(model.backbone(image), wanted)
+    with pytest.raises(CheckpointError, match="not a resnet18"):
+        convert_backbone(torchvision.models.resnet50(weights=None).state_dict(), config)
+    asked = Asked(facts=FACTS, config={**_settings(), "backbone_stage": 3, "backbone_options": {}})
+    save_file(theirs.state_dict(), tmp_path / "resnet18.safetensors")
+    assert read_parts(tmp_path / "resnet18.safetensors", asked).what == "a CNN's"
+    with pytest.raises(CheckpointError, match="--name must be one"):
+        read_parts(tmp_path / "resnet18.safetensors", Asked(facts=FACTS, config={}))
+
+
+def _settings() -> dict:
+    from soho_toys import TINY
+
+    return dict(TINY)
+
+
+def test_berts_first_layers_become_the_transformer_and_the_cnn_may_lie_beside(tmp_path: Path) -> None:
+    deep = randomised(layers=4)
+    state = {name: tensor.float() for name, tensor in deep.state_dict().items()}
+    layout = bert_layout(state, "bert.", 4)
+    for part in ("weight", "bias"):
+        layout[f"cls.predictions.transform.dense.{part}"] = state[f"word_head.dense.{part}"]
+        layout[f"cls.predictions.transform.LayerNorm.{part}"] = state[f"word_head.norm.{part}"]
+        layout[f"bert.pooler.dense.{part}"] = torch.zeros(16)
+    layout["cls.predictions.bias"] = state["word_head.bias"]
+    bert = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    bert |= {"num_hidden_layers": 4, "max_position_embeddings": 512}
+    shallow = build(layers=2).float()
+    weights = convert_bert(layout, bert, shallow.config)
+    assert not shallow.load_state_dict(weights, strict=False).unexpected_keys
+    for name in ("transformer.1.ffn.0.weight", "text_embedding.types.weight", "word_head.bias"):
+        assert torch.equal(shallow.state_dict()[name], state[name])
+    for wrong in ({"num_hidden_layers": 1}, {"hidden_size": 24}):
+        with pytest.raises(CheckpointError, match="BERT's"):
+            convert_bert(layout, {**bert, **wrong}, shallow.config)
+
+    words = [f"w{i}" for i in range(VOCAB - 5)]
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps(bert))
+    save_file({name: tensor.contiguous() for name, tensor in layout.items()}, tmp_path / "model.safetensors")
+    cnn = timm.create_model("resnet18", pretrained=False, **_settings()["backbone_options"]).state_dict()
+    save_file(cnn, tmp_path / "backbone.safetensors")
+    asked = Asked(facts=FACTS, config=_settings(), vocabulary=tuple(vocabulary))
+    imported = read_parts(tmp_path, asked)
+    assert imported.what == "a CNN's and BERT's"
+    left = shallow.load_state_dict(dict(imported.weights), strict=False)
+    assert {name.partition(".")[0] for name in left.missing_keys} == {
+        "hidden_cell",
+        "neck",
+        "visual_norm",
+        "code_head",
+        "match_head",
+        "dictionary",
+    }
+    with pytest.raises(CheckpointError, match="not the vocabulary"):
+        read_parts(tmp_path, dataclasses.replace(asked, vocabulary=("a",)))
