@@ -28,7 +28,14 @@ def total(model, batch, **options):
 
 
 def test_it_does_what_its_tasks_ask() -> None:
-    assert set(protocols_of("soho")) == {"Fuses", "ScoresPairs", "Pretrains", "GroupsParameters", "Adopts"}
+    assert set(protocols_of("soho")) == {
+        "Fuses",
+        "ScoresPairs",
+        "Pretrains",
+        "GroupsParameters",
+        "Adopts",
+        "ShowsItself",
+    }
 
 
 # ---- Images ----------------------------------------------------------------------------------------------------
@@ -360,3 +367,32 @@ def test_every_parameter_is_in_one_group() -> None:
         assert set(groups) == {"cnn_stem", "cnn", "neck", "transformer", "heads"}
         found = [id(p) for parameters in groups.values() for p in parameters]
         assert sorted(found) == sorted(id(p) for p in model.parameters())
+
+
+# ---- What it shows of itself ------------------------------------------------------------------------------------
+
+
+def test_the_report_gets_the_patches_that_each_code_gathers() -> None:
+    model, batch = build(), batch_of(4)
+    (figure,) = model.figures([batch])
+    grid = model.look(batch.image)
+    codes = model.map_to_codes(grid, learn=False)[1]
+    valid = int((codes >= 0).sum())
+    assert f"for the {valid:,} cells of 4 val images" in figure.about
+    assert len(figure.groups) == len(codes[codes >= 0].unique())
+    counts = []
+    for group in figure.groups:
+        code = int(group.name.removeprefix("code "))
+        counts.append(int((codes == code).sum()))
+        assert group.note.startswith(f"{100 * counts[-1] / valid:.1f}%")
+        assert len({patch.image_id for patch in group.patches}) == len(group.patches) > 0
+        for patch in group.patches:
+            row = batch.image_ids.index(patch.image_id)
+            mask = batch.image.mask_BHW[row]
+            size = mask.any(0).sum(), mask.any(1).sum()
+            column, line = (round(float(patch.box[i] * size[i])) // model.stride for i in (0, 1))
+            cell = line * 4 + column
+            assert codes[row, cell] == code and not (codes[row, :cell] == code).any()
+            assert max(patch.box) <= 1
+    assert counts == sorted(counts, reverse=True)
+    assert build(dictionary_size=0).figures([batch]) == [] and build(resize="crop").figures([batch]) == []

@@ -22,6 +22,7 @@ from vlp_models.data.tables import read_table, write_table
 from vlp_models.params import Params, load_params
 from vlp_models.report.charts import interval_bar, line_chart, nice_ticks
 from vlp_models.report.pictures import Pictures
+from vlp_models.report.shown import shown_by_models
 from vlp_models.stages import report
 from vlp_models.workspace.paths import Workspace, read_json, write_json, write_text
 
@@ -213,3 +214,20 @@ def test_charts() -> None:
     assert line_chart({"loss": [(1, float("nan"))]}, "t") == ""
     bar = interval_bar(50, 40, 60, {"majority": 30}, top=100)
     assert 'width="110.0"' in bar and "95% interval 40.0 to 60.0; majority 30.0" in bar
+
+
+def test_what_a_model_shows_of_itself_is_on_the_page(params: Params, workspace: Workspace) -> None:
+    """Patches are cut from the pictures; a name out of the data is text, and a lost picture is named."""
+    pretrained = dataclasses.replace(params, pretrain={**params.pretrain, "shows": params.pretrain["tden"]})
+    boxes = [("scenes/0", [0.0, 0.0, 0.5, 1.0]), ("scenes/2", [0, 0, 1, 1]), ("elsewhere", [0, 0, 1, 1])]
+    patches = [{"image_id": image_id, "box": box} for image_id, box in boxes]
+    figure = {"title": "Codes", "about": HOSTILE, "groups": [{"name": "code 1", "note": "two", "patches": patches}]}
+    write_json(workspace.figures("pretrain/shows"), [figure])
+    (shown,) = shown_by_models(pretrained, workspace)
+    (first, lost, unknown) = shown.groups[0].pictures
+    assert (first.width, first.height) == (72, 36) and first.data
+    assert "can't be read" in lost.problem and "not in the validated" in unknown.problem
+    report.run(pretrained, workspace)
+    page = (workspace.reports / "index.html").read_text()
+    assert "Codes · shows" in page and first.data in page and HOSTILE not in page
+    assert shown_by_models(params, workspace) == []

@@ -19,6 +19,7 @@ PROTOCOLS: dict[str, type] = {
         "PredictsMaskedWords",
         "GroupsParameters",
         "Adopts",
+        "ShowsItself",
     )
 }
 

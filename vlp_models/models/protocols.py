@@ -12,6 +12,7 @@
 | PredictsMaskedWords | two-pass scheduled sampling                     |
 | GroupsParameters    | learning rates, freezing, optimisers by part    |
 | Adopts              | starting from another stage, or another config  |
+| ShowsItself         | figures of its own in the report                |
 
 Every model has `inputs` besides (`ModelInputs`, data/inputs.py). abilities.py prints which family meets what.
 
@@ -23,7 +24,7 @@ hypotheses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Text
 from vlp_models.models.adopt import Adopted
+from vlp_models.models.figures import Figure
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption
 
@@ -194,4 +196,11 @@ class Adopts(Protocol):
         Raises:
             CheckpointError: of another architecture, or nothing fits.
         """
+        ...
+
+
+@runtime_checkable
+class ShowsItself(Protocol):
+    def figures(self, batches: Iterable[Batch]) -> list[Figure]:
+        """What the report shows of a pretrained model, from some images of the val split."""
         ...

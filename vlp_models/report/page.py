@@ -21,6 +21,7 @@ from vlp_models.report.designs import Comparison, DesignRow, compare, design_row
 from vlp_models.report.examples import Examples, read_examples
 from vlp_models.report.pictures import Pictures
 from vlp_models.report.records import Record, flatten, optional, reads_regions
+from vlp_models.report.shown import shown_by_models
 from vlp_models.report.table import is_headline
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.workspace.paths import Workspace, read_json
@@ -80,6 +81,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         drift=optional(workspace.reports / "drift.json"),
         timings=timings(params, workspace),
         galleries=galleries(params, workspace, missing),
+        shown=shown_by_models(params, workspace),
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,15 +60,32 @@ class Pictures:
                 small.thumbnail((longest, longest))
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             return Picture(image_id=image_id, problem=f"can't be read: {error}")
-        buffer = io.BytesIO()
-        small.save(buffer, "JPEG", quality=82)
         return Picture(
             image_id=image_id,
-            data=f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}",
+            data=_as_data(small),
             width=small.width,
             height=small.height,
             boxes=self._boxes(image_id, longest, longest * small.height / small.width),
         )
+
+    def patch(self, image_id: str, box: Sequence[float], side: int = 72) -> Picture:
+        """A part of an image, `side` pixels at its longer side. box: x1, y1, x2, y2 as fractions."""
+        from PIL import Image
+
+        path = self._paths.get(image_id)
+        if path is None:
+            return Picture(image_id=image_id, problem="not in the validated tables")
+        try:
+            with Image.open(self._root / path) as image:
+                if image.width * image.height > self._max_pixels:
+                    return Picture(image_id=image_id, problem=f"{image.width} x {image.height} pixels: too large")
+                x1, y1, x2, y2 = (round(v * s) for v, s in zip(box, image.size * 2, strict=True))
+                part = _on_grey(image).crop((x1, y1, max(x1 + 1, x2), max(y1 + 1, y2)))
+                factor = side / max(part.size)
+                part = part.resize([max(1, round(s * factor)) for s in part.size])
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            return Picture(image_id=image_id, problem=f"can't be read: {error}")
+        return Picture(image_id=image_id, data=_as_data(part), width=part.width, height=part.height)
 
     def _boxes(self, image_id: str, width: float, height: float) -> Markup:
         """The most confident regions with the detector's name for each."""
@@ -79,6 +97,12 @@ class Pictures:
             best = 1 + int(probabilities[1:].argmax()) if len(probabilities) > 1 else 0
             shown.append((box.tolist(), classes[best] if best < len(classes) else str(best)))
         return boxes_overlay(width, height, shown)
+
+
+def _as_data(image: Any) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=82)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _on_grey(image: Any) -> Any:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.schema import nearest
-from vlp_models.workspace.paths import Workspace, measured, need
+from vlp_models.workspace.paths import Workspace, measured, need, write_json
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.data import Dataset
+
+    from vlp_models.data.batch import Batch
+    from vlp_models.data.sample import Sample
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes checkpoints/pretrain/KEY, its curve and reports/training/pretrain/KEY.json.
+    """Writes checkpoints/pretrain/KEY, its curve, reports/training/pretrain/KEY.json and the model's own figures.
 
     Raises:
         ParamsError: no such run, or a value that can't be.
@@ -77,13 +86,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             max_text_len=p.max_text_len,
             max_regions=p.max_regions,
         )
+        several = CaptionsOfImages(reader=reader, count=p.captions_per_image)
+        collate = several if p.captions_per_image else reader.collate
         loaders = LoaderFactory(
             inputs.shards,
             p.view,
             sources=p.sources,
-            collate=CaptionsOfImages(reader=reader, count=p.captions_per_image)
-            if p.captions_per_image
-            else reader.collate,
+            collate=collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
             seed=p.seed,
@@ -118,5 +127,22 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             start=start_name,
             result=result,
         )
-        keep(workspace, work, stage, outputs)
+        write_json(workspace.figures(run_name), to_plain(_figures(model, loaders.val, collate, p.batch_size)))
+        keep(workspace, work, stage, [*outputs, workspace.figures(run_name)])
         forget(work)
+
+
+def _figures(model: Any, val: Dataset[Sample], collate: Callable[[list[Sample]], Batch], batch_size: int) -> list[Any]:
+    """What the model shows of itself, of some images of the val split; nothing of a model that has no figures."""
+    from vlp_models.models.figures import MAX_IMAGES
+    from vlp_models.models.protocols import ShowsItself
+
+    if not isinstance(model, ShowsItself):
+        return []
+    count = min(len(val), MAX_IMAGES)  # type: ignore[arg-type]
+    chosen = [i * len(val) // count for i in range(count)]  # type: ignore[arg-type]
+    device = next(cast("nn.Module", model).parameters()).device
+    return model.figures(
+        collate([val[i] for i in chosen[start : start + batch_size]]).to(device)
+        for start in range(0, count, batch_size)
+    )

@@ -72,6 +72,10 @@ class Workspace:
         """`pretrain/RUN` or `finetune/RUN`: its last numbers, and what it cost."""
         return self.reports / "training" / f"{run}.json"
 
+    def figures(self, run: str) -> Path:
+        """`pretrain/RUN`: what its model shows of itself; an empty list of most models."""
+        return self.reports / "figures" / f"{run}.json"
+
     @property
     def reports(self) -> Path:
         return self.root / "reports"

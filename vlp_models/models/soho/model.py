@@ -39,7 +39,7 @@ or codes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,6 +50,7 @@ from vlp_models.data.batch import Batch, Image, Pixels, Text
 from vlp_models.data.inputs import ModelInputs, PixelInput
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.adopt import Adopted, adopt_weights, refuse_other
+from vlp_models.models.figures import Figure
 from vlp_models.models.layers.blocks import TransformerBlock
 from vlp_models.models.layers.embeddings import TextEmbedding
 from vlp_models.models.layers.heads import TokenHead
@@ -94,7 +95,7 @@ class Visual:
 
 
 class SOHO(nn.Module):
-    """Meets `Fuses`, `ScoresPairs`, `Pretrains`, `GroupsParameters` and `Adopts` of models/protocols.py, on pixels."""
+    """Meets `Fuses`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `Adopts` and `ShowsItself`, on pixels."""
 
     config_class: ClassVar[type] = SOHOConfig
     several_texts: ClassVar[bool] = True  # of an image, in pretraining
@@ -392,6 +393,12 @@ class SOHO(nn.Module):
                 group = "transformer" if part in transformer else "heads" if part in heads else "neck"
                 groups.setdefault(group, []).append(parameter)
         return {name: parameters for name, parameters in groups.items() if parameters}
+
+    def figures(self, batches: Iterable[Batch]) -> list[Figure]:
+        """What each code gathers of these images (gathered.py)."""
+        from vlp_models.models.soho.gathered import gathered_patches
+
+        return gathered_patches(self, batches)
 
     def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
         """Takes over what fits of another SOHO's weights: that of another backbone, image size, dictionary or stage."""
