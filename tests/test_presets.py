@@ -22,11 +22,13 @@ _REGIONS = (2048 * 2048 + 2048) + (2048 * 768 + 768) + (5 + 1601 + 2 * 768 + 7) 
 UNIFIED = _BERT + _REGIONS + (768 * 1536 + 1536)  # and VQA's first layer
 UNIFIED_DEMO = 9_544_378
 
+SOHO_PAPER = 155_759_740  # 42.5 million are ResNet-101's
+SOHO_DEMO = 4_771_004
 XGPT_PAPER = 114_897_978  # one stack of twelve layers, one word matrix
 XGPT_DEMO = 5_135_674
 
 # preset -> what it is laid on, and the parameters of its models with these words, features and classes
-PRESETS = {
+PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "tiny": ([], 600_784),
     "tiny-coco": ([], DEMO),
     "own-pairs": ([], DEMO),
@@ -51,6 +53,11 @@ PRESETS = {
     "unified-vlp-coco": (["unified-vlp-cc3m"], UNIFIED),
     "unified-vlp-flickr30k": (["unified-vlp-cc3m"], UNIFIED),
     "unified-vlp-vqa": (["unified-vlp-cc3m"], UNIFIED),
+    "soho": ([], {DEMO, SOHO_DEMO}),
+    "soho-coco": ([], SOHO_PAPER),
+    "soho-vqa": (["soho-coco"], SOHO_PAPER),
+    "soho-flickr30k": (["soho-coco"], SOHO_PAPER),
+    "soho-snli-ve": (["soho-coco"], SOHO_PAPER),
 }
 
 
