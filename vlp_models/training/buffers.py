@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -25,3 +28,25 @@ class BufferCopy:
         for name, buffer in self._model.named_buffers():
             if name in self._copy:
                 buffer.copy_(self._copy[name])
+
+
+@contextmanager
+def spare_buffers(model: nn.Module) -> Iterator[None]:
+    """Within it, forward passes move copies of the buffers; the buffers themselves are not touched.
+
+    Copied back in place, they would be other than what a forward pass before it has saved for its backward pass.
+    """
+    places = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    spare = {id(buffer): buffer.clone() for _, _, buffer in places}
+    try:
+        for module, name, buffer in places:
+            module._buffers[name] = spare[id(buffer)]
+        yield
+    finally:
+        for module, name, buffer in places:
+            module._buffers[name] = buffer

@@ -20,7 +20,7 @@ from vlp_models.objectives.loss import Count, Loss, WeightedLosses
 from vlp_models.objectives.moving_average import update_moving_averages
 from vlp_models.objectives.ranks import sizes_over_ranks
 from vlp_models.params import OptimizerParams
-from vlp_models.training.buffers import BufferCopy
+from vlp_models.training.buffers import BufferCopy, spare_buffers
 from vlp_models.training.groups import Freezing
 from vlp_models.training.normalise import Totals, by_name, counts_over_ranks, divided, means, or_one, totals
 from vlp_models.training.optim import build_optimizer, build_scheduler
@@ -147,11 +147,8 @@ class TrainingModule(LightningModule):
             if isinstance(self.loss, CountsItems):
                 counts = self.loss.count_items(moved, update=update, generator=self._generator(CORRUPTION, number))
             if counts is None:
-                buffers = BufferCopy(self.model)  # which this pass may move
-                buffers.take()
-                with torch.no_grad():
+                with torch.no_grad(), spare_buffers(self.model):
                     loss = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
-                buffers.put_back()
                 counts = {name: one.count for name, one in by_name(loss).items()}
             for name, count in counts_over_ranks(counts, self.device).items():
                 self._counts[name] = self._counts.get(name, 0) + count

@@ -65,8 +65,9 @@ def gathered_patches(model: SOHO, batches: Iterable[Batch]) -> list[Figure]:
         for code in shown
     )
     about = (
-        f"{len(ranked)} of {len(model.dictionary.codes)} entries of the visual dictionary stand for the {total:,} cells "
-        f"of {seen} val images. {len(shown)} of them, the commonest first, each with the first cell of several images."
+        f"{len(ranked)} of {len(model.dictionary.codes)} entries of the visual dictionary stand for the {total:,} "
+        f"cells of {seen} val images. {len(shown)} of them, the commonest first, each with the first cell of several "
+        "images."
     )
     return [Figure(title="What the visual dictionary gathers", about=about, groups=groups)]
 

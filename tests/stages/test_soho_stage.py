@@ -1,0 +1,166 @@
+"""SOHO through the real training loop and stage: killed and resumed, its CNN frozen at first, two texts an image."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+from toy_world import TINY, TRAINER, KilledAt, same_weights, untimed, write_tokenizer
+
+from vlp_models.data.captions import CaptionsOfImages
+from vlp_models.data.inputs import InputReader
+from vlp_models.data.pixels import encode
+from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import ParamsError
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.figures import Figure
+from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, load_params, to_plain
+from vlp_models.params.schema import build
+from vlp_models.params.snapshots import SnapshotParams
+from vlp_models.stages import initial, pretrain
+from vlp_models.training.data import LoaderFactory
+from vlp_models.training.passes import make_loss
+from vlp_models.training.run import Plan, fit
+from vlp_models.workspace.paths import Workspace
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from soho_toys import TINY as SIZES
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
+CONFIG: dict[str, Any] = {**SIZES, "height": 32, "width": 32, "dropout": 0.1, "augment": ["random_resized_crop"]}
+CONFIG |= {"mvm_probability": 0.5, "resize": "squash", "revive_after": 2}
+SGD = {"kind": "sgd", "lr": 1e-2, "frozen_epochs": 1}
+OPTIMIZER = {"lr": 1e-3, "groups": {"cnn": SGD, "cnn_stem": SGD}}
+
+
+def write_pixels(directory: Path) -> Path:
+    """Images of one coloured square with two captions each."""
+    directory.mkdir(parents=True)
+    rng, counts = np.random.default_rng(3), {}
+    for split, images in (("train", 24), ("val", 4), ("test", 4)):
+        writer = ShardWriter(directory, split, images_per_shard=16)
+        for number in range(images):
+            colour, image_id = sorted(COLOURS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
+            picture = Image.new("RGB", (20, 24), tuple(int(v) for v in rng.integers(0, 255, 3)))
+            picture.paste(COLOURS[colour], (2, 2, 12, 12))
+            captions = [f"a {colour} square", f"the square is {colour}", f"the {colour} square ?"]
+            rows = [{"caption_id": f"{image_id}/{i}", "text": text} for i, text in enumerate(captions)]
+            writer.add(
+                ImageRecord(
+                    image_id=image_id,
+                    source="toy",
+                    width=20,
+                    height=24,
+                    pixels=encode(picture),
+                    pixels_extension="png",
+                    rows={"captions": rows},
+                )
+            )
+        counts[split] = writer.close()
+    manifest = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["toy"], "counts": counts}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("toys")
+    write_pixels(root / "shards")
+    write_tokenizer(root / "tokenizer")
+    return root
+
+
+def train(root: Path, work: Path, *, accumulate: int = 1, tracker: Any = None) -> tuple[torch.nn.Module, Any]:
+    tokenizer = Tokenizer.load(root / "tokenizer")
+    torch.manual_seed(1)
+    model: Any = build_model("soho", CONFIG, DataFacts(vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id))
+    recipe = RecipeParams(objectives={name: ObjectiveParams() for name in model.objectives}, mask_probability=0.3)
+    reader = InputReader(model.inputs, tokenizer, max_text_len=12, max_regions=1)
+    loaders = LoaderFactory(
+        root / "shards",
+        "images",
+        sources={},
+        collate=CaptionsOfImages(reader=reader, count=2),
+        batch_size=8 // accumulate,
+        num_workers=0,
+        seed=3,
+        captioned=True,
+        **reader.flags,
+    )
+    plan = Plan(
+        seed=1,
+        max_epochs=2,
+        max_steps=0,
+        accumulate=accumulate,
+        optimizer=build(OptimizerParams, OPTIMIZER, where="optimizer"),
+        snapshots=SnapshotParams(),
+    )
+    work.mkdir(parents=True, exist_ok=True)
+    loss = make_loss(model, recipe, PassesParams(), name="soho")
+    result = fit(model, loss, loaders, plan=plan, trainer=TRAINER, work=work, title="toy", tracker=tracker)
+    return model, result
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_killed_after_any_update_it_ends_the_same(toys: Path, tmp_path: Path, accumulate: int) -> None:
+    """Crops, captions, masks, other images' texts, hidden codes, dropout, dictionary: drawn or moved the same."""
+    whole, result = train(toys, tmp_path / "whole", accumulate=accumulate)
+    assert result.steps == 6
+    for step in (2, 4):  # in the epoch in which the CNN is frozen, and after it
+        work = tmp_path / f"killed-{step}"
+        with pytest.raises(InterruptedError):
+            train(toys, work, accumulate=accumulate, tracker=KilledAt(work, step))
+        resumed, after = train(toys, work, accumulate=accumulate)
+        assert after.resumed_from == step
+        assert same_weights(whole, resumed), f"killed after {step}"
+        assert untimed(after.rows) == untimed(result.rows)
+
+
+def test_the_stage_keeps_a_frozen_cnn_and_writes_what_the_codes_gather(tmp_path: Path) -> None:
+    write_pixels(tmp_path / "data" / "shards")
+    write_tokenizer(tmp_path / "data" / "tokenizer")
+    raw = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    raw["models"] = {"soho": {"family": "soho", "config": CONFIG}, "tden": {"family": "tden", "config": TINY}}
+    raw["trainer"], raw["tracking"]["uri"], raw["finetune"] = to_plain(TRAINER), "", {}
+    raw["defaults"] = {"pretrain": {"batch_size": 8, "max_text_len": 12, "optimizer": OPTIMIZER}, "finetune": {}}
+    objectives = {"mlm": 1.0, "mvm": 1.0, "itm": 1.0}
+    run = {"model": "soho", "view": "images", "captions_per_image": 2, "recipe": {"objectives": objectives}}
+    raw["pretrain"] = {"frozen": run, "learning": {**run, "max_epochs": 2}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    params, workspace = load_params(tmp_path / "params.yaml"), Workspace(tmp_path)
+    initial.run(params, workspace, "soho")
+    weights = {"fresh": load_file(workspace.checkpoint("initial/soho") / "model.safetensors")}
+    for name in ("frozen", "learning"):
+        pretrain.run(params, workspace, name)
+        weights[name] = load_file(workspace.checkpoint(f"pretrain/{name}") / "model.safetensors")
+    cnn = {name for name in weights["fresh"] if name.startswith("model.backbone.")}
+    assert any("running_mean" in name for name in cnn)
+    assert all(torch.equal(weights["fresh"][name], weights["frozen"][name]) for name in cnn)
+    assert not torch.equal(weights["fresh"]["model.dictionary.codes"], weights["frozen"]["model.dictionary.codes"])
+    assert not torch.equal(weights["fresh"]["model.neck.conv.weight"], weights["frozen"]["model.neck.conv.weight"])
+    for name in ("net.conv1.weight", "net.bn1.running_mean"):
+        assert not torch.equal(
+            weights["fresh"][f"model.backbone.{name}"], weights["learning"][f"model.backbone.{name}"]
+        )
+    (figure,) = [Figure.from_plain(one) for one in json.loads(workspace.figures("pretrain/frozen").read_text())]
+    assert "of 4 val images" in figure.about and figure.groups
+    header = workspace.curve("pretrain/learning").read_text().partition("\n")[0].split(",")
+    assert {"mlm", "mvm", "itm", "codes_alive", "val_loss"} <= set(header)
+
+
+def test_several_captions_are_for_the_view_of_images_and_a_model_that_takes_them() -> None:
+    raw = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    raw["pretrain"]["tden"]["captions_per_image"] = 2
+    from vlp_models.params import parse_params
+
+    with pytest.raises(ParamsError, match="view: images"):
+        parse_params(raw)
