@@ -129,6 +129,7 @@ BENEATH = {
     "tden-vqa": ["tden-cc3m"],
     "tden-vcr": ["tden-cc3m"],
     "tden-flickr30k": ["tden-cc3m"],
+    **{f"soho-{name}": ["soho-coco"] for name in ("vqa", "flickr30k", "snli-ve")},
     "nlvr-structured": ["nlvr"],
     "xgpt-augment": ["xgpt"],
     "xgpt-coco": ["xgpt-cc3m"],

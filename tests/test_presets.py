@@ -138,3 +138,17 @@ def test_xgpts_settings_are_the_papers(tmp_path: Path) -> None:
     for run in (inside, params.finetune["xgpt-coco-captioning"]):
         assert run.optimizer.lr == 1e-5
     assert params.evaluate.beam_size == 2
+
+
+def test_sohos_settings_are_the_papers(tmp_path: Path) -> None:
+    """Section 4: 1,024 images of four texts; SGD for the CNN, frozen for ten epochs, AdamW for the rest."""
+    params = applied(tmp_path, ["soho-coco", "soho-vqa"])
+    run, vqa = params.pretrain["soho-coco"], params.finetune["soho-coco-vqa"]
+    assert run.batch_size * run.accumulate == 1024 and (run.view, run.captions_per_image) == ("images", 2)
+    assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.muon_lr) == (1e-4, 0.01, 0.0)
+    assert [share * run.max_epochs for share in run.optimizer.decay_at] == [25, 35]
+    for group in run.optimizer.groups.values():
+        assert (group.kind, group.lr, group.weight_decay, group.frozen_epochs) == ("sgd", 1e-2, 5e-4, 10)
+    assert set(run.optimizer.groups) == {"cnn", "cnn_stem"}
+    assert vqa.batch_size * vqa.accumulate == 256 and vqa.max_epochs == 18
+    assert params.finetune["soho-coco-vqa"].optimizer.lr == 1e-4
