@@ -58,7 +58,7 @@ def test_it_learns_to_answer(toy: Toy) -> None:
     assert sum(row["answer"] == wanted[row["question_id"]] for row in said) >= 7
 
 
-@pytest.mark.parametrize("task", ["nlvr", "vcr", "entailment"])
+@pytest.mark.parametrize("task", ["nlvr", "nlvr2", "vcr", "entailment"])
 def test_it_learns_other_tasks_of_a_fused_feature(toy: Toy, task: str) -> None:
     own = unified(toy)
     made = make(own, task).train()
