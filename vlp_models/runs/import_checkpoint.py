@@ -28,7 +28,6 @@ FORMATS: dict[str, str] = {
     "xmodaler-tden": "vlp_models.models.tden.public.convert:read_xmodaler",
     "bert": "vlp_models.models.bert:read_bert",
     "unified-vlp": "vlp_models.models.unified_vlp.public:read_unified_vlp",
-    "bert": "vlp_models.models.tden.convert_bert:read_bert",
     "soho": "vlp_models.models.soho.public.convert:read_soho",
     "soho-parts": "vlp_models.models.soho.convert_parts:read_parts",
 }
@@ -52,13 +51,10 @@ def import_checkpoint(
     """Writes checkpoints/imported/NAME, and in it preset.yaml, which adds a model to params.yaml that begins so.
 
     Args:
-        form: `xmodaler-tden`, `unified-vlp`: `source` is a file of the public code; a task's becomes that task's
-            checkpoint, its classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture is that
-            of params.yaml's `models.NAME.config`, other modules stay fresh (`models.NAME.seed`).
-        form: `xmodaler-tden`: `source` is a file of the public TDEN code; a task's becomes that task's checkpoint, its
-            classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture is that of params.yaml's
-            `models.NAME.config`, other modules stay fresh (`models.NAME.seed`). `soho`: a file of the public SOHO code.
-            `soho-parts`: a CNN's weights file, or a folder with one (backbone.safetensors) and BERT's files, likewise.
+        form: `xmodaler-tden`, `unified-vlp`, `soho`: `source` is a file of the public code; a task's becomes that
+            task's checkpoint, its classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture
+            is that of params.yaml's `models.NAME.config`, other modules stay fresh (`models.NAME.seed`). `soho-parts`: a
+            CNN's weights file, or a folder with one (backbone.safetensors) and BERT's files, likewise.
         task: which task's model it is, where the file leaves it open.
         heads: attention heads; 0: as the format usually has them.
         answers: of a VQA model: a JSON list of what its classifier's rows stand for.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlp_models.models.tden.public.convert import ENCODER_BLOCK, Converter
+from vlp_models.models.bert import ENCODER_BLOCK, Converter
 
 
 class TextConverter(Converter):
