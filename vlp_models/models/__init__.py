@@ -20,6 +20,7 @@ FAMILIES: dict[str, str] = {
     "xgpt": "vlp_models.models.xgpt.model:XGPT",
     "unified_vlp": "vlp_models.models.unified_vlp.model:UnifiedVLP",
     "soho": "vlp_models.models.soho.model:SOHO",
+    "vlmo": "vlp_models.models.vlmo.model:VLMo",
 }
 
 

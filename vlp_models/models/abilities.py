@@ -12,6 +12,7 @@ PROTOCOLS: dict[str, type] = {
         "Fuses",
         "FusesApart",
         "Embeds",
+        "Contrasts",
         "ScoresPairs",
         "Generates",
         "GeneratesByMasks",

@@ -5,6 +5,7 @@
 | Fuses               | VQA, VCR, NLVR, NLVR2, entailment               |
 | FusesApart          | VQA with a second classifier                    |
 | Embeds              | retrieval by one matrix product                 |
+| Contrasts           | retrieval learnt by contrast                    |
 | ScoresPairs         | retrieval without a dual encoder                |
 | Generates           | captioning                                      |
 | GeneratesByMasks    | captioning that learns from a few hidden words  |
@@ -68,6 +69,11 @@ class Embeds(Protocol):
     def embed_image(self, image: Image) -> Tensor: ...  # [B, E], unit length
 
     def embed_text(self, text: Text) -> Tensor: ...  # [B, E], unit length
+
+
+@runtime_checkable
+class Contrasts(Embeds, Protocol):
+    def contrast_scale(self) -> Tensor: ...  # a number: what similarities are multiplied with in a softmax
 
 
 @runtime_checkable

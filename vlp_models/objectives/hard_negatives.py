@@ -33,6 +33,8 @@ def draw_hard_negatives(
     Returns int64 [B], rows of the whole batch, and bool [B], whether the row has a negative at all; where not, as in a
     batch of one, the first is 0 and means nothing.
     """
+    if not negative_BG.shape[1]:  # no process has a row
+        return torch.zeros_like(negative_BG[:, :1], dtype=torch.int64).sum(1), negative_BG.any(-1)
     logits_BG = (similarity_BG.detach().float() / temperature).masked_fill(~negative_BG, float("-inf"))
     has_B = negative_BG.any(-1)
     # A row whose softmax is a single one, or nothing, is as good as any other: weights are relative to its largest.

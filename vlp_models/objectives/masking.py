@@ -112,3 +112,12 @@ def overlapping(selected_BR: Tensor, boxes_BR4: Tensor, threshold: float = OVERL
     union_BRR = area_BR[:, :, None] + area_BR[:, None, :] - intersection_BRR
     near_BRR = intersection_BRR > threshold * union_BRR
     return selected_BR | (near_BRR & selected_BR[:, None, :]).any(-1)
+
+
+def select_words(word_BT: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Whole words: each is selected independently with `probability`, all its pieces together. bool [B, T]
+
+    word_BT int64: which of the sentence's words a token is a piece of, -1 where of none.
+    """
+    draw_BT = draw_uniform(tuple(word_BT.shape), generator, word_BT.device)  # more than there are words
+    return (draw_BT.gather(1, word_BT.clamp(min=0)) < probability) & (word_BT >= 0)

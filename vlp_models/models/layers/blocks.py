@@ -14,6 +14,10 @@ from vlp_models.models.layers.attention import KeyValues, MultiHeadAttention
 from vlp_models.models.layers.packing import Packing
 
 
+class OwnBlock(nn.Module):
+    """What marks a transformer block that one family alone has, for those that treat blocks apart (Muon, FSDP)."""
+
+
 class FeedForward(nn.Sequential):
     """Linear, GELU (exact), Linear."""
 
@@ -117,4 +121,4 @@ class DecoderBlock(nn.Module):
         return self.ffn_end(x, self.ffn(x)), past
 
 
-BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock)
+BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock, OwnBlock)

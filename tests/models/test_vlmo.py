@@ -1,0 +1,288 @@
+"""VLMo's structure: the encoders against slow ones, which expert sees what, and what may not matter."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from slow_vlmo import Slow
+from tiny_vlmo import FACTS, TINY, build_tiny, losses, padded, random_batch, trimmed
+
+from vlp_models.data.batch import Pixels, Regions
+from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.models import build_model
+from vlp_models.models.abilities import protocols_of
+from vlp_models.models.layers.packing import Packing
+from vlp_models.models.layers.spline import spline_matrix
+from vlp_models.models.vlmo.adopting import geometric_offsets, interpolate_biases, resize_text_biases
+from vlp_models.models.vlmo.position_bias import image_index, text_index
+from vlp_models.params import OptimizerParams, to_plain
+from vlp_models.params.optimizer import GroupParams
+from vlp_models.training.groups import Freezing
+from vlp_models.training.optim import block_matrices, build_optimizer
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"positions": "absolute", "layer_scale": 0.0},
+    {"feed_forward": "shared"},
+    {"vl_start": 3},
+    {"vl_start": 0, "contrast": "both"},
+]
+
+
+@pytest.mark.parametrize("config", VARIANTS, ids=str)
+def test_the_encoders_are_the_slow_ones(config: dict[str, Any]) -> None:
+    model, batch = build_tiny(**config), random_batch(3)
+    slow, text = Slow(model), batch.text
+    words = Packing.of(text.mask_BT)
+    length = text.ids_BT.shape[1]
+    with torch.no_grad():
+        patches = model.encode_image(batch.image)
+        images = model.image_states(patches, model.biases(0)).numpy()
+        texts = words.pad(model.text_states(text.ids_BT, words, model.biases(length, image=False))).numpy()
+        fused = model.fuse(batch.image, text)
+    for i in range(3):
+        ids = text.ids_BT[i][text.mask_BT[i]].tolist()
+        pixels = batch.image.pixels_B3HW[i].numpy()
+        np.testing.assert_allclose(images[i], slow.image(pixels), atol=1e-10)
+        np.testing.assert_allclose(texts[i, : len(ids)], slow.text(ids), atol=1e-10)
+        pair = slow.pair(pixels, ids)
+        np.testing.assert_allclose(fused.image_BRD[i].numpy(), pair[:17], atol=1e-10)
+        np.testing.assert_allclose(fused.text_BTD[i, : len(ids)].numpy(), pair[17:], atol=1e-10)
+        pooled = np.tanh(slow.weights["pooler.weight"] @ pair[17] + slow.weights["pooler.bias"])
+        np.testing.assert_allclose(fused.pooled_BP[i].numpy(), pooled, atol=1e-10)
+
+
+def test_each_expert_sees_its_tokens_and_no_others() -> None:
+    """Of a pair: below the start layer an image's 17 tokens and a text's words apart, from there on all together. Of
+    either alone: never another's, nor the vision-language expert."""
+    model, batch = build_tiny(), random_batch(3)
+    seen: dict[str, int] = {}
+    for layer, block in enumerate(model.blocks):
+        for name, expert in block.experts.items():
+            expert.register_forward_hook(
+                lambda _, x, __, key=f"{layer} {name}": seen.__setitem__(key, seen.get(key, 0) + len(x[0]))
+            )
+    images, words = 3 * 17, int(batch.text.mask_BT.sum())
+    model.fuse(batch.image, batch.text)
+    apart = {"0 vision": images, "0 language": words, "1 vision": images, "1 language": words}
+    assert seen == {**apart, "2 vision_language": images + words}
+    seen.clear()
+    model.embed_image(batch.image)
+    assert seen == {f"{layer} vision": images for layer in range(3)}
+    seen.clear()
+    model.embed_text(batch.text)
+    assert seen == {f"{layer} language": words for layer in range(3)}
+
+
+def test_a_text_of_a_pair_meets_the_image_in_attention_alone() -> None:
+    """With attention's output shut off, neither the image nor the vision expert reaches the text below the start."""
+    model, batch = build_tiny(vl_start=3), random_batch(2)
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.attention.out.weight)
+    before = model.fuse(batch.image, batch.text).text_BTD
+    other = Pixels(pixels_B3HW=-batch.image.pixels_B3HW)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.experts["vision"].ffn[0].weight.add_(1.0)
+    assert torch.equal(model.fuse(other, batch.text).text_BTD, before)
+
+
+@pytest.mark.parametrize("config", VARIANTS, ids=str)
+def test_padding_and_the_rest_of_the_batch_change_nothing(config: dict[str, Any]) -> None:
+    model, batch = build_tiny(**config), random_batch()
+    wide = padded(batch.text, 3)
+    order = torch.tensor([2, 0, 3, 1])
+    for read in (
+        lambda b: model.fuse(b.image, b.text).pooled_BP,
+        lambda b: model.embed_text(b.text),
+        lambda b: model.embed_image(b.image),
+    ):
+        whole = read(batch)
+        torch.testing.assert_close(read(dataclasses.replace(batch, text=wide)), whole, rtol=0, atol=1e-12)
+        torch.testing.assert_close(read(batch.select(order)), whole[order], rtol=0, atol=1e-12)
+        for i in range(4):
+            alone = read(trimmed(batch, torch.tensor([i])))
+            torch.testing.assert_close(alone[0], whole[i], rtol=0, atol=1e-12)
+
+
+def test_texts_may_share_an_image() -> None:
+    model, batch = build_tiny(), random_batch()
+    owner = torch.tensor([3, 1, 3, 2])
+    shared = dataclasses.replace(batch.text, owner_N=owner)
+    each = model.fuse(batch.image.select(owner), batch.text)
+    torch.testing.assert_close(model.fuse(batch.image, shared).pooled_BP, each.pooled_BP)
+    logits = model.match_head(each.pooled_BP)
+    scores = model.score(model.encode_image(batch.image), batch.text, owner)
+    torch.testing.assert_close(scores, logits[:, 1] - logits[:, 0])
+
+
+def test_kept_biases_are_the_gathered_ones_until_a_weight_changes() -> None:
+    model, batch = build_tiny(), random_batch()
+
+    def pooled(text: Any) -> torch.Tensor:
+        return model.fuse(batch.image, text).pooled_BP
+
+    short = trimmed(batch, torch.tensor([1])).text
+    one = Pixels(pixels_B3HW=batch.image.pixels_B3HW[1:2])
+    fresh = [pooled(batch.text), model.fuse(one, short).pooled_BP]
+    with torch.no_grad():
+        for _ in range(2):  # the longest first, so that the shorter one's are a corner of what is kept
+            kept = [pooled(batch.text), model.fuse(one, short).pooled_BP]
+            assert all(torch.allclose(a, b, rtol=0, atol=1e-13) for a, b in zip(fresh, kept, strict=True))
+        with torch.inference_mode():
+            assert torch.allclose(pooled(batch.text), fresh[0], rtol=0, atol=1e-13)
+        assert model.position_bias is not None
+        model.position_bias.text.mul_(2)
+        assert not torch.allclose(pooled(batch.text), fresh[0], rtol=0, atol=1e-6)
+        state = {name: tensor.clone() for name, tensor in build_tiny().state_dict().items()}
+        model.load_state_dict(state)
+        assert torch.allclose(pooled(batch.text), fresh[0], rtol=0, atol=1e-13)
+
+
+def test_indices_are_those_of_their_definition() -> None:
+    index, span = image_index(3), 5
+    for i in range(1, 10):
+        for j in range(1, 10):
+            y, x = (i - 1) // 3 - (j - 1) // 3, (i - 1) % 3 - (j - 1) % 3
+            assert index[i, j] == (y + 2) * span + x + 2
+    assert (index[0, 1:] == 25).all() and (index[1:, 0] == 26).all() and index[0, 0] == 27
+    text = text_index(5, 7)
+    for i in range(1, 5):
+        for j in range(1, 5):
+            assert text[i, j] == j - i + 5
+    assert (text[0, 1:] == 11).all() and (text[1:, 0] == 12).all() and text[0, 0] == 13
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    model = build_tiny(layers=2, vl_start=1, hidden=8, intermediate=8, side=8, patch=4, contrast="both")
+    batch = random_batch(2, tokens=4)
+    batch = dataclasses.replace(batch, image=Pixels(pixels_B3HW=batch.image.pixels_B3HW[..., :8, :8]))
+    names = ["position_bias.cross", "position_bias.text", "image_embedding.type_1D", "blocks.0.attention_scale"]
+    names += ["log_scale", "blocks.0.experts.language.norm.weight", "pooler.bias"]
+    parameters = dict(model.named_parameters())
+
+    def total(*values: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for name, value in zip(names, values, strict=True):
+                parameters[name].copy_(value)
+        return torch.stack([loss.mean for loss in losses(model, batch).values()]).sum()
+
+    total(*[parameters[name].detach().clone() for name in names]).backward()
+    generator = torch.Generator().manual_seed(0)
+    for name in names:
+        parameter, grad = parameters[name], parameters[name].grad
+        assert grad is not None
+        flat = parameter.data.view(-1)
+        for place in torch.randint(flat.numel(), (4,), generator=generator).tolist():
+            values = []
+            for step in (1e-5, -1e-5):
+                flat[place] += step
+                values.append(sum(loss.mean.item() for loss in losses(model, batch).values()))
+                flat[place] -= step
+            numeric = (values[0] - values[1]) / 2e-5
+            assert numeric == pytest.approx(float(grad.view(-1)[place]), rel=1e-5, abs=1e-8), name
+
+
+def test_frozen_parts_stay_as_they_are_to_the_last_bit() -> None:
+    """The second stage: texts alone, attention and vision experts frozen; the language experts learn."""
+    model = build_tiny(drop_path=0.2).train()
+    frozen = ("attention", "vision_expert", "image_embedding")
+    groups = {name: GroupParams(frozen=True) for name in frozen}
+    freezing = Freezing(model, groups)
+    freezing.train(0)
+    optimizer = build_optimizer(model, OptimizerParams(lr=0.1, muon_lr=0.1, groups=groups))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    batch = dataclasses.replace(random_batch(), image=None)
+    for seed in range(3):
+        optimizer.zero_grad()
+        losses(model, batch, ("mlm",), seed=seed)["mlm"].mean.backward()
+        optimizer.step()
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    own = {id(p) for name in frozen for p in model.parameter_groups()[name]}
+    assert not changed & {name for name, p in model.named_parameters() if id(p) in own}
+    for layer in range(3):
+        assert f"blocks.{layer}.experts.language.ffn.0.weight" in changed
+    assert {"text_embedding.words.weight", "position_bias.text", "norm.weight", "word_head.weight"} <= changed
+    assert not [name for name in changed if "vision" in name or "image" in name]
+
+
+def test_its_groups_hold_every_parameter_once_and_muon_finds_its_matrices() -> None:
+    model = build_tiny()
+    groups = model.parameter_groups()
+    assert set(groups) == {
+        "image_embedding",
+        "text_embedding",
+        "attention",
+        "vision_expert",
+        "language_expert",
+        "vision_language_expert",
+        "norm",
+        "heads",
+        "position_bias",
+    }
+    ids = [id(p) for parameters in groups.values() for p in parameters]
+    assert len(ids) == len(set(ids)) == len(list(model.parameters()))
+    assert len(block_matrices(model)) == 3 * 2 + (2 * 3 + 1) * 2
+    assert {"Embeds", "Contrasts", "Fuses", "ScoresPairs", "Pretrains", "Adopts"} <= set(protocols_of("vlmo"))
+
+
+def test_the_spline_is_exact_for_cubics_and_goes_through_its_places() -> None:
+    places = geometric_offsets(6, 11)
+    assert places[-1] == pytest.approx(11, abs=1e-4) and places[6] == 0 and places[7] == 1
+    wanted = np.linspace(places[0], places[-1], 33)
+    cubic = lambda x: 0.1 * x**3 - x**2 + 2 * x - 3  # noqa: E731
+    np.testing.assert_allclose(spline_matrix(places, wanted) @ cubic(places), cubic(wanted), atol=1e-9)
+    values = np.random.default_rng(0).normal(size=13)
+    np.testing.assert_allclose(spline_matrix(places, places) @ values, values, atol=1e-10)
+    np.testing.assert_allclose(spline_matrix(np.array([0.0, 1.0]), np.array([0.5])), [[0.5, 0.5]])
+
+
+def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
+    before = build_tiny()
+    config = to_plain(before.config)
+    state = before.state_dict()
+    with pytest.raises(CheckpointError, match="interpolate_positions: true"):
+        build_tiny(1, side=24).adopt(state, config)
+    model = build_tiny(1, side=24, interpolate_positions=True, max_positions=20)
+    adopted = model.adopt(state, config)
+    assert not adopted.left_out and not adopted.fresh
+    old, new = state["position_bias.image"], model.state_dict()["position_bias.image"]
+    assert torch.equal(new[:, -3:], old[:, -3:])
+    centre = lambda table, grid: table[:, (2 * grid - 1) * (grid - 1) + grid - 1]  # noqa: E731 - a patch to itself
+    torch.testing.assert_close(centre(new, 6), centre(old, 4))
+    even = torch.arange(7.0).double()
+    plane = even[:, None] + 0 * even  # what only depends on y still does
+    wide = interpolate_biases(torch.cat([plane.flatten(), torch.zeros(3)])[None], 4, 6)[0, :-3].view(11, 11)
+    assert torch.allclose(wide, wide[:, :1]) and bool((wide.diff(dim=0) > 0).all())
+    text_old, text_new = state["position_bias.text"], model.state_dict()["position_bias.text"]
+    torch.testing.assert_close(resize_text_biases(text_new, 12), text_old)
+    batch = random_batch()
+    torch.testing.assert_close(model.embed_text(batch.text), before.embed_text(batch.text))
+    with pytest.raises(CheckpointError, match="hidden: 32 here, 16 there"):
+        build_tiny(hidden=32).adopt(state, config)
+    absolute = build_tiny(positions="absolute")
+    bigger = build_tiny(positions="absolute", side=24, interpolate_positions=True)
+    found = bigger.adopt(absolute.state_dict(), to_plain(absolute.config))
+    assert not found.left_out and not found.fresh
+
+
+def test_errors_say_what_is_wrong() -> None:
+    model, batch = build_tiny(), random_batch()
+    with pytest.raises(DataError, match="3x16x16"):
+        model.embed_image(Pixels(pixels_B3HW=torch.zeros(1, 3, 8, 8).double()))
+    regions = Regions(*[torch.zeros(1)] * 0, **{n: torch.zeros(1) for n in Regions.__dataclass_fields__})
+    with pytest.raises(DataError, match="pixels"):
+        model.embed_image(regions)
+    with pytest.raises(ParamsError, match="max_positions is 12"):
+        model.embed_text(padded(batch.text, 9))
+    for key, value in {"side": 18, "heads": 3, "vl_start": 9, "crop_scale": [0.5], "mask_id": 31}.items():
+        with pytest.raises(ParamsError, match=key):
+            build_model(
+                "vlmo", {**TINY, key: value}, FACTS if key != "mask_id" else dataclasses.replace(FACTS, mask_id=31)
+            )
+    with pytest.raises(ParamsError, match="vision-language experts"):
+        build_tiny(contrast="both", vl_start=3)

@@ -1,0 +1,264 @@
+"""VLMo's four objectives: against their definitions, from pairs, texts or images alone, in one process and in two."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from tiny_vlmo import build_tiny, losses, random_batch
+from vlmo_ranks import CASES, learn, make_case
+
+from vlp_models.data.batch import Batch
+from vlp_models.errors import ParamsError
+from vlp_models.models.layers.packing import Packing
+from vlp_models.models.vlmo.image_tokens import nearest_codes, random_codes
+from vlp_models.objectives.block_masking import select_blocks
+from vlp_models.objectives.contrast import Pairs, image_text_contrast
+from vlp_models.objectives.hard_negatives import draw_hard_negatives, not_the_same_image
+from vlp_models.objectives.masking import select_words
+
+ALL = ("itc", "itm", "mlm", "mim")
+
+
+def test_contrast_is_the_slow_one_and_twins_are_no_negatives() -> None:
+    torch.manual_seed(0)
+    texts, images = (F.normalize(torch.randn(4, 8), dim=-1) for _ in range(2))
+    ids = ("a", "b", "a", "c")
+    loss = image_text_contrast(texts, images, ids, torch.tensor(5.0))
+    total = 0.0
+    for i in range(4):
+        others = [j for j in range(4) if j == i or ids[j] != ids[i]]
+        own = math.exp(5 * float(texts[i] @ images[i]))
+        total -= math.log(own / sum(math.exp(5 * float(texts[i] @ images[j])) for j in others)) / 2
+        total -= math.log(own / sum(math.exp(5 * float(texts[j] @ images[i])) for j in others)) / 2
+    assert loss.sum.item() == pytest.approx(total, rel=1e-5) and loss.count == 4
+    nothing = image_text_contrast(texts[:0], images[:0], (), torch.tensor(5.0))
+    assert nothing.sum.item() == 0 and nothing.count == 0
+
+
+def test_contrast_is_that_of_the_large_batch_with_the_others_embeddings() -> None:
+    """Micro-batch by micro-batch, the sums and the gradients, of the temperature too, add up to the large batch's."""
+    torch.manual_seed(0)
+    scale = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
+    raw = [torch.randn(7, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    ids = ("a", "b", "a", "c", "d", "c", "e")
+
+    def embedded() -> list[torch.Tensor]:
+        return [F.normalize(x, dim=-1) for x in raw]
+
+    texts, images = embedded()
+    large = image_text_contrast(texts, images, ids, scale)
+    expected = torch.autograd.grad(large.sum, [*raw, scale])
+    found, total, count = [torch.zeros_like(x) for x in (*raw, scale)], 0.0, 0.0
+    parts = [slice(0, 3), slice(3, 5), slice(5, 7)]
+    for part in parts:
+        texts, images = embedded()
+        rest = [i for i in range(7) if i not in range(7)[part]]
+        others = Pairs(
+            texts_KE=texts[rest].detach(), images_KE=images[rest].detach(), image_ids=tuple(ids[i] for i in rest)
+        )
+        one = image_text_contrast(texts[part], images[part], ids[part], scale, others=others)
+        total, count = total + one.sum.item(), count + float(one.count)
+        for gradient, more in zip(found, torch.autograd.grad(one.sum, [*raw, scale]), strict=True):
+            gradient += more
+    assert total == pytest.approx(large.sum.item(), rel=1e-12) and count == float(large.count)
+    for gradient, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, right, rtol=0, atol=1e-12)
+
+
+def test_itc_and_mlm_and_itm_are_their_definitions() -> None:
+    """One batched pass over 4 pairs a sample gives what passes over each kind of pair would."""
+    model, batch = build_tiny(), random_batch(image_ids="abac")
+    result = losses(model, batch)
+    texts, images = model.embed_text(batch.text), model.embed_image(batch.image)
+    itc = image_text_contrast(texts, images, batch.image_ids, model.contrast_scale())
+    torch.testing.assert_close(result["itc"].mean, itc.mean)
+
+    generator = torch.Generator().manual_seed(0)
+    masked, ids = model._masked_words(batch, {"mlm": None}, generator, 0.3)
+    fused = model.fuse(batch.image, dataclasses.replace(batch.text, ids_BT=ids))
+    logits = model.word_head(fused.text_BTD[masked])
+    torch.testing.assert_close(result["mlm"].mean, F.cross_entropy(logits, batch.text.ids_BT[masked]))
+    assert float(result["mlm"].count) == float(masked.sum()) > 0
+
+    select_blocks(4, (4, 4), 0.4, generator)  # what MIM draws in between
+    negative = not_the_same_image(batch.image_ids)
+    image_of, _ = draw_hard_negatives(texts @ images.T * model.contrast_scale(), negative, generator)
+    text_of, _ = draw_hard_negatives(images @ texts.T * model.contrast_scale(), negative, generator)
+    assert all(negative[i, j] for i, j in enumerate(image_of.tolist()))
+    state, own = model.encode_image(batch.image), torch.arange(4)
+    right = model.score(state, batch.text, own)
+    wrong = torch.cat([model.score(state, batch.text, image_of), model.score(state, batch.text.select(text_of), own)])
+    expected = (F.softplus(-right).sum() + F.softplus(wrong).sum()) / 12
+    torch.testing.assert_close(result["itm"].mean, expected)
+    assert float(result["itm"].count) == 12
+
+
+def test_mim_tells_hidden_patches_and_does_not_see_them() -> None:
+    model, batch = build_tiny(), random_batch()
+    before = losses(model, batch, ("mim",))["mim"]
+    hidden = model._hidden_patches(batch.image, None, torch.Generator().manual_seed(0))
+    assert float(before.count) == float(hidden.sum()) == 4 * 6
+    pixels = batch.image.pixels_B3HW.clone()
+    tiles = pixels.unfold(2, 4, 4).unfold(3, 4, 4)  # a view [B, 3, 4, 4, 4, 4]
+    tiles.permute(0, 2, 3, 1, 4, 5)[hidden.view(4, 4, 4)] = 3.0
+    changed = dataclasses.replace(batch, image=dataclasses.replace(batch.image, pixels_B3HW=pixels))
+    states = [model.image_states(model.encode_image(b.image, hidden), model.biases(0)) for b in (batch, changed)]
+    assert torch.equal(*states)
+    tokens = model.image_tokens(batch.image.pixels_B3HW)
+    logits = model.image_head(states[0][:, 1:][hidden])
+    torch.testing.assert_close(before.mean, F.cross_entropy(logits, tokens[hidden]))
+    assert not torch.equal(tokens, model.image_tokens(pixels))
+
+
+def test_stand_in_tokens_are_the_same_wherever_they_are_made() -> None:
+    projection, codes = random_codes(4, 11)
+    assert projection.shape == (48, 16) and torch.allclose(codes.norm(dim=1), torch.ones(11))
+    torch.manual_seed(3)
+    again = random_codes(4, 11)
+    assert torch.equal(projection, again[0]) and torch.equal(codes, again[1])
+    picture = torch.randn(1, 3, 8, 8)
+    tokens = nearest_codes(picture, 4, projection, codes)
+    for number, (y, x) in enumerate([(0, 0), (0, 4), (4, 0), (4, 4)]):
+        patch = picture[0, :, y : y + 4, x : x + 4].flatten() @ projection
+        assert tokens[0, number] == (codes @ patch).argmax()
+
+
+def test_blocks_hide_as_many_patches_as_asked_in_few_pieces() -> None:
+    hidden = select_blocks(50, (14, 14), 0.4, torch.Generator().manual_seed(0))
+    assert (hidden.sum(1) == round(0.4 * 196)).all()
+    again = select_blocks(50, (14, 14), 0.4, torch.Generator().manual_seed(0))
+    assert torch.equal(hidden, again) and not torch.equal(hidden[0], hidden[1])
+    grid = hidden.view(50, 14, 14)
+    edges = (grid[:, 1:] != grid[:, :-1]).sum() + (grid[:, :, 1:] != grid[:, :, :-1]).sum()
+    scattered = torch.rand(50, 14, 14, generator=torch.Generator().manual_seed(0)) < 0.4
+    by_chance = (scattered[:, 1:] != scattered[:, :-1]).sum() + (scattered[:, :, 1:] != scattered[:, :, :-1]).sum()
+    assert edges < by_chance / 2
+    assert select_blocks(0, (3, 3), 0.4, torch.Generator()).shape == (0, 9)
+    assert not select_blocks(2, (3, 3), 0.0, torch.Generator()).any()
+
+
+def test_whole_words_are_masked_together() -> None:
+    words = torch.tensor([[-1, 0, 0, 1, 2, 2, 2, -1], [-1, 0, 1, 1, -1, -1, -1, -1]]).repeat(200, 1)
+    chosen = select_words(words, 0.3, torch.Generator().manual_seed(0))
+    assert not chosen[words < 0].any()
+    for row, pieces in zip(chosen, words, strict=True):
+        for word in range(3):
+            assert len(set(row[pieces == word].tolist())) <= 1
+    firsts = chosen[::2][:, [1, 3, 4]]
+    assert 0.25 < firsts.double().mean() < 0.35
+
+
+def test_texts_alone_and_images_alone() -> None:
+    """MLM of a text without its image is the language experts'; the rest of the model has no part in it."""
+    model, batch = build_tiny(), random_batch()
+    texts = dataclasses.replace(batch, image=None)
+    loss = losses(model, texts, ("mlm",))["mlm"]
+    masked, ids = model._masked_words(texts, {"mlm": None}, torch.Generator().manual_seed(0), 0.3)
+    words = Packing.of(batch.text.mask_BT)
+    states = words.pad(model.text_states(ids, words, model.biases(9, image=False)))
+    torch.testing.assert_close(loss.mean, F.cross_entropy(model.word_head(states[masked]), batch.text.ids_BT[masked]))
+    loss.mean.backward()
+    reached = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert not [name for name in reached if "vision" in name or "image" in name or "cross" in name]
+    images = losses(model, dataclasses.replace(batch, text=None), ("mim",))["mim"]
+    torch.testing.assert_close(images.mean, losses(model, batch, ("mim",))["mim"].mean)
+    for without, names in (("image", ["itc", "mim"]), ("text", ["itm", "mlm"])):
+        half = Batch(**{**{f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}, without: None})
+        with pytest.raises(ParamsError, match=rf"can't learn \['{names[0]}', '{names[1]}'\] from `view"):
+            losses(model, half, names)
+    with pytest.raises(ParamsError, match=r"can't learn \['moc'\]"):
+        losses(model, batch, ("moc",))
+    with pytest.raises(ParamsError, match="image_codes"):
+        losses(build_tiny(image_codes=0), batch, ("mim",))
+
+
+def test_counts_are_known_without_the_losses() -> None:
+    model, batch = build_tiny(), random_batch()
+    for names in (("mlm",), ("mim",), ("mlm", "mim")):
+        found = losses(model, batch, names)
+        counts = model.pretraining_counts(
+            batch, objectives=dict.fromkeys(names), generator=torch.Generator().manual_seed(0), mask_probability=0.3
+        )
+        assert counts is not None
+        assert {name: float(count) for name, count in counts.items()} == {n: float(x.count) for n, x in found.items()}
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_a_small_batch_is_no_error_and_no_nan(size: int) -> None:
+    """Without a row; with one image, so without a negative; with a single negative each."""
+    model = build_tiny(contrast="both").train()
+    batch = random_batch(max(size, 1))
+    batch = batch if size else batch.none()
+    result = losses(model, batch)
+    torch.stack([loss.mean for loss in result.values()]).sum().backward()
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
+    assert float(result["itc"].count) == (size if size > 1 else 0)
+    assert float(result["itm"].count) == (3 * size if size > 1 else size)
+    one_image = losses(model, dataclasses.replace(random_batch(3), image_ids=("a", "a", "a")))
+    assert one_image["itc"].mean.item() == 0.0 and float(one_image["itm"].count) == 3
+
+
+def test_each_sample_learns_what_it_is_asked() -> None:
+    model, batch = build_tiny(), random_batch(4)
+    only = torch.tensor([True, False, True, False])
+    rows = only.nonzero().squeeze(1)
+    asked = losses(model, batch, dict.fromkeys(("itc", "mim"), only))
+    alone = losses(model, batch.select(rows), ("itc",))
+    torch.testing.assert_close(asked["itc"].mean, alone["itc"].mean)
+    assert float(asked["mim"].count) == 2 * 6
+    itm = losses(model, batch, {"itm": only})["itm"]
+    assert float(itm.count) == 3 * 2
+    nobody = losses(model, batch, dict.fromkeys(ALL, only & False))
+    assert all(loss.mean.item() == 0.0 for loss in nobody.values())
+
+
+def test_texts_that_share_an_image_are_learnt_as_with_an_image_each() -> None:
+    model, batch, owner = build_tiny(contrast="both"), random_batch(), torch.tensor([3, 1, 3, 2])
+    ids = tuple(batch.image_ids[i] for i in owner)
+    copied = dataclasses.replace(batch, image=batch.image.select(owner), image_ids=ids)
+    text = dataclasses.replace(batch.text, owner_N=owner)
+    names = ("itc", "itm", "mlm")
+    expected = losses(model, copied, names)
+    found = losses(model, dataclasses.replace(batch, text=text, image_ids=ids), names)
+    for name in names:
+        torch.testing.assert_close(found[name].mean, expected[name].mean, rtol=0, atol=1e-12, msg=name)
+
+
+def test_the_losses_fall_on_one_batch() -> None:
+    model = build_tiny(hidden=32, intermediate=64, init_std=0.1, layer_scale=1.0).float().train()
+    batch = random_batch(8, image_ids="abcdefgh")
+    batch = dataclasses.replace(batch, image=type(batch.image)(pixels_B3HW=batch.image.pixels_B3HW.float()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    history: list[dict[str, float]] = []
+    for step in range(260):
+        result = losses(model, batch, seed=step)
+        optimizer.zero_grad()
+        torch.stack([loss.mean for loss in result.values()]).sum().backward()
+        optimizer.step()
+        history.append({name: loss.mean.item() for name, loss in result.items()})
+    for name in ALL:
+        first, last = (sum(row[name] for row in rows) / 10 for rows in (history[:10], history[-10:]))
+        assert last < 0.7 * first, name
+
+
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    """Contrast with the gradient of the gathered batch, matching with negatives of the other process."""
+    script = Path(__file__).parents[1] / "vlmo_ranks.py"
+    running = [subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path)]) for rank in range(2)]
+    assert [process.wait(120) for process in running] == [0, 0]
+    for name in CASES:
+        gradients, parts = learn(make_case(name))
+        for rank in range(2):
+            found = load_file(tmp_path / f"{name}-{rank}.safetensors")
+            for weight, gradient in gradients.items():
+                torch.testing.assert_close(found[weight], gradient, rtol=0, atol=1e-10, msg=f"{name} {weight}")
+            assert json.loads((tmp_path / f"{name}-{rank}.json").read_text()) == pytest.approx(parts, rel=1e-9)

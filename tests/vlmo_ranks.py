@@ -1,0 +1,91 @@
+"""VLMo's losses on batches that two processes share: `python vlmo_ranks.py RANK FOLDER`, run by
+models/test_vlmo_pretraining.py. Imported, it is what a single process learns from all rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from tiny_vlmo import build_tiny, losses, random_batch, trimmed
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Batch
+from vlp_models.models.vlmo.model import VLMo
+from vlp_models.objectives.loss import WeightedLosses
+from vlp_models.training.normalise import divided, means, totals
+
+ALL = ("itc", "itm", "mlm", "mim")
+# name -> objectives, pairs, config
+CASES: dict[str, tuple[tuple[str, ...], int, dict[str, object]]] = {
+    "all": (ALL, 7, {}),
+    "itc": (("itc",), 7, {}),
+    "itc_both": (("itc",), 7, {"contrast": "both"}),
+    "itm": (("itm",), 7, {}),
+    "single": (ALL, 1, {}),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    model: VLMo
+    objectives: tuple[str, ...]
+    batch: Batch
+
+
+def make_case(name: str) -> Case:
+    """Of seven pairs two in different processes, and two in the same one, show one image."""
+    objectives, size, config = CASES[name]
+    return Case(build_tiny(**config), objectives, random_batch(size, image_ids="abbcdae"))
+
+
+class Learner(nn.Module):
+    """What DDP wraps: the loss inside the forward pass, as in the training loop."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.model, self.objectives = case.model, case.objectives
+
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        found = losses(self.model, batch, self.objectives, seed=3)
+        weighted = WeightedLosses(losses=found, weights=dict.fromkeys(found, 1.0))
+        counts = totals(weighted)
+        times = dist.get_world_size() if dist.is_initialized() else 1
+        return divided(weighted, counts.counts) * times, means([counts])
+
+
+def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Gradients of the whole batch, and the parts, as this process sees them."""
+    learner: nn.Module = Learner(case)
+    if world_size > 1:
+        learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
+    size = len(case.batch)
+    first, last = size * rank // world_size, size * (rank + 1) // world_size
+    batch = trimmed(case.batch, torch.arange(first, last)) if first < last else case.batch.none()
+    total, parts = learner(batch)
+    total.backward()
+    gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in case.model.named_parameters()
+    }
+    return gradients, {name: float(value) for name, value in parts.items()}
+
+
+def main(rank: int, folder: Path) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    for name in CASES:
+        gradients, parts = learn(make_case(name), rank, 2)
+        save_file(gradients, folder / f"{name}-{rank}.safetensors")
+        (folder / f"{name}-{rank}.json").write_text(json.dumps(parts))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,68 @@
+"""What enters the transformer (section 3.1): patches of an image, words of a text.
+
+Shape suffixes: B images, S image tokens ([CLS] and N patches), M packed words, D hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Pixels
+from vlp_models.errors import DataError
+from vlp_models.models.layers.packing import Packing
+from vlp_models.models.vlmo.config import VLMoConfig
+
+
+class PatchEmbedding(nn.Module):
+    """[CLS] and a linear projection of each patch, plus the image type (and positions, where these are absolute)."""
+
+    def __init__(self, config: VLMoConfig) -> None:
+        super().__init__()
+        hidden = config.hidden
+        self.side = config.side
+        self.patches = nn.Conv2d(3, hidden, config.patch, stride=config.patch)
+        self.cls_1D = nn.Parameter(torch.zeros(1, hidden))
+        self.type_1D = nn.Parameter(torch.zeros(1, hidden))
+        self.positions_SD = None
+        if config.positions == "absolute":
+            self.positions_SD = nn.Parameter(torch.zeros(1 + config.grid**2, hidden))
+        self.hidden_1D = (
+            nn.Parameter(torch.zeros(1, hidden)) if config.image_codes else None
+        )  # in a hidden patch's place
+
+    def forward(self, image: Pixels, hidden_BN: Tensor | None = None) -> Tensor:
+        """[B, S, D]. hidden_BN bool: patches whose place a learnt vector takes.
+
+        Raises:
+            DataError: pixels of another size than `side`.
+        """
+        pixels = image.pixels_B3HW
+        if pixels.shape[1:] != (3, self.side, self.side):
+            raise DataError(
+                f"images of {tuple(pixels.shape[1:])}; the model's `side` asks for 3x{self.side}x{self.side}"
+            )
+        x_BND = self.patches(pixels).flatten(2).transpose(1, 2)
+        if hidden_BN is not None:
+            x_BND = torch.where(hidden_BN[..., None], self.hidden_1D.to(x_BND.dtype), x_BND)  # type: ignore[union-attr]
+        x_BSD = torch.cat([self.cls_1D.to(x_BND.dtype).expand(len(x_BND), 1, -1), x_BND], 1)
+        return x_BSD + (self.type_1D if self.positions_SD is None else self.type_1D + self.positions_SD)
+
+
+class WordEmbedding(nn.Module):
+    """Words (plus positions, where these are absolute) -> LayerNorm -> dropout, plus the text type."""
+
+    def __init__(self, config: VLMoConfig) -> None:
+        super().__init__()
+        self.words = nn.Embedding(config.vocab_size, config.hidden)
+        self.positions = nn.Embedding(config.max_positions, config.hidden) if config.positions == "absolute" else None
+        self.norm = nn.LayerNorm(config.hidden, eps=config.embedding_norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+        self.type_1D = nn.Parameter(torch.zeros(1, config.hidden))
+
+    def forward(self, ids_BT: Tensor, words: Packing) -> Tensor:
+        """[M, D]"""
+        x_MD = self.words(words.pack(ids_BT))
+        if self.positions is not None:
+            x_MD = x_MD + self.positions(words.positions_M)
+        return self.dropout(self.norm(x_MD)) + self.type_1D

@@ -1,0 +1,1 @@
+"""What only the authors' public code (microsoft/unilm, vlmo) needs: its switches and its checkpoints' layout."""
