@@ -20,6 +20,7 @@ from vlp_models.data.batch import Batch, Image, Pixels, Regions, Text
 from vlp_models.data.collate import collate_regions, image_owners, objects_first, regions_of
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.data.views import View
 from vlp_models.errors import DataError
 
 
@@ -76,6 +77,12 @@ class ModelInputs:
     image: RegionInput | PixelInput | None
     text: bool = True
     whole_words: bool = False
+
+    def of_view(self, view: View) -> ModelInputs:
+        """What of these inputs there is in a view: of texts alone no image, of images alone no text."""
+        return dataclasses.replace(
+            self, image=self.image if view.has_image else None, text=self.text and view.has_text
+        )
 
 
 class ReadFlags(TypedDict):

@@ -32,6 +32,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     from vlp_models.data.captions import CaptionsOfImages
     from vlp_models.data.inputs import InputReader
+    from vlp_models.data.views import VIEWS
     from vlp_models.models import FAMILIES, build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_config, read_weights
     from vlp_models.runs.fitting import (
@@ -81,7 +82,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             )
         loss = make_loss(model, p.recipe, p.passes, name=p.model, section=f"pretrain.{key}")
         reader = InputReader(
-            model.inputs,  # type: ignore[arg-type]
+            model.inputs.of_view(VIEWS[p.view]),  # type: ignore[union-attr,operator]
             inputs.tokenizer,
             max_text_len=p.max_text_len,
             max_regions=p.max_regions,

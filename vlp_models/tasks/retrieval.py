@@ -33,8 +33,9 @@ from vlp_models.metrics.retrieval import (
     score_ranks,
 )
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.models.protocols import Embeds, ScoresPairs
+from vlp_models.models.protocols import Contrasts, Embeds, ScoresPairs
 from vlp_models.objectives.classification import classification
+from vlp_models.objectives.contrast import image_text_contrast
 from vlp_models.objectives.ism import match_in_batch
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.ranks import number_over_ranks
@@ -53,13 +54,15 @@ IMAGE, TEXTS, ENCODED = "image_D", "texts_ND", "encoded"  # what a record holds 
 class RetrievalOptions(TaskOptions):
     """
     scorer     embeddings, or pairs, each fused. auto: embeddings, if the model has them
-    negatives  of embeddings: `all` that violate the margin (the paper's Multibatch), or a pair's `hardest` (its code)
-    margin     of embeddings
+    learn      of embeddings: by a margin, or by contrast. auto: by contrast, if the model has a temperature
+    negatives  by a margin: `all` that violate it (TDEN's Multibatch), or a pair's `hardest` (its code)
+    margin     likewise
     drawn      of pairs: how many other images of the batch a caption's own must beat in a step
     shortlist  of pairs: fuse only so many of a caption's, or of an image's, most similar ones by embedding; 0: all
     """
 
     scorer: Literal["auto", "embeddings", "pairs"] = "auto"
+    learn: Literal["auto", "margin", "contrast"] = "auto"
     negatives: Literal["all", "hardest"] = "all"
     margin: float = 0.2
     drawn: int = 3
@@ -75,8 +78,8 @@ class RetrievalOptions(TaskOptions):
 class Retrieval(TaskModel):
     """Samples of one image are no negatives of each other.
 
-    Of embeddings: a triplet loss within the batch, in both directions. Of pairs: cross-entropy of a caption's own image
-    among some of the batch.
+    Of embeddings: a triplet loss within the batch, or contrast over it, in both directions. Of pairs: cross-entropy of
+    a caption's own image among some of the batch.
     """
 
     task = "retrieval"
@@ -112,23 +115,34 @@ class Retrieval(TaskModel):
                 "set `options.shortlist: 0` and `options.scorer: pairs`"
             )
         self.by_embeddings = not self.by_pairs or options.shortlist > 0
+        contrasts = can(model, Contrasts)
+        self.by_contrast = options.learn == "contrast" or (options.learn == "auto" and contrasts)
+        if options.learn == "contrast" and not contrasts:
+            raise ParamsError(
+                f"params.yaml: `options.learn: contrast`: the model `{info.name}` has no temperature; set `margin`"
+            )
 
     @classmethod
     def can_score(cls, sample: Sample) -> bool:
         return bool(sample["captions"])
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
-        """Parts `ism`, `ism_accuracy` (`match` of pairs). A batch of one image has no negative: its loss is zero."""
-        name = "match" if self.by_pairs else "ism"
+        """Parts `ism`, `ism_accuracy` (`itc` by contrast, `match` of pairs). A batch of one image has no negative: its
+        loss is zero."""
+        name = "match" if self.by_pairs else "itc" if self.by_contrast else "ism"
         # Besides, batch normalisation in the poolers could not take a batch of one.
         if len(number_over_ranks(batch.image_ids)[0].unique()) == 1:
             return empty(next(self.parameters()), name)
         if self.by_pairs:
             return self._match(batch, generator)
         model, options = cast(Embeds, self.model), cast(RetrievalOptions, self.options)
+        texts_BD, images_BD = model.embed_text(batch.text), model.embed_image(batch.image)
+        if self.by_contrast:
+            scale = cast(Contrasts, model).contrast_scale()
+            return image_text_contrast(texts_BD, images_BD, batch.image_ids, scale)
         return match_in_batch(
-            model.embed_text(batch.text),
-            model.embed_image(batch.image),
+            texts_BD,
+            images_BD,
             batch.image_ids,
             margin=options.margin,
             negatives=options.negatives,

@@ -3,5 +3,6 @@
 WORLDS = {
     "objects": "vlp_models.worlds.scenes.objects:write",
     "web": "vlp_models.worlds.scenes.objects:write",
+    "sentences": "vlp_models.worlds.scenes.sentences:write",
     "boxes": "vlp_models.worlds.boxes.dataset:write",
 }

@@ -16,8 +16,7 @@ def spline_matrix(places: Array, wanted: Array) -> Array:
     """
     inside = np.asarray(np.clip(wanted, places[0], places[-1]), dtype=np.float64)
     if len(places) < 4:
-        lines: Array = np.stack([np.interp(inside, places, row) for row in np.eye(len(places))], 1)
-        return lines
+        return np.asarray([np.interp(inside, places, row) for row in np.eye(len(places))], dtype=np.float64).T
     knots = np.concatenate([[places[0]] * 4, places[2:-2], [places[-1]] * 4])
     basis: Array = np.linalg.solve(_basis(knots, places).T, _basis(knots, inside).T).T
     return basis

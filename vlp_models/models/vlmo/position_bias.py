@@ -1,8 +1,8 @@
 """Relative position biases: what attention adds to its scores, by where two tokens stand (BEiT, section 2.3; T5).
 
 For an image, a learnt number for each head, layer and offset between two patches; three more from [CLS] to a patch,
-from a patch to [CLS], and from [CLS] to itself. For a text the same with offsets between words. Between an image and a text
-offsets mean nothing: one number each way.
+from a patch to [CLS], and from [CLS] to itself. For a text the same with offsets between words. Between an image and
+a text offsets mean nothing: one number each way.
 
 Rows of the tables, as the public code's (its one table has a column for each head of each layer, and all rows in the
 order image, text to image, image to text, text):
