@@ -58,6 +58,9 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "soho-vqa": (["soho-coco"], SOHO_PAPER),
     "soho-flickr30k": (["soho-coco"], SOHO_PAPER),
     "soho-snli-ve": (["soho-coco"], SOHO_PAPER),
+    "vlmo": ([], {DEMO, 10_288_461}),
+    "vlmo-base": ([], 201_242_781),
+    "vlmo-large": (["vlmo-base"], 597_011_517),
 }
 
 
@@ -152,3 +155,26 @@ def test_sohos_settings_are_the_papers(tmp_path: Path) -> None:
     assert set(run.optimizer.groups) == {"cnn", "cnn_stem"}
     assert vqa.batch_size * vqa.accumulate == 256 and vqa.max_epochs == 18
     assert params.finetune["soho-coco-vqa"].optimizer.lr == 1e-4
+def test_vlmo_has_the_size_that_was_counted_of_the_public_code() -> None:
+    """202.4 million for base with every head of pretraining."""
+    assert round(parameters({"contrast": "both"}, "vlmo") / 1e6, 1) == 202.4
+
+
+def test_vlmos_settings_are_the_papers(tmp_path: Path) -> None:
+    base, large = applied(tmp_path, ["vlmo-base"]), applied(tmp_path, ["vlmo-base", "vlmo-large"])
+    for section, batch, rate, steps, epochs in (
+        (base.pretrain["vlmo-base-texts"], 1024, 2e-4, 500_000, 1),
+        (base.pretrain["vlmo-base"], 1024, 2e-4, 200_000, 1),
+        (large.pretrain["vlmo-large-texts"], 1024, 2e-4, 200_000, 1),
+        (large.pretrain["vlmo-large"], 1024, 5e-5, 200_000, 1),
+        (base.finetune["vlmo-base-vqa"], 128, 3e-5, 0, 10),
+        (large.finetune["vlmo-large-vqa"], 128, 1.5e-5, 0, 10),
+        (base.finetune["vlmo-base-retrieval"], 2048, 2e-5, 0, 20),
+        (large.finetune["vlmo-large-retrieval"], 2048, 1e-5, 0, 10),
+    ):
+        asked = (section.batch_size * section.accumulate, section.optimizer.lr, section.max_steps, section.max_epochs)
+        assert asked == (batch, rate, steps, epochs)
+        assert section.optimizer.betas == [0.9, 0.98] and section.optimizer.muon_lr == 0.0
+        assert section.max_text_len == (196 if "texts" in getattr(section, "view", "") else 40)
+    for run in ("vlmo-base-vqa", "vlmo-base-retrieval"):
+        assert base.finetune[run].config["interpolate_positions"] is True

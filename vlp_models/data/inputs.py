@@ -80,9 +80,7 @@ class ModelInputs:
 
     def of_view(self, view: View) -> ModelInputs:
         """What of these inputs there is in a view: of texts alone no image, of images alone no text."""
-        return dataclasses.replace(
-            self, image=self.image if view.has_image else None, text=self.text and view.has_text
-        )
+        return dataclasses.replace(self, image=self.image if view.has_image else None, text=self.text and view.has_text)
 
 
 class ReadFlags(TypedDict):

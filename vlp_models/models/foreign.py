@@ -19,14 +19,14 @@ from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
 
 MAX_BYTES = 16 * 2**30
-WRAPPERS = ("model", "state_dict")  # where training programs put the weights, beside the optimiser's state
+WRAPPERS = ("model", "state_dict", "module")  # where programs put weights
 _SHOWN = 20
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors file, or of a torch file that holds nothing which could run code.
 
-    Wrapped in `model` or `state_dict` or not, with DistributedDataParallel's `module.` before each name or not.
+    Wrapped in `model`, `state_dict` or `module` or not, with DistributedDataParallel's `module.` before names or not.
 
     Raises:
         CheckpointError: no such file, too large, damaged, not only tensors and plain values, or no state dict.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,11 +16,11 @@ def spline_matrix(places: Array, wanted: Array) -> Array:
     The interpolating cubic spline, not-a-knot at both ends. Beyond the ends it stays what it is there.
     With fewer than four places: straight lines.
     """
-    inside = np.asarray(np.clip(wanted, places[0], places[-1]), dtype=np.float64)
+    inside: Any = np.clip(wanted, places[0], places[-1])
     if len(places) < 4:
-        return np.asarray([np.interp(inside, places, row) for row in np.eye(len(places))], dtype=np.float64).T
+        return np.asarray([np.interp(inside, places, row) for row in np.eye(len(places))]).T
     knots = np.concatenate([[places[0]] * 4, places[2:-2], [places[-1]] * 4])
-    basis: Array = np.linalg.solve(_basis(knots, places).T, _basis(knots, inside).T).T
+    basis: Any = np.linalg.solve(_basis(knots, places).T, _basis(knots, inside).T).T
     return basis
 
 
