@@ -89,7 +89,6 @@ def test_itc_and_mlm_and_itm_are_their_definitions() -> None:
     torch.testing.assert_close(result["mlm"].mean, F.cross_entropy(logits, batch.text.ids_BT[masked]))
     assert float(result["mlm"].count) == float(masked.sum()) > 0
 
-    select_blocks(4, (4, 4), 0.4, generator)  # what MIM draws in between
     negative = not_the_same_image(batch.image_ids)
     image_of, _ = draw_hard_negatives(texts @ images.T * model.contrast_scale(), negative, generator)
     text_of, _ = draw_hard_negatives(images @ texts.T * model.contrast_scale(), negative, generator)
@@ -182,8 +181,8 @@ def test_texts_alone_and_images_alone() -> None:
 
 
 def test_counts_are_known_without_the_losses() -> None:
-    model, batch = build_tiny(), random_batch()
-    for names in (("mlm",), ("mim",), ("mlm", "mim")):
+    model, batch = build_tiny(), random_batch(image_ids="aabc")
+    for names in (("mlm",), ("mim",), ("itc",), ("itm",), ALL):
         found = losses(model, batch, names)
         counts = model.pretraining_counts(
             batch, objectives=dict.fromkeys(names), generator=torch.Generator().manual_seed(0), mask_probability=0.3
@@ -262,3 +261,17 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
             for weight, gradient in gradients.items():
                 torch.testing.assert_close(found[weight], gradient, rtol=0, atol=1e-10, msg=f"{name} {weight}")
             assert json.loads((tmp_path / f"{name}-{rank}.json").read_text()) == pytest.approx(parts, rel=1e-9)
+
+
+def test_pairs_are_embedded_beforehand_as_they_are_learnt_from() -> None:
+    """From the same state of chance, with words and paths dropped: contrast over an update rests on that."""
+    model, batch = build_tiny(drop_path=0.4, dropout=0.3).train(), random_batch()
+    torch.manual_seed(5)
+    (pairs,) = model.contrast_pairs(batch)
+    torch.manual_seed(5)
+    found = losses(model, batch)["itc"]
+    expected = image_text_contrast(pairs.texts_KE, pairs.images_KE, pairs.image_ids, model.contrast_scale())
+    torch.testing.assert_close(found.mean, expected.mean)
+    assert not pairs.texts_KE.requires_grad
+    (again,) = model.contrast_pairs(batch)
+    assert not torch.equal(again.texts_KE, pairs.texts_KE)

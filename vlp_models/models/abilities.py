@@ -18,6 +18,7 @@ PROTOCOLS: dict[str, type] = {
         "GeneratesByMasks",
         "Pretrains",
         "PredictsMaskedWords",
+        "EmbedsPairs",
         "GroupsParameters",
         "Adopts",
         "ShowsItself",

@@ -11,6 +11,7 @@
 | GeneratesByMasks    | captioning that learns from a few hidden words  |
 | Pretrains           | the pretraining stage                           |
 | PredictsMaskedWords | two-pass scheduled sampling                     |
+| EmbedsPairs         | contrast over all micro-batches of an update    |
 | GroupsParameters    | learning rates, freezing, optimisers by part    |
 | Adopts              | starting from another stage, or another config  |
 | ShowsItself         | figures of its own in the report                |
@@ -26,6 +27,7 @@ hypotheses.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,6 +37,7 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch, Image, Text
 from vlp_models.models.adopt import Adopted
 from vlp_models.models.figures import Figure
+from vlp_models.objectives.contrast import Pairs
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption
 
@@ -132,6 +135,17 @@ class Pretrains(Protocol):
 
         objectives: name -> bool [N], which samples learn it; None: all of them.
         """
+        ...
+
+
+@runtime_checkable
+class EmbedsPairs(Pretrains, Protocol):
+    """Pretraining by contrast whose candidates are those of a whole update. `pretraining_losses` then takes `others`
+    besides: of each contrast, the embedded pairs of the update's other micro-batches."""
+
+    def contrast_pairs(self, batch: Batch) -> Sequence[Pairs]:
+        """Of each contrast the pairs' embeddings, as `pretraining_losses` computes them from the same state of chance:
+        before anything else that draws from torch's global generator."""
         ...
 
 

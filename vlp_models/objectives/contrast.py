@@ -36,6 +36,14 @@ class Pairs:
     image_ids: tuple[str, ...]
 
 
+def joined(several: Sequence[Pairs]) -> Pairs:
+    return Pairs(
+        texts_KE=torch.cat([pairs.texts_KE for pairs in several]),
+        images_KE=torch.cat([pairs.images_KE for pairs in several]),
+        image_ids=tuple(image_id for pairs in several for image_id in pairs.image_ids),
+    )
+
+
 def image_text_contrast(
     texts_BE: Tensor,
     images_BE: Tensor,

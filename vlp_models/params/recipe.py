@@ -42,9 +42,13 @@ class ObjectiveParams:
 @dataclass(frozen=True, kw_only=True)
 class RecipeParams:
     """mix: `sum` learns every objective from every sample; `draw` draws one for each sample; `turns` learns one an
-    update, in order. reuse_batch: a cycle of `turns` learns from one batch, not each turn from another."""
+    update, in order. reuse_batch: a cycle of `turns` learns from one batch, not each turn from another.
+
+    contrast_over: whose pairs contrast tells apart, of several micro-batches: those of each, or of the whole update,
+    which costs another pass of the encoders without gradients (Gao et al. 2021)."""
 
     objectives: dict[str, ObjectiveParams]
     mix: Literal["sum", "draw", "turns"] = "sum"
+    contrast_over: Literal["batch", "update"] = "batch"
     mask_probability: Share = 0.15
     reuse_batch: bool = False

@@ -48,6 +48,15 @@ class CountsItems(Protocol):
         ...
 
 
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A loss that may want to see all micro-batches of an update before it is asked for the first one's."""
+
+    looks_ahead: bool
+
+    def look_ahead(self, window: Sequence[Batch], seed: Callable[[int], None]) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
     """One of the micro-batches that an update adds up."""
@@ -112,6 +121,9 @@ class TrainingModule(LightningModule):
             self.window, self._window_update = [], update
             self._before.take()
             self._begin_epoch()
+            if isinstance(self.loss, LooksAhead) and self.loss.looks_ahead:
+                window = [batch, *(b.to(self.device, non_blocking=True) for b in self._still_to_come())]
+                self.loss.look_ahead(window, lambda number: self._seed_dropout(self.micro_batches + number))
         self._seed_dropout(self.micro_batches)
         loss = self.loss(batch, update=update, generator=self._generator(CORRUPTION, self.micro_batches))
         found = totals(loss)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
-from vlp_models.models.protocols import PredictsMaskedWords
+from vlp_models.models.protocols import EmbedsPairs, PredictsMaskedWords
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masking import draw_uniform
 from vlp_models.objectives.sampled_words import replace_words, sample_words, select_replaced, share_at
@@ -133,7 +133,13 @@ def make_loss(
     """
     mixed = make_recipe(recipe, known=model.objectives, section=section)  # type: ignore[arg-type]
     if passes.scheme == "single":
-        return PretrainingLoss(model=model, recipe=mixed, mask_probability=recipe.mask_probability)
+        ahead = recipe.contrast_over == "update"
+        if ahead and (not isinstance(model, EmbedsPairs) or mixed.mix != "sum"):
+            raise ParamsError(
+                f"params.yaml: `{section}.recipe.contrast_over: update` needs `mix: sum` and a model that can embed "
+                f"its pairs beforehand (EmbedsPairs in vlp_models/models/protocols.py), not `{name}`; set `batch`"
+            )
+        return PretrainingLoss(model=model, recipe=mixed, mask_probability=recipe.mask_probability, looks_ahead=ahead)
     where = f"params.yaml: `{section}.passes"
     scheme_is, ramp = f"{where}.scheme: {passes.scheme}`", passes.ramp
     if not isinstance(model, PredictsMaskedWords):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
-from vlp_models.models.protocols import Pretrains
+from vlp_models.models.protocols import EmbedsPairs, Pretrains
+from vlp_models.objectives.contrast import Pairs, joined
 from vlp_models.objectives.loss import Count, Loss, WeightedLosses
 from vlp_models.objectives.masking import draw_uniform
 from vlp_models.params import RecipeParams
@@ -120,26 +121,53 @@ def make_recipe(params: RecipeParams, *, known: Collection[str], section: str = 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingLoss:
-    """The recipe's loss of a model on a batch, in a single pass: what the training loop calls."""
+    """The recipe's loss of a model on a batch, in a single pass: what the training loop calls.
+
+    looks_ahead: contrast has the candidates of all micro-batches of an update (`contrast_over: update`).
+    """
 
     model: nn.Module
     recipe: Recipe
     mask_probability: float
+    looks_ahead: bool = False
+    _window: list[tuple[tuple[str, ...], Sequence[Pairs]]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def updates_per_batch(self) -> int:
         return self.recipe.updates_per_batch
 
     def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
-        losses = cast(Pretrains, self.model).pretraining_losses(batch, **self._arguments(batch, update, generator))
+        arguments = self._arguments(batch, update, generator)
+        if self.looks_ahead and update is not None:
+            arguments["others"] = self._others(batch)
+        losses = cast(Pretrains, self.model).pretraining_losses(batch, **arguments)
         return self.recipe.weigh(losses, update)
+
+    @torch.no_grad()
+    def look_ahead(self, window: Sequence[Batch], seed: Callable[[int], None]) -> None:
+        """Embeds the pairs of all micro-batches of an update, for the contrast of each with the others'.
+
+        seed: sets the state of chance to what it will be when micro-batch i is learnt from.
+        """
+        self._window.clear()
+        for number, batch in enumerate(window):
+            seed(number)
+            self._window.append((batch.sample_ids, cast(EmbedsPairs, self.model).contrast_pairs(batch)))
+
+    def _others(self, batch: Batch) -> list[Pairs] | None:
+        """Of each of the model's contrasts, what the update's other micro-batches hold; None if there are none."""
+        own = [sample_ids for sample_ids, _ in self._window].index(batch.sample_ids)
+        rest = [pairs for number, (_, pairs) in enumerate(self._window) if number != own]
+        return [joined(of_branch) for of_branch in zip(*rest, strict=True)] or None
 
     def count_items(
         self, batch: Batch, *, update: int | None, generator: torch.Generator
     ) -> Mapping[str, Count] | None:
         """Of a model that can say them (`pretraining_counts`, with the arguments of `pretraining_losses`)."""
         counts = getattr(self.model, "pretraining_counts", None)
-        return None if counts is None else counts(batch, **self._arguments(batch, update, generator))
+        return (
+            None if counts is None or self.looks_ahead else counts(batch, **self._arguments(batch, update, generator))
+        )
 
     def _arguments(self, batch: Batch, update: int | None, generator: torch.Generator) -> dict[str, Any]:
         device = next(self.model.parameters()).device

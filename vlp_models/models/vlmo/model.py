@@ -44,7 +44,7 @@ hidden, E embedding, H heads, V vocabulary, G the pairs of all processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -70,6 +70,7 @@ from vlp_models.models.vlmo.position_bias import PositionBias
 from vlp_models.objectives.block_masking import select_blocks
 from vlp_models.objectives.classification import classification
 from vlp_models.objectives.contrast import Pairs, image_text_contrast
+from vlp_models.objectives.hard_negatives import not_the_same_image
 from vlp_models.objectives.loss import Count, Loss
 from vlp_models.objectives.masking import mask_tokens, select_tokens, select_words
 from vlp_models.objectives.mlm import masked_language_modelling
@@ -262,9 +263,17 @@ class VLMo(nn.Module):
     # ---- Pretraining -----------------------------------------------------------------------------------------
 
     def pretraining_losses(
-        self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
+        self,
+        batch: Batch,
+        *,
+        objectives: Learners,
+        generator: torch.Generator,
+        mask_probability: float,
+        others: Sequence[Pairs] | None = None,
     ) -> dict[str, Loss]:
         """One unweighted loss per objective: `itc`, `itm` and `mlm` of pairs; `mlm` of texts alone; `mim` of images.
+
+        others: of each contrast the embeddings of the update's other micro-batches (`EmbedsPairs`).
 
         Raises:
             ParamsError: an objective is unknown, or the batch lacks what it is about.
@@ -272,15 +281,27 @@ class VLMo(nn.Module):
         self._check(objectives, batch)
         losses: dict[str, Loss] = {}
         masked_NT, ids_NT = self._masked_words(batch, objectives, generator, mask_probability)
-        if "mim" in objectives:
-            losses["mim"] = self.image_loss(batch.image, objectives["mim"], generator)
-        if not {"itc", "itm", "mlm"} & set(objectives):
-            return losses
         if batch.image is None:
             words = Packing.of(batch.text.mask_BT)
             text_MD = self.text_states(ids_NT, words, self.biases(ids_NT.shape[1], image=False))
-            return {**losses, "mlm": self.word_loss(text_MD, words, masked_NT, batch.text)}
+            losses["mlm"] = self.word_loss(text_MD, words, masked_NT, batch.text)
+        elif {"itc", "itm", "mlm"} & set(objectives):
+            losses = self.pair_losses(batch, masked_NT, ids_NT, objectives, generator, others)
+        if "mim" in objectives:
+            losses["mim"] = self.image_loss(batch.image, objectives["mim"], generator)
+        return losses
 
+    def pair_losses(
+        self,
+        batch: Batch,
+        masked_NT: Tensor,
+        ids_NT: Tensor,
+        objectives: Learners,
+        generator: torch.Generator,
+        others: Sequence[Pairs] | None,
+    ) -> dict[str, Loss]:
+        """ITC, ITM and MLM of pairs. masked_NT, ids_NT: the words that MLM tells, and the texts without them."""
+        losses: dict[str, Loss] = {}
         # Texts of other processes, which matching may draw, may be longer.
         text_len = max(size for (size,) in sizes_over_ranks((ids_NT.shape[1],))) if "itm" in objectives else 0
         biases = self.biases(max(text_len, ids_NT.shape[1]))
@@ -293,7 +314,7 @@ class VLMo(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and "itc" in objectives):
                 vectors = self.contrast_vectors(patches_BSD, batch.text, biases)
             if "itc" in objectives:
-                losses["itc"] = self.contrast_loss(vectors, image_ids, owner_N, objectives["itc"])
+                losses["itc"] = self.contrast_loss(vectors, image_ids, owner_N, objectives["itc"], others)
             if "itm" in objectives:
                 images_NE, texts_NE = vectors[0]
                 images_NE = images_NE if owner_N is None else images_NE.index_select(0, owner_N)
@@ -318,14 +339,23 @@ class VLMo(nn.Module):
     def pretraining_counts(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Count] | None:
-        """The counts of `pretraining_losses` where words and patches alone decide them; None of pairs."""
-        if {"itc", "itm"} & set(objectives):
-            return None
+        """The counts of `pretraining_losses`: places, patches and pairs decide them, no weight does."""
         masked_NT, _ = self._masked_words(batch, objectives, generator, mask_probability)
         counts: dict[str, Count] = {"mlm": masked_NT.sum()} if "mlm" in objectives else {}
         if "mim" in objectives:
-            hidden_BN = self._hidden_patches(batch.image, objectives["mim"], generator)
-            counts["mim"] = hidden_BN.sum()
+            counts["mim"] = self._hidden_patches(batch.image, objectives["mim"], generator).sum()
+        if {"itc", "itm"} & set(objectives):
+            owner_N = batch.text.owners(len(batch.image))
+            ids = owned(batch.image_ids, owner_N, len(batch.text))
+            contested_N = not_the_same_image(ids, self.norm.weight.device).any(1)
+            if "itm" in objectives:
+                learners_N = objectives["itm"]
+                learners_N = torch.ones_like(contested_N) if learners_N is None else learners_N
+                counts["itm"] = learners_N.sum() + 2 * (learners_N & contested_N).sum()
+            if "itc" in objectives:
+                if objectives["itc"] is not None:  # whose negatives are those that learn it, too
+                    return None
+                counts["itc"] = contested_N.sum()
         return {name: counts[name] for name in objectives}
 
     def contrast_vectors(self, patches_BSD: Tensor, text: Text, biases: Biases) -> list[tuple[Tensor, Tensor]]:
@@ -356,13 +386,29 @@ class VLMo(nn.Module):
                 vectors.append(F.normalize(getattr(self, projection)(cls_BD), dim=-1))
         return [(vectors[0], vectors[1]) for vectors in found if vectors]
 
+    @torch.no_grad()
+    def contrast_pairs(self, batch: Batch) -> list[Pairs]:
+        """Of each branch of contrast, what this batch's pairs are embedded to."""
+        if batch.image is None or batch.text is None:
+            raise ParamsError("`contrast_over: update` is for pairs; a view of images or texts alone has no contrast")
+        owner_N = batch.text.owners(len(batch.image))
+        image_ids = owned(batch.image_ids, owner_N, len(batch.text))
+        biases = self.biases(batch.text.ids_BT.shape[1])
+        found = self.contrast_vectors(self.encode_image(batch.image), batch.text, biases)
+        return [
+            Pairs(
+                texts_KE=t_NE, images_KE=i_BE if owner_N is None else i_BE.index_select(0, owner_N), image_ids=image_ids
+            )
+            for i_BE, t_NE in found
+        ]
+
     def contrast_loss(
         self,
         vectors: list[tuple[Tensor, Tensor]],
         image_ids: tuple[str, ...],
         owner_N: Tensor | None,
         learners: Tensor | None,
-        others: list[Pairs] | None = None,
+        others: Sequence[Pairs] | None = None,
     ) -> Loss:
         """ITC; of two branches the mean. others: of each branch, the embeddings of the update's other micro-batches."""
         scales = [self.log_scale, *([self.fused_log_scale] if self.config.contrast == "both" else [])]

@@ -1,0 +1,140 @@
+"""A tiny world of coloured squares as shards of pixels, captions and sentences: VLMo's stages in seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+from toy_world import TRAINER, write_tokenizer
+
+from vlp_models.data.inputs import InputReader
+from vlp_models.data.pixels import encode
+from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.models import DataFacts, build_model
+from vlp_models.params import (
+    ObjectiveParams,
+    OptimizerParams,
+    Params,
+    PassesParams,
+    RecipeParams,
+    load_params,
+    to_plain,
+)
+from vlp_models.params.snapshots import SnapshotParams
+from vlp_models.stages import initial
+from vlp_models.training.data import LoaderFactory
+from vlp_models.training.passes import make_loss
+from vlp_models.training.run import Plan, fit
+from vlp_models.workspace.paths import Workspace
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
+CONFIG: dict[str, Any] = {
+    "hidden": 16,
+    "heads": 2,
+    "layers": 2,
+    "intermediate": 32,
+    "vl_start": 1,
+    "side": 16,
+    "patch": 8,
+    "max_positions": 12,
+    "image_codes": 8,
+    "layer_scale": 1.0,
+    "init_std": 0.1,
+}
+PAIRS = ("itc", "itm", "mlm")
+
+
+def write_shards(directory: Path, train: int = 24, val: int = 4) -> Path:
+    directory.mkdir(parents=True)
+    rng, counts = np.random.default_rng(3), {}
+    for split, images in (("train", train), ("val", val), ("test", 4)):
+        writer = ShardWriter(directory, split, images_per_shard=16)
+        for number in range(images):
+            colour, image_id = sorted(COLOURS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
+            picture = Image.new("RGB", (20, 24), tuple(int(v) for v in rng.integers(0, 255, 3)))
+            picture.paste(COLOURS[colour], (2, 2, 12, 12))
+            writer.add(
+                ImageRecord(
+                    image_id=image_id,
+                    source="toy",
+                    width=20,
+                    height=24,
+                    pixels=encode(picture),
+                    pixels_extension="png",
+                    rows={"captions": [{"caption_id": f"{image_id}/c", "text": f"a {colour} square"}]},
+                )
+            )
+        texts = [
+            {
+                "text_id": f"toy/{split}t{i}",
+                "source": "toy",
+                "split": split,
+                "text": f"the square is {sorted(COLOURS)[i % 3]}",
+            }
+            for i in range(images)
+        ]
+        writer.add_without_image("texts", texts)
+        counts[split] = writer.close()
+    manifest = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["toy"], "counts": counts}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    return directory
+
+
+def write_workspace(root: Path, **pretrain: dict[str, Any]) -> Params:
+    """Before `pretrain`: a VLMo, and these runs of it."""
+    write_shards(root / "data" / "shards")
+    write_tokenizer(root / "data" / "tokenizer")
+    raw = yaml.safe_load((Path(__file__).parent.parent / "params.yaml").read_text())
+    raw["models"] = {"vlmo": {"family": "vlmo", "config": CONFIG}}
+    raw["trainer"], raw["tracking"]["uri"], raw["finetune"] = to_plain(TRAINER), "", {}
+    raw["defaults"] = {"pretrain": {"batch_size": 8, "max_text_len": 12, "optimizer": {"lr": 1e-2}}, "finetune": {}}
+    raw["pretrain"] = {name: {"model": "vlmo", **run} for name, run in pretrain.items()}
+    (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    params = load_params(root / "params.yaml")
+    initial.run(params, Workspace(root), "vlmo")
+    return params
+
+
+def train(
+    root: Path, work: Path, *, batch_size: int, accumulate: int = 1, contrast_over: str = "batch", **more: Any
+) -> tuple[torch.nn.Module, Any]:
+    """Pretrains a fresh VLMo on the pairs of root/shards in the real loop. more: objectives, config, tracker, ..."""
+    tokenizer = Tokenizer.load(root / "tokenizer")
+    torch.manual_seed(1)
+    facts = DataFacts(vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
+    model: Any = build_model("vlmo", {**CONFIG, **more.get("config", {})}, facts)
+    recipe = RecipeParams(
+        objectives={name: ObjectiveParams() for name in more.get("objectives", PAIRS)},
+        contrast_over=contrast_over,  # type: ignore[arg-type]
+        mask_probability=0.3,
+    )
+    reader = InputReader(model.inputs, tokenizer, max_text_len=12, max_regions=1)
+    loaders = LoaderFactory(
+        root / "shards",
+        "captions",
+        sources={},
+        collate=reader.collate,
+        batch_size=batch_size,
+        num_workers=0,
+        seed=3,
+        **reader.flags,
+    )
+    plan = Plan(
+        seed=1,
+        max_epochs=more.get("max_epochs", 1),
+        max_steps=0,
+        accumulate=accumulate,
+        optimizer=OptimizerParams(lr=1e-2),
+        snapshots=SnapshotParams(),
+    )
+    work.mkdir(parents=True, exist_ok=True)
+    loss = make_loss(model, recipe, PassesParams(), name="vlmo")
+    tracker = more.get("tracker")
+    result = fit(model, loss, loaders, plan=plan, trainer=TRAINER, work=work, title="toy", tracker=tracker)
+    return model, result
