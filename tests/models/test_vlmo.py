@@ -135,6 +135,8 @@ def test_kept_biases_are_the_gathered_ones_until_a_weight_changes() -> None:
             assert all(torch.allclose(a, b, rtol=0, atol=1e-13) for a, b in zip(fresh, kept, strict=True))
         with torch.inference_mode():
             assert torch.allclose(pooled(batch.text), fresh[0], rtol=0, atol=1e-13)
+            made_there = build_tiny()
+            assert torch.allclose(made_there.fuse(batch.image, batch.text).pooled_BP, fresh[0], rtol=0, atol=1e-13)
         assert model.position_bias is not None
         model.position_bias.text.mul_(2)
         assert not torch.allclose(pooled(batch.text), fresh[0], rtol=0, atol=1e-6)

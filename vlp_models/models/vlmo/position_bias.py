@@ -44,7 +44,8 @@ class PositionBias(nn.Module):
 
     def forward(self, text_len: int, *, image: bool = True) -> tuple[Tensor, ...]:
         """Of each layer, [H, N, N]: rows are queries. text_len: T, may be 0."""
-        if torch.is_grad_enabled() or self.training:
+        # Weights made in inference mode don't tell when they change, so nothing is kept of them.
+        if torch.is_grad_enabled() or self.training or self.image.is_inference():
             return self._gather(text_len, image).unbind(0)
         # A batch's texts are as long as its longest, so what is kept is the longest's: others' are its corner.
         state = self._state()
