@@ -14,8 +14,8 @@ from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveI
 class WorldParams:
     """One synthetic dataset, of a world of `vlp_models.worlds.WORLDS`.
 
-    objects: scenes in COCO and VQA v2 form; web: scenes with one noisy alt text each, in COCO form and as pairs; boxes:
-    NLVR v1 form.
+    objects: scenes in COCO and VQA v2 form; web: scenes with one noisy alt text each, in COCO form and as pairs;
+    sentences: of scenes that are not drawn, one a line; boxes: NLVR v1 form.
     """
 
     world: str
