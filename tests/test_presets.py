@@ -155,6 +155,8 @@ def test_sohos_settings_are_the_papers(tmp_path: Path) -> None:
     assert set(run.optimizer.groups) == {"cnn", "cnn_stem"}
     assert vqa.batch_size * vqa.accumulate == 256 and vqa.max_epochs == 18
     assert params.finetune["soho-coco-vqa"].optimizer.lr == 1e-4
+
+
 def test_vlmo_has_the_size_that_was_counted_of_the_public_code() -> None:
     """202.4 million for base with every head of pretraining."""
     assert round(parameters({"contrast": "both"}, "vlmo") / 1e6, 1) == 202.4

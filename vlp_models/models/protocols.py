@@ -26,8 +26,7 @@ hypotheses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 

@@ -30,7 +30,6 @@ FORMATS: dict[str, str] = {
     "unified-vlp": "vlp_models.models.unified_vlp.public:read_unified_vlp",
     "soho": "vlp_models.models.soho.public.convert:read_soho",
     "soho-parts": "vlp_models.models.soho.convert_parts:read_parts",
-    "bert": "vlp_models.models.tden.convert_bert:read_bert",
     "vlmo": "vlp_models.models.vlmo.public.convert:read_vlmo",
     "beit": "vlp_models.models.vlmo.public.beit:read_beit",
 }
@@ -56,14 +55,11 @@ def import_checkpoint(
     """Writes checkpoints/imported/NAME, and in it preset.yaml, which adds a model to params.yaml that begins so.
 
     Args:
-        form: `xmodaler-tden`, `unified-vlp`, `soho`: `source` is a file of the public code; a task's becomes that
-            task's checkpoint, its classifier included. `bert`: a folder of Hugging Face's bert-base; the architecture
-            is that of params.yaml's `models.NAME.config`, other modules stay fresh (`models.NAME.seed`). `soho-parts`: a
-            CNN's weights file, or a folder with one (backbone.safetensors) and BERT's files, likewise.
-        form: `xmodaler-tden`: `source` is a file of the public TDEN code; a task's becomes that task's checkpoint, its
-            classifier included. `vlmo`: likewise of the public VLMo code. `bert`: a folder of Hugging Face's bert-base,
-            `beit`: a file of BEiT's weights; the architecture is that of params.yaml's `models.NAME.config`, other
-            modules stay fresh (`models.NAME.seed`).
+        form: `xmodaler-tden`, `unified-vlp`, `vlmo`, `soho`: `source` is a file of the public code; a task's becomes
+            that task's checkpoint, its classifier included. The others fill a part of a model whose architecture is
+            that of params.yaml's `models.NAME.config`; the rest stays fresh (`models.NAME.seed`). `bert`: a folder of
+            Hugging Face's bert-base. `beit`: a file of BEiT's weights. `soho-parts`: a CNN's weights file, or a folder
+            with one (backbone.safetensors) and BERT's files.
         task: which task's model it is, where the file leaves it open.
         heads: attention heads; 0: as the format usually has them.
         answers: of a VQA model: a JSON list of what its classifier's rows stand for.
@@ -163,8 +159,6 @@ def _lengths(imported: Imported, max_text_len: int, max_regions: int) -> dict[st
     if not imported.regions:
         given["max_regions"] = max_regions or UNLIMITED["max_regions"]
     missing = [f"--{key.replace('_', '-')}" for key, value in given.items() if value < 1]
-    needed = given if "feature_dim" in imported.config else {"max_text_len": max_text_len}  # pixels are no regions
-    missing = [f"--{key.replace('_', '-')}" for key, value in needed.items() if value < 1]
     if imported.task and missing:
         raise CheckpointError(
             f"a {imported.task} model: give {' and '.join(missing)}, the most tokens ([CLS] and [SEP] included) and "

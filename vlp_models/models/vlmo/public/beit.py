@@ -70,7 +70,7 @@ def convert_beit(state: Mapping[str, Tensor], asked: Asked) -> Imported:
     c.taker.check("BEiT's weights", ignored=tuple(ignored))
     scale = 0.1 if "blocks.0.attention_scale" in c.weights else 0.0
     config = {**asked.config, **found, "layer_scale": asked.config.get("layer_scale", scale) if scale else 0.0}
-    return Imported(family="vlmo", what="BEiT", config=config, weights=c.weights)
+    return Imported(family="vlmo", what="BEiT", config=config, weights=c.weights, regions=False)
 
 
 def _check_sizes(found: Mapping[str, Any], asked: Asked) -> None:

@@ -200,6 +200,7 @@ def convert_vlmo(state: Mapping[str, Tensor], asked: Asked) -> Imported:
         task=task or None,
         head=head,
         notes=tuple(f"left out: {name}" for name in left_out),
+        regions=False,
     )
 
 
