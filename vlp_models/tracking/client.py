@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
+from vlp_models.tracking.moved import follow
 from vlp_models.workspace.paths import home_of
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ DEFAULTS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",
 }
+SQLITE = "sqlite:///"
 
 
 def tracking_uri(params: TrackingParams, root: Path) -> str:
@@ -34,10 +37,14 @@ def tracking_uri(params: TrackingParams, root: Path) -> str:
     DVC's temporary copies of a project (`dvc exp run --temp`) have its registry.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or params.uri
-    prefix = "sqlite:///"
-    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
-        return f"{prefix}{(home_of(root) / uri[len(prefix) :]).absolute()}"
+    if uri.startswith(SQLITE) and not uri.startswith(SQLITE + "/"):
+        return f"{SQLITE}{(home_of(root) / uri.removeprefix(SQLITE)).absolute()}"
     return uri
+
+
+def is_there(uri: str) -> bool:
+    """False for a local database that does not exist; asking MLflow would make an empty one."""
+    return not uri.startswith(SQLITE) or Path(uri.removeprefix(SQLITE).partition("?")[0]).exists()
 
 
 def connect(params: TrackingParams, root: Path) -> MlflowClient:
@@ -58,10 +65,14 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     from mlflow import MlflowClient
 
     uri = tracking_uri(params, root)
+    named = os.environ.get("MLFLOW_TRACKING_URI") or params.uri  # read now: MLflow sets it
+    ours = uri != named and not _elsewhere(params.artifacts)  # a database and files below the root
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     with answering(uri):
         _open_at_all(uri)
+        if ours:
+            follow(Path(uri.removeprefix(SQLITE)), home_of(root), params.artifacts)
         client = MlflowClient()
         _set_experiment(client, params, root, uri)
     return client
@@ -88,8 +99,8 @@ def answering(uri: str) -> Iterator[None]:
 
 def _open_at_all(uri: str) -> None:
     """MLflow tries a database that can't be opened again for more than three minutes; training would wait for it."""
-    if uri.startswith("sqlite:///"):
-        with closing(sqlite3.connect(uri.removeprefix("sqlite:///").partition("?")[0], timeout=10)) as database:
+    if uri.startswith(SQLITE):
+        with closing(sqlite3.connect(uri.removeprefix(SQLITE).partition("?")[0], timeout=10)) as database:
             database.execute("pragma schema_version").fetchone()
 
 
@@ -97,6 +108,15 @@ def _set_experiment(client: MlflowClient, params: TrackingParams, root: Path, ur
     import mlflow
 
     if client.get_experiment_by_name(params.experiment) is None:
-        location = None if uri.startswith("http") else (home_of(root) / params.artifacts).absolute().as_uri()
+        location: str | None = params.artifacts
+        if uri.startswith("http"):
+            location = None  # the server's own
+        elif not _elsewhere(params.artifacts):
+            location = (home_of(root) / params.artifacts).absolute().as_uri()
         client.create_experiment(params.experiment, artifact_location=location)
     mlflow.set_experiment(params.experiment)
+
+
+def _elsewhere(artifacts: str) -> bool:
+    """Whether `tracking.artifacts` is an address (s3://bucket/folder, mlflow-artifacts:/), not a path from the root."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", artifacts) is not None
