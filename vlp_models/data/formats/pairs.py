@@ -30,6 +30,7 @@ from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+MAX_RECORD_LINES = 50  # of a text that has line breaks
 JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
 
 
@@ -162,14 +163,22 @@ def _read_csv(path: Path, delimiter: str, tables: Tables) -> Iterator[tuple[str,
 
 def _parse(lines: list[str], delimiter: str, path: Path, tables: Tables) -> Iterator[tuple[int, list[str]]]:
     """(line, fields) of each record. A line with broken quoting costs that line, not those its quote swallows."""
-    start = 0
+    start = consumed = 0
+
+    def ahead() -> Iterator[str]:
+        """From `start` on; a record that reaches too far is broken, or each open quote would cost all that follows."""
+        for place in range(start, len(lines)):
+            if place - start - consumed >= MAX_RECORD_LINES:
+                raise csv.Error(f"a quote is open for {MAX_RECORD_LINES} lines")
+            yield lines[place]
+
     while start < len(lines):
-        reader = csv.reader((lines[i] for i in range(start, len(lines))), delimiter=delimiter, strict=True)
         consumed = 0
+        reader = csv.reader(ahead(), delimiter=delimiter, strict=True)
         try:
             for row in reader:
-                yield start + consumed + 1, row
-                consumed = reader.line_num
+                first, consumed = consumed, reader.line_num
+                yield start + first + 1, row
             return
         except csv.Error as error:
             bad = start + consumed + 1
