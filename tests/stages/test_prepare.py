@@ -67,6 +67,32 @@ def test_pairs_with_bad_images(workspace: Workspace) -> None:
     assert (counts["images"], counts["captions"], counts["quarantine"]) == (3, 8, 5)
 
 
+def test_a_listing_brings_in_no_file_from_elsewhere_unless_params_say_so(workspace: Workspace) -> None:
+    """`..` and absolute paths; of a link in the dataset its owner knows."""
+    directory, elsewhere = workspace.raw("pairs"), workspace.root / "private"
+    elsewhere.mkdir()
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        pixels = random.Random(name).randbytes(64 * 64 * 3)
+        Image.frombytes("RGB", (64, 64), pixels).save(elsewhere / name)
+    (directory / "link.jpg").symlink_to(elsewhere / "c.jpg")
+    names = ["good-1.jpg", "../../../private/a.jpg", str(elsewhere / "b.jpg"), "link.jpg", "x/../good-2.jpg"]
+    (directory / "pairs.csv").write_text("\n".join(["image,caption,split", *(f"{n},a caption,train" for n in names)]))
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    out = workspace.interim("pairs")
+    taken = [row["path"].rpartition("/")[2] for row in read_table("images", out).to_pylist()]
+    assert taken == ["good-1.jpg", "link.jpg", "good-2.jpg"]
+    refused = read_table("quarantine", out).to_pylist()
+    assert [(row["rule"], row["provenance"]) for row in refused] == [
+        ("image_inside", "pairs.csv:3"),
+        ("image_inside", "pairs.csv:4"),
+    ]
+    assert "data.pairs.outside: true allows it" in refused[0]["reason"]
+    prepare.run(params_for(pairs=dataclasses.replace(PAIRS, outside=True)), workspace, "pairs")
+    assert read_table("images", out).num_rows == 5
+    prepare.run(params_for(pairs=dataclasses.replace(PAIRS, images="../../../private")), workspace, "pairs")
+    assert read_table("images", out).num_rows == 5, "a folder that params.yaml names"
+
+
 def test_same_input_gives_same_bytes(workspace: Workspace) -> None:
     prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
     first = hash_path(workspace.interim("pairs"))

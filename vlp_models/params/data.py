@@ -50,6 +50,7 @@ class SourceParams:
     format: str
     root: str
     images: str = "images"
+    outside: bool = False  # true: files may name images outside of `root` and of `images`
     captions: dict[str, list[str]] = field(default_factory=dict)
     instances: dict[str, list[str]] = field(default_factory=dict)
     karpathy: str = ""

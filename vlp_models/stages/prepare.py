@@ -36,6 +36,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         _check_root(params, key, workspace.root / source.root)
         tables = read_source(key, source, workspace.root)
         found = len(tables["images"])
+        if not source.outside:
+            _keep_inside(tables, key, workspace.root / source.root, source.images)
         _probe_images(tables, params.validate.max_image_pixels, workspace)
         if not (tables["images"] or tables["texts"]):
             raise DataError(_no_image(key, source, found, tables))
@@ -65,6 +67,21 @@ def _check_root(params: Params, key: str, root: Path) -> None:
     else:
         way_out = f"put the dataset there, or set data.{key}.root in params.yaml to where it is"
     raise DataError(f"{root.absolute()}: no such directory, so there is no dataset `{key}`; {way_out}")
+
+
+def _keep_inside(tables: Tables, key: str, root: Path, images: str) -> None:
+    """Moves rows to quarantine whose file lies outside of the dataset: a listing from elsewhere must not bring in what
+    else is on this disk. By the path as it is written: a link in the dataset is its owner's."""
+    folders = [Path(os.path.abspath(folder)) for folder in (root, root / images)]  # noqa: PTH100 (no links followed)
+    good: list[Row] = []
+    for row in tables["images"]:
+        path = Path(os.path.abspath(row["path"]))  # noqa: PTH100
+        if any(path.is_relative_to(folder) for folder in folders):
+            good.append(row)
+        else:
+            reason = f"{path}: outside of data.{key}.root and data.{key}.images; data.{key}.outside: true allows it"
+            tables.set_aside("images", row["image_id"], "image_inside", reason, row["provenance"])
+    tables["images"][:] = good
 
 
 def _probe_images(tables: Tables, max_pixels: int, workspace: Workspace) -> None:
