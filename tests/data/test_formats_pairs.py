@@ -79,7 +79,7 @@ def test_huge_field_is_one_bad_line(tmp_path: Path) -> None:
 
 
 def test_open_quotes_cost_time_in_proportion_to_the_file(tmp_path: Path) -> None:
-    """Each of these lines opens a quote that swallows all that follow: read to the end from each, 64 KB took 5 s, twice that four times as long."""
+    """Each line opens a quote that swallows all that follow. Read to the end from each, 64 KB took 5 s, 32 KB 1.2 s."""
     line, count = 'a",x,"c\n', 32_000
     start = time.process_time()
     tables = read(tmp_path, "image,caption\n" + line * count + "b.jpg,fine\n")

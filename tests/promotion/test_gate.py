@@ -13,7 +13,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import GateParams, PromotionParams
-from vlp_models.promotion.gate import Measured, NotComparable, Verdict, Yardstick, against, measured
+from vlp_models.promotion.gate import Measured, NotComparable, Verdict, Yardstick, against, as_good, measured
 
 PARAMS = PromotionParams()
 
@@ -73,6 +73,17 @@ def test_direction_minimum_gain_and_confidence() -> None:
     for wrong in ({"confidence": 1.0}, {"min_gain": -1.0}, {"floors": {"all": float("nan")}}):
         with pytest.raises(ParamsError):
             GateParams(**wrong)  # type: ignore[arg-type]
+
+
+def test_of_the_champions_own_weights_no_gain_is_asked_and_no_loss_allowed() -> None:
+    half, most = [0.0] * 100 + [1.0] * 100, [0.0] * 50 + [1.0] * 150
+    assert not compare(half, half).passed, "for other weights a draw is not enough"
+    assert as_good(side(half), side(half), GateParams()).passed
+    assert as_good(side(half), side(most), GateParams(direction="lower")).passed
+    lost = as_good(side(half), side(most), GateParams())
+    assert not lost.passed and "loss: accuracy 50.00 with the champion's own weights" in lost.reasons[0]
+    with pytest.raises(NotComparable, match="test data differ"):
+        as_good(side(half), side(half, test="t2"), GateParams())
 
 
 def test_other_items_are_not_compared() -> None:

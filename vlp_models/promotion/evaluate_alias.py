@@ -25,7 +25,7 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
     from vlp_models.promotion.reevaluate import reevaluated
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.evaluations import read_lineage
-    from vlp_models.tracking.registry import bundle_of, by_alias, model_name
+    from vlp_models.tracking.registry import by_alias, checked_bundle, model_name
 
     if task not in TASKS:
         raise ParamsError(f"{task}: no such task{nearest(task, TASKS)}")
@@ -37,7 +37,7 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
     lineage = read_lineage(client, version) or {}
     target = workspace.reports / "aliases" / f"{task}-{alias}"
     with (
-        reevaluated(params, workspace, bundle_of(version), lineage) as scored,
+        reevaluated(params, workspace, checked_bundle(version), lineage) as scored,
         output_directory(target) as directory,
     ):
         shutil.copytree(scored, directory, dirs_exist_ok=True)

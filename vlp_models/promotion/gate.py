@@ -175,6 +175,24 @@ def against(challenger: Measured, champion: Measured, rule: GateParams, params: 
     return Verdict(reasons=[reason], numbers=numbers)
 
 
+def as_good(challenger: Measured, champion: Measured, rule: GateParams) -> Verdict:
+    """Of a version with the champion's own weights (a mended way to serve them) no gain is asked, but no loss either.
+
+    Raises:
+        NotComparable: other test data or another scorer.
+    """
+    check_comparable(challenger, champion)
+    value = (1.0 if rule.direction == "higher" else -1.0) * (challenger.value() - champion.value())
+    numbers = {"champion_value": round(champion.value(), 4), "gain": round(value, 4), "same_weights": True}
+    if value >= 0:
+        return Verdict(numbers=numbers)
+    reason = (
+        f"loss: {challenger.metric} {challenger.value():.2f} with the champion's own weights, which had "
+        f"{champion.value():.2f}"
+    )
+    return Verdict(reasons=[reason], numbers=numbers)
+
+
 def check_comparable(challenger: Measured, champion: Measured) -> None:
     """
     Raises:

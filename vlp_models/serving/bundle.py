@@ -1,10 +1,13 @@
 """What a registered version holds, put together and tried out before it is registered.
 
-`checkpoint/` always; `detector/` and `features.json` (how the regions were made) where the model reads regions.
+`checkpoint/` always; `detector/` and `features.json` (how the regions were made) where the model reads regions;
+`content.json`: the sha256 of each of these files and of each file of code that predicting runs on. The hash of all of
+it is the version's identity, so a change to how it is served is a version of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,11 +16,16 @@ from typing import Any
 
 from vlp_models.errors import CheckpointError, VLPError
 from vlp_models.models.info import CheckpointInfo
+from vlp_models.pipeline.code import PACKAGE, files_behind, hash_source
 from vlp_models.workspace.finished import link_or_copy
-from vlp_models.workspace.paths import hash_path
+from vlp_models.workspace.paths import hash_file, hash_path, write_json
 
 BUNDLE = "bundle"  # the folder's own name: MLflow keeps it
 CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"
+CONTENT = "content.json"
+CODE = "code"  # the folder beside `artifacts/` that MLflow keeps a version's own code in
+UNHASHED = (CONTENT, "README.md")  # the card tells of scores, which are measured again
+SERVED_BY = (f"{PACKAGE}.tracking.pyfunc_model", f"{PACKAGE}.serving.predictor")
 FROM_IMAGES = ("detector", "grid")  # `features.source`: what can be made again of an image alone
 
 
@@ -51,18 +59,88 @@ def write_bundle(bundle: Path, *, checkpoint: Path, detector: Path, features: Ma
     Raises:
         CheckpointError: see `checkpoint_info`.
     """
+    from vlp_models.models import FAMILIES
+    from vlp_models.tasks import TASKS
+
     info = checkpoint_info(checkpoint)
     shutil.copytree(checkpoint, bundle / CHECKPOINT, copy_function=link_or_copy)
     if info.detector_id:
         shutil.copytree(detector, bundle / DETECTOR, copy_function=link_or_copy)
         (bundle / FEATURES).write_text(json.dumps(dict(features), indent=2) + "\n", encoding="utf-8")
+    looked_up = (FAMILIES[info.family], TASKS[info.task] if info.task else "")
+    write_content(bundle, [*SERVED_BY, *(place for place in looked_up if place.startswith(f"{PACKAGE}."))])
     return info
 
 
 def content_of(bundle: Path) -> str:
-    """The identity of a version: what its bundle holds of weights."""
+    """The identity of a version: one hash over all that its bundle holds and over the code that serves it, taken from
+    the files as they are now. Of bundles made before there was a content.json: over weights alone.
+
+    Raises:
+        CheckpointError: content.json is damaged.
+    """
+    written = _written(bundle)
+    if written is None:
+        return weights_of(bundle)
+    return hashlib.sha256(json.dumps(_found(bundle, written), sort_keys=True).encode()).hexdigest()
+
+
+def weights_of(bundle: Path) -> str:
+    """What is the same in two versions that differ only in how they are served."""
     detector = bundle / DETECTOR
     return hash_path(bundle / CHECKPOINT) + (hash_path(detector)[:16] if detector.exists() else "")
+
+
+def check_content(bundle: Path) -> None:
+    """
+    Raises:
+        CheckpointError: a file of the bundle, or of its code, is not what it was when the bundle was made; names it.
+    """
+    written = _written(bundle)
+    if written is None:
+        return
+    found = _found(bundle, written)
+    for what in ("files", "code"):
+        for name in sorted(written[what].keys() | found[what].keys()):
+            if written[what].get(name) != found[what].get(name):
+                state = "not what it was" if found[what].get(name) else "missing"
+                raise CheckpointError(
+                    f"{bundle}: {name} is {state}, by {CONTENT}: this is not what was registered; take it from the "
+                    "registry anew, or register it again"
+                )
+
+
+def write_content(bundle: Path, modules: Sequence[str]) -> None:
+    """modules: names of what predicting begins with."""
+    code = {name: sha256 for name, sha256 in files_behind(modules).items() if sha256}
+    write_json(bundle / CONTENT, {"format": "vlp-bundle/1", "files": _files(bundle), "code": code})
+
+
+def _written(bundle: Path) -> dict[str, dict[str, str]] | None:
+    file = bundle / CONTENT
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {what: {str(k): str(v) for k, v in found[what].items()} for what in ("files", "code")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file}: does not say what the bundle holds ({error})") from None
+
+
+def _found(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """The same of the files that are there. Code counts where the version has its own: a bundle that is just being made
+    has none."""
+    root = bundle.parents[1] / CODE / PACKAGE
+    if not root.is_dir():
+        return {"files": _files(bundle), "code": dict(written["code"])}
+    paths = {name: root / name for name in written["code"] if ".." not in Path(name).parts}
+    return {"files": _files(bundle), "code": {n: hash_source(p) if p.is_file() else "" for n, p in paths.items()}}
+
+
+def _files(bundle: Path) -> dict[str, str]:
+    files = sorted(path for path in bundle.rglob("*") if path.is_file())
+    names = {path.relative_to(bundle).as_posix(): path for path in files}
+    return {name: hash_file(path) for name, path in names.items() if name not in UNHASHED}
 
 
 def not_served(bundle: Path) -> str:

@@ -24,14 +24,16 @@ class Predictor:
     """A fine-tuned model with what makes its input of an image: nothing for one that reads pixels; for one that reads
     regions, the detector whose features it was trained on.
 
-    Raises `CheckpointError` if the bundle's detector is not the one the model saw in training, and for a task that
-    isn't served: retrieval compares whole collections, which `evaluate` does.
+    Raises `CheckpointError` if a file of the bundle is not what was registered, if its detector is not the one the
+    model saw in training, and for a task that isn't served: retrieval compares whole collections, as `evaluate` does.
     """
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.data.inputs import RegionInput
+        from vlp_models.serving.bundle import check_content
         from vlp_models.tasks.load import load_task_model
 
+        check_content(bundle)
         self.task_model = load_task_model(bundle / "checkpoint", device=device)
         self.task: str = self.task_model.task
         words = self.task_model.words

@@ -1,7 +1,8 @@
 """register: every run of each task becomes a version in MLflow's registry; the best of a task gets alias `challenger`.
 
 Which run is best, evaluation/ranking.py says; text-only controls are not registered. Each bundle predicts one image
-before MLflow is touched. Running it again on the same weights makes no second version.
+before MLflow is touched. Running it again makes no second version, unless what predicts has changed: weights, features,
+tokenizer, or the code that serves them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, candidates
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, to_plain
-from vlp_models.serving.bundle import BUNDLE, checkpoint_info, content_of, not_served, try_out, write_bundle
+from vlp_models.serving.bundle import BUNDLE, checkpoint_info, content_of, not_served, try_out, weights_of, write_bundle
 from vlp_models.workspace.paths import Workspace, measured, need, write_json
 
 IMAGES_TRIED = 50  # of which the first that is on this disk
@@ -134,6 +135,7 @@ def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> 
             **facts,
             **about,
             "task": one.task,
+            "weights": weights_of(one.bundle),
             "seed": str(candidate.seed),
             "served": f"no: {one.not_served}" if one.not_served else "yes",
         },

@@ -155,7 +155,22 @@ def load_predictor(client: MlflowClient, name: str) -> Any:
     version = by_alias(client, name, CHAMPION) or by_alias(client, name, CHALLENGER)
     if version is None:
         raise DataError(f"{name}: nothing registered; run `dvc repro`, then `vlp promote`")
-    return Predictor(bundle_of(version))
+    return Predictor(checked_bundle(version))
+
+
+def checked_bundle(version: ModelVersion) -> Path:
+    """`bundle_of`, if it is still what was registered.
+
+    Raises:
+        DataError: it is not.
+    """
+    from vlp_models.serving.bundle import check_content, content_of
+
+    bundle = bundle_of(version)
+    check_content(bundle)  # names the file
+    if content_of(bundle) != version.tags.get("content"):
+        raise DataError(f"{version.name} version {version.version}: its files are not those that were registered")
+    return bundle
 
 
 def bundle_of(version: ModelVersion) -> Path:
@@ -166,9 +181,32 @@ def bundle_of(version: ModelVersion) -> Path:
     return local / "artifacts" / BUNDLE
 
 
+def holds(client: MlflowClient, name: str, number: int, content: str) -> bool:
+    """Whether the registry has this version, with this content and its files."""
+    found = [v for v in _versions_with(client, name, content) if int(v.version) == number]
+    return bool(found) and _has_files(found[0])
+
+
 def _version_with(client: MlflowClient, name: str, content: str) -> ModelVersion | None:
+    """The newest version of that content whose files are still there."""
+    return next(filter(_has_files, _versions_with(client, name, content)), None)
+
+
+def _versions_with(client: MlflowClient, name: str, content: str) -> list[ModelVersion]:
     found = [v for v in client.search_model_versions(f"name='{name}'") if v.tags.get("content") == content]
-    return found[0] if found else None
+    return sorted(found, key=lambda version: -int(version.version))
+
+
+def _has_files(version: ModelVersion) -> bool:
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return bool(mlflow.artifacts.list_artifacts(f"models:/{version.name}/{version.version}"))
+    except (MlflowException, OSError) as error:
+        if getattr(error, "error_code", "") == "TEMPORARILY_UNAVAILABLE":
+            raise
+        return False
 
 
 def _registering(client: MlflowClient, name: str, content: str) -> Any:
