@@ -113,6 +113,7 @@ def test_it_is_served_with_two_images(
     images = [[str(made.root / paths[image_id]) for image_id in row["image_ids"]] for row in known]
     encoded = [[base64.b64encode(Path(path).read_bytes()).decode() for path in pair] for pair in images]
     texts = [asked[row["pair_id"]] for row in known]
+    monkeypatch.setenv("VLP_IMAGE_ROOT", str(made.root))  # a served model opens paths only below it
     served = mlflow.pyfunc.load_model(f"models:/vlp-nlvr2/{version.version}")
     for given in (images, encoded):
         found = served.predict(pd.DataFrame({"image": given, "text": texts}))

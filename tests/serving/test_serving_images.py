@@ -63,6 +63,36 @@ def test_bad_input_is_an_error_that_says_what_it_is(value: object, message: str)
         open_image(value)
 
 
+@pytest.mark.parametrize("root", [False, True])
+def test_a_request_opens_no_path_unless_a_root_is_set_and_never_tells_what_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
+) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside.png"
+    inside.mkdir()
+    for path in (inside / "a.png", outside):
+        path.write_bytes(png())
+    (inside / "words.txt").write_text("no image")
+    (inside / "link.png").symlink_to(outside)
+    monkeypatch.chdir(inside)
+    monkeypatch.delenv("VLP_IMAGE_ROOT", raising=False)
+    if root:
+        monkeypatch.setenv("VLP_IMAGE_ROOT", str(inside))
+        for good in ("a.png", str(inside / "a.png")):
+            assert open_image(good, requested=True).size == (8, 6)
+    tried = [str(outside), "../outside.png", "nowhere.png", "words.txt", "link.png", "/etc/passwd", "."]
+    answers = set()
+    for text in tried if root else [*tried, "a.png", str(inside / "a.png")]:
+        with pytest.raises(DataError) as caught:
+            open_image(text, requested=True)
+        answers.add(str(caught.value))
+    assert len(answers) == 1
+    for sent in (base64.b64encode(png()).decode(), np.zeros((4, 4, 3), np.uint8)):
+        assert open_image(sent, requested=True).mode == "RGB"
+    with pytest.raises(DataError) as caught:
+        open_images([str(outside), str(outside)], 2, requested=True)
+    assert str(caught.value) in answers
+
+
 def test_a_server_can_be_kept_to_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside.png"
     inside.mkdir()

@@ -7,6 +7,7 @@ import binascii
 import io
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +22,31 @@ BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 
 
-def open_images(value: Any, count: int) -> list[Image.Image]:
+def open_images(value: Any, count: int, *, requested: bool = False) -> list[Image.Image]:
     """The images of one request: of one image `open_image`'s value, of several a list of as many.
 
     Raises:
         DataError: another number of them, or one that `open_image` refuses.
     """
     if count == 1:
-        return [open_image(value)]
+        return [open_image(value, requested=requested)]
     together = isinstance(value, (list, tuple)) or (
         isinstance(value, np.ndarray) and (value.ndim == 4 or value.dtype.kind in "OU")
     )
     if not together or len(value) != count:
         found = f"{len(value)}" if together else type(value).__name__
         raise DataError(f"the task looks at {count} images at a time: a list of {count} is expected; found {found}")
-    return [open_image(one) for one in value]
+    return [open_image(one, requested=requested) for one in value]
 
 
-def open_image(value: Any) -> Image.Image:
+def open_image(value: Any, *, requested: bool = False) -> Image.Image:
     """Opens one image and converts it to RGB.
 
     Args:
         value: a path, base64 text (a `data:` URI or bare), encoded bytes, or a uint8 array [H, W, 3] or [H, W].
-            With VLP_IMAGE_ROOT set, paths must lie below it; a model server should set it.
+            With VLP_IMAGE_ROOT set, paths must lie below it.
+        requested: the value comes from a request to a server. Then a path is opened only if VLP_IMAGE_ROOT is set, is
+            taken from there, and what can't be had is answered in the same words whether it exists or not.
 
     Raises:
         DataError: not readable, not an image, or more pixels than `MAX_PIXELS` (read from the header, before decoding).
@@ -55,7 +58,7 @@ def open_image(value: Any) -> Image.Image:
     if isinstance(value, (bytes, bytearray)):
         return _decode(bytes(value), "image bytes")
     if isinstance(value, (str, Path)):
-        return _from_text(str(value))
+        return _from_request(str(value)) if requested else _from_text(str(value))
     raise DataError(f"an image is a path, base64 text, bytes or an array; found {type(value).__name__}")
 
 
@@ -67,6 +70,18 @@ def _from_text(text: str) -> Image.Image:
     if len(text) > 64 and BASE64.fullmatch(text):
         return _decode(_unbase64(text), "base64 text")
     raise DataError(f"{text[:200]}: no such file, and no base64 image either")
+
+
+def _from_request(text: str) -> Image.Image:
+    if text.startswith("data:"):
+        return _decode(_unbase64(text.partition(",")[2]), "data URI")
+    root = os.environ.get("VLP_IMAGE_ROOT")
+    if root and len(text) < 1024 and "\0" not in text:
+        with suppress(DataError, OSError):
+            return _from_path(Path(root).resolve() / text)
+    if len(text) > 64 and BASE64.fullmatch(text):
+        return _decode(_unbase64(text), "base64 text")
+    raise DataError("no image in base64" + (", and none that this server may read by that name" if root else ""))
 
 
 def _from_path(path: Path) -> Image.Image:
@@ -93,7 +108,9 @@ def _decode(data: bytes, name: str) -> Image.Image:
         if image.width * image.height > MAX_PIXELS:
             raise DataError(f"{name}: {image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
         return image.convert("RGB")
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError, ValueError) as error:
+    except UnidentifiedImageError:  # its text holds an address in memory
+        raise DataError(f"{name}: not a readable image") from None
+    except (OSError, Image.DecompressionBombError, ValueError) as error:
         raise DataError(f"{name}: not a readable image ({error})") from None
 
 

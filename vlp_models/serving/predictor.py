@@ -53,11 +53,14 @@ class Predictor:
                 f"this bundle holds detector {self.extractor.detector_id}"
             )
 
-    def predict(self, images: Sequence[Any], texts: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    def predict(
+        self, images: Sequence[Any], texts: Sequence[str] | None = None, *, requested: bool = False
+    ) -> list[dict[str, Any]]:
         """One prediction per image, or per list of them (docs/contracts.md, "Predictions").
 
         Args:
             images: what `open_image` takes; for a task that looks at several at a time, lists of that many of these.
+            requested: images come from a request to a server (see `open_image`).
             texts: what is asked of each image (a question, a statement); none for a task that asks nothing.
 
         Raises:
@@ -69,7 +72,7 @@ class Predictor:
 
         if self.words.text and (texts is None or len(texts) != len(images)):
             raise ValueError(f"the task {self.task} takes one text per image, its {self.words.text}")
-        together = [open_images(value, self.words.images) for value in images]
+        together = [open_images(value, self.words.images, requested=requested) for value in images]
         seen = iter(see(self.inputs, [picture for pictures in together for picture in pictures], self.extractor))
         nothing = VIEWS[self.task_model.prediction_view].nothing
         samples = [

@@ -1,7 +1,8 @@
 """The registered model's code: MLflow runs this file to load it (models from code; nothing is pickled).
 
-Input: a table with a column `image` (a path, base64 text or an array; for a task that looks at several at a time, a
-list of them) and, for a task that asks something, a column `text`.
+Input: a table with a column `image` (base64 text or an array; a path only where VLP_IMAGE_ROOT names the folder that
+it is taken from; for a task that looks at several at a time, a list of them) and, for a task that asks something, a
+column `text`.
 Output: one JSON-like record per row.
 """
 
@@ -26,7 +27,7 @@ class VisionLanguageModel(PythonModel):
     def predict(self, context, model_input, params=None) -> list[dict[str, Any]]:  # type: ignore[no-untyped-def]
         images = list(model_input["image"])
         texts = [str(text) for text in model_input["text"]] if "text" in model_input else None
-        return self.predictor.predict(images, texts)
+        return self.predictor.predict(images, texts, requested=True)
 
 
 mlflow.models.set_model(VisionLanguageModel())
