@@ -11,6 +11,7 @@ from typing import Any
 from flows.pipeline import Outcome
 from vlp_models.evaluation.registered import challenger_of, read_registered, value_of
 from vlp_models.params import Params
+from vlp_models.redaction import redact
 
 COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")
 MLFLOW_UI = "http://127.0.0.1:5000"  # where the README's `mlflow ui` listens
@@ -124,7 +125,7 @@ def _links(root: Path, params: Params) -> list[Artifact]:
     page = root / "reports" / "index.html"
     if page.exists():
         links.append(Artifact(key="report", description="The report, on the worker's disk", link=page.as_uri()))
-    uri = params.tracking.uri
+    uri = redact(params.tracking.uri)
     base = uri.rstrip("/") if uri.startswith("http") else MLFLOW_UI
     how = "" if base == uri.rstrip("/") else f" (mlflow ui --backend-store-uri {uri})"
     for task, receipts in sorted(read_registered(root / "reports").items()):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vlp_models.params import FlowParams
+from vlp_models.redaction import redact
 
 LONGEST = 2000  # characters of a message
 
@@ -44,7 +45,7 @@ def notify(
         return
     if params.notify == "failures" and not bad:
         return
-    message = message[-LONGEST:]
+    message = redact(message)[-LONGEST:]
     body = {"text": f"{flow} {run}: {state}. {message}", "flow": flow, "run": run, "state": state, "message": message}
     problem: list[str] = ["no answer"]
     # The socket's timeout is for each read; a thread that is left behind is for the whole call.

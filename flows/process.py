@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlp_models.redaction import redact
+
 UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not answer a stage that can't do without
 PREEMPTED = 75  # a trainer that was told to stop has saved its state and exits with this
 BUSY = ("is busy", "Unable to acquire lock", "is at work in this workspace")  # DVC's two ways to say it, and a stage's
@@ -116,7 +118,7 @@ def supervised(
             while True:
                 code = _wait(process, 0.5)
                 for line in source:
-                    text = _ANSI.sub("", line).rstrip()
+                    text = redact(_ANSI.sub("", line).rstrip())
                     if text:
                         log(text)
                         tail.append(text)

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from vlp_models.errors import ParamsError, VLPError, is_disk_full
+from vlp_models.redaction import redact
 from vlp_models.tasks import TASKS
 
 NAMED = f"A task: {', '.join(TASKS)}."
@@ -377,17 +378,26 @@ def main() -> None:
         app()
     except VLPError as error:
         if os.environ.get("VLP_DEBUG"):
-            raise
-        print(f"vlp: {error}", file=sys.stderr)
+            _print_traceback()
+        else:
+            print(f"vlp: {redact(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception as error:
         if not is_disk_full(error) or os.environ.get("VLP_DEBUG"):
-            raise
+            _print_traceback()
+            sys.exit(1)
         print(
-            f"vlp: the disk is full ({error}). Nothing finished is lost: make room, then run the same command again",
+            f"vlp: the disk is full ({redact(str(error))}). Nothing finished is lost: make room, then run the same "
+            "command again",
             file=sys.stderr,
         )
         sys.exit(os.EX_IOERR)
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    print(redact(traceback.format_exc()), file=sys.stderr, end="")
 
 
 if __name__ == "__main__":

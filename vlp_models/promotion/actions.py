@@ -12,6 +12,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
+from vlp_models.redaction import redact
 from vlp_models.tasks import TASKS
 from vlp_models.workspace.paths import Workspace, write_json
 
@@ -182,7 +183,7 @@ def mlflow_errors(params: Params) -> Iterator[None]:
         if not isinstance(error, (MlflowException, SQLAlchemyError, sqlite3.Error)):
             raise
         uri = tracking_uri(params.tracking, Path.cwd())
-        raise DataError(f"MLflow at {uri}: {str(error).splitlines()[0]}") from error
+        raise DataError(redact(f"MLflow at {uri}: {str(error).splitlines()[0]}")) from error
 
 
 def _check_task(task: str) -> None:

@@ -26,6 +26,7 @@ from vlp_models.promotion.gate import Yardstick
 from vlp_models.promotion.judge import Bench, check_readable, judge, version_of
 from vlp_models.promotion.ledger import Ledger, State
 from vlp_models.promotion.moves import mirror, move_champion, put_in_order
+from vlp_models.redaction import redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -194,7 +195,7 @@ def _decision(
         model=model,
         version=asked.version,
         champion=state.champion,
-        reasons=reasons,
+        reasons=redacted(reasons),
         numbers=json.loads(json.dumps(numbers or {}, allow_nan=False)),
         forced=forced,
         run=run,

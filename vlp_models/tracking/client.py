@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
+from vlp_models.redaction import redact
 from vlp_models.tracking.moved import follow
 from vlp_models.workspace.paths import home_of
 
@@ -92,8 +93,8 @@ def answering(uri: str) -> Iterator[None]:
         lines = str(error).splitlines() or [type(error).__name__]
         reason = next((line for line in lines if "rror" in line), lines[0])[:200]
         raise TrackingError(
-            f"MLflow at {uri} does not answer as it should ({reason}); see that it runs (tracking.uri in params.yaml) "
-            "and has room on its disk, then run again: nothing finished is lost"
+            f"MLflow at {redact(uri)} does not answer as it should ({redact(reason)}); see that it runs (tracking.uri "
+            "in params.yaml) and has room on its disk, then run again: nothing finished is lost"
         ) from error
 
 

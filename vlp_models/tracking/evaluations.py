@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError
 from vlp_models.metrics.items import ItemScores
+from vlp_models.redaction import redact, redact_yaml, redacted
 from vlp_models.tasks.items import read_items
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 EVALUATIONS, LINEAGE = "evaluations", "lineage"
 ITEMS, SCORES, RECORD = "items.parquet", "scores.json", "lineage.json"
+YAML = (".yaml", ".yml", "dvc.lock")
 CURRENT = "evaluation"  # tag of a version: the folder of its latest evaluation
 
 
@@ -89,11 +91,13 @@ def latest_evaluation(client: MlflowClient, version: ModelVersion) -> list[ItemS
 def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], files: Mapping[str, str]) -> None:
     """
     Args:
-        files: name -> text, kept as they are.
+        files: name -> text, kept as they are but for secrets.
     """
-    client.log_text(run_id, json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False), f"{LINEAGE}/{RECORD}")
+    client.log_text(
+        run_id, json.dumps(redacted(dict(record)), indent=2, sort_keys=True, ensure_ascii=False), f"{LINEAGE}/{RECORD}"
+    )
     for name, text in files.items():
-        client.log_text(run_id, text, f"{LINEAGE}/{name}")
+        client.log_text(run_id, redact_yaml(text) if name.endswith(YAML) else redact(text), f"{LINEAGE}/{name}")
 
 
 def read_lineage(client: MlflowClient, version: ModelVersion) -> dict[str, Any] | None:

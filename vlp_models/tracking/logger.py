@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
+from vlp_models.redaction import redact, redacted
 from vlp_models.tracking.client import connect, tracking_uri
 from vlp_models.training.log import read_log
 
@@ -57,7 +58,7 @@ class MLflowRun:
         self._name = name
         self._run_params = run_params
         self._tags = tags
-        self._uri = tracking_uri(params, root)
+        self._uri = redact(tracking_uri(params, root))  # to tell of, and to know the server again by
         self._client: MlflowClient | None = None
         self._state = self._read_state()
         self._silent_until = 0.0
@@ -115,7 +116,7 @@ class MLflowRun:
                 self._warned = True
                 cause = error.__cause__ if isinstance(error, TrackingError) and error.__cause__ else error
                 reason = str(cause).splitlines()[0][:200] if str(cause) else type(cause).__name__
-                print(f"MLflow at {self._uri} does not answer ({reason}); training goes on", file=sys.stderr)
+                print(f"MLflow at {self._uri} does not answer ({redact(reason)}); training goes on", file=sys.stderr)
             return False
 
     def _send(self, log: Path) -> None:
@@ -174,7 +175,7 @@ class MLflowRun:
     def _log_params(self, client: MlflowClient) -> None:
         from mlflow.entities import Param
 
-        params = [Param(key, value) for key, value in _flat(self._run_params).items()]
+        params = [Param(key, value) for key, value in _flat(redacted(self._run_params)).items()]
         for start in range(0, len(params), PARAMS_PER_REQUEST):
             client.log_batch(self._state["run_id"], params=params[start : start + PARAMS_PER_REQUEST])
 

@@ -1,0 +1,117 @@
+"""Secrets on every way out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.notify import notify
+from flows.process import StageFailed, supervised
+from vlp_models.params import FlowParams, TrackingParams
+from vlp_models.redaction import redact, redact_yaml, redacted
+from vlp_models.tracking.client import answering
+from vlp_models.tracking.evaluations import log_lineage
+from vlp_models.tracking.logger import STATE, MLflowRun
+
+SECRET = "hunter2-s3cr3t"
+URI = f"http://ann:{SECRET}@127.0.0.1:9/mlflow?token={SECRET}&page=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"MLflow at https://ann:{SECRET}@host/x: no", "MLflow at https://***@host/x: no"),
+        (f"postgresql+psycopg2://ann:p@{SECRET}@db:5432/mlflow", "postgresql+psycopg2://***@db:5432/mlflow"),
+        (f"https://host/x?a=1&access_token={SECRET}&b=2", "https://host/x?a=1&access_token=***&b=2"),
+        (f"https://b.s3/x?X-Amz-Signature={SECRET}", "https://b.s3/x?X-Amz-Signature=***"),
+        (f"{{'Authorization': 'Bearer {SECRET}'}}", "{'Authorization': 'Bearer ***'}"),
+        (f"curl -H 'authorization: Basic {SECRET}'", "curl -H 'authorization: Basic ***'"),
+        ("git@host:x.git, a@b.org, sqlite:////home/x/mlflow.db", None),
+        ("the token of step 3 is 5; tokens: 7; mlflow ui --backend-store-uri sqlite:///mlflow.db", None),
+    ],
+)
+def test_what_is_taken_out_and_what_stays(text: str, expected: str | None) -> None:
+    assert redact(text) == (text if expected is None else expected)
+    assert redact(redact(text)) == redact(text)
+
+
+def test_values_of_the_environment_and_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", SECRET)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "falsely")
+    assert redact(f"wrong password {SECRET}!, falsely") == "wrong password ***!, falsely"
+    hook = "https://hooks.example.org/services/T0/B0/xyz"
+    params = {"flow": {"webhook": hook, "notify": "all"}, "a": [{"password": "abc"}], "other": {"webhook": "env:HOOK"}}
+    assert redacted(params) == {
+        "flow": {"webhook": "***", "notify": "all"},
+        "a": [{"password": "***"}],
+        "other": {"webhook": "env:HOOK"},
+    }
+    text = f"flow: {{webhook: {hook}, notify: all}}  # tell\nother:\n  webhook: env:HOOK\n"
+    assert redact_yaml(text) == "flow: {webhook: ***, notify: all}  # tell\nother:\n  webhook: env:HOOK\n"
+    assert redact_yaml("{ not: yaml: at all") == "{ not: yaml: at all"
+
+
+def test_messages_of_mlflow_and_what_a_run_leaves_behind(tmp_path: Path) -> None:
+    from vlp_models.errors import TrackingError
+
+    with pytest.raises(TrackingError) as caught, answering(URI):
+        raise OSError(f"Error: {URI} refused")
+    params = TrackingParams(uri=URI, artifacts="x", experiment="toy", model_prefix="toy", metric={})
+    run = MLflowRun(params, tmp_path, tmp_path, name="x", run_params={"webhook": SECRET}, tags={})
+    run._begin()
+    state = (tmp_path / STATE).read_text()
+    assert "127.0.0.1" in state and "127.0.0.1" in str(caught.value)
+    assert SECRET not in state + str(caught.value) + run.uri
+    again = MLflowRun(params, tmp_path, tmp_path, name="x", run_params={}, tags={})
+    assert again.key == run.key, "the same server, so the same run"
+
+
+def test_what_is_kept_with_a_version() -> None:
+    kept: dict[str, str] = {}
+
+    class Client:
+        def log_text(self, run_id: str, text: str, file: str) -> None:
+            kept[file] = text
+
+    record = {"params": {"tracking": {"uri": URI}, "flow": {"webhook": f"https://hook/{SECRET}"}}}
+    files = {"params.yaml": f"tracking: {{uri: '{URI}'}}\nflow:\n  webhook: https://hook/{SECRET}\n"}
+    client: Any = Client()
+    log_lineage(client, "1", record, files)
+    assert set(kept) == {"lineage/lineage.json", "lineage/params.yaml"}
+    assert SECRET not in json.dumps(kept) and "127.0.0.1" in kept["lineage/params.yaml"]
+
+
+def test_a_failed_part_and_the_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    with pytest.raises(StageFailed) as caught:
+        supervised(tmp_path, [sys.executable, "-c", f"import sys; print('{URI}'); sys.exit('at {URI}')"], lines.append)
+    said = "".join(lines) + str(caught.value).partition("ended with")[2]
+    assert "127.0.0.1" in said and SECRET not in said
+    sent: list[Any] = []
+    monkeypatch.setattr("flows.notify._post", lambda url, body, timeout: sent.append(body) or "")
+    params = FlowParams(webhook="http://127.0.0.1:9/", notify="all")
+    notify(params, flow="f", run="r", state="Failed", message=f"at {URI}", bad=True, log=lines.append)
+    assert "127.0.0.1" in json.dumps(sent) and SECRET not in json.dumps(sent)
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    """Errors we know, and tracebacks of those we don't."""
+    code = f"""
+import sys
+from vlp_models import cli
+from vlp_models.errors import DataError
+def app():
+    raise {{}}("at {URI}")
+cli.app = app
+cli.main()
+"""
+    for error, exit_code in (("DataError", 2), ("RuntimeError", 1)):
+        command = [sys.executable, "-c", code.format(error)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == exit_code
+        assert "127.0.0.1" in done.stderr and SECRET not in done.stderr.replace(f'raise {error}("at {URI}")', "")
