@@ -33,6 +33,44 @@ def edited(tmp_path: Path, edit: dict[str, object]) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("defaults.finetune.optimizer.lr", float("nan")),
+        ("defaults.finetune.batch_size", 0),
+        ("validate.max_bad_fraction", 7.0),
+        ("incoming.max_bad_fraction", float("nan")),
+        ("incoming.settle_seconds", -1.0),
+        ("incoming.radius", 99),
+        ("incoming.processes", -1),
+        ("drift.max_length_psi", float("nan")),
+        ("drift.min_embedding_p", 7.0),
+        ("drift.images", -1),
+        ("promotion.seed", -1),
+        ("promotion.resamples", 10**9),
+        ("promotion.split", "tset"),
+        ("evaluate.splits", ["x;y"]),
+        ("cluster.workers", -1),
+        ("tracking.model_prefix", "a'b"),
+        ("tracking.experiment", ""),
+    ],
+)
+def test_numbers_out_of_range_and_names_that_are_none_are_refused_with_their_key(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    with pytest.raises(ParamsError, match=key.rpartition(".")[2]):
+        load_params(edited(tmp_path, {key: value}))
+
+
+@pytest.mark.parametrize("section", ["generate", "data", "models", "pretrain", "finetune"])
+@pytest.mark.parametrize("name", ["x;touch pwned #", "$(id)", "..", "-x", "a b", "a/b", ""])
+def test_names_that_reach_a_command_line_or_a_path_are_limited(tmp_path: Path, section: str, name: str) -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw[section][name] = next(iter(raw[section].values()))
+    with pytest.raises(ParamsError, match="a name has letters"):
+        parse_params(raw)
+
+
 def test_shipped_params_are_valid_and_plain() -> None:
     params = load_params(ROOT / "params.yaml")
     assert params.pretrain["tden"].recipe.objectives.keys() == {"mlm", "moc", "ism", "msg"}

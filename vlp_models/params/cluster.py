@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vlp_models.params.ranges import NonNegativeInt
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterParams:
@@ -18,4 +20,4 @@ class ClusterParams:
     # Without an address, processes of this machine; 0: for features one a CPU, for shards, which wait for the disk,
     # one.
     # With an address, how many parts are under way at once.
-    workers: int = 0
+    workers: NonNegativeInt = 0

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,10 +17,12 @@ class IncomingParams:
     drop: str = "data/incoming"  # where drops arrive; empty: nothing is taken in
     dataset: str = "data/accepted"  # grows by one folder per accepted drop
     fetch: list[str] = field(default_factory=list)  # .dvc files to update or pull; their folders are drops
-    settle_seconds: float = 300.0  # a drop is finished once nothing in it has changed for so long
-    radius: int = 4  # bits (of 64) in which two perceptual hashes may differ and still be one picture; -1: exact only
-    max_bad_fraction: float = 0.05  # of a drop's pairs; above it the drop stays where it is
-    processes: int = 0  # 0: one per CPU
+    settle_seconds: NonNegativeFloat = 300.0  # a drop is finished once nothing in it has changed for so long
+    radius: Annotated[int, Field(ge=-1, le=32)] = (
+        4  # bits (of 64) in which two perceptual hashes may differ and still be one picture; -1: exact only
+    )
+    max_bad_fraction: Share = 0.05  # of a drop's pairs; above it the drop stays where it is
+    processes: NonNegativeInt = 0  # 0: one per CPU
     track: bool = True  # `dvc add` each batch
 
 
@@ -25,11 +32,11 @@ class DriftParams:
 
     gate: bool = False  # true: a drift makes `vlp drift` exit with 4
     against: str = ""  # the pretraining run whose data new pairs are compared with; empty: the first one
-    max_length_psi: float = 0.2
-    max_vocabulary_divergence: float = 0.1
-    max_unknown_words: float = 0.05
-    max_resolution_psi: float = 0.2
-    max_aspect_psi: float = 0.2
-    min_embedding_p: float = 0.01
-    images: int = 256  # new images whose embeddings are compared; 0: none
-    seed: int = 1
+    max_length_psi: NonNegativeFloat = 0.2
+    max_vocabulary_divergence: NonNegativeFloat = 0.1
+    max_unknown_words: Share = 0.05
+    max_resolution_psi: NonNegativeFloat = 0.2
+    max_aspect_psi: NonNegativeFloat = 0.2
+    min_embedding_p: Share = 0.01
+    images: NonNegativeInt = 256  # new images whose embeddings are compared; 0: none
+    seed: NonNegativeInt = 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from vlp_models.params.ranges import NonNegativeInt, PositiveInt
+from pydantic import Field
+
+from vlp_models.params.ranges import NonNegativeInt, PositiveInt, Split, Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +15,7 @@ class EvaluateParams:
     batch_size: PositiveInt = 100
     beam_size: PositiveInt = 3
     max_caption_len: PositiveInt = 24
-    splits: list[str] = field(default_factory=lambda: ["test"])
+    splits: list[Split] = field(default_factory=lambda: ["test"])
     blank_control: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked
     bootstrap: PositiveInt = 1000  # resamples behind each 95% interval
     gallery: NonNegativeInt = 24
@@ -22,7 +25,7 @@ class EvaluateParams:
 class TrackingParams:
     uri: str  # sqlite:///..., or http(s)://...; empty: trainings are not logged there
     artifacts: str
-    experiment: str
-    model_prefix: str
+    experiment: Annotated[str, Field(min_length=1)]
+    model_prefix: Word
     metric: dict[str, str]  # task -> the metric that says which version is better
     dataset: dict[str, str] = field(default_factory=dict)  # task -> where it is measured; else all that its runs share

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from vlp_models.errors import ParamsError
+from vlp_models.params.ranges import NonNegativeInt, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +41,9 @@ class PromotionParams:
     """`tasks`: a task without an entry has the defaults."""
 
     ledger: str = "promotions/ledger.jsonl"  # from the project's root
-    split: str = "test"
-    resamples: int = 2000
-    seed: int = 1
+    split: Split = "test"
+    resamples: Annotated[int, Field(le=1_000_000)] = 2000
+    seed: NonNegativeInt = 1
     allowed_unvalidated: bool = False  # a version whose data has no passed validation on record
     tasks: dict[str, GateParams] = field(default_factory=dict)
 
