@@ -24,6 +24,7 @@ from great_expectations.data_context.types.base import (
 
 from vlp_models.validation.rules import Between, Check, Matches, OneOf, Present, Rule
 
+HARMLESS = str.maketrans({"<": "\u2039", ">": "\u203a", "&": "\uff06"})
 ROW = "row"  # the column that names a row: its id may be what is wrong with it
 
 
@@ -67,7 +68,7 @@ class Suites:
             )
         )
         columns = [ROW, *dict.fromkeys(rule.column for rule in rules)]
-        frame = pd.DataFrame({column: [row[column] for row in rows] for column in columns})
+        frame = pd.DataFrame({column: [_shown(row[column]) for row in rows] for column in columns})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             outcome = checkpoint.run(batch_parameters={"dataframe": frame})
@@ -83,6 +84,12 @@ class Suites:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._context.build_data_docs()
+
+
+def _shown(value: Any) -> Any:
+    """What the pages may show of a value: Great Expectations writes texts into them as they are, so a dataset could
+    bring a script along. No rule asks for these characters."""
+    return value.translate(HARMLESS) if isinstance(value, str) else value
 
 
 def _expectation(rule: Rule) -> gxe.Expectation:

@@ -1,0 +1,21 @@
+"""Data Docs show what a dataset holds, and run nothing of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vlp_models.validation.rules import OneOf, Rule
+from vlp_models.validation.suites import Suites
+
+HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "&lt;b onclick=1&gt;"]
+
+
+def test_values_of_a_dataset_are_no_markup_of_the_pages(tmp_path: Path) -> None:
+    suites = Suites(tmp_path)
+    rule = Rule(table="images", name="split_known", column="split", check=OneOf(("train", "test")), reason="")
+    rows = [{"row": number, "split": split} for number, split in enumerate(["train", *HOSTILE])]
+    assert suites.check("images", rows, [rule]) == [[1, 2, 3]]
+    suites.build_docs()
+    pages = "".join(path.read_text() for path in tmp_path.rglob("*.html"))
+    assert "img src=x onerror=alert(1)" in pages, "the value is shown"
+    assert not [text for text in HOSTILE if text in pages]
