@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vlp_models.evaluation.registered import lost
 from vlp_models.params import Params, to_plain
 
 NO_DROP = "no drop folder"
@@ -23,6 +25,8 @@ class Part:
     refusal: the exit code that means "no", an answer and not a failure.
     evidence: what the command's answer depends on; while that stays the same it is not asked again. An empty text:
         always ask. None: there is nothing to ask about.
+    lost: of a stage whose result lies elsewhere: what of it is gone there, which DVC can't see; it then runs again, and
+        whoever was asked about it is asked anew.
     nothing: why there may be nothing to ask about. skip: why there is nothing to do at all; empty: there is.
     """
 
@@ -34,6 +38,7 @@ class Part:
     timeout: float = 0
     refusal: int | None = None
     evidence: Callable[[Path], str | None] = lambda root: ""
+    lost: Callable[[Path], list[str]] = lambda root: []
     nothing: str = "no registered model"
     skip: str = ""
 
@@ -41,7 +46,7 @@ class Part:
 def retrain_parts(params: Params) -> list[Part]:
     """New data to promoted models."""
     training = training_parts(params, list(params.finetune))
-    register = Part(name="register", kind="register", targets=("register",))
+    register = Part(name="register", kind="register", targets=("register",), lost=partial(lost, params.tracking))
     report = Part(name="report", kind="report", targets=("report",))
     return [
         *_new_data(params),

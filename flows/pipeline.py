@@ -16,7 +16,8 @@ from flows.dvc import is_stale, plan, preflight, repro
 from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import DRIFTED, Part
-from flows.process import WORTH_A_RETRY, StageFailed, supervised
+from flows.process import WORTH_A_RETRY, StageFailed, Unreachable, supervised
+from vlp_models.errors import TrackingError
 from vlp_models.params import FlowParams
 
 Log = Callable[[str], None]
@@ -62,6 +63,8 @@ class Run:
             outcome = Outcome(part.name, "skipped", part.skip)
         else:
             state, detail = self._bring_up_to_date(part, log, slot) if part.targets else self._ask(part, log)
+            if part.targets and self._put_back(part, log):
+                state = "ran"
             outcome = Outcome(part.name, state, detail, time.perf_counter() - began)
             log(f"{part.name}: {state}" + (f", {detail}" if state == "skipped" else ""))
         self.outcomes.append(outcome)
@@ -80,6 +83,21 @@ class Run:
             ran = repro(self.root, targets, log, timeout=part.timeout, hold=self.hold)
         self._something_ran = self._something_ran or ran
         return ("ran", "") if ran else ("up to date", "")
+
+    def _put_back(self, part: Part, log: Log) -> bool:
+        """Runs the part again if what it made is gone from where DVC does not look; whether it did."""
+        try:
+            gone = part.lost(self.root)
+        except TrackingError as error:
+            raise Unreachable(str(error)) from None
+        if not gone:
+            return False
+        log(f"{part.name}: {', '.join(gone)} lost; running it again")
+        targets = ["--force", "--single-item", *part.targets]
+        repro(self.root, targets, log, timeout=part.timeout, hold=self.hold)
+        for record in (self.root / ".work" / "flow").glob("promote-*.json"):
+            record.unlink()
+        return True
 
     def _ask(self, part: Part, log: Log) -> tuple[Literal["ran", "up to date", "skipped", "refused"], str]:
         evidence = part.evidence(self.root)

@@ -231,6 +231,21 @@ def test_an_experiment_in_a_folder_of_its_own_has_the_projects_registry(clone: P
     assert "already registered" in run(clone, "vlp", "stage", "register").stderr, "the registry is still there"
 
 
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_a_lost_registry_is_filled_again_by_the_next_run(clone: Path) -> None:
+    versions = (clone / "reports" / "registered.json").read_bytes()
+    (clone / "mlflow.db").rename(clone / "lost.db")
+    try:
+        assert "didn't change" in run(clone, "dvc", "repro", "register").stdout, "DVC can't see it"
+        done = run(clone, "vlp", "run")
+        assert "MLflow has lost vlp-" in done.stderr and "registering again" in done.stderr
+        assert (clone / "reports" / "registered.json").read_bytes() == versions
+        assert "MLflow has lost" not in run(clone, "vlp", "run").stderr
+    finally:
+        (clone / "lost.db").replace(clone / "mlflow.db")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_queued_experiment_has_the_projects_registry(clone: Path) -> None:

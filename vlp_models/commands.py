@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.exclusive import exclusive
+from vlp_models.redaction import redact
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
@@ -118,18 +119,31 @@ def run_pipeline(targets: list[str]) -> int:
             print(line, file=sys.stderr)
         code = _run_dvc(params, workspace, targets)
         _send_waiting(params, workspace)
+        if not code and (not targets or "register" in targets):
+            code = _register_again(params, workspace)
         return code
+
+
+def _register_again(params: Params, workspace: Workspace) -> int:
+    """Puts back what the registry has lost since `register` ran, which DVC can't see. Returns DVC's code."""
+    from vlp_models.evaluation.registered import lost
+
+    try:
+        gone = lost(params.tracking, workspace.root)
+    except TrackingError as error:
+        print(f"whether the registry holds what was registered is not known: {error}", file=sys.stderr)
+        return 0
+    if not gone:
+        return 0
+    print(f"MLflow has lost {', '.join(gone)}; registering again", file=sys.stderr)
+    return _supervised([[sys.executable, "-m", "dvc", "repro", "--force", "--single-item", "register"]], _environment())
 
 
 def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
     from vlp_models.pipeline.beside import finetune_beside
 
     start, began = time.perf_counter(), time.time()
-    environment = dict(os.environ)
-    # A stage's command is `vlp ...`: the one beside this interpreter, also when the venv is not activated.
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
-    environment.setdefault("GX_ANALYTICS_ENABLED", "false")
-    environment.setdefault("VLP_GRACE", "600")  # nobody hurries us here, and a large training saves slowly
+    environment = _environment()
     code = finetune_beside(params, workspace.root, environment, _supervised) if not targets else 0
     code = code or _supervised([[sys.executable, "-m", "dvc", "repro", *targets]], environment)
     if code:
@@ -146,9 +160,19 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
 
             print_results(summary)
         print(f"\nreport     {workspace.reports / 'index.html'}")
-    print(f"MLflow UI  mlflow ui --backend-store-uri {params.tracking.uri} --host 127.0.0.1 --port 5000")
+    print(f"MLflow UI  mlflow ui --backend-store-uri {redact(params.tracking.uri)} --host 127.0.0.1 --port 5000")
     print(f"took       {time.perf_counter() - start:.0f} s")
     return 0
+
+
+def _environment() -> dict[str, str]:
+    """Of DVC and the stages that it runs."""
+    environment = dict(os.environ)
+    # A stage's command is `vlp ...`: the one beside this interpreter, also when the venv is not activated.
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
+    environment.setdefault("GX_ANALYTICS_ENABLED", "false")
+    environment.setdefault("VLP_GRACE", "600")  # nobody hurries us here, and a large training saves slowly
+    return environment
 
 
 def _send_waiting(params: Params, workspace: Workspace) -> None:
@@ -205,12 +229,12 @@ def predict(task: str, images: Sequence[str | list[str]], texts: list[str] | Non
     from vlp_models.promotion.tables import find_version
     from vlp_models.serving.predictor import Predictor
     from vlp_models.tracking.client import connect
-    from vlp_models.tracking.registry import bundle_of, load_predictor, model_name
+    from vlp_models.tracking.registry import checked_bundle, load_predictor, model_name
 
     params = load_params()
     client = connect(params.tracking, Path.cwd())
     if "/" in model or "@" in model:
-        predictor: Predictor = Predictor(bundle_of(find_version(client, params, model)))
+        predictor: Predictor = Predictor(checked_bundle(find_version(client, params, model)))
     else:
         predictor = load_predictor(client, model or model_name(params.tracking, task))
     return predictor.predict(images, texts)

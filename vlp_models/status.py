@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import VLPError
-from vlp_models.evaluation.registered import Receipt, challenger_of, read_registered, value_of
+from vlp_models.evaluation.registered import Receipt, challenger_of, lost, read_registered, value_of
+from vlp_models.redaction import redact
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
@@ -198,10 +199,12 @@ def _aliases(root: Path, params: Params, found: Status) -> dict[str, dict[str, i
     try:
         from vlp_models.tracking.client import connect
 
+        if gone := lost(params.tracking, root):
+            found.notes.append(f"MLflow has lost {', '.join(gone)}; `vlp run register` registers again")
         client = connect(params.tracking, root)
         return {m.name: {k: int(v) for k, v in m.aliases.items()} for m in client.search_registered_models()}
     except Exception as error:  # whatever MLflow raises: the rest is still worth showing
-        found.notes.append(f"MLflow: {str(error).splitlines()[0]}")
+        found.notes.append(redact(f"MLflow: {str(error).splitlines()[0]}"))
         return {}
 
 

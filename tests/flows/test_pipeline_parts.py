@@ -97,6 +97,25 @@ def test_a_preempted_trainer_goes_on(project: Path) -> None:
 
 
 @pytest.mark.pipeline
+def test_what_the_registry_has_lost_is_registered_again_and_the_gate_asked_anew(project: Path) -> None:
+    """DVC compares files; it can't see that mlflow.db is gone."""
+    retrain(project)
+    params, asked = load_params(project / "params.yaml"), (project / "asked.txt").read_text()
+    gone = ["vlp-vqa/1"]
+
+    def lost(root: Path) -> list[str]:
+        return [gone.pop()] if gone else []
+
+    lines: list[str] = []
+    parts = [dataclasses.replace(p, lost=lost) if p.name == "register" else p for p in retrain_parts(params)]
+    found = run_plainly(project, parts, params.flow, name="retrain", log=lines.append)
+    assert {o.part for o in found if o.state == "ran"} == {"register", "promote captioning", "promote vqa"}
+    assert "register: vlp-vqa/1 lost; running it again" in lines
+    assert (project / "asked.txt").read_text() == 2 * asked
+    assert retrain(project)["register"].state == "up to date"
+
+
+@pytest.mark.pipeline
 def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
     params = load_params(project / "params.yaml")
     (project / "data" / "incoming").mkdir(parents=True)

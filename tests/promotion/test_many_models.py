@@ -14,6 +14,7 @@ import pytest
 from small_project import ANSWERS, SIZES, make_data, make_model
 
 from vlp_models.errors import CheckpointError
+from vlp_models.evaluation.registered import lost, read_registered
 from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import write_sums
 from vlp_models.params import GateParams, Params, WorldParams, parse_params, read_yaml
@@ -135,9 +136,37 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
     for version in versions.values():
         predictor = Predictor(bundle_of(version))
         assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
-    assert sorted(path.name for path in bundle_of(versions["second"]).iterdir()) == ["README.md", "checkpoint"]
+    assert sorted(path.name for path in bundle_of(versions["second"]).iterdir()) == [
+        "README.md",
+        "checkpoint",
+        "content.json",
+    ]
     assert {"checkpoint", "detector", "features.json"} <= {p.name for p in bundle_of(versions["first"]).iterdir()}
     assert promote_task(params, workspace, "retrieval", by="test").outcome == "promoted", "served or not"
+
+
+def test_what_the_registry_has_lost_is_seen_and_registered_again(
+    params: Params, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register.run(params, workspace)
+    names = sorted(f"{r['name']}/{r['version']}" for s in read_registered(workspace.reports).values() for r in s)
+    assert lost(params.tracking, workspace.root) == []
+
+    other = Workspace(workspace.root.with_name("other"))  # as after the loss of mlflow.db
+    shutil.copytree(workspace.root, other.root, ignore=shutil.ignore_patterns("mlflow.db*", "mlartifacts"))
+    with monkeypatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI")  # which MLflow has set
+        assert sorted(lost(params.tracking, other.root)) == names
+    assert not (other.root / "mlflow.db").exists(), "asking makes no database"
+
+    client = connect(params.tracking, workspace.root)
+    shutil.rmtree(bundle_of(versions_of_runs(client, "vlp-retrieval", RUNS)["finder"]).parents[1])
+    assert lost(params.tracking, workspace.root) == ["vlp-retrieval/1"]
+    client.delete_model_version("vlp-vqa", "1")  # as after mlflow.db was put back to an earlier day
+    assert sorted(lost(params.tracking, workspace.root)) == ["vlp-retrieval/1", "vlp-vqa/1"]
+    register.run(params, workspace)
+    assert lost(params.tracking, workspace.root) == []
+    assert read_registered(workspace.reports)["retrieval"][0]["version"] == 2
 
 
 def test_a_model_that_should_be_served_and_can_not_be_is_refused_before_mlflow(

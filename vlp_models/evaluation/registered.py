@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vlp_models.params import TrackingParams
+
 Receipt = dict[str, Any]
 
 
@@ -34,3 +36,25 @@ def value_of(reports: Path, receipt: Receipt, metric: str, split: str = "test") 
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return next((float(value) for value in values if value is not None), None)
+
+
+def lost(params: TrackingParams, root: Path) -> list[str]:
+    """The versions, such as `vlp-vqa/3`, that `register` made here and that the registry does not hold (any more): its
+    database was deleted or put back to an earlier day, or their files are gone. DVC compares files and can't see it.
+
+    Raises:
+        TrackingError: MLflow does not answer.
+    """
+    from vlp_models.tracking.client import answering, connect, is_there, tracking_uri
+    from vlp_models.tracking.registry import holds
+
+    receipts = [receipt for several in read_registered(root / "reports").values() for receipt in several]
+    receipts = [receipt for receipt in receipts if receipt.keys() >= {"name", "version", "content"}]
+    if not receipts or not params.uri:
+        return []
+    uri = tracking_uri(params, root)
+    if is_there(uri):
+        client = connect(params, root)
+        with answering(uri):
+            receipts = [r for r in receipts if not holds(client, r["name"], int(r["version"]), r["content"])]
+    return [f"{receipt['name']}/{receipt['version']}" for receipt in receipts]
