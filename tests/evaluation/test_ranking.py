@@ -43,6 +43,23 @@ def test_a_lesson_does_not_win_by_an_easier_test(tmp_path: Path) -> None:
     assert [(c.run, c.value) for c in found] == [("final", 84.0), ("worse", 80.0), ("lesson", None)]
 
 
+def test_the_best_is_chosen_on_val_where_all_were_scored_there(tmp_path: Path) -> None:
+    """The best of several by the test, gated on the same items, would be its own judge."""
+    params, workspace = world(tmp_path, {"a": {"x": 70.0}, "b": {"x": 60.0}})
+
+    def add(run: str, value: float) -> None:
+        file = workspace.evaluation(run) / "scores.json"
+        record = {"dataset": "x", "split": "val", "metric": "accuracy", "value": value}
+        file.write_text(json.dumps([*json.loads(file.read_text()), record]))
+
+    add("a", 50.0)
+    assert [(c.run, c.value) for c in candidates(params, workspace)["nlvr"]] == [("a", 70.0), ("b", 60.0)]
+    add("b", 55.0)
+    assert [(c.run, c.value) for c in candidates(params, workspace)["nlvr"]] == [("b", 55.0), ("a", 50.0)]
+    on_test = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, choose_on="test"))
+    assert [c.run for c in candidates(on_test, workspace)["nlvr"]] == ["a", "b"]
+
+
 def test_without_a_named_dataset_the_shared_ones_decide(tmp_path: Path) -> None:
     runs: dict[str, dict[str, float | None]] = {"a": {"x": 99.0, "y": 50.0}, "b": {"y": 60.0}}
     params, workspace = world(tmp_path, runs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_registry import ToyRegistry, answers
+from toy_registry import ToyRegistry, answers, toy_items
 
 from vlp_models.errors import DataError
 from vlp_models.promotion.actions import explain
@@ -62,6 +62,31 @@ def test_the_best_of_all_runs_becomes_the_one_champion(new: Any) -> None:
     intent = registry.ledger.entries()[-2]
     assert [c["version"] for c in intent["decision"]["candidates"]] == [4, 2, 3], "the newest version of each run"
     assert "champion is version 4 (run regions, tden) (was 2 (run pixels, toy))" in explain(second)[0]
+
+
+def test_the_best_is_chosen_on_val_judged_on_test_and_the_uses_of_the_test_are_counted(new: Any) -> None:
+    registry = new()
+
+    def add(val: list[float], test: list[float], run: str) -> None:
+        registry.add([], items=[toy_items(val, split="val", test="v"), toy_items(test)], made_by=(run, "tden"))
+
+    add(GOOD, BEST, "regions")  # the luckiest on the test
+    add(BETTER, BETTER, "pixels")
+    first = registry.promote(runs=RUNS)
+    assert (first.outcome, first.run) == ("promoted", "pixels")
+    assert (first.numbers["value"], first.numbers["test_uses"]) == (percent(BETTER), 1)
+    assert first.numbers["chosen_on"] == "val"
+    assert "chosen among several on val" in "\n".join(explain(first))
+
+    add(BEST, WEAK, "other")
+    second = registry.promote(runs=RUNS)
+    assert (second.outcome, second.run, second.numbers["test_uses"]) == ("refused", "other", 2)
+    assert "decisions on this test so far, this one included: 2" in "\n".join(explain(second))
+
+    registry.add(BEST, made_by=("regions", "tden"))  # one without val scores: on the test, and it is said
+    third = registry.promote(runs=RUNS)
+    assert (third.run, third.numbers["chosen_on"], third.numbers["test_uses"]) == ("regions", "test", 3)
+    assert "the gain is too large by that choice" in "\n".join(explain(third))
 
 
 def test_runs_that_params_does_not_have_do_not_compete_unless_asked_for(new: Any) -> None:

@@ -1,4 +1,5 @@
-"""The fine-tuning runs of each task, best first, by the task's metric on the test that all of them share.
+"""The fine-tuning runs of each task, best first, by the task's metric on data that all of them share: the split
+`promotion.choose_on` where all were scored on it, else that of the test they are judged on.
 
 Numbers of different datasets do not compare: a first lesson scores higher on its simple world than the last one on the
 real test. Runs compete on `tracking.dataset`; where it says nothing, on the datasets that all runs of the task were
@@ -61,7 +62,10 @@ def metric_of(params: Params, task: str) -> str:
 
 def _ranked(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candidate]:
     metric = metric_of(params, task)
-    values = {name: _values(params, metric, records) for name, records in scores.items()}
+    judged = {name: _values(params.promotion.split, metric, records) for name, records in scores.items()}
+    values = {name: _values(params.promotion.choose_on, metric, records) for name, records in scores.items()}
+    if not any(judged.values()) or any(found.keys() - values[name].keys() for name, found in judged.items()):
+        values = judged  # not all that can be judged were scored on the split that is for choosing
     known = {name: found for name, found in values.items() if found}  # VCR's subtasks alone lack Q->AR
     means: dict[str, float] = {}
     if known:
@@ -85,15 +89,12 @@ def _ranked(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Can
     ]
 
 
-def _values(params: Params, metric: str, scores: Scores) -> dict[str, float]:
-    """Dataset -> the metric on the split that promotion looks at, where it could be computed."""
+def _values(split: str, metric: str, scores: Scores) -> dict[str, float]:
+    """Dataset -> the metric on the split, where it could be computed."""
     return {
         s["dataset"]: float(s["value"])
         for s in scores
-        if s["metric"] == metric
-        and s["split"] == params.promotion.split
-        and s["value"] is not None
-        and math.isfinite(s["value"])
+        if s["metric"] == metric and s["split"] == split and s["value"] is not None and math.isfinite(s["value"])
     }
 
 

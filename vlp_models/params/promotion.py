@@ -41,7 +41,8 @@ class PromotionParams:
     """`tasks`: a task without an entry has the defaults."""
 
     ledger: str = "promotions/ledger.jsonl"  # from the project's root
-    split: Split = "test"
+    split: Split = "test"  # what a version is judged on
+    choose_on: Split = "val"  # on what the best of several is chosen, where all of them were scored there; else `split`
     resamples: Annotated[int, Field(le=1_000_000)] = 2000
     seed: NonNegativeInt = 1
     allowed_unvalidated: bool = False  # a version whose data has no passed validation on record

@@ -22,6 +22,7 @@ HEADER = """\
 """
 CODE = "data/plan/code"
 READS = "data/plan/reads.json"  # what of images the models read
+JUDGED_BY = ("promotion.split", "promotion.choose_on", "promotion.tasks")
 NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run
 # Params that change a training's result; how often it logs or saves is none of them.
 HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision")
@@ -244,7 +245,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
     trainings = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
     stages["register"] = {
         "cmd": "vlp stage register",
-        "params": given("tracking", "promotion.split", "promotion.tasks", *(["features"] if regions else [])),
+        "params": given("tracking", *JUDGED_BY, *(["features"] if regions else [])),
         "deps": [
             *(f"checkpoints/finetune/{name}" for name in registered),
             *(f"reports/eval/{name}" for name in registered),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vlp_models.promotion.ledger import Ledger
 
 REFUSED = 3  # exit code
+WORN = 20  # decisions on one test from which on a fresh one is asked for
 
 
 def promote_task(
@@ -114,12 +115,25 @@ def explain(decision: Decision) -> list[str]:
         )
     elif "value" in numbers:
         lines.append(f"  {numbers['metric']} {numbers['value']:.2f} on {numbers['n']:,} items")
+    lines += _about_the_test(numbers)
     if decision.outcome != "unchanged":
         lines += [f"  {'overridden: ' if decision.forced else ''}{reason}" for reason in decision.reasons]
     for other in decision.candidates:
         if other["version"] != decision.version:
             value = other.get("note") or f"{other['value']:.2f}"
             lines.append(f"  beside it: version {other['version']}{of_run(other['run'], other['run_model'])}: {value}")
+    return lines
+
+
+def _about_the_test(numbers: dict[str, Any]) -> list[str]:
+    lines = []
+    if numbers.get("chosen_on"):
+        split, judged = numbers["chosen_on"], numbers["test"].partition(":")[0].rpartition("/")[2]
+        own = "; the gain is too large by that choice, put val among `evaluate.splits`" if split == judged else ""
+        lines.append(f"  chosen among several on {split}{own}")
+    if numbers.get("test_uses", 1) > 1:
+        more = "; take a fresh one" if numbers["test_uses"] >= WORN else ""
+        lines.append(f"  decisions on this test so far, this one included: {numbers['test_uses']}{more}")
     return lines
 
 

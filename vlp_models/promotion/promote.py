@@ -11,6 +11,7 @@ next one meets its champion.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """version: to be judged. why_not: why it needs no judging; empty: it does. yardstick: what it is judged by."""
+    """version: to be judged. why_not: why it needs no judging; empty: it does. yardstick: what it is judged by.
+    chosen_on: the split on which it was the best of several; empty: there was no choice."""
 
     version: int | None
     yardstick: Yardstick
     why_not: str = ""
     candidates: list[Candidate] = field(default_factory=list)
+    chosen_on: str = ""
 
 
 def promote(
@@ -73,11 +76,14 @@ def promote(
         state = put_in_order(client, ledger, task=task, model=model, by=by)
         rule = params.gate(task)
         yardstick = Yardstick(metric=rule.metric or metric, split=params.split, datasets=(dataset,) if dataset else ())
-        asked = _asked_for(client, state, model, version, runs, yardstick, rule.direction)
+        asked = _asked_for(client, state, model, version, runs, yardstick, rule.direction, params.choose_on)
         decide = functools.partial(_decision, client, task, model, asked, state)
         if asked.version is None or asked.why_not:
             return decide("unchanged", [asked.why_not])
         verdict = judge(client, params, task, model, asked.yardstick, asked.version, state.champion, bench)
+        if "test" in verdict.numbers:
+            verdict.numbers["test_uses"] = 1 + _uses(ledger, model, verdict.numbers["test"])
+            verdict.numbers |= {"chosen_on": asked.chosen_on} if asked.chosen_on else {}
         forced = bool(force_first and state.champion is None and verdict.reasons and verdict.numbers)
         if not verdict.passed and not forced:
             decision = decide("refused", verdict.reasons, verdict.numbers)
@@ -143,6 +149,7 @@ def _asked_for(
     runs: Sequence[str],
     yardstick: Yardstick,
     direction: str,
+    choose_on: str,
 ) -> _Asked:
     """The version to judge: the one asked for, else the best of all runs.
 
@@ -157,7 +164,12 @@ def _asked_for(
         if state.champion is None:
             raise DataError(f"{model}: no challenger to promote; `dvc repro register` makes one")
         return _Asked(version=None, yardstick=yardstick, why_not="there is no challenger")
-    found, yardstick = compared(client, versions, yardstick, direction, state.withdrawn)
+    # The best of several by the test itself would be judged on the noise that made it the best.
+    on = dataclasses.replace(yardstick, split=choose_on)
+    found, _ = compared(client, versions, on, direction, state.withdrawn)
+    if any(c.value is None and c.version not in state.withdrawn for c in found):
+        on = yardstick
+        found, yardstick = compared(client, versions, yardstick, direction, state.withdrawn)
     open_to_all = [candidate for candidate in found if candidate.version not in state.withdrawn]
     if not open_to_all:
         number = found[0].version
@@ -170,7 +182,14 @@ def _asked_for(
     if best.version == state.champion:
         others = f", and the best of {len(open_to_all)} candidates" if len(open_to_all) > 1 else ""
         why_not = f"version {best.version} is the champion already{others}"
-    return _Asked(version=best.version, yardstick=yardstick, why_not=why_not, candidates=found)
+    chosen_on = on.split if sum(c.value is not None for c in open_to_all) > 1 else ""
+    return _Asked(version=best.version, yardstick=yardstick, why_not=why_not, candidates=found, chosen_on=chosen_on)
+
+
+def _uses(ledger: Ledger, model: str, test: str) -> int:
+    """How often this test has decided before: each time it is a little less of a test."""
+    asked = [e for e in ledger.entries() if e["model"] == model and e["kind"] in ("intent", "refused")]
+    return sum(e.get("decision", {}).get("numbers", {}).get("test") == test for e in asked)
 
 
 def _decision(
