@@ -17,7 +17,6 @@ class ClusterParams:
 
     kind: Literal["dask", "ray"] = "dask"
     address: str = ""  # e.g. tcp://scheduler:8786 (dask) or ray://head:10001 (ray)
-    # Without an address, processes of this machine; 0: for features one a CPU, for shards, which wait for the disk,
-    # one.
+    # Without an address, processes of this machine; 0: for features one a CPU, for shards, which wait for the disk, 1.
     # With an address, how many parts are under way at once.
     workers: NonNegativeInt = 0
