@@ -17,10 +17,10 @@ from vlp_models.params.schema import build
 # `from_config`, that is called instead. Nothing is imported before it is asked for.
 FAMILIES: dict[str, str] = {
     "tden": "vlp_models.models.tden.model:TDEN",
-    "xgpt": "vlp_models.models.xgpt.model:XGPT",
     "unified_vlp": "vlp_models.models.unified_vlp.model:UnifiedVLP",
-    "soho": "vlp_models.models.soho.model:SOHO",
+    "xgpt": "vlp_models.models.xgpt.model:XGPT",
     "vlmo": "vlp_models.models.vlmo.model:VLMo",
+    "soho": "vlp_models.models.soho.model:SOHO",
 }
 
 
