@@ -16,7 +16,7 @@ from flows.dvc import is_stale, plan, preflight, repro
 from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import DRIFTED, Part
-from flows.process import WORTH_A_RETRY, StageFailed, Unreachable, supervised
+from flows.process import WORTH_A_RETRY, StageFailed, supervised
 from vlp_models.errors import TrackingError
 from vlp_models.params import FlowParams
 
@@ -88,8 +88,9 @@ class Run:
         """Runs the part again if what it made is gone from where DVC does not look; whether it did."""
         try:
             gone = part.lost(self.root)
-        except TrackingError as error:
-            raise Unreachable(str(error)) from None
+        except TrackingError as error:  # what is not stale needs no MLflow
+            log(f"{part.name}: whether the registry holds what was registered is not known: {error}")
+            return False
         if not gone:
             return False
         log(f"{part.name}: {', '.join(gone)} lost; running it again")

@@ -312,7 +312,12 @@ def evaluate_alias(
 def import_checkpoint(
     source: Annotated[str, typer.Argument(help="A weights file, or a folder (bert, soho-parts).")],
     form: Annotated[
-        str, typer.Option("--format", help="xmodaler-tden, bert, soho or soho-parts (a CNN, BERT or both).")
+        str,
+        typer.Option(
+            "--format",
+            help="Of public code: xmodaler-tden, unified-vlp, vlmo, soho. Of a part: bert, beit, soho-parts (a CNN, "
+            "BERT or both).",
+        ),
     ],
     name: Annotated[str, typer.Option(help="Of the model in params.yaml: checkpoints/imported/NAME is written.")],
     task: Annotated[str, typer.Option(help="vqa or vcr, where the weights leave it open.")] = "",

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 HIDDEN = "***"
 SHORTEST = 6  # characters of an environment variable's value; shorter ones occur by chance
-_NAME = r"pass(?:word|wd|phrase)?|pwd|secret|token|api[_-]?key|access[_-]?key|credentials?|signature|sig|auth"
-_SECRET_NAME = re.compile(rf"(?:^|[_.-])(?:{_NAME})(?:$|[_.-])", re.IGNORECASE)
+_NAME = r"pass(?:word|wd|phrase)|pwd|secret|token|api[_-]?key|access[_-]?key|credentials?|signature|sig|auth"
+_SECRET_NAME = re.compile(rf"(?:^|[_.-])(?:{_NAME}|webhook)(?:$|[_.-])", re.IGNORECASE)
 _SECRET_KEY = re.compile(rf"(?:^|[_.-])(?:{_NAME}|webhook)$", re.IGNORECASE)
 # The last `@` before the path ends it: a password may hold one.
 _USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#\"'<>]+@")

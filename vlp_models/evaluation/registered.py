@@ -45,13 +45,13 @@ def lost(params: TrackingParams, root: Path) -> list[str]:
     Raises:
         TrackingError: MLflow does not answer.
     """
-    from vlp_models.tracking.client import answering, connect, is_there, tracking_uri
-    from vlp_models.tracking.registry import holds
-
     receipts = [receipt for several in read_registered(root / "reports").values() for receipt in several]
     receipts = [receipt for receipt in receipts if receipt.keys() >= {"name", "version", "content"}]
     if not receipts or not params.uri:
         return []
+    from vlp_models.tracking.client import answering, connect, is_there, tracking_uri
+    from vlp_models.tracking.held import holds
+
     uri = tracking_uri(params, root)
     if is_there(uri):
         client = connect(params, root)

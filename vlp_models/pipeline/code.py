@@ -36,12 +36,17 @@ def files_behind(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
             continue
         found.add(path)
         todo += [root.joinpath(*parts, "__init__.py") for parts in _packages(path, root)]
-        todo += [other for other in path.parent.iterdir() if other.is_file() and other.suffix not in (".py", ".pyc")]
+        todo += [other for other in path.parent.iterdir() if other.is_file() and _counts(other)]
         if path.suffix == ".py":
             todo += _imported(path, root)
     places = {name: "" for name in names if ":" in name}
     files = {str(path.relative_to(root)): hash_source(path) for path in sorted(found)}
     return places | files
+
+
+def _counts(other: Path) -> bool:
+    """A file that is no module: what an editor or a desktop leaves there, hidden, is no part of the program."""
+    return other.suffix not in (".py", ".pyc") and not other.name.startswith(".")
 
 
 def identity(modules: Iterable[str], root: Path = ROOT) -> str:

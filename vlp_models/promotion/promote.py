@@ -166,10 +166,11 @@ def _asked_for(
         return _Asked(version=None, yardstick=yardstick, why_not="there is no challenger")
     # The best of several by the test itself would be judged on the noise that made it the best.
     on = dataclasses.replace(yardstick, split=choose_on)
-    found, _ = compared(client, versions, on, direction, state.withdrawn)
+    found, shared = compared(client, versions, on, direction, state.withdrawn)
     if any(c.value is None and c.version not in state.withdrawn for c in found):
         on = yardstick
-        found, yardstick = compared(client, versions, yardstick, direction, state.withdrawn)
+        found, shared = compared(client, versions, yardstick, direction, state.withdrawn)
+    yardstick = dataclasses.replace(yardstick, datasets=shared.datasets)  # that they have in common
     open_to_all = [candidate for candidate in found if candidate.version not in state.withdrawn]
     if not open_to_all:
         number = found[0].version

@@ -38,7 +38,7 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
 
 
 def lineage_files(workspace: Workspace) -> dict[str, str]:
-    """The files that a rebuild needs as they were."""
+    """The files that a rebuild needs; secrets are taken out of them when they are kept (redaction.py)."""
     present = [workspace.root / name for name in LOCKS if (workspace.root / name).exists()]
     return {path.name: path.read_text(encoding="utf-8") for path in present}
 

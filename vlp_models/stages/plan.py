@@ -38,6 +38,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
     """
     from vlp_models.runs.check import check_runs, reads
+    from vlp_models.serving.bundle import SERVED_BY
 
     check_runs(params)
     check_current(params, workspace)
@@ -47,7 +48,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         write_json(directory / "reads.json", {"regions": regions, "pixels": pixels})
         for kind, names in code_modules().items():
             for name, module in names.items():
-                write_json(directory / "code" / kind / f"{name}.json", files_behind([module]))
+                served = SERVED_BY if (kind, name) == ("stages", "register") else ()  # a version is its code as well
+                write_json(directory / "code" / kind / f"{name}.json", files_behind([module, *served]))
 
 
 def check_current(params: Params, workspace: Workspace) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -38,13 +38,15 @@ def follow(database: Path, home: Path, artifacts: str) -> None:
             found = connection.execute("select artifact_location from experiments").fetchall()
         except sqlite3.OperationalError:  # no MLflow in it yet
             return
-        before = {old for (location,) in found if (old := _home_in(location or "", artifacts)) and not _same(old, home)}
+        homes = {old for (location,) in found if (old := _home_in(location or "", artifacts))}
+        # What lies below this very folder has not moved: `tracking.artifacts` was another one.
+        before = {old for old in homes if not _same(old, home) and not old.is_relative_to(home)}
         if not before:
             return
         with connection:
             for old in before:
                 for table, column in PLACES:
-                    with suppress(sqlite3.OperationalError):
+                    if _has_column(connection, table, column):
                         _rewrite(connection, table, column, f"{old.as_uri()}/", f"{home.as_uri()}/")
     places = ", ".join(map(str, before))
     print(f"{database}: was made in {places}; its files are now looked for in {home}", file=sys.stderr)
@@ -54,7 +56,7 @@ def _home_in(location: str, artifacts: str) -> Path | None:
     """The project that an experiment's files were in; None where they are not kept as this program keeps them."""
     parts = urlsplit(location)
     place, below = Path(unquote(parts.path)), Path(artifacts).parts
-    if parts.scheme != "file" or not below or place.parts[-len(below) :] != below:
+    if parts.scheme != "file" or not below or Path(artifacts).is_absolute() or place.parts[-len(below) :] != below:
         return None
     return Path(*place.parts[: -len(below)])
 
@@ -62,6 +64,10 @@ def _home_in(location: str, artifacts: str) -> Path | None:
 def _same(one: Path, other: Path) -> bool:
     """Also by two names, such as a link's."""
     return one == other or (one.exists() and one.samefile(other))
+
+
+def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool:
+    return any(row[1] == column for row in connection.execute(f"pragma table_info({table})"))
 
 
 def _rewrite(connection: sqlite3.Connection, table: str, column: str, old: str, new: str) -> None:

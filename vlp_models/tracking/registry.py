@@ -18,6 +18,7 @@ from vlp_models.errors import DataError
 from vlp_models.params import TrackingParams
 from vlp_models.serving.bundle import BUNDLE
 from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage, read_lineage, run_of
+from vlp_models.tracking.held import version_with
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -74,7 +75,7 @@ def register(
         evaluation: the folder with its scores (reports/eval/RUN).
         lineage, files: what `vlp lineage` will tell; files: name -> text.
     """
-    existing = _version_with(client, name, content)
+    existing = version_with(client, name, content)
     if existing is not None:
         known = read_lineage(client, existing)
         if known is None or not (known.get("validation") or {}).get("passed"):
@@ -179,34 +180,6 @@ def bundle_of(version: ModelVersion) -> Path:
 
     local = Path(mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}"))
     return local / "artifacts" / BUNDLE
-
-
-def holds(client: MlflowClient, name: str, number: int, content: str) -> bool:
-    """Whether the registry has this version, with this content and its files."""
-    found = [v for v in _versions_with(client, name, content) if int(v.version) == number]
-    return bool(found) and _has_files(found[0])
-
-
-def _version_with(client: MlflowClient, name: str, content: str) -> ModelVersion | None:
-    """The newest version of that content whose files are still there."""
-    return next(filter(_has_files, _versions_with(client, name, content)), None)
-
-
-def _versions_with(client: MlflowClient, name: str, content: str) -> list[ModelVersion]:
-    found = [v for v in client.search_model_versions(f"name='{name}'") if v.tags.get("content") == content]
-    return sorted(found, key=lambda version: -int(version.version))
-
-
-def _has_files(version: ModelVersion) -> bool:
-    import mlflow.artifacts
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return bool(mlflow.artifacts.list_artifacts(f"models:/{version.name}/{version.version}"))
-    except (MlflowException, OSError) as error:
-        if getattr(error, "error_code", "") == "TEMPORARILY_UNAVAILABLE":
-            raise
-        return False
 
 
 def _registering(client: MlflowClient, name: str, content: str) -> Any:
