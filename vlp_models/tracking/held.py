@@ -1,5 +1,7 @@
-"""What the registry still holds of what was registered. Imports neither models nor torch: an unattended run with nothing
-new asks this, too."""
+"""What the registry still holds of what was registered.
+
+Imports neither models nor torch: an unattended run with nothing new asks this, too.
+"""
 
 from __future__ import annotations
 
