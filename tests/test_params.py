@@ -169,6 +169,7 @@ BENEATH = {
     "tden-flickr30k": ["tden-cc3m"],
     **{f"soho-{name}": ["soho-coco"] for name in ("vqa", "flickr30k", "snli-ve")},
     "nlvr-structured": ["nlvr"],
+    "vlmo-large": ["vlmo-base"],
     "xgpt-augment": ["xgpt"],
     "xgpt-coco": ["xgpt-cc3m"],
     "xgpt-flickr30k": ["xgpt-cc3m"],

@@ -95,7 +95,8 @@ def split_by_hash(names: list[str]) -> dict[str, str]:
     """name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
     order = sorted(names, key=_bucket)
     splits = {name: "train" if _bucket(name) < 0.8 else "val" if _bucket(name) < 0.9 else "test" for name in order}
-    for wanted, candidate in (("test", -1), ("val", -2), ("train", 0)):
+    # val twice: what is taken for train may have been the only one of val.
+    for wanted, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
         if len(order) >= 3 and wanted not in splits.values():
             splits[order[candidate]] = wanted
     return splits
