@@ -17,6 +17,7 @@ from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import build_model
 from vlp_models.models.abilities import protocols_of
 from vlp_models.models.layers.masks import prefix_mask
+from vlp_models.models.unified_vlp.regions import geometry_of_public_code
 from vlp_models.objectives.masking import Corruption
 
 NAMES = list(VARIANTS)
@@ -140,7 +141,7 @@ def test_a_sample_does_not_depend_on_its_batch(batch, name):
     for i in range(len(batch)):
         one = batch.select(torch.tensor([i]))
         length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
-        rows = {n: t if n == "aspect_B" else t[:, :regions] for n, t in vars(one.image).items()}
+        rows = {n: t[:, :regions] for n, t in vars(one.image).items()}
         cut = dataclasses.replace(
             one,
             image=type(one.image)(**rows),
@@ -200,6 +201,19 @@ def test_class_probabilities_are_read_where_they_are_input(batch):
         model = tiny_unified_vlp(**VARIANTS[name])
         same = torch.equal(model.fuse(batch.image, batch.text).pooled_BP, model.fuse(other.image, batch.text).pooled_BP)
         assert same is not reads, name
+
+
+def test_the_public_codes_coordinates_are_fractions_of_each_axis_largest(batch):
+    """Of real regions alone. So an image's sides, in whatever unit, are nothing to it."""
+    image = batch.image
+    real = image.mask_BR
+    found = geometry_of_public_code(image)
+    assert found[..., :4].masked_fill(~real[..., None], 0).unflatten(-1, (2, 2)).amax((1, 2)) == pytest.approx(1.0)
+    sides = torch.tensor([0.4, 0.9, 0.4, 0.9], dtype=torch.float64)
+    smaller = dataclasses.replace(image, boxes_BR4=image.boxes_BR4 * sides)
+    torch.testing.assert_close(geometry_of_public_code(smaller)[real], found[real])
+    blank = geometry_of_public_code(image.blanked())
+    assert blank.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["paper", "public code"])
@@ -285,7 +299,7 @@ def test_wrong_input_is_named(batch):
     model = tiny_unified_vlp()
     with pytest.raises(DataError, match="region features"):
         model.fuse(Pixels(pixels_B3HW=torch.zeros(4, 3, 8, 8)), batch.text)
-    plain = Regions(**{n: t for n, t in vars(batch.image).items() if n not in ("scores_BR", "aspect_B")})
+    plain = Regions(**{n: t for n, t in vars(batch.image).items() if n != "scores_BR"})
     with pytest.raises(DataError, match="ScoredRegions"):
         tiny_unified_vlp(compat_reference=True).fuse(plain, batch.text)
     ids = torch.full((4, 30), 9)
