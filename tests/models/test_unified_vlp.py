@@ -216,6 +216,42 @@ def test_the_public_codes_coordinates_are_fractions_of_each_axis_largest(batch):
     assert blank.isfinite().all()
 
 
+def test_the_longest_text_can_be_learnt(batch):
+    """All of `max_text` tokens: nobody asks what follows the last one."""
+    model = tiny_unified_vlp()
+    generator, length = torch.Generator().manual_seed(2), model.config.max_text
+    ids = torch.randint(5, 30, (4, length), generator=generator)
+    text = Text(ids_BT=ids, mask_BT=torch.ones_like(ids, dtype=torch.bool))
+    with torch.no_grad():
+        logits = model.generation_logits(batch.image, text, text.followed_BT).unflatten(0, (4, -1))
+        short = Text(ids_BT=ids[:, :-1], mask_BT=text.mask_BT[:, :-1])
+        torch.testing.assert_close(logits, model.generation_logits(batch.image, short), rtol=0, atol=1e-10)
+    with pytest.raises(DataError, match="what follows the last"):
+        model.generation_logits(batch.image, text, text.mask_BT)
+
+
+def test_attention_drops_in_steps_too(batch):
+    """All of it, in training: then neither the image nor what has been said is seen."""
+    model = tiny_unified_vlp(attention_dropout=1.0)
+    words = torch.full((4,), 7)
+    for training in (False, True):
+        told = []
+        for image, first in ((batch.image, 7), (batch.image.blanked(), 8)):
+            state = model.eval().start(image, max_len=3)
+            _, state = model.step(words, state)
+            _, state = model.step(torch.full((4,), first), state)
+            told.append(model.train(training).step(words, state)[0])
+        assert torch.allclose(*told) is training
+
+
+def test_words_to_draw_are_asked_for_where_they_are_drawn():
+    few = dataclasses.replace(FACTS, vocab_size=MASK + 1)
+    build_model("unified_vlp", {**SIZES, "mask_scheme": "mask"}, few)
+    for config, says in (({}, "mask_scheme `bert`"), ({"mask_scheme": "mask", "mask_question": True}, "mask_question")):
+        with pytest.raises(ParamsError, match=f"{says} draws words behind"):
+            build_model("unified_vlp", {**SIZES, **config}, few)
+
+
 @pytest.mark.parametrize("name", ["paper", "public code"])
 def test_cached_steps_equal_teacher_forcing(batch, name):
     """Also with three hypotheses per image, shuffled within and across images on the way."""
