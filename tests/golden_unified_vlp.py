@@ -37,7 +37,7 @@ def scored_batch() -> Batch:
     data = batch()
     assert isinstance(data.image, Regions)
     scores = (wave((3, 4), 5) / 2 + 0.5) * data.image.mask_BR
-    image = ScoredRegions(**vars(data.image), scores_BR=scores, aspect_B=torch.tensor([0.75, 1.0, 1.5]).double())
+    image = ScoredRegions(**vars(data.image), scores_BR=scores)
     return replace(data, image=image)
 
 

@@ -39,15 +39,12 @@ def tiny_unified_vlp(seed: int = 0, **overrides: Any) -> UnifiedVLP:
     return model.double().eval()
 
 
-def scored(batch: Batch, aspect: bool = True) -> Batch:
+def scored(batch: Batch) -> Batch:
     """The batch with what `compat_reference` reads."""
     assert isinstance(batch.image, Regions)
     generator = torch.Generator().manual_seed(8)
     scores = torch.rand(batch.image.mask_BR.shape, generator=generator, dtype=torch.float64)
-    aspects = 0.5 + torch.rand(len(batch), generator=generator, dtype=torch.float64)
-    image = ScoredRegions(
-        **vars(batch.image), scores_BR=scores * batch.image.mask_BR, aspect_B=aspects if aspect else None
-    )
+    image = ScoredRegions(**vars(batch.image), scores_BR=scores * batch.image.mask_BR)
     return dataclasses.replace(batch, image=image)
 
 
@@ -70,9 +67,9 @@ class Slow:
         box, classes = image.boxes_BR4[sample, region].numpy(), image.class_probs_BRC[sample, region].numpy()
         looks = self.linear("region_embedding.features.2", relu(self.linear("region_embedding.features.0", feature)))
         if self.config.compat_reference:
-            sides = np.array([1.0 if image.aspect_B is None else image.aspect_B[sample].item(), 1.0] * 2)
-            largest = (image.boxes_BR4[sample, : int(image.mask_BR[sample].sum())].numpy() * sides).max()
-            x1, y1, x2, y2 = box * sides / largest
+            boxes = image.boxes_BR4[sample, : int(image.mask_BR[sample].sum())].numpy()
+            width, height = boxes[:, [0, 2]].max(), boxes[:, [1, 3]].max()
+            x1, y1, x2, y2 = box / [width, height, width, height]
             geometry = np.array([x1, y1, x2, y2, (x2 - x1) * (y2 - y1), image.scores_BR[sample, region].item()])
             known = np.concatenate([plain_norm(geometry, 1e-5), plain_norm(classes, 1e-5)])
         else:

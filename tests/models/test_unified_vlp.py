@@ -17,6 +17,7 @@ from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import build_model
 from vlp_models.models.abilities import protocols_of
 from vlp_models.models.layers.masks import prefix_mask
+from vlp_models.models.unified_vlp.regions import geometry_of_public_code
 from vlp_models.objectives.masking import Corruption
 
 NAMES = list(VARIANTS)
@@ -140,7 +141,7 @@ def test_a_sample_does_not_depend_on_its_batch(batch, name):
     for i in range(len(batch)):
         one = batch.select(torch.tensor([i]))
         length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
-        rows = {n: t if n == "aspect_B" else t[:, :regions] for n, t in vars(one.image).items()}
+        rows = {n: t[:, :regions] for n, t in vars(one.image).items()}
         cut = dataclasses.replace(
             one,
             image=type(one.image)(**rows),
@@ -200,6 +201,55 @@ def test_class_probabilities_are_read_where_they_are_input(batch):
         model = tiny_unified_vlp(**VARIANTS[name])
         same = torch.equal(model.fuse(batch.image, batch.text).pooled_BP, model.fuse(other.image, batch.text).pooled_BP)
         assert same is not reads, name
+
+
+def test_the_public_codes_coordinates_are_fractions_of_each_axis_largest(batch):
+    """Of real regions alone. So an image's sides, in whatever unit, are nothing to it."""
+    image = batch.image
+    real = image.mask_BR
+    found = geometry_of_public_code(image)
+    assert found[..., :4].masked_fill(~real[..., None], 0).unflatten(-1, (2, 2)).amax((1, 2)) == pytest.approx(1.0)
+    sides = torch.tensor([0.4, 0.9, 0.4, 0.9], dtype=torch.float64)
+    smaller = dataclasses.replace(image, boxes_BR4=image.boxes_BR4 * sides)
+    torch.testing.assert_close(geometry_of_public_code(smaller)[real], found[real])
+    blank = geometry_of_public_code(image.blanked())
+    assert blank.isfinite().all()
+
+
+def test_the_longest_text_can_be_learnt(batch):
+    """All of `max_text` tokens: nobody asks what follows the last one."""
+    model = tiny_unified_vlp()
+    generator, length = torch.Generator().manual_seed(2), model.config.max_text
+    ids = torch.randint(5, 30, (4, length), generator=generator)
+    text = Text(ids_BT=ids, mask_BT=torch.ones_like(ids, dtype=torch.bool))
+    with torch.no_grad():
+        logits = model.generation_logits(batch.image, text, text.followed_BT).unflatten(0, (4, -1))
+        short = Text(ids_BT=ids[:, :-1], mask_BT=text.mask_BT[:, :-1])
+        torch.testing.assert_close(logits, model.generation_logits(batch.image, short), rtol=0, atol=1e-10)
+    with pytest.raises(DataError, match="what follows the last"):
+        model.generation_logits(batch.image, text, text.mask_BT)
+
+
+def test_attention_drops_in_steps_too(batch):
+    """All of it, in training: then neither the image nor what has been said is seen."""
+    model = tiny_unified_vlp(attention_dropout=1.0)
+    words = torch.full((4,), 7)
+    for training in (False, True):
+        told = []
+        for image, first in ((batch.image, 7), (batch.image.blanked(), 8)):
+            state = model.eval().start(image, max_len=3)
+            _, state = model.step(words, state)
+            _, state = model.step(torch.full((4,), first), state)
+            told.append(model.train(training).step(words, state)[0])
+        assert torch.allclose(*told) is training
+
+
+def test_words_to_draw_are_asked_for_where_they_are_drawn():
+    few = dataclasses.replace(FACTS, vocab_size=MASK + 1)
+    build_model("unified_vlp", {**SIZES, "mask_scheme": "mask"}, few)
+    for config, says in (({}, "mask_scheme `bert`"), ({"mask_scheme": "mask", "mask_question": True}, "mask_question")):
+        with pytest.raises(ParamsError, match=f"{says} draws words behind"):
+            build_model("unified_vlp", {**SIZES, **config}, few)
 
 
 @pytest.mark.parametrize("name", ["paper", "public code"])
@@ -285,7 +335,7 @@ def test_wrong_input_is_named(batch):
     model = tiny_unified_vlp()
     with pytest.raises(DataError, match="region features"):
         model.fuse(Pixels(pixels_B3HW=torch.zeros(4, 3, 8, 8)), batch.text)
-    plain = Regions(**{n: t for n, t in vars(batch.image).items() if n not in ("scores_BR", "aspect_B")})
+    plain = Regions(**{n: t for n, t in vars(batch.image).items() if n != "scores_BR"})
     with pytest.raises(DataError, match="ScoredRegions"):
         tiny_unified_vlp(compat_reference=True).fuse(plain, batch.text)
     ids = torch.full((4, 30), 9)

@@ -277,5 +277,11 @@ def test_another_xgpt_takes_over_what_fits() -> None:
     assert adopted.left_out == [
         f"layers.{layer}.cross_end.norm.{part}" for layer in range(2) for part in ("bias", "weight")
     ]
+    signalled = tiny_xgpt(2, signal="query", tifg_target="raw")
+    adopted = tiny_xgpt(3, signal="kv").adopt(signalled.state_dict(), to_plain(signalled.config))
+    meant_otherwise = [*(f"layers.{layer}.signal" for layer in range(2)), "region_head.bias", "region_head.weight"]
+    assert adopted.left_out == adopted.fresh == meant_otherwise
+    same = tiny_xgpt(3, signal="query", tifg_target="raw")
+    assert not same.adopt(signalled.state_dict(), to_plain(signalled.config)).left_out
     with pytest.raises(CheckpointError, match="refiner_gate: projected here, raw there"):
         model.adopt({}, {"refiner_gate": "raw"})

@@ -112,6 +112,17 @@ def test_a_single_mask_does_not_tell_how_many_words_it_hides() -> None:
     assert longer[0].tolist() != longer[1].tolist()
 
 
+def test_empty_spans_make_no_sentence_longer() -> None:
+    ids, mask = sentences(1, 2, 3, 5, 8, 20)
+    found = 0
+    for seed in range(200):
+        spans = draw_spans(mask, share=0.3, mean=0.5, empty=True, generator=generator(seed))
+        found += sum(not n for row in spans for _, n in row)
+        _, seen = replace_spans(ids, mask, spans, how="single", mask_id=4)
+        assert (seen.sum(1) <= mask.sum(1)).all()
+    assert found > 50  # some do find room
+
+
 def test_one_seed_one_corruption_and_none_of_nothing() -> None:
     _, mask = sentences(5, 9)
     one, again, other = (

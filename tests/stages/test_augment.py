@@ -18,7 +18,7 @@ from vlp_models.data.tables import SCHEMAS, read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.steps import Hypothesis
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import Params, parse_params, read_yaml
+from vlp_models.params import AugmentParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.graph import NOTHING, pipeline, render
 from vlp_models.runs.check import check_runs
 from vlp_models.stages import augment, finetune, pretrain
@@ -99,6 +99,7 @@ def test_captions_are_of_training_images_new_and_different(written: tuple[Params
     manifest = json.loads((directory / "manifest.json").read_text())
     assert manifest["stage"] == "augment@said" and manifest["params"]["draws"] == 6
     assert manifest["counts"]["captions"] == len(rows) and manifest["counts"]["images"] == len(train) == 44
+    assert set(manifest["counts"]) == {"images", "captions", "repeated", "empty", "unfinished", "special"}
     assert manifest["counts"]["repeated"] > 0  # a captioner that has learned anything says what people said
 
 
@@ -208,6 +209,7 @@ def test_the_likeliest_new_texts_are_chosen(written: tuple[Params, Workspace]) -
     def said(text: str, score: float) -> Hypothesis:
         return Hypothesis(ids=[word[w] for w in text.split()], score=score)
 
+    p = AugmentParams(**AUGMENT["said"])
     drawn = [
         said("a red star", -4.0),
         said("a star", -2.7),  # likelier a token than the next, for all it is shorter
@@ -215,9 +217,13 @@ def test_the_likeliest_new_texts_are_chosen(written: tuple[Params, Workspace]) -
         said("a blue star", -3.2),
         said("the star", -9.0),
         said("", -0.1),
+        said("a [UNK] star", -0.2),
+        said("the star the star the star a red", -0.3),  # all of `max_caption_len`, and no [SEP]
     ]
-    assert choose(captioner, drawn, ["A  red star"], 2) == (["a blue star", "a star"], 2, 1)
-    assert choose(captioner, drawn, ["a red star"], 9)[0] == ["a blue star", "a star", "the star"]
+    why_not = {"repeated": 2, "empty": 1, "unfinished": 1, "special": 1}
+    assert choose(captioner, drawn, ["A  red star"], p) == (["a blue star", "a star"], why_not)
+    more = dataclasses.replace(p, captions=9, draws=9)
+    assert choose(captioner, drawn, ["a red star"], more)[0] == ["a blue star", "a star", "the star"]
 
 
 def sections(**changes: Any) -> dict[str, Any]:

@@ -92,15 +92,13 @@ class ScoredRegions(Regions):
     """Regions of which more is known, for a model that asks for it (`RegionInput.scores`).
 
     scores_BR  float32; the detector's confidence; zero where padded
-    aspect_B   float32; the image's width over its height; None: as if it were 1
     """
 
     scores_BR: Tensor
-    aspect_B: Tensor | None = None
 
     def blanked(self) -> ScoredRegions:
         plain = super().blanked()
-        return ScoredRegions(**vars(plain), scores_BR=torch.zeros_like(self.scores_BR), aspect_B=self.aspect_B)
+        return ScoredRegions(**vars(plain), scores_BR=torch.zeros_like(self.scores_BR))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,8 @@ def draw_spans(
 
     Lengths are Poisson numbers of this mean, until `share` of the words (rounded, at least one) is hidden; the last
     span is cut to that. They come to lie anywhere with equal chances. empty: lengths of 0 as well, as in BART, where a
-    [MASK] may stand for nothing; else they are drawn from 1 on.
+    [MASK] may stand for nothing, but only so many that a sentence with one [MASK] a span is no longer than before; else
+    they are drawn from 1 on.
     """
     draws_BT2 = draw_uniform((*mask_BT.shape, 2), generator, torch.device("cpu")).numpy()
     words_B = word_positions(mask_BT).sum(1).tolist()
@@ -85,7 +86,8 @@ def _poisson(chance: NDArray[np.float64], mean: float, *, smallest: int) -> NDAr
 
 
 def _cut(words: int, lengths: Sequence[int], share: float) -> list[int]:
-    """As many of the lengths as hide `share` of the words and leave one between any two."""
+    """As many of the lengths as hide `share` of the words and leave one between any two; of those that are 0, the first
+    that find room: one for each word that a longer span hides beyond its first."""
     wanted = min(words, max(1, math.floor(share * words + 0.5)))
     kept: list[int] = []
     for length in lengths:
@@ -93,6 +95,10 @@ def _cut(words: int, lengths: Sequence[int], share: float) -> list[int]:
         if sum(kept) >= wanted or len(kept) > words - sum(kept) - length:
             break
         kept.append(length)
+    room = sum(kept) - sum(length > 0 for length in kept)
+    surplus = max(0, kept.count(0) - room)
+    for _ in range(surplus):  # what was drawn last goes first; its place is not drawn yet
+        del kept[len(kept) - 1 - kept[::-1].index(0)]
     return kept
 
 

@@ -2,13 +2,14 @@
 
 The paper writes 62,000 captions of Flickr30k's training images, two or so of each, and fine-tunes a retrieval model
 further on the union; how they were drawn, it does not say. Here they are sampled; those that repeat a reference or each
-other are dropped, and of the rest the likeliest by token are kept. 62,000 is also twice the number of all images of
-Flickr30k: so here images of other splits are refused.
+other, never ended or have a special word such as [UNK] inside are dropped, and of the rest the likeliest by token are
+kept. 62,000 is also twice the number of all images of Flickr30k: so here images of other splits are refused.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from vlp_models.data.sample import Sample
     from vlp_models.decoding.steps import Hypothesis
     from vlp_models.tasks.base import TaskModel
+
+# A text that was drawn repeats another, says nothing, never ended, or has a special word inside.
+WHY_NOT = ("repeated", "empty", "unfinished", "special")
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -57,10 +61,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 f"such as {min(strangers)}; `dvc repro shards` makes them anew"
             )
         rows: list[dict[str, object]] = []
-        counts = dict.fromkeys(("images", "captions", "repeated", "empty"), 0)
+        counts = Counter(dict.fromkeys(("images", "captions", *WHY_NOT), 0))
         for number, samples in enumerate(_chunks(dataset, p.batch_size)):
             for sample, drawn in zip(samples, draw(captioner, samples, p, number), strict=True):
-                kept, repeated, empty = choose(captioner, drawn, sample["captions"], p.captions)
+                kept, why_not = choose(captioner, drawn, sample["captions"], p)
                 rows += [
                     {
                         "caption_id": f"{sample.image_id}/augment-{key}-{place}",
@@ -70,8 +74,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                     }
                     for place, text in enumerate(kept)
                 ]
-                found = (1, len(kept), repeated, empty)
-                counts = {name: counts[name] + n for name, n in zip(counts, found, strict=True)}
+                counts.update(why_not, images=1, captions=len(kept))
         if not rows:
             raise DataError(
                 f"augment {key}: {p.start} wrote nothing new of {counts['images']:,} training images; more `draws`, or "
@@ -79,7 +82,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             )
         with output_directory(workspace.augmented(key)) as output:
             write_table(rows, "captions", output)
-            write_manifest(output, stage=f"augment@{key}", params=to_plain(p), counts=counts)
+            write_manifest(output, stage=f"augment@{key}", params=to_plain(p), counts=dict(counts))
     print(f"augment {key}: {counts['captions']:,} captions of {counts['images']:,} training images, by {p.start}")
 
 
@@ -127,25 +130,33 @@ def draw(captioner: TaskModel, samples: Sequence[Sample], p: AugmentParams, numb
 
 
 def choose(
-    captioner: TaskModel, drawn: Sequence[Hypothesis], references: Sequence[str], count: int
-) -> tuple[list[str], int, int]:
-    """The likeliest `count` texts by token that are new, and how many of those drawn were no news, or empty.
+    captioner: TaskModel, drawn: Sequence[Hypothesis], references: Sequence[str], p: AugmentParams
+) -> tuple[list[str], Counter[str]]:
+    """The likeliest `p.captions` texts by token that are new, and how many of those drawn were dropped, by `WHY_NOT`.
 
     Two texts are one if their words are, whatever their capitals and spaces.
     """
     tokenizer = captioner.tokenizer
     seen = {tuple(tokenizer.split(text)) for text in references}
+    special = set(tokenizer.special_ids)
     kept: list[str] = []
-    repeated = empty = 0
+    why_not: Counter[str] = Counter()
     for hypothesis in sorted(drawn, key=lambda h: -h.score / (len(h.ids) + 1)):
         text = tokenizer.decode(hypothesis.ids)
         words = tuple(tokenizer.split(text))
-        empty += not words
-        repeated += bool(words) and words in seen
-        if words and words not in seen and len(kept) < count:
-            kept.append(text)
-        seen.add(words)
-    return kept, repeated, empty
+        if len(hypothesis.ids) >= p.max_caption_len:  # no place was left for [SEP]: a sentence that broke off
+            why_not["unfinished"] += 1
+        elif special.intersection(hypothesis.ids):  # decoding leaves it out, and with it a word
+            why_not["special"] += 1
+        elif not words:
+            why_not["empty"] += 1
+        elif words in seen:
+            why_not["repeated"] += 1
+        else:
+            seen.add(words)
+            if len(kept) < p.captions:
+                kept.append(text)
+    return kept, why_not
 
 
 def _chunks(dataset: Any, size: int) -> Iterator[list[Sample]]:

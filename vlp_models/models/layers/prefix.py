@@ -1,7 +1,8 @@
 """Blocks of a stack whose sequences begin with a prefix that sees nothing but itself: an image before its descriptions.
 
-So the prefix is computed once, and what follows attends to its keys and values: all texts of an image in training, all
-hypotheses in decoding, in which none of them is copied.
+So the prefix can be computed once, and what follows attends to its keys and values: all texts of an image where
+captioning learns every word, all hypotheses in decoding, in which none of them is copied. Pretraining computes it with
+each text.
 
 Shape suffixes: B prefixes, P their places, N sequences that continue them, W the most sequences of one prefix, Q new
 tokens, D hidden, H heads, E head dimension, M packed tokens.
@@ -10,6 +11,7 @@ tokens, D hidden, H heads, E head dimension, M packed tokens.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.models.layers.attention import KeyValues, MultiHeadAttention
@@ -40,15 +42,16 @@ class PrefixAttention(MultiHeadAttention):
         A softmax over two sets of keys is the mean of the softmaxes over each, weighted by the sums of their
         exponentials. So the prefix's keys stay where they are.
         """
+        dropout = self.dropout if self.training else 0.0
         query, own = self._project(self.qkv(x_NQD))
         present = own if past is None else past.append(own)
         tokens, length = query.shape[2], present.keys.shape[2]
         causal_QK = query.new_ones(tokens, length, dtype=torch.bool).tril(length - tokens)
-        of_past, sum_of_past = _attend_and_sum(query, present, causal_QK)
+        of_past, sum_of_past = _attend_and_sum(query, present, causal_QK, dropout)
 
         query_BWHQE = by_prefix.pad(query)
         query_BHE = query_BWHQE.transpose(1, 2).flatten(2, 3)  # [B, H, W * Q, E]
-        found, total = _attend_and_sum(query_BHE, prefix, prefix_mask)
+        found, total = _attend_and_sum(query_BHE, prefix, prefix_mask, dropout)
         both = torch.cat([found, total[..., None]], -1).unflatten(2, (-1, tokens)).transpose(1, 2)
         both = by_prefix.pack(both)
         of_prefix, sum_of_prefix = both[..., :-1], both[..., -1]
@@ -60,12 +63,16 @@ class PrefixAttention(MultiHeadAttention):
         return query, KeyValues(keys, values)
 
 
-def _attend_and_sum(query: Tensor, memory: KeyValues, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """What the heads find, and the logarithm of the sum of the exponentials that they are divided by."""
+def _attend_and_sum(query: Tensor, memory: KeyValues, mask: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    """What the heads find, and the logarithm of the sum of the exponentials that they are divided by.
+
+    Nothing is dropped of the sum: dropout is of the probabilities, which it makes.
+    """
     scores = (query @ memory.keys.transpose(-1, -2)) * query.shape[-1] ** -0.5
     scores = scores.float() if scores.dtype.itemsize < 4 else scores
     scores = scores.masked_fill(~mask, float("-inf"))
-    return (scores.softmax(-1).to(query.dtype) @ memory.values).to(scores.dtype), scores.logsumexp(-1)
+    found = F.dropout(scores.softmax(-1).to(query.dtype), dropout) @ memory.values
+    return found.to(scores.dtype), scores.logsumexp(-1)
 
 
 class PrefixBlock(TransformerBlock):

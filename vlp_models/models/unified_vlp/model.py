@@ -27,12 +27,13 @@ Where the paper is silent, or its code does otherwise, what is done here:
   exactly what generation will ask (`generation_logits`). The paper and its code hide three words at most, as in
   pretraining (captioning's option `targets: masked`).
 - The code hides a word of each question while it learns VQA: `mask_question`.
-- Norms add 1e-5, as in the code; BERT adds 1e-12. What BERT does not have (the region embedding, VQA's layers) begins
-  as torch makes it, as in the code (`image_init`), which takes over the detector's last layer besides.
+- Norms add 1e-5, as in the code; BERT adds 1e-12. What BERT does not have (the region embedding, VQA's first
+  layer) begins as torch makes it, as in the code (`image_init`), which takes over the detector's last layer besides.
 
-An image sees nothing but itself in seq2seq. So its keys and values are computed once for all descriptions of it, and
-all beams share them (layers/prefix.py). Only real tokens are computed (layers/packing.py), vocabulary logits only of
-hidden words. Masks are made on the device from each sentence's objective and length.
+An image sees nothing but itself in seq2seq. So its keys and values are computed once for all descriptions of it where
+captioning learns every word, and in decoding all beams share them (layers/prefix.py); pretraining computes them with
+each text. Only real tokens are computed (layers/packing.py), vocabulary logits only of hidden words. Masks are made on
+the device from each sentence's objective and length.
 
 Shape suffixes: B images, R regions, P prefix places; N texts, rows or hypotheses, T text tokens, L all places of a
 sequence, M packed tokens or hidden words, D hidden, V vocabulary, Q new tokens.
@@ -366,27 +367,32 @@ class UnifiedVLP(nn.Module):
 
         Behind the image stand the words, and as many [MASK]s: one for each word that is asked for, at its place. It
         sees the words before that place and itself; no word sees a [MASK]. So all are told as generation tells them.
-        """
-        prefix, owner_N = self.encode_prefix(image), text.owners(len(image))
-        asked_NT = torch.ones_like(text.mask_BT) if at_NT is None else at_NT
-        read_NT = text.mask_BT if at_NT is None else at_NT.flip(1).cumsum(1).flip(1) > 0  # nothing behind the last
-        words, length = read_NT.shape[1] - 1, read_NT.shape[1]
 
-        masks_NT = torch.full_like(text.ids_BT, self.config.mask_id)
+        Raises:
+            DataError: `at_NT` asks what follows the last place. Without it a text may have `max_text` - 1 tokens.
+        """
+        if at_NT is not None and at_NT[:, -1].any():
+            raise DataError("at_NT asks what follows the last token, which no text tells")
+        prefix, owner_N = self.encode_prefix(image), text.owners(len(image))
+        asked_NT = torch.ones_like(text.mask_BT) if at_NT is None else at_NT[:, :-1]  # the last has no place behind it
+        read_NT = text.mask_BT if at_NT is None else at_NT.flip(1).cumsum(1).flip(1) > 0  # nothing behind the last
+        words, masks = read_NT.shape[1] - 1, asked_NT.shape[1]
+
+        masks_NT = torch.full_like(text.ids_BT[:, :masks], self.config.mask_id)
         x_NLD = torch.cat([self.embed_words(text.ids_BT[:, 1:], 1, SEQ2SEQ), self.embed_words(masks_NT, 1, SEQ2SEQ)], 1)
         packing = Packing.of(torch.cat([read_NT[:, 1:], asked_NT], 1))
-        places_L = torch.cat([torch.arange(1, length), torch.arange(1, length + 1)]).to(x_NLD.device)
-        is_word_L = torch.arange(words + length, device=x_NLD.device) < words
+        places_L = torch.cat([torch.arange(1, words + 1), torch.arange(1, masks + 1)]).to(x_NLD.device)
+        is_word_L = torch.arange(words + masks, device=x_NLD.device) < words
         # One row a query: a word sees the words up to itself, a [MASK] those before it and itself.
         before_LL = is_word_L & (places_L < places_L[:, None])
-        before_LL = before_LL | torch.eye(words + length, dtype=torch.bool, device=x_NLD.device)
+        before_LL = before_LL | torch.eye(words + masks, dtype=torch.bool, device=x_NLD.device)
 
         mask_NP, layers = prefix.mask_BP, prefix.layers
         if owner_N is not None:
             mask_NP, layers = mask_NP[owner_N], tuple(layer.select(owner_N) for layer in layers)
         mask = torch.cat(
             [
-                mask_NP[:, None, None].expand(-1, 1, words + length, -1),
+                mask_NP[:, None, None].expand(-1, 1, words + masks, -1),
                 before_LL.expand(len(mask_NP), 1, -1, -1),
             ],
             -1,
@@ -395,7 +401,7 @@ class UnifiedVLP(nn.Module):
         for block, memory in zip(self._blocks(), layers, strict=True):
             x_MD = block.behind(x_MD, mask, packing, memory)
         logits_MV = self.predict_words(take(x_MD, rows_behind(packing, asked_NT)))
-        return logits_MV.unflatten(0, (-1, length)) if at_NT is None else logits_MV
+        return logits_MV.unflatten(0, (-1, masks)) if at_NT is None else logits_MV
 
     def masked_words(
         self, batch: Batch, *, generator: torch.Generator, mask_probability: float

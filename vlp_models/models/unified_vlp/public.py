@@ -24,8 +24,8 @@ SEGMENTS = 6
 REGIONS = 100  # of every image
 IGNORED = ("pooler.dense.", "crit_mask_lm_smoothed.")
 _NOTES = (
-    "The public code reads 100 regions an image, coordinates as fractions of the largest one (pictures that are not",
-    "square differ, unless Regions say their aspect), and cased words; VQA's answer 0 stands for all that are rare.",
+    "The public code reads 100 regions an image with the detector's confidence, and cased words; VQA's answer 0 stands",
+    "for all that are rare.",
 )
 
 

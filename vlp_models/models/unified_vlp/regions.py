@@ -6,9 +6,9 @@ projection, each with a ReLU; W_p ends in one as well. W_c and W_g, whose sizes 
 the model. G is x1, y1, x2, y2 and area as fractions, scaled to -1 .. 1: with fractions, near and far places differ in
 length more than in direction, and a norm takes the length away.
 
-`compat`, what the public code does instead: neither W_c nor W_g, norms without weights; coordinates as fractions of the
-largest coordinate of any region of the image ("lazy normalisation"), the area in these units, and the detector's
-confidence as a sixth number.
+`compat`, what the public code does instead: neither W_c nor W_g, norms without weights; x as fractions of the largest x
+of any region of the image and y of the largest y ("lazy normalisation"), the area in these units, and the detector's
+confidence as a sixth number. So the image's sides cancel, and fractions of them serve as well as pixels.
 
 Shape suffixes: B images, R regions, F feature dimension, C classes, D hidden.
 """
@@ -71,20 +71,17 @@ def geometry(regions: Regions) -> Tensor:
 
 
 def geometry_of_public_code(regions: Regions) -> Tensor:
-    """x1, y1, x2, y2, area and confidence, in units of the image's largest coordinate. [B, R, 6]
+    """x1, y1, x2, y2, area and confidence, in units of the largest x and y of the image's regions. [B, R, 6]
 
     Raises:
         DataError: the regions came without the detector's confidence.
     """
     if not isinstance(regions, ScoredRegions):
         raise DataError("compat_reference reads the detector's confidence: give it `ScoredRegions`")
-    boxes_BR4 = regions.boxes_BR4
-    if regions.aspect_B is not None:  # both sides in units of the height
-        width_B = regions.aspect_B.to(boxes_BR4.dtype)
-        sides_B4 = torch.stack([width_B, torch.ones_like(width_B)] * 2, -1)
-        boxes_BR4 = boxes_BR4 * sides_B4[:, None]
-    largest_B = boxes_BR4.masked_fill(~regions.mask_BR[..., None], 0.0).flatten(1).amax(1)
-    boxes_BR4 = boxes_BR4 / largest_B.clamp(min=torch.finfo(boxes_BR4.dtype).tiny)[:, None, None]
+    corners_BR22 = regions.boxes_BR4.unflatten(-1, (2, 2))  # both corners' x and y
+    largest_B2 = corners_BR22.masked_fill(~regions.mask_BR[..., None, None], 0.0).amax((1, 2))
+    # Where there is no region, or a blank one, nothing is divided by zero. The public code adds as much, in pixels.
+    boxes_BR4 = (corners_BR22 / largest_B2.clamp(min=1e-5)[:, None, None]).flatten(2)
     x1, y1, x2, y2 = boxes_BR4.unbind(-1)
     area_BR = ((x2 - x1) * (y2 - y1)).clamp(min=0)
     return torch.cat([boxes_BR4, area_BR[..., None], regions.scores_BR[..., None].to(boxes_BR4.dtype)], -1)
