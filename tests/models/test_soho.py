@@ -93,6 +93,9 @@ def test_images_smaller_than_a_cell_and_unknown_backbones_are_told() -> None:
         build(backbone_stage=7)
     with pytest.raises(ParamsError, match="import-checkpoint"):
         build(backbone_options={"pretrained": True})
+    for shares in ([0.5], [0.0, 1.0], [0.9, 0.5], [0.5, 1.5]):
+        with pytest.raises(ParamsError, match="crop_scale"):
+            build(crop_scale=shares)
     with pytest.raises(DataError, match="reads pixels"):
         build().look(None)  # type: ignore[arg-type]
 

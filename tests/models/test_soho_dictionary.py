@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vlp_models.models.soho.dictionary import Dictionary
+from vlp_models.models.soho.dictionary import NEVER, Dictionary
 from vlp_models.objectives.moving_average import update_moving_averages
 
 K, D = 6, 4
@@ -113,12 +113,14 @@ def test_idle_codes_are_counted_and_revived_on_features_when_asked():
             made(batch, learn=True)
             made.update()
         if not revive_after:
-            assert made.idle.tolist() == [0] + [2] * (K - 1)
+            assert made.idle.tolist() == [0] + [NEVER + 2] * (K - 1) and int(made.alive) == 1
             assert torch.equal(made.codes[1:], far[1:])
-            made.idle += 98
+            made.idle += 99
             assert int(made.alive) == 1
+            made.idle += 1
+            assert int(made.alive) == 0
             continue
-        assert made.idle.tolist() == [0] * K and int(made.alive) == K
+        assert made.idle.tolist() == [0] + [NEVER] * (K - 1) and int(made.alive) == 1  # put somewhere is not hit
         assert all((code == batch).all(1).any() for code in made.codes[1:])
         made(batch, learn=True)
         made.update()

@@ -286,5 +286,8 @@ def test_errors_say_what_is_wrong() -> None:
             build_model(
                 "vlmo", {**TINY, key: value}, FACTS if key != "mask_id" else dataclasses.replace(FACTS, mask_id=31)
             )
+    for shares in ([0.0, 1.0], [0.9, 0.5]):
+        with pytest.raises(ParamsError, match="crop_scale"):
+            build_tiny(crop_scale=shares)
     with pytest.raises(ParamsError, match="vision-language experts"):
         build_tiny(contrast="both", vl_start=3)

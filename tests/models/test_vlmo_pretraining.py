@@ -227,9 +227,31 @@ def test_texts_that_share_an_image_are_learnt_as_with_an_image_each() -> None:
     text = dataclasses.replace(batch.text, owner_N=owner)
     names = ("itc", "itm", "mlm")
     expected = losses(model, copied, names)
-    found = losses(model, dataclasses.replace(batch, text=text, image_ids=ids), names)
+    found = losses(model, dataclasses.replace(batch, text=text), names)
     for name in names:
         torch.testing.assert_close(found[name].mean, expected[name].mean, rtol=0, atol=1e-12, msg=name)
+
+
+def test_two_texts_of_one_image_are_no_negatives_beside_as_many_images() -> None:
+    model, batch = build_tiny(), random_batch(2)
+    batch = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=torch.tensor([0, 0])))
+    found = losses(model, batch, ("itc", "itm"))
+    assert float(found["itc"].count) == 0 and float(found["itm"].count) == 2  # nothing to be told from
+    assert model.contrast_pairs(batch)[0].image_ids == ("a", "a")
+    counts = model.pretraining_counts(
+        batch, objectives={"itc": None, "itm": None}, generator=torch.Generator(), mask_probability=0.3
+    )
+    assert counts is not None and {name: int(count) for name, count in counts.items()} == {"itc": 0, "itm": 2}
+
+
+def test_a_temperature_beyond_its_limit_still_learns() -> None:
+    model = build_tiny()
+    with torch.no_grad():
+        model.log_scale.fill_(math.log(120))
+    scale = model.contrast_scale()
+    assert scale.item() == pytest.approx(100)
+    (gradient,) = torch.autograd.grad(scale, model.log_scale)
+    assert gradient.item() == pytest.approx(120)
 
 
 def test_the_losses_fall_on_one_batch() -> None:

@@ -118,6 +118,17 @@ def test_one_image_alone_teaches_nothing(toy: Toy) -> None:
     assert set(loss.parts) == {"match"} and not float(loss.mean)
 
 
+def test_a_process_with_one_image_or_none_names_the_parts_that_others_learn(toy: Toy) -> None:
+    task_model = by_pairs(toy)
+    dataset = ShardDataset(toy.shards, "train", "captions")
+    batch = task_model.collate([dataset[0], dataset[0]])
+    for own in (batch, batch.none()):
+        loss = task_model._match(own, any_generator())
+        assert list(loss.parts) == ["match", "match_accuracy"]
+        assert float(loss.sum) == 0 and all(float(part.count) == 0 for part in loss.parts.values())
+        loss.sum.backward()
+
+
 def test_a_shortlist_of_all_is_all_and_a_short_one_is_said(toy: Toy) -> None:
     samples = samples_of(toy, "val")
     exact = ranked(by_pairs(toy, Both, scorer="pairs").eval(), samples)

@@ -52,6 +52,23 @@ def test_micro_batches_learn_what_one_batch_learns(
     assert int(parted.batches) - 2 * 2 == learnt, "looking ahead leaves the buffers alone"
 
 
+def test_looking_ahead_draws_what_learning_will(toy: Toy, tmp_path: Path) -> None:
+    """What a model draws by itself, as dropout, may decide what counts."""
+    seen: dict[tuple[str, ...], list[float]] = {}
+
+    class Drawing(Tokens):
+        def pretraining_losses(self, batch: Any, **asked: Any) -> dict[str, Loss]:
+            if self.training:
+                seen.setdefault(batch.sample_ids, []).append(float(torch.rand(())))
+            return super().pretraining_losses(batch, **asked)
+
+    model = Drawing(toy.tokenizer.vocab_size, FEATURE_DIM, len(CLASSES))
+    settings = {**PLAIN, "max_epochs": 1, "batch_size": 4, "accumulate": 4}
+    toy.fit(tmp_path / "work", model, objectives=WEIGHTS, **settings)
+    assert sorted(len(drawn) for drawn in seen.values()) == [1] * 3 + [2] * 8
+    assert all(len(set(drawn)) == 1 for drawn in seen.values())
+
+
 def test_a_window_that_was_cut_off_goes_on_the_same(toy: Toy, tmp_path: Path) -> None:
     settings = {"batch_size": 4, "accumulate": 4, "checkpoint_every_steps": 1}
     whole, result = learn(toy, tmp_path / "whole", **settings)

@@ -4,7 +4,8 @@ No head: a model that embeds images and texts apart is asked for the two embeddi
 matching, section "Downstream Tasks", with which a million images can be searched by one matrix product). A model that
 only fuses the two is asked for a score of each pair (pair_scores.py).
 
-Shape suffixes: B samples, K images a caption is compared with in a step, T captions, I images, D embedding.
+Shape suffixes: B samples, A those that have other images to choose from, K images a caption is compared with in a step,
+T captions, I images, D embedding.
 """
 
 from __future__ import annotations
@@ -149,21 +150,21 @@ class Retrieval(TaskModel):
         )
 
     def _match(self, batch: Batch, generator: torch.Generator) -> Loss:
-        """Each caption's own image among `drawn` others of this process's batch."""
+        """Each caption's own image among `drawn` others of this process's batch. Where that holds no other image, none
+        is scored; other processes may hold some, and all name the same parts of the loss."""
         model, options = cast(ScoresPairs, self.model), cast(RetrievalOptions, self.options)
         ids = {image_id: number for number, image_id in enumerate(dict.fromkeys(batch.image_ids))}
         number_B = torch.tensor([ids[image_id] for image_id in batch.image_ids], dtype=torch.int64)
         other_BB = (number_B[:, None] != number_B).float()
-        if not len(number_B) or len(ids) == 1:  # another process has other images
-            return empty(next(self.parameters()), "match")
-        count = min(options.drawn, int(other_BB.sum(1).min()))
-        drawn_BK = torch.multinomial(other_BB, count, generator=generator)
-        image_of_text_N = torch.cat([torch.arange(len(number_B))[:, None], drawn_BK], 1).flatten()
+        asked_A = torch.arange(len(number_B) if len(ids) > 1 else 0)
+        count = min(options.drawn, int(other_BB.sum(1).min())) if len(asked_A) else 0
+        drawn_AK = torch.multinomial(other_BB, count, generator=generator) if count else asked_A.new_zeros(0, 0)
+        image_of_text_N = torch.cat([asked_A[:, None], drawn_AK], 1).flatten()
         device = batch.text.ids_BT.device
-        text = batch.text.select(torch.arange(len(number_B), device=device).repeat_interleave(count + 1))
+        text = batch.text.select(asked_A.to(device).repeat_interleave(count + 1))
         scores_N = model.score(model.encode_image(batch.image), text, image_of_text_N.to(device))
-        first_B = torch.zeros(len(number_B), dtype=torch.int64, device=device)
-        return classification(scores_N.view(len(number_B), count + 1), first_B, name="match")
+        first_A = torch.zeros(len(asked_A), dtype=torch.int64, device=device)
+        return classification(scores_N.view(len(asked_A), count + 1), first_A, name="match")
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ the last one a token type of its own, the one that means in pretraining that wor
 not speak of it (`models.<name>.config.segment_types`, off but in imported VCR models).
 
 The image's own objects come before the detected regions, as far as `max_regions` goes (data/collate.py). The same ones
-serve answers and rationales, so that an answer is chosen without a hint of the rationale.
+serve answers and rationales, so that an answer is chosen without a hint of the rationale. A model that reads pixels
+gets no boxes of objects: what its texts call 'person1' has no place in the picture.
 
 Shape suffixes: B questions, N texts of a question, P fused feature.
 """

@@ -159,6 +159,7 @@ class TrainingModule(LightningModule):
             if isinstance(self.loss, CountsItems):
                 counts = self.loss.count_items(moved, update=update, generator=self._generator(CORRUPTION, number))
             if counts is None:
+                self._seed_dropout(number)  # what is drawn then may decide what counts
                 with torch.no_grad(), spare_buffers(self.model):
                     loss = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
                 counts = {name: one.count for name, one in by_name(loss).items()}

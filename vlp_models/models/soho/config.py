@@ -72,5 +72,7 @@ class SOHOConfig(PublicSwitches):
             raise ParamsError("config: `gate` mixes features with the dictionary's vectors; it needs a dictionary_size")
         if len(self.crop_scale) != 2:
             raise ParamsError(f"config: crop_scale {self.crop_scale}: two shares of the area, the smaller one first")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ParamsError(f"config: crop_scale {self.crop_scale}: above 0, at most 1, the smaller one first")
         if self.task_features == "dictionary" and not self.dictionary_size:
             raise ParamsError("config: `task_features: dictionary` needs a dictionary_size")

@@ -26,6 +26,7 @@ AT_ONCE = 16384  # features whose distances to all codes are held at a time
 CANDIDATES = 256  # features of a micro-batch that a dead code may be put on
 SMOOTHING = 1e-5
 RESTING = 100  # updates without a hit, after which a code counts as dead in what is logged
+NEVER = -(2**40)  # where `idle` counts from while a code was not hit yet: so far below zero that it stays there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class Mapped:
 
 
 class Dictionary(FollowsUpdates):
-    """`codes` [K, D], N(0, 1) at first, as the released one's; `idle` [K]: updates since each was last hit."""
+    """`codes` [K, D], N(0, 1) at first, as the released one's; `idle` [K]: updates since each was last hit where it now
+    is, or from `NEVER` on."""
 
     codes: Tensor
     idle: Tensor
@@ -60,7 +62,7 @@ class Dictionary(FollowsUpdates):
         self.released = update == "released"
         self.revive_after = revive_after
         self.register_buffer("codes", torch.randn(size, dimension))
-        self.register_buffer("idle", torch.zeros(size, dtype=torch.int64))
+        self.register_buffer("idle", torch.full((size,), NEVER))
         if self.released:
             self.register_buffer("counts", torch.zeros(size))
             self.register_buffer("sums", torch.zeros(size, dimension))
@@ -138,7 +140,7 @@ class Dictionary(FollowsUpdates):
     @property
     def alive(self) -> Tensor:
         """How many codes were hit in the last `RESTING` updates."""
-        return (self.idle < RESTING).sum()
+        return ((self.idle >= 0) & (self.idle < RESTING)).sum()
 
     def _keep_candidates(self, values_MD: Tensor) -> None:
         """Features from all over this micro-batch, which the loader has shuffled."""
@@ -149,14 +151,15 @@ class Dictionary(FollowsUpdates):
     def _revive(self, candidates_CD: Tensor) -> None:
         """Puts each dead code on a feature of this update, the same one in every process."""
         candidates_CD = gather_rows(candidates_CD)
-        dead = (self.idle >= self.revive_after).nonzero().squeeze(1)
+        idle = torch.where(self.idle < 0, self.idle - NEVER, self.idle)
+        dead = (idle >= self.revive_after).nonzero().squeeze(1)
         count = min(len(dead), len(candidates_CD))
         if not count:
             return
         dead, step = dead[:count], len(candidates_CD) // count
         values = candidates_CD[::step][:count]
         self.codes[dead] = values
-        self.idle[dead] = 0
+        self.idle[dead] = NEVER
         if self.released:
             self.counts[dead] = 1.0
             self.sums[dead] = values

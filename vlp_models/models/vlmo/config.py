@@ -69,6 +69,8 @@ class VLMoConfig(PublicSwitches):
             raise ParamsError("config: max_positions must hold [CLS], a word and [SEP]")
         if len(self.crop_scale) != 2:
             raise ParamsError(f"config: crop_scale ({self.crop_scale}) must be two shares of the area")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ParamsError(f"config: crop_scale ({self.crop_scale}) must be above 0, the smaller share first")
         if not 0 <= self.mask_id < self.vocab_size:
             raise ParamsError(f"config: mask_id {self.mask_id} is outside the vocabulary of {self.vocab_size}")
         if self.mask_scheme == "bert" and self.mask_id + 1 == self.vocab_size:

@@ -231,7 +231,10 @@ class VLMo(nn.Module):
 
     def _scale(self, log_scale: Tensor) -> Tensor:
         scale = log_scale.exp()
-        return scale.clamp(max=self.config.max_scale) if self.config.max_scale else scale
+        if not self.config.max_scale:
+            return scale
+        # Clamping alone would have no gradient: once beyond its limit, a temperature could never come back.
+        return scale + (scale.clamp(max=self.config.max_scale) - scale).detach()
 
     # ---- The fusion encoder ----------------------------------------------------------------------------------
 
@@ -306,7 +309,7 @@ class VLMo(nn.Module):
         text_len = max(size for (size,) in sizes_over_ranks((ids_NT.shape[1],))) if "itm" in objectives else 0
         biases = self.biases(max(text_len, ids_NT.shape[1]))
         patches_BSD, owner_N = self.encode_image(batch.image), batch.text.owners(len(batch.image))
-        image_ids = owned(batch.image_ids, owner_N, len(batch.text))
+        image_ids = owned(batch.image_ids, owner_N)
         pairs = PairsToJudge(patches_BSD=patches_BSD, owner_N=owner_N)
         if "mlm" in objectives:
             pairs.add_own(ids_NT, batch.text.mask_BT)
@@ -346,7 +349,7 @@ class VLMo(nn.Module):
             counts["mim"] = self._hidden_patches(batch.image, objectives["mim"], generator).sum()
         if {"itc", "itm"} & set(objectives):
             owner_N = batch.text.owners(len(batch.image))
-            ids = owned(batch.image_ids, owner_N, len(batch.text))
+            ids = owned(batch.image_ids, owner_N)
             contested_N = not_the_same_image(ids, self.norm.weight.device).any(1)
             if "itm" in objectives:
                 learners_N = objectives["itm"]
@@ -392,7 +395,7 @@ class VLMo(nn.Module):
         if batch.image is None or batch.text is None:
             raise ParamsError("`contrast_over: update` is for pairs; a view of images or texts alone has no contrast")
         owner_N = batch.text.owners(len(batch.image))
-        image_ids = owned(batch.image_ids, owner_N, len(batch.text))
+        image_ids = owned(batch.image_ids, owner_N)
         biases = self.biases(batch.text.ids_BT.shape[1])
         found = self.contrast_vectors(self.encode_image(batch.image), batch.text, biases)
         return [
@@ -514,8 +517,6 @@ def first_rows(packing: Packing) -> Tensor:
     return counts_B.cumsum(0) - counts_B
 
 
-def owned(image_ids: tuple[str, ...], owner_N: Tensor | None, texts: int) -> tuple[str, ...]:
-    """The image of each text; a batch names one for each text, or for each image."""
-    if owner_N is None or len(image_ids) == texts:
-        return image_ids
-    return tuple(image_ids[i] for i in owner_N.tolist())
+def owned(image_ids: tuple[str, ...], owner_N: Tensor | None) -> tuple[str, ...]:
+    """The image of each text, of a batch's images. owner_N: their rows; None: one text an image."""
+    return image_ids if owner_N is None else tuple(image_ids[i] for i in owner_N.tolist())

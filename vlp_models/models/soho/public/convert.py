@@ -1,7 +1,8 @@
 """The public code's checkpoints (researchmm/soho) as SOHO's.
 
 Such a checkpoint is one of pretraining or of VQA; its architecture is that code's (`PublicSwitches`). It was trained
-with the square padding mask, so that is kept; `square_mask: false` mends it for further training.
+with the square padding mask. `square_mask` is set here, too, but acts only where `config.height` and `config.width`
+differ: on the square canvas of their defaults it changes nothing, and padding is masked as it should be.
 
 What is left out, and why: `neck.vq.cluster_sum`, a counter that nothing reads; `mask_l_fc.weight`, the word embeddings
 once more. `dictionary.idle` counts anew.
@@ -26,7 +27,8 @@ _RESNETS = {
     True: {(3, 4, 6, 3): "resnet50", (3, 4, 23, 3): "resnet101", (3, 8, 36, 3): "resnet152"},
 }
 _NOTES = (
-    "The padding mask has the public code's bug, with which these weights were trained: square_mask: false mends it.",
+    "The public code, with which these weights were trained, lays its padding mask on a square; square_mask: true, set",
+    "here, does so where height and width differ, and changes nothing on the square canvas of their defaults.",
     "The rate of hidden codes (0.015) is that code's, no weight. Pretrain it further with view: images and",
     "captions_per_image: 2.",
 )

@@ -6,7 +6,8 @@ set by itself.
 
 `square_mask` is a bug that the published weights were trained with: the padding mask is laid out on a square of the
 image's height, then shrunk to the grid. Of a standing image of 1000 by 600 only 6 of 9 columns are seen; of a lying one
-every column is, padding too.
+every column is, padding too. It acts only where the canvas (`height`, `width`) is not square: on a square one, as by
+default and in an imported model, the mask is the right one.
 
 Shape suffixes as in model.py.
 """
