@@ -205,7 +205,8 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
     text = (workspace.root / "params.yaml").read_text()
     (workspace.root / "params.yaml").write_text(text.replace("negatives: all", "negative: all"))
     with pytest.raises(
-        ParamsError, match=r"`finetune\.tden-retrieval\.options\.negative`.*its options: scorer, learn, negatives, margin"
+        ParamsError,
+        match=r"`finetune\.tden-retrieval\.options\.negative`.*its options: scorer, learn, negatives",
     ):
         run_pipeline([])
 
