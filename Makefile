@@ -12,6 +12,7 @@ export GX_ANALYTICS_ENABLED := false
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 unexport PYTHONDONTWRITEBYTECODE
 
+QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows how far it is
 JOBS ?= auto  # test processes; each test has one thread
 .PHONY: help install demo nlvr test test-long faults lint bench ablations-tden ablations-unified-vlp pictures clean
 .DEFAULT_GOAL := help
@@ -31,9 +32,9 @@ help:
 $(VENV)/.installed: requirements.lock requirements-uv.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; try: make PYTHON=python3.12 ..."; exit 1; }
-	@echo "installing the locked packages into $(VENV) ..."
+	@echo "installing the locked packages into $(VENV): about 7 GB on disk, most of it torch ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r requirements.lock
+	@$(BIN)/uv pip install $(QUIET) --python $(BIN)/python --require-hashes --compile-bytecode -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 

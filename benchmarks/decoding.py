@@ -16,16 +16,13 @@ import argparse
 import json
 import platform
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from searching import LENGTH, SEP_ID, decode, random_regions, seconds
 from torch import Tensor
 
-from vlp_models.data.batch import Image, Regions
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.steps import Hypothesis, Steps
+from vlp_models.data.batch import Image
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.tden.model import GENERATION, TDEN
@@ -33,7 +30,7 @@ from vlp_models.models.tden.state import VisualStates
 
 SMALL = {"hidden": 128, "heads": 4, "intermediate": 512}
 SMALL |= dict.fromkeys(["object_layers", "sentence_layers", "encoder_layers", "decoder_layers"], 2)
-LENGTH, BEAM, REGIONS, FEATURE_DIM = 20, 5, 16, 256
+BEAM, REGIONS, FEATURE_DIM = 5, 16, 256
 
 
 class WholePrefix:
@@ -68,41 +65,18 @@ def build(paper: bool) -> TDEN:
     )
     assert isinstance(model, TDEN)
     with torch.no_grad():
-        model.word_head.bias[3] = -1e4  # [SEP] never comes: all sentences have full length
+        model.word_head.bias[SEP_ID] = -1e4  # [SEP] never comes: all sentences have full length
     return model.eval().to(DEVICE)
 
 
-def random_regions(images: int) -> Regions:
-    generator = torch.Generator().manual_seed(1)
-    return Regions(
-        features_BRF=torch.randn(images, REGIONS, FEATURE_DIM, generator=generator),
-        boxes_BR4=torch.rand(images, REGIONS, 4, generator=generator).sort(-1).values,
-        class_probs_BRC=torch.zeros(images, REGIONS, 1),
-        mask_BR=torch.ones(images, REGIONS, dtype=torch.bool),
-    ).to(DEVICE)
-
-
-def decode(model: Steps, image: Image) -> list[Hypothesis]:
-    return beam_search(model, image, max_len=LENGTH, bos_id=2, eos_id=3, beam_size=BEAM)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def main(arguments: argparse.Namespace) -> None:
-    model, image = build(arguments.paper), random_regions(arguments.images)
+    model, image = build(arguments.paper), random_regions(arguments.images, REGIONS, FEATURE_DIM).to(DEVICE)
     uncached = WholePrefix(model)
     with torch.no_grad():
-        cached_result, uncached_result = decode(model, image), decode(uncached, image)
-        assert all(len(h.ids) == LENGTH for h in cached_result)
+        cached_result, uncached_result = decode(model, image, BEAM), decode(uncached, image, BEAM)
         assert [h.ids for h in cached_result] == [h.ids for h in uncached_result], "the two decode differently"
         pairs = [
-            (seconds(lambda: decode(model, image)), seconds(lambda: decode(uncached, image)))  # in turns: fair to both
+            tuple(seconds(lambda way=way: decode(way, image, BEAM), DEVICE) for way in (model, uncached))  # in turns
             for _ in range(arguments.repeats)
         ]
     cached, whole = (statistics.median(times) for times in zip(*pairs, strict=True))

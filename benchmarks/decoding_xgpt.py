@@ -19,16 +19,14 @@ import argparse
 import json
 import platform
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from searching import LENGTH, SEP_ID, decode, random_regions, seconds
 from torch import Tensor
 
-from vlp_models.data.batch import Image, Regions, Text
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.steps import Hypothesis, Steps
+from vlp_models.data.batch import Image, Text
+from vlp_models.decoding.steps import Steps
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing
@@ -36,7 +34,7 @@ from vlp_models.models.xgpt.model import XGPT
 from vlp_models.models.xgpt.state import Memory
 
 SMALL = {"hidden": 128, "heads": 4, "intermediate": 512, "layers": 4}
-LENGTH, BEAM, FEATURE_DIM = 20, 2, 256
+BEAM, FEATURE_DIM = 2, 256
 
 Encoded = tuple[Tensor, Packing]  # the encoder's last states of each hypothesis' image
 
@@ -99,43 +97,20 @@ def build(paper: bool) -> XGPT:
     )
     assert isinstance(model, XGPT)
     with torch.no_grad():
-        model.word_bias[3] = -1e4  # [SEP] never comes: all sentences have full length
+        model.word_bias[SEP_ID] = -1e4  # [SEP] never comes: all sentences have full length
     return model.eval().to(DEVICE)
-
-
-def random_regions(images: int, regions: int) -> Regions:
-    generator = torch.Generator().manual_seed(1)
-    return Regions(
-        features_BRF=torch.randn(images, regions, FEATURE_DIM, generator=generator),
-        boxes_BR4=torch.rand(images, regions, 4, generator=generator).sort(-1).values,
-        class_probs_BRC=torch.zeros(images, regions, 1),
-        mask_BR=torch.ones(images, regions, dtype=torch.bool),
-    ).to(DEVICE)
-
-
-def decode(model: Steps, image: Image) -> list[Hypothesis]:
-    return beam_search(model, image, max_len=LENGTH, bos_id=2, eos_id=3, beam_size=BEAM)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def main(arguments: argparse.Namespace) -> None:
     model, regions = build(arguments.paper), 100 if arguments.paper else 16
-    image = random_regions(arguments.images, regions)
+    image = random_regions(arguments.images, regions, FEATURE_DIM).to(DEVICE)
     ways: dict[str, Steps] = {"cached": model, "projected": Projected(model), "encoded": EncodedAnew(model)}
     with torch.no_grad():
-        found = {name: decode(way, image) for name, way in ways.items()}
-        assert all(len(h.ids) == LENGTH for h in found["cached"])
+        found = {name: decode(way, image, BEAM) for name, way in ways.items()}
         said = {name: [h.ids for h in hypotheses] for name, hypotheses in found.items()}
         assert said["cached"] == said["projected"] == said["encoded"], "they decode differently"
         rounds = [  # in turns: fair to all
-            {name: seconds(lambda way=way: decode(way, image)) for name, way in ways.items()}  # type: ignore[misc]
+            {name: seconds(lambda way=way: decode(way, image, BEAM), DEVICE) for name, way in ways.items()}  # type: ignore[misc]
             for _ in range(arguments.repeats)
         ]
     taken = {name: statistics.median(times[name] for times in rounds) for name in ways}

@@ -28,11 +28,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from searching import LENGTH, SEP_ID, decode, random_regions, seconds
 from torch import Tensor
 
 from vlp_models.data.batch import Batch, Image, Regions, Text
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.steps import Hypothesis, Steps
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.layers.masks import prefix_mask
 from vlp_models.models.unified_vlp.learning import SEQ2SEQ
@@ -40,7 +39,7 @@ from vlp_models.models.unified_vlp.model import UnifiedVLP
 from vlp_models.objectives.masking import draw_uniform
 
 SMALL = {"hidden": 128, "heads": 4, "intermediate": 512, "layers": 4}
-LENGTH, BEAM, REGIONS, PAIRS = 20, 5, 100, 64
+BEAM, REGIONS, PAIRS = 5, 100, 64
 
 
 class WholeSequence:
@@ -87,19 +86,17 @@ def build(paper: bool) -> UnifiedVLP:
     )
     assert isinstance(model, UnifiedVLP)
     with torch.no_grad():
-        model.word_head.bias[3] = -1e4  # [SEP] never comes: all sentences have full length
+        model.word_head.bias[SEP_ID] = -1e4  # [SEP] never comes: all sentences have full length
     return model.eval().to(DEVICE)
 
 
-def random_regions(model: UnifiedVLP, images: int) -> Regions:
-    generator = torch.Generator().manual_seed(1)
-    classes = max(1, model.config.num_classes)
-    return Regions(
-        features_BRF=torch.randn(images, REGIONS, model.config.feature_dim, generator=generator),
-        boxes_BR4=torch.rand(images, REGIONS, 4, generator=generator).sort(-1).values,
-        class_probs_BRC=torch.randn(images, REGIONS, classes, generator=generator).softmax(-1),
-        mask_BR=torch.ones(images, REGIONS, dtype=torch.bool),
-    ).to(DEVICE)
+def regions_for(model: UnifiedVLP, images: int) -> Regions:
+    config = model.config
+    return random_regions(images, REGIONS, config.feature_dim, classes=max(1, config.num_classes)).to(DEVICE)
+
+
+def clocked(work: Callable[[], object]) -> float:
+    return seconds(work, DEVICE, time.perf_counter if DEVICE.type == "cuda" else time.process_time)
 
 
 def random_batch(model: UnifiedVLP) -> Batch:
@@ -109,31 +106,17 @@ def random_batch(model: UnifiedVLP) -> Batch:
     ids_BT = torch.randint(5, model.config.vocab_size, mask_BT.shape, generator=generator) * mask_BT
     names = tuple(map(str, range(PAIRS)))
     text = Text(ids_BT=ids_BT, mask_BT=mask_BT).to(DEVICE)
-    return Batch(sample_ids=names, image_ids=names, image=random_regions(model, PAIRS), text=text)
-
-
-def decode(model: Steps, image: Image) -> list[Hypothesis]:
-    return beam_search(model, image, max_len=LENGTH, bos_id=2, eos_id=3, beam_size=BEAM)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    clock = time.perf_counter if DEVICE.type == "cuda" else time.process_time
-    start = clock()
-    work()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start
+    return Batch(sample_ids=names, image_ids=names, image=regions_for(model, PAIRS), text=text)
 
 
 def captioning(model: UnifiedVLP, images: int, repeats: int) -> dict[str, Any]:
-    image, uncached = random_regions(model, images), WholeSequence(model)
+    image, uncached = regions_for(model, images), WholeSequence(model)
     with torch.no_grad():
-        cached_result, uncached_result = decode(model, image), decode(uncached, image)
-        assert all(len(h.ids) == LENGTH for h in cached_result)
+        cached_result, uncached_result = decode(model, image, BEAM), decode(uncached, image, BEAM)
         assert [h.ids for h in cached_result] == [h.ids for h in uncached_result], "the two decode differently"
         worst = max(abs(c.score - u.score) for c, u in zip(cached_result, uncached_result, strict=True))
         pairs = [
-            (seconds(lambda: decode(model, image)), seconds(lambda: decode(uncached, image)))  # in turns: fair to both
+            tuple(clocked(lambda way=way: decode(way, image, BEAM)) for way in (model, uncached))  # in turns
             for _ in range(repeats)
         ]
     cached, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
@@ -179,7 +162,7 @@ def pretraining(model: UnifiedVLP, repeats: int) -> dict[str, Any]:
             prefix_mask(real_NL, REGIONS + 2, causal_N)
 
     step(), masks()
-    taken = [(seconds(step), seconds(masks) / 20) for _ in range(repeats)]
+    taken = [(clocked(step), clocked(masks) / 20) for _ in range(repeats)]
     count.remove()
     whole, mask = (statistics.median(times) for times in zip(*taken, strict=True))
     return {

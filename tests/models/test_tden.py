@@ -6,8 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+from invariance import (
+    check_cached_steps_equal_teacher_forcing,
+    check_later_words_are_unseen,
+    check_samples_stand_alone,
+)
 
-from vlp_models.data.batch import Batch, Pixels, Regions, Text
+from vlp_models.data.batch import Batch, Pixels
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.abilities import PROTOCOLS, meets
@@ -49,45 +54,12 @@ def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_sample_does_not_depend_on_its_batch(tiny, batch, variant):
-    """Neither on the other samples and their order, nor on what stands in the padding."""
-    model = tiny(**variant)
-    together = everything(model, batch)
-    noise = dataclasses.replace(
-        batch,
-        image=dataclasses.replace(
-            batch.image,
-            features_BRF=batch.image.features_BRF.masked_fill(~batch.image.mask_BR[..., None], 7.0),
-            boxes_BR4=batch.image.boxes_BR4.masked_fill(~batch.image.mask_BR[..., None], 0.5),
-        ),
-        text=dataclasses.replace(batch.text, ids_BT=batch.text.ids_BT.masked_fill(~batch.text.mask_BT, 9)),
-    )
-    backwards = everything(model, noise.select(torch.tensor([3, 2, 1, 0])))
-    for name, value in together.items():
-        torch.testing.assert_close(backwards[name].flip(0), value, rtol=0, atol=1e-10, msg=name)
-    for i in range(len(batch)):
-        one = batch.select(torch.tensor([i]))
-        length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
-        cut = dataclasses.replace(
-            one,
-            image=Regions(**{f.name: getattr(one.image, f.name)[:, :regions] for f in dataclasses.fields(Regions)}),
-            text=Text(ids_BT=one.text.ids_BT[:, :length], mask_BT=one.text.mask_BT[:, :length]),
-        )
-        for name, value in everything(model, cut).items():
-            expected = together[name][i : i + 1]
-            expected = expected[:, :length] if expected.dim() == 3 else expected
-            torch.testing.assert_close(value, expected, rtol=0, atol=1e-10, msg=name)
+    check_samples_stand_alone(everything, tiny(**variant), batch)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_generation_never_sees_later_words(tiny, batch, structure):
-    model = tiny(structure=structure)
-    logits = model.generation_logits(batch.image, batch.text)
-    for changed in range(1, 8):
-        ids = batch.text.ids_BT.clone()
-        ids[:, changed] = (ids[:, changed] + 1) % 30
-        other = model.generation_logits(batch.image, dataclasses.replace(batch.text, ids_BT=ids))
-        assert torch.equal(other[:, :changed], logits[:, :changed])
-        assert not torch.allclose(other[0, changed], logits[0, changed])
+    check_later_words_are_unseen(tiny(structure=structure), batch)
 
 
 @pytest.mark.parametrize(("source", "leaks"), [("object_encoder", False), ("cross_encoder", True)])
@@ -124,26 +96,7 @@ def test_image_and_text_both_reach_every_output(tiny, batch):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_cached_steps_equal_teacher_forcing(tiny, batch, structure):
-    """Also with three hypotheses per image, shuffled within and across images on the way."""
-    model = tiny(structure=structure)
-    size, length = batch.text.ids_BT.shape
-    copies = torch.arange(size).repeat_interleave(3)
-    generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(5, 30, (3 * size, length), generator=generator)
-    state = model.reorder(model.start(batch.image, max_len=length), copies)
-    for t in range(length):
-        if t == 2:  # within images: the projected image stays shared
-            index = copies * 3 + torch.randint(0, 3, (3 * size,), generator=generator)
-            state, ids = model.reorder(state, index), ids[index]
-            assert state.memory.images == size
-        if t == 5:  # hypotheses leave unevenly, images change places
-            index = torch.tensor([7, 0, 1, 11, 4])
-            state, ids, copies = model.reorder(state, index), ids[index], copies[index]
-        logits, state = model.step(ids[:, t], state)
-        images = batch.image.select(copies)
-        prefix = Text(ids_BT=ids[:, : t + 1], mask_BT=torch.ones_like(ids[:, : t + 1], dtype=torch.bool))
-        expected = model.generation_logits(images, prefix)[:, -1]
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+    check_cached_steps_equal_teacher_forcing(tiny(structure=structure), batch)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

@@ -7,6 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from invariance import (
+    check_cached_steps_equal_teacher_forcing,
+    check_later_words_are_unseen,
+    check_samples_stand_alone,
+    with_another_word,
+)
 from tiny_unified_vlp import FACTS, MASK, SIZES, VARIANTS, Slow, scored, tiny_unified_vlp
 
 from vlp_models.data.batch import Batch, Pixels, Regions, Text
@@ -122,35 +128,7 @@ def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_does_not_depend_on_its_batch(batch, name):
-    """Neither on the other samples and their order, nor on what stands in the padding, nor on how much of it."""
-    model = tiny_unified_vlp(**VARIANTS[name])
-    together = everything(model, batch)
-    hidden = ~batch.image.mask_BR[..., None]
-    noise = dataclasses.replace(
-        batch,
-        image=dataclasses.replace(
-            batch.image,
-            features_BRF=batch.image.features_BRF.masked_fill(hidden, 7.0),
-            boxes_BR4=batch.image.boxes_BR4.masked_fill(hidden, 0.5),
-        ),
-        text=dataclasses.replace(batch.text, ids_BT=batch.text.ids_BT.masked_fill(~batch.text.mask_BT, 9)),
-    )
-    backwards = everything(model, noise.select(torch.tensor([3, 2, 1, 0])))
-    for key, value in together.items():
-        torch.testing.assert_close(backwards[key].flip(0), value, rtol=0, atol=1e-10, msg=key)
-    for i in range(len(batch)):
-        one = batch.select(torch.tensor([i]))
-        length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
-        rows = {n: t[:, :regions] for n, t in vars(one.image).items()}
-        cut = dataclasses.replace(
-            one,
-            image=type(one.image)(**rows),
-            text=Text(ids_BT=one.text.ids_BT[:, :length], mask_BT=one.text.mask_BT[:, :length]),
-        )
-        for key, value in everything(model, cut).items():
-            expected = together[key][i : i + 1]
-            expected = expected[:, :length] if expected.dim() == 3 else expected
-            torch.testing.assert_close(value, expected, rtol=0, atol=1e-10, msg=key)
+    check_samples_stand_alone(everything, tiny_unified_vlp(**VARIANTS[name]), batch)
 
 
 def test_texts_that_share_an_image_are_those_of_as_many_images(batch):
@@ -166,7 +144,7 @@ def test_texts_that_share_an_image_are_those_of_as_many_images(batch):
 
 def test_seq2seq_sees_no_later_word_and_bidirectional_all(batch):
     model = tiny_unified_vlp()
-    logits = model.generation_logits(batch.image, batch.text)
+    check_later_words_are_unseen(model, batch)
     words = torch.zeros_like(batch.text.mask_BT)
     words[:, 1] = True
 
@@ -175,12 +153,7 @@ def test_seq2seq_sees_no_later_word_and_bidirectional_all(batch):
         return model.masked_pass(batch, hidden, model.encode_corrupted(batch, hidden), BOTH).word_logits
 
     for changed in range(1, 8):
-        ids = batch.text.ids_BT.clone()
-        ids[:, changed] = (ids[:, changed] + 1) % 30
-        other = model.generation_logits(batch.image, dataclasses.replace(batch.text, ids_BT=ids))
-        assert torch.equal(other[:, :changed], logits[:, :changed])
-        assert not torch.allclose(other[0, changed], logits[0, changed])
-        before, after = told(batch.text.ids_BT), told(ids)
+        before, after = told(batch.text.ids_BT), told(with_another_word(batch, changed))
         assert torch.equal(before["seq2seq"], after["seq2seq"]) is (changed > 1)
         assert not torch.allclose(before["bidirectional"][0], after["bidirectional"][0])
 
@@ -254,27 +227,9 @@ def test_words_to_draw_are_asked_for_where_they_are_drawn():
 
 @pytest.mark.parametrize("name", ["paper", "public code"])
 def test_cached_steps_equal_teacher_forcing(batch, name):
-    """Also with three hypotheses per image, shuffled within and across images on the way."""
-    model = tiny_unified_vlp(**VARIANTS[name])
-    size, length = batch.text.ids_BT.shape
-    copies = torch.arange(size).repeat_interleave(3)
-    generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(5, 30, (3 * size, length), generator=generator)
-    state = model.reorder(model.start(batch.image, max_len=length), copies)
-    prefix = state.memory
-    for t in range(length):
-        if t == 2:  # within images
-            index = copies * 3 + torch.randint(0, 3, (3 * size,), generator=generator)
-            state, ids = model.reorder(state, index), ids[index]
-        if t == 5:  # hypotheses leave unevenly, images change places
-            index = torch.tensor([7, 0, 1, 11, 4])
-            state, ids, copies = model.reorder(state, index), ids[index], copies[index]
-        logits, state = model.step(ids[:, t], state)
-        text = Text(ids_BT=ids[:, : t + 1], mask_BT=torch.ones_like(ids[:, : t + 1], dtype=torch.bool))
-        text = dataclasses.replace(text, owner_N=copies)
-        expected = model.generation_logits(batch.image, text)[:, -1]
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
-        assert state.memory is prefix, "the image's keys and values are never copied"
+    states = check_cached_steps_equal_teacher_forcing(tiny_unified_vlp(**VARIANTS[name]), batch)
+    for t, state in enumerate(states):
+        assert state.memory is states[0].memory, "the image's keys and values are never copied"
         assert all(past.keys.shape[2] == t for past in state.past), "no [MASK] is kept, nor [CLS]"
 
 

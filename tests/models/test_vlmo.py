@@ -16,8 +16,7 @@ from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import build_model
 from vlp_models.models.abilities import protocols_of
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.layers.spline import spline_matrix
-from vlp_models.models.vlmo.adopting import geometric_offsets, interpolate_biases, resize_text_biases
+from vlp_models.models.vlmo.adopting import geometric_offsets, interpolate_biases, resize_text_biases, spline_matrix
 from vlp_models.models.vlmo.position_bias import image_index, text_index
 from vlp_models.params import OptimizerParams, to_plain
 from vlp_models.params.optimizer import GroupParams

@@ -19,6 +19,7 @@ from vlmo_ranks import CASES, learn, make_case
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.packing import Packing
+from vlp_models.models.vlmo.hiding import masked_words
 from vlp_models.models.vlmo.image_tokens import nearest_codes, random_codes
 from vlp_models.objectives.block_masking import select_blocks
 from vlp_models.objectives.contrast import Pairs, image_text_contrast
@@ -83,7 +84,7 @@ def test_itc_and_mlm_and_itm_are_their_definitions() -> None:
     torch.testing.assert_close(result["itc"].mean, itc.mean)
 
     generator = torch.Generator().manual_seed(0)
-    masked, ids = model._masked_words(batch, {"mlm": None}, generator, 0.3)
+    masked, ids = masked_words(batch.text, model.config, {"mlm": None}, generator, 0.3)
     fused = model.fuse(batch.image, dataclasses.replace(batch.text, ids_BT=ids))
     logits = model.word_head(fused.text_BTD[masked])
     torch.testing.assert_close(result["mlm"].mean, F.cross_entropy(logits, batch.text.ids_BT[masked]))
@@ -104,7 +105,7 @@ def test_itc_and_mlm_and_itm_are_their_definitions() -> None:
 def test_mim_tells_hidden_patches_and_does_not_see_them() -> None:
     model, batch = build_tiny(), random_batch()
     before = losses(model, batch, ("mim",))["mim"]
-    hidden = model._hidden_patches(batch.image, None, torch.Generator().manual_seed(0))
+    hidden = model.hidden_patches(batch.image, None, torch.Generator().manual_seed(0))
     assert float(before.count) == float(hidden.sum()) == 4 * 6
     pixels = batch.image.pixels_B3HW.clone()
     tiles = pixels.unfold(2, 4, 4).unfold(3, 4, 4)  # a view [B, 3, 4, 4, 4, 4]
@@ -161,7 +162,7 @@ def test_texts_alone_and_images_alone() -> None:
     model, batch = build_tiny(), random_batch()
     texts = dataclasses.replace(batch, image=None)
     loss = losses(model, texts, ("mlm",))["mlm"]
-    masked, ids = model._masked_words(texts, {"mlm": None}, torch.Generator().manual_seed(0), 0.3)
+    masked, ids = masked_words(texts.text, model.config, {"mlm": None}, torch.Generator().manual_seed(0), 0.3)
     words = Packing.of(batch.text.mask_BT)
     states = words.pad(model.text_states(ids, words, model.biases(9, image=False)))
     torch.testing.assert_close(loss.mean, F.cross_entropy(model.word_head(states[masked]), batch.text.ids_BT[masked]))

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from invariance import (
+    check_cached_steps_equal_teacher_forcing,
+    check_later_words_are_unseen,
+    check_samples_stand_alone,
+)
 from tiny_xgpt import FACTS, VARIANTS, tiny_xgpt
 
-from vlp_models.data.batch import Batch, Pixels, Regions, Text
+from vlp_models.data.batch import Batch, Pixels
 from vlp_models.decoding.beam import beam_search
 from vlp_models.decoding.greedy import greedy
 from vlp_models.errors import CheckpointError, DataError, ParamsError
@@ -64,69 +69,17 @@ def everything(model: XGPT, batch: Batch) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_sample_does_not_depend_on_its_batch(make_batch: Any, name: str) -> None:
-    """Neither on the other samples and their order, nor on what stands in the padding."""
-    model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
-    together = everything(model, batch)
-    padded = ~batch.image.mask_BR[..., None]
-    noise = dataclasses.replace(
-        batch,
-        image=dataclasses.replace(
-            batch.image,
-            features_BRF=batch.image.features_BRF.masked_fill(padded, 7.0),
-            boxes_BR4=batch.image.boxes_BR4.masked_fill(padded, 0.5),
-        ),
-        text=dataclasses.replace(batch.text, ids_BT=batch.text.ids_BT.masked_fill(~batch.text.mask_BT, 9)),
-    )
-    backwards = everything(model, noise.select(torch.tensor([3, 2, 1, 0])))
-    for key, value in together.items():
-        torch.testing.assert_close(backwards[key].flip(0), value, rtol=0, atol=1e-10, msg=key)
-    for i in range(len(batch)):
-        one = batch.select(torch.tensor([i]))
-        length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
-        cut = dataclasses.replace(
-            one,
-            image=Regions(**{f.name: getattr(one.image, f.name)[:, :regions] for f in dataclasses.fields(Regions)}),
-            text=Text(ids_BT=one.text.ids_BT[:, :length], mask_BT=one.text.mask_BT[:, :length]),
-        )
-        for key, value in everything(model, cut).items():
-            expected = together[key][i : i + 1]
-            expected = expected[:, :length] if expected.dim() == 3 else expected
-            torch.testing.assert_close(value, expected, rtol=0, atol=1e-10, msg=key)
+    check_samples_stand_alone(everything, tiny_xgpt(**VARIANTS[name]), make_batch())
 
 
 @pytest.mark.parametrize("name", DECODING)
 def test_generation_never_sees_later_words(make_batch: Any, name: str) -> None:
-    model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
-    logits = model.generation_logits(batch.image, batch.text)
-    for changed in range(1, 8):
-        ids = batch.text.ids_BT.clone()
-        ids[:, changed] = (ids[:, changed] + 1) % 30
-        other = model.generation_logits(batch.image, dataclasses.replace(batch.text, ids_BT=ids))
-        assert torch.equal(other[:, :changed], logits[:, :changed])
-        assert not torch.allclose(other[0, changed], logits[0, changed])
+    check_later_words_are_unseen(tiny_xgpt(**VARIANTS[name]), make_batch())
 
 
 @pytest.mark.parametrize("name", DECODING)
 def test_cached_steps_equal_teacher_forcing(make_batch: Any, name: str) -> None:
-    """Also with three hypotheses per image, shuffled within and across images on the way."""
-    model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
-    size, length = batch.text.ids_BT.shape
-    copies = torch.arange(size).repeat_interleave(3)
-    generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(5, 30, (3 * size, length), generator=generator)
-    state = model.reorder(model.start(batch.image, max_len=length), copies)
-    for t in range(length):
-        if t == 2:
-            index = copies * 3 + torch.randint(0, 3, (3 * size,), generator=generator)
-            state, ids = model.reorder(state, index), ids[index]
-        if t == 5:
-            index = torch.tensor([7, 0, 1, 11, 4])
-            state, ids, copies = model.reorder(state, index), ids[index], copies[index]
-        logits, state = model.step(ids[:, t], state)
-        prefix = Text(ids_BT=ids[:, : t + 1], mask_BT=torch.ones_like(ids[:, : t + 1], dtype=torch.bool))
-        expected = model.generation_logits(batch.image.select(copies), prefix)[:, -1]
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
-    assert state.memory.images == size
+    check_cached_steps_equal_teacher_forcing(tiny_xgpt(**VARIANTS[name]), make_batch())
 
 
 def test_texts_that_share_an_image_are_told_as_if_each_had_its_own(make_batch: Any) -> None:

@@ -39,7 +39,7 @@ class Scripted(nn.Module):
     __hash__ = nn.Module.__hash__
 
     def pretraining_losses(self, batch, *, objectives, generator, mask_probability):
-        raise NotImplementedError
+        raise AssertionError("two passes ask for passes, never for the losses of one")
 
     def corrupt(self, batch, *, objectives, generator, mask_probability):
         words = torch.zeros_like(batch.text.mask_BT)

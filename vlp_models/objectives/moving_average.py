@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
 from vlp_models.objectives.ranks import sum_over_ranks
 
 
-class FollowsUpdates(nn.Module):
+class FollowsUpdates(nn.Module, ABC):
     """Sums that the forward passes add up, and that the module's buffers follow once an update.
 
     `add` in the forward pass; the training loop calls `update` once after each of the optimiser's updates, on every
@@ -32,13 +34,13 @@ class FollowsUpdates(nn.Module):
         if self.training:
             self.fold(sum_over_ranks(self.nothing() if gathered is None else gathered))
 
+    @abstractmethod
     def nothing(self) -> Tensor:
         """The sum of no items."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fold(self, total: Tensor) -> None:
         """Moves the buffers. total: what all micro-batches and processes of the update added."""
-        raise NotImplementedError
 
 
 class MovingAverage(FollowsUpdates):

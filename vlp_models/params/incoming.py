@@ -18,9 +18,8 @@ class IncomingParams:
     dataset: str = "data/accepted"  # grows by one folder per accepted drop
     fetch: list[str] = field(default_factory=list)  # .dvc files to update or pull; their folders are drops
     settle_seconds: NonNegativeFloat = 300.0  # a drop is finished once nothing in it has changed for so long
-    radius: Annotated[int, Field(ge=-1, le=32)] = (
-        4  # bits (of 64) in which two perceptual hashes may differ and still be one picture; -1: exact only
-    )
+    # bits (of 64) in which two perceptual hashes may differ and still be one picture; -1: exact only
+    radius: Annotated[int, Field(ge=-1, le=32)] = 4
     max_bad_fraction: Share = 0.05  # of a drop's pairs; above it the drop stays where it is
     processes: NonNegativeInt = 0  # 0: one per CPU
     track: bool = True  # `dvc add` each batch

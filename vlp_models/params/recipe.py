@@ -45,7 +45,8 @@ class RecipeParams:
     update, in order. reuse_batch: a cycle of `turns` learns from one batch, not each turn from another.
 
     contrast_over: whose pairs contrast tells apart, of several micro-batches: those of each, or of the whole update,
-    which costs another pass of the encoders without gradients (Gao et al. 2021)."""
+    which costs another pass of the encoders without gradients (Gao et al. 2021), and one more of all but the first
+    micro-batch, to count what its losses are over."""
 
     objectives: dict[str, ObjectiveParams]
     mix: Literal["sum", "draw", "turns"] = "sum"

@@ -69,6 +69,29 @@ def join_id(source: str, local: str | int) -> str:
     return f"{source}/{local}"
 
 
+def image_row(
+    image_id: str,
+    *,
+    source: str,
+    split: str,
+    path: str,
+    provenance: str,
+    width: int | None = None,
+    height: int | None = None,
+) -> Row:
+    """A row of `images`, before the prepare stage has looked into the file."""
+    return {
+        "image_id": image_id,
+        "source": source,
+        "split": split,
+        "path": path,
+        "width": width,
+        "height": height,
+        "sha256": None,
+        "provenance": provenance,
+    }
+
+
 def printable(text: str) -> str:
     """`text` with bytes that were not UTF-8 written out, so that it can be stored and shown."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

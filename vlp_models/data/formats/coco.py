@@ -20,6 +20,7 @@ from vlp_models.data.formats.base import (
     get_id,
     get_sentence,
     get_text,
+    image_row,
     join_id,
     read_lines,
     read_records,
@@ -130,16 +131,15 @@ class _Images:
             return
         self.counts[split] = self.counts.get(split, 0) + 1
         self.tables["images"].append(
-            {
-                "image_id": join_id(self.name, local),
-                "source": self.name,
-                "split": split,
-                "path": str(self.find(file_name, folders)),
-                "width": size[0] if size else None,
-                "height": size[1] if size else None,
-                "sha256": None,
-                "provenance": provenance,
-            }
+            image_row(
+                join_id(self.name, local),
+                source=self.name,
+                split=split,
+                path=str(self.find(file_name, folders)),
+                provenance=provenance,
+                width=size[0] if size else None,
+                height=size[1] if size else None,
+            )
         )
 
     def find(self, file_name: str, folders: list[str]) -> Path:

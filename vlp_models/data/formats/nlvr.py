@@ -23,6 +23,7 @@ from vlp_models.data.formats.base import (
     get,
     get_id,
     get_sentence,
+    image_row,
     join_id,
     need_root,
     read_lines,
@@ -100,16 +101,7 @@ def _images(
             tables.set_aside("images", image_id, "image_exists", f"no file {stem}-{k}.png under images/", provenance)
             continue
         tables["images"].append(
-            {
-                "image_id": image_id,
-                "source": name,
-                "split": split,
-                "path": os.path.normpath(path),
-                "width": None,
-                "height": None,
-                "sha256": None,
-                "provenance": provenance,
-            }
+            image_row(image_id, source=name, split=split, path=os.path.normpath(path), provenance=provenance)
         )
         found.append((image_id, k))
     return found

@@ -27,6 +27,7 @@ from vlp_models.data.formats.base import (
     get_id,
     get_sentence,
     get_text,
+    image_row,
     join_id,
     need_root,
     read_lines,
@@ -94,7 +95,9 @@ def _read_split(tables: Tables, name: str, split: str, file: Path, root: Path, p
                     if image_id not in images:
                         images.add(image_id)
                         path = _path(root, params.images, split, directory, f"{image_id.partition('/')[2]}.png")
-                        tables["images"].append(_image(image_id, name, ours, path, provenance))
+                        tables["images"].append(
+                            image_row(image_id, source=name, split=ours, path=path, provenance=provenance)
+                        )
 
 
 def _parts(identifier: str, split: str) -> tuple[str, str, str]:
@@ -124,16 +127,3 @@ def _path(root: Path, images: str, split: str, directory: str, file: str) -> str
 
     found = next((path for path in places() if path.is_file()), next(places()))
     return os.path.normpath(found)
-
-
-def _image(image_id: str, source: str, split: str, path: str, provenance: str) -> Row:
-    return {
-        "image_id": image_id,
-        "source": source,
-        "split": split,
-        "path": path,
-        "width": None,
-        "height": None,
-        "sha256": None,
-        "provenance": provenance,
-    }

@@ -22,6 +22,7 @@ from vlp_models.data.formats.base import (
     Tables,
     get_sentence,
     get_text,
+    image_row,
     join_id,
     read_lines,
     read_text,
@@ -59,16 +60,13 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
             split = get_text(record, "split").strip().lower() if record.get("split") is not None else ""
             key = prefix + image.lstrip("/") if prefix else image
             if key not in images:
-                images[key] = {
-                    "image_id": join_id(name, key.lstrip("/")),
-                    "source": name,
-                    "split": split,
-                    "path": os.path.normpath(path.parent / image),
-                    "width": None,
-                    "height": None,
-                    "sha256": None,
-                    "provenance": provenance,
-                }
+                images[key] = image_row(
+                    join_id(name, key.lstrip("/")),
+                    source=name,
+                    split=split,
+                    path=os.path.normpath(path.parent / image),
+                    provenance=provenance,
+                )
             elif images[key]["split"] != split:
                 first = images[key]
                 raise RecordError(

@@ -22,6 +22,7 @@ from vlp_models.data.formats.base import (
     get_id,
     get_sentence,
     get_text,
+    image_row,
     join_id,
     need_root,
     read_lines,
@@ -78,7 +79,9 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                     if row["image_id"] not in images:
                         images[row["image_id"]] = split
                         path = os.path.normpath(root / params.images / file_name)
-                        tables["images"].append(_image(row["image_id"], name, split, path, provenance))
+                        tables["images"].append(
+                            image_row(row["image_id"], source=name, split=split, path=path, provenance=provenance)
+                        )
     return tables
 
 
@@ -107,16 +110,3 @@ def _file_name(record: Row) -> str:
     key = next((key for key in IMAGE_KEYS if key in record), IMAGE_KEYS[0])
     name = safe_name(get_id(record, key))
     return name if Path(name).suffix.lower() in (".jpg", ".jpeg", ".png") else f"{name}.jpg"
-
-
-def _image(image_id: str, source: str, split: str, path: str, provenance: str) -> Row:
-    return {
-        "image_id": image_id,
-        "source": source,
-        "split": split,
-        "path": path,
-        "width": None,
-        "height": None,
-        "sha256": None,
-        "provenance": provenance,
-    }

@@ -23,6 +23,7 @@ from vlp_models.data.formats.base import (
     get,
     get_id,
     get_text,
+    image_row,
     is_utf8,
     join_id,
     need_root,
@@ -138,17 +139,16 @@ class _Images:
             )
         image_id = join_id(self.name, local)
         image = _Image(image_id=image_id, objects=objects, boxes=[_corners(box, metadata_file) for box in boxes])
-        size = {"width": get(metadata, "width", int), "height": get(metadata, "height", int)}
         self.tables["images"].append(
-            {
-                "image_id": image_id,
-                "source": self.name,
-                "split": split,
-                "path": os.path.normpath(self.directory / file_name),
-                **size,
-                "sha256": None,
-                "provenance": provenance,
-            }
+            image_row(
+                image_id,
+                source=self.name,
+                split=split,
+                path=os.path.normpath(self.directory / file_name),
+                provenance=provenance,
+                width=get(metadata, "width", int),
+                height=get(metadata, "height", int),
+            )
         )
         for number, (category, box) in enumerate(zip(objects, image.boxes, strict=True)):
             self.tables["objects"].append(

@@ -31,6 +31,13 @@ class DecodingState:
     owner_N: Tensor
     by_image: Packing
 
+    @classmethod
+    def begin(cls, memory: Any, mask_BR: Tensor, *, max_len: int) -> DecodingState:
+        """One hypothesis for each image, nothing read. mask_BR: of as many rows as images, on their device."""
+        owner_N = torch.arange(len(mask_BR), device=mask_BR.device)
+        by_image = hypotheses_by_image(owner_N, len(mask_BR))
+        return cls(length=0, max_len=max_len, past=(), memory=memory, owner_N=owner_N, by_image=by_image)
+
     def reorder(self, index_N: Tensor) -> DecodingState:
         if torch.equal(index_N, torch.arange(len(self.owner_N), device=index_N.device)):
             return self  # every hypothesis goes on by itself: no cache is copied

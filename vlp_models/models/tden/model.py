@@ -54,7 +54,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.adopt import Adopted
 from vlp_models.models.layers.attention import KeyValues
 from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock
-from vlp_models.models.layers.decoding import DecodingState, hypotheses_by_image
+from vlp_models.models.layers.decoding import DecodingState
 from vlp_models.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.init import init_weights
@@ -420,15 +420,8 @@ class TDEN(nn.Module):
         if max_len > self.config.max_positions:
             raise ParamsError(f"max_len is {max_len}, but config.max_positions is {self.config.max_positions}")
         visual = self.encode_image(image)
-        owner_N = torch.arange(len(image), device=visual.last_KD.device)
-        return DecodingState(
-            length=0,
-            max_len=max_len,
-            past=(),
-            memory=self.remember(visual.last_KD, visual.packing, None),
-            owner_N=owner_N,
-            by_image=hypotheses_by_image(owner_N, len(image)),
-        )
+        memory = self.remember(visual.last_KD, visual.packing, None)
+        return DecodingState.begin(memory, visual.packing.mask_BT, max_len=max_len)
 
     def step(self, token_N: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more token of each hypothesis. Returns the next token's logits, [N, V]."""

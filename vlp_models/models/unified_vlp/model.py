@@ -53,7 +53,7 @@ from vlp_models.data.batch import Batch, Image, Regions, Text
 from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.adopt import Adopted
-from vlp_models.models.layers.decoding import DecodingState, hypotheses_by_image
+from vlp_models.models.layers.decoding import DecodingState
 from vlp_models.models.layers.embeddings import TextEmbedding
 from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.init import init_weights
@@ -421,15 +421,8 @@ class UnifiedVLP(nn.Module):
                 f"max_len is {max_len}, but config.max_positions and config.region_slots leave "
                 f"{self.config.max_text - 1}"
             )
-        owner_N = torch.arange(len(image), device=cast(Regions, image).mask_BR.device)
-        return DecodingState(
-            length=0,
-            max_len=max_len,
-            past=(),
-            memory=self.encode_prefix(image),
-            owner_N=owner_N,
-            by_image=hypotheses_by_image(owner_N, len(image)),
-        )
+        prefix = self.encode_prefix(image)
+        return DecodingState.begin(prefix, prefix.mask_BP, max_len=max_len)
 
     def step(self, token_N: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more token of each hypothesis, with a [MASK] behind it. Returns the next token's logits, [N, V].

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from vlp_models.errors import CheckpointError
 from vlp_models.models.adopt import Adopted, adopt_weights, refuse_other
-from vlp_models.models.layers.spline import spline_matrix
 
 if TYPE_CHECKING:
     from vlp_models.models.vlmo.model import VLMo
@@ -64,6 +63,16 @@ def interpolate_biases(table_HO: Tensor, before: int, now: int) -> Tensor:
     offsets = table_HO[:, : old * old].double().view(-1, old, old)
     offsets = to_new @ offsets @ to_new.T
     return torch.cat([offsets.flatten(1).to(table_HO.dtype), table_HO[:, old * old :]], 1)
+
+
+def spline_matrix(places: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[len(wanted), len(places)]: times the values at `places`, which rise, it gives those at `wanted`, by the
+    interpolating cubic spline (straight lines through fewer than four). Beyond the ends it stays what it is there."""
+    from scipy.interpolate import make_interp_spline
+
+    spline = make_interp_spline(places, np.eye(len(places)), k=3 if len(places) >= 4 else 1)
+    found: NDArray[np.float64] = spline(np.clip(wanted, places[0], places[-1]))
+    return found
 
 
 def geometric_offsets(before: int, now: int) -> NDArray[np.float64]:

@@ -63,21 +63,19 @@ from vlp_models.models.protocols import Fused
 from vlp_models.models.vlmo.adopting import adopt
 from vlp_models.models.vlmo.config import VLMoConfig
 from vlp_models.models.vlmo.embeddings import PatchEmbedding, WordEmbedding
+from vlp_models.models.vlmo.hiding import Learners, check_learnable, hidden_patches, masked_words
 from vlp_models.models.vlmo.image_tokens import ImageTokens
 from vlp_models.models.vlmo.joint import PairsToJudge, draw_pairs
 from vlp_models.models.vlmo.mome import MoMEBlock, Route
 from vlp_models.models.vlmo.position_bias import PositionBias
-from vlp_models.objectives.block_masking import select_blocks
 from vlp_models.objectives.classification import classification
 from vlp_models.objectives.contrast import Pairs, image_text_contrast
 from vlp_models.objectives.hard_negatives import not_the_same_image
 from vlp_models.objectives.loss import Count, Loss
-from vlp_models.objectives.masking import mask_tokens, select_tokens, select_words
 from vlp_models.objectives.mlm import masked_language_modelling
 from vlp_models.objectives.ranks import sizes_over_ranks
 from vlp_models.objectives.token_loss import cross_entropy
 
-Learners = Mapping[str, Tensor | None]  # objective -> bool [N], which samples learn it; None: all
 Biases = tuple[Tensor, ...]  # of each layer [H, tokens, tokens]; empty: positions are absolute
 Way = Literal["vision", "language", "pair"]
 
@@ -281,9 +279,9 @@ class VLMo(nn.Module):
         Raises:
             ParamsError: an objective is unknown, or the batch lacks what it is about.
         """
-        self._check(objectives, batch)
+        check_learnable(objectives, self.objectives, batch)
         losses: dict[str, Loss] = {}
-        masked_NT, ids_NT = self._masked_words(batch, objectives, generator, mask_probability)
+        masked_NT, ids_NT = masked_words(batch.text, self.config, objectives, generator, mask_probability)
         if batch.image is None:
             words = Packing.of(batch.text.mask_BT)
             text_MD = self.text_states(ids_NT, words, self.biases(ids_NT.shape[1], image=False))
@@ -343,10 +341,10 @@ class VLMo(nn.Module):
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Count] | None:
         """The counts of `pretraining_losses`: places, patches and pairs decide them, no weight does."""
-        masked_NT, _ = self._masked_words(batch, objectives, generator, mask_probability)
+        masked_NT, _ = masked_words(batch.text, self.config, objectives, generator, mask_probability)
         counts: dict[str, Count] = {"mlm": masked_NT.sum()} if "mlm" in objectives else {}
         if "mim" in objectives:
-            counts["mim"] = self._hidden_patches(batch.image, objectives["mim"], generator).sum()
+            counts["mim"] = self.hidden_patches(batch.image, objectives["mim"], generator).sum()
         if {"itc", "itm"} & set(objectives):
             owner_N = batch.text.owners(len(batch.image))
             ids = owned(batch.image_ids, owner_N)
@@ -443,53 +441,13 @@ class VLMo(nn.Module):
     def image_loss(self, image: Image, learners: Tensor | None, generator: torch.Generator) -> Loss:
         """MIM: the visual tokens of hidden patches, by the vision experts (BEiT, section 2.3)."""
         assert isinstance(image, Pixels) and self.image_head is not None
-        hidden_BN = self._hidden_patches(image, learners, generator)
+        hidden_BN = self.hidden_patches(image, learners, generator)
         states_BSD = self.image_states(self.encode_image(image, hidden_BN), self.biases(0))
         tokens_BN = self.image_tokens(image.pixels_B3HW)
         return cross_entropy(self.image_head(states_BSD[:, 1:][hidden_BN]), tokens_BN[hidden_BN], name="mim")
 
-    def _hidden_patches(self, image: Image, learners: Tensor | None, generator: torch.Generator) -> Tensor:
-        grid, device = self.config.grid, self.norm.weight.device
-        hidden_BN = select_blocks(len(image), (grid, grid), self.config.image_mask_share, generator, device)
-        return hidden_BN if learners is None else hidden_BN & learners[:, None]
-
-    def _masked_words(
-        self, batch: Batch, objectives: Learners, generator: torch.Generator, probability: float
-    ) -> tuple[Tensor, Tensor]:
-        """bool and int64 [N, T]: which words MLM tells, and the texts with these masked."""
-        text, config = batch.text, self.config
-        if "mlm" not in objectives:
-            nothing = torch.zeros(0, 0, dtype=torch.bool)
-            return (nothing, nothing) if text is None else (torch.zeros_like(text.mask_BT), text.ids_BT)
-        if config.whole_words:
-            assert text.word_BT is not None  # as `inputs` asks
-            selected_NT = select_words(text.word_BT, probability, generator)
-        else:
-            selected_NT = select_tokens(text.mask_BT, probability, generator)
-        if (learners := objectives["mlm"]) is not None:
-            selected_NT = selected_NT & learners[:, None]
-        ids_NT = mask_tokens(
-            text.ids_BT,
-            selected_NT,
-            scheme=config.mask_scheme,
-            mask_id=config.mask_id,
-            vocab_size=config.vocab_size,
-            generator=generator,
-        )
-        return selected_NT, ids_NT
-
-    def _check(self, objectives: Learners, batch: Batch) -> None:
-        unknown = sorted(set(objectives) - set(self.objectives))
-        if unknown:
-            why = "; `mim` needs `image_codes` in the model's config" if "mim" in unknown else ""
-            raise ParamsError(f"VLMo can't learn {unknown}, only {list(self.objectives)}{why}")
-        for missing, needing, view in (
-            (batch.image is None, {"itc", "itm", "mim"}, "texts"),
-            (batch.text is None, {"itc", "itm", "mlm"}, "images"),
-        ):
-            wrong = sorted(needing & set(objectives))
-            if missing and wrong:
-                raise ParamsError(f"VLMo can't learn {wrong} from `view: {view}`: it takes what that has not")
+    def hidden_patches(self, image: Image, learners: Tensor | None, generator: torch.Generator) -> Tensor:
+        return hidden_patches(len(image), self.config, learners, generator, self.norm.weight.device)
 
     # ---- What training asks ----------------------------------------------------------------------------------
 

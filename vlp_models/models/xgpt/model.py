@@ -59,7 +59,7 @@ from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.adopt import Adopted
 from vlp_models.models.layers.attention import KeyValues
-from vlp_models.models.layers.decoding import DecodingState, hypotheses_by_image
+from vlp_models.models.layers.decoding import DecodingState
 from vlp_models.models.layers.init import init_weights
 from vlp_models.models.layers.masks import causal_mask, padding_mask
 from vlp_models.models.layers.packing import Packing, take
@@ -360,15 +360,8 @@ class XGPT(nn.Module):
         if max_len > self.config.max_positions:
             raise ParamsError(f"max_len is {max_len}, but config.max_positions is {self.config.max_positions}")
         states = self.encode_image(image)
-        owner_N = torch.arange(len(image), device=states.refined_KD.device)
-        return DecodingState(
-            length=0,
-            max_len=max_len,
-            past=(),
-            memory=self.encode(states.refined_KD, states.packing),
-            owner_N=owner_N,
-            by_image=hypotheses_by_image(owner_N, len(image)),
-        )
+        memory = self.encode(states.refined_KD, states.packing)
+        return DecodingState.begin(memory, memory.mask, max_len=max_len)
 
     def step(self, token_N: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more token of each hypothesis. Returns the next token's logits, [N, V]."""
