@@ -23,7 +23,6 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
 
-
 Augmentation = Literal["random_resized_crop", "flip", "rand_augment"]
 
 
