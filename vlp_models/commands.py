@@ -78,19 +78,21 @@ def _value(raw: dict[str, Any], place: str) -> Any:
 
 
 def write_plan() -> bool:
-    """Writes dvc.yaml anew from params.yaml; returns whether it changed.
+    """Writes dvc.yaml anew from params.yaml, and notes the packages that it names; returns whether dvc.yaml changed.
 
     Raises:
-        ParamsError: params.yaml is wrong, or holds a run that can't be.
+        ParamsError: params.yaml is wrong, holds a run that can't be, or names a package that is not installed.
     """
     from vlp_models.params import load_params
-    from vlp_models.pipeline.graph import FILE, is_ours
+    from vlp_models.pipeline.graph import FILE, is_ours, packages
     from vlp_models.runs.check import check_runs
     from vlp_models.stages.plan import planned
+    from vlp_models.workspace.packages import note
     from vlp_models.workspace.paths import Workspace, write_text
 
     params, workspace = load_params(), Workspace()
     check_runs(params)
+    note(packages(params), workspace.root)
     if not is_ours(workspace.root):
         print(f"{FILE}: written by hand, as its first line says; left as it is", file=sys.stderr)
         return False

@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from vlp_models.params import FinetuneParams, Params
+from vlp_models.params import FinetuneParams, ModelParams, Params
+from vlp_models.workspace.packages import dependency
 
 FILE = "dvc.yaml"
 HEADER = """\
@@ -46,7 +47,7 @@ Stage = dict[str, Any]
 
 
 def code(kind: str, name: str) -> str:
-    """The record of the code behind a stage, a model family, a task, a format or a world."""
+    """The record of the code behind a stage, a model family, its reading of a BERT, a task, a format or a world."""
     return f"{CODE}/{kind}/{name}.json"
 
 
@@ -119,7 +120,8 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             ],
             "outs": ["data/features"],
         }
-    vocabulary = [params.tokenizer.vocab] if params.tokenizer.source == "vocab" and params.tokenizer.vocab else []
+    vocabulary = [dependency(source) for source, _ in vocabulary_source(params)]
+    worded = any(model.words for model in params.models.values())
     stages |= {
         "tokenizer": {
             "cmd": "vlp stage tokenizer",
@@ -134,12 +136,20 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             "outs": ["data/shards"],
         },
         "initial": _each(
-            {name: {"family": m.family, "weights": m.weights or NOTHING} for name, m in params.models.items()},
+            {
+                name: {
+                    "family": m.family,
+                    "weights": m.weights or NOTHING,
+                    **(_words(m) if worded else {}),
+                }
+                for name, m in params.models.items()
+            },
             desc="a model before its first step: fresh weights, or imported ones",
             cmd="vlp stage initial ${key}",
             params=["models.${key}"],
             deps=[
                 "${item.weights}",
+                *(["${item.words}", "${item.reader}"] if worded else []),
                 "data/shards/manifest.json",
                 "data/tokenizer",
                 code("stages", "initial"),
@@ -310,6 +320,25 @@ def read_pipeline(root: Path) -> dict[str, Stage]:
 
 def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
     return {"foreach": {name: dict(entry) for name, entry in entries.items()}, "do": do}
+
+
+def _words(model: ModelParams) -> dict[str, str]:
+    """A BERT's files that the model begins with, and the code that knows where they go."""
+    if not model.words:
+        return {"words": NOTHING, "reader": NOTHING}
+    return {"words": dependency(model.words), "reader": code("words", model.family)}
+
+
+def vocabulary_source(params: Params) -> list[tuple[str, str]]:
+    """What the tokenizer is read from, and where params.yaml says so; nothing where it is learnt."""
+    p = params.tokenizer
+    return [(p.vocab, "tokenizer.vocab")] if p.source == "vocab" and p.vocab else []
+
+
+def packages(params: Params) -> list[tuple[str, str]]:
+    """What params.yaml may take from installed packages, with the places where it says so."""
+    words = [(model.words, f"models.{name}.words") for name, model in params.models.items() if model.words]
+    return [*vocabulary_source(params), *words]
 
 
 def _other_architecture(params: Params, run: str) -> str:

@@ -105,6 +105,8 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
             there = workspace.root / params.models[model].weights
             digest = hash_path(there) if there.exists() else None
             parents.append({"role": "imported weights", "path": params.models[model].weights, "sha256": digest})
+        if kind == "initial" and (words := made_from.get("provenance", {}).get("words")):
+            parents.append({"role": "a BERT's words", "path": words["source"], "files": words["files"]})
     if config.get("detector_id"):
         detector = {"role": "detector", "path": "data/detector", "id": config["detector_id"]}
         if workspace.detector.exists():
