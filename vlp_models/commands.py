@@ -81,7 +81,8 @@ def write_plan() -> bool:
     """Writes dvc.yaml anew from params.yaml, and notes the packages that it names; returns whether dvc.yaml changed.
 
     Raises:
-        ParamsError: params.yaml is wrong, holds a run that can't be, or names a package that is not installed.
+        ParamsError: params.yaml is wrong, or holds a run that can't be.
+        MissingToolError: a package it names is not installed.
     """
     from vlp_models.params import load_params
     from vlp_models.pipeline.graph import FILE, is_ours, packages

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
-from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.adopt import Adopted, adopt_weights, in_short
 from vlp_models.models.bert import read_bert
@@ -109,7 +109,7 @@ def test_a_text_becomes_what_transformers_makes_of_it(tmp_path: Path, family: st
 def package() -> Path:
     try:
         return find_folder(PACKAGE, Path("nowhere"), "tokenizer.vocab")
-    except ParamsError as error:
+    except MissingToolError as error:
         pytest.skip(str(error))
 
 

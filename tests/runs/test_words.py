@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from toy_world import TINY, write_workspace
 
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.models.checkpoint import load_model
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
@@ -58,7 +58,9 @@ def test_what_was_taken_and_what_is_new_is_said_and_kept(root: Path, capsys: pyt
 def test_a_words_source_that_can_not_be_is_an_error(root: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere: no such folder; `models\.tden\.words` is a folder"):
         begin(root, "models.tden.words=nowhere")
-    with pytest.raises(ParamsError, match=r"`models\.tden\.words: package:no-words`: not installed; `pip install"):
+    with pytest.raises(
+        MissingToolError, match=r"`models\.tden\.words: package:no-words`: not installed; `uv pip install"
+    ):
         begin(root, "models.tden.words=package:no-words")
     config = json.loads((root / "bert" / "config.json").read_text())
     (root / "bert" / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4}))

@@ -19,7 +19,7 @@ from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionI
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, MissingToolError, ParamsError
 from vlp_models.params import Params, load_params
 from vlp_models.stages import shards, tokenizer
 from vlp_models.workspace.paths import Workspace, hash_path
@@ -233,7 +233,7 @@ def test_a_vocabulary_of_a_folder_trimmed_to_the_texts(workspace: Workspace, par
     told = dataclasses.replace(whole, strip_accents=False)
     with pytest.raises(ParamsError, match=r"strip_accents: false`, but the tokenizer of bert strips them"):
         tokenizer.run(dataclasses.replace(params, tokenizer=told), workspace)
-    with pytest.raises(ParamsError, match=r"package:no-words`: not installed"):
+    with pytest.raises(MissingToolError, match=r"package:no-words`: not installed"):
         tokenizer.run(
             dataclasses.replace(params, tokenizer=dataclasses.replace(whole, vocab="package:no-words")), workspace
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, MissingToolError, ParamsError
 from vlp_models.workspace.packages import check_noted, dependency, note, package_files
 
 SOURCE, WHERE = "package:toy-words", "models.m.words"
@@ -51,10 +51,12 @@ def test_a_packages_content_is_what_dvc_watches(tmp_path: Path, monkeypatch: pyt
     check_noted(SOURCE, tmp_path, WHERE)
 
 
-def test_a_package_that_is_missing_says_what_to_install() -> None:
-    with pytest.raises(
-        ParamsError, match=r"`models\.m\.words: package:no-such-words`: not installed; `pip install no-"
-    ):
+def test_a_package_that_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = r"`models\.m\.words: package:no-such-words`: not installed; `uv pip install no-such-words` brings it"
+    with pytest.raises(MissingToolError, match=said):
+        package_files("package:no-such-words", WHERE)
+    monkeypatch.setattr("vlp_models.workspace.packages.LOCKED", ("no-such-words",))
+    with pytest.raises(MissingToolError, match=r"`uv pip install -r requirements-photographs\.lock` brings it"):
         package_files("package:no-such-words", WHERE)
     with pytest.raises(ParamsError, match="no name of a package"):
         package_files("package:../etc", WHERE)

