@@ -132,7 +132,9 @@ def test_lowercase_keeps_hangul_whole_and_what_it_would_lose_elsewhere_is_counte
     tokenizer = Tokenizer.train(SCRIPTS, 500, 1, True)
     assert tokenizer.decode(tokenizer.encode("개가 달린다", 64)) == "개가 달린다"
     found = survey(tokenizer, SCRIPTS)
-    assert set(found.changed) == {"कुत्ता", "がくせい", "สุนัขวิ่ง"}
+    words = [word for caption in SCRIPTS[1:] for word in caption.split()]  # but for German, which loses accents
+    other = {word for word in words if tokenizer.decode(tokenizer.encode(word, 64)).replace(" ", "") != word}
+    assert set(found.changed) == other == {"कुत्ता", "दौड़ता", "है", "がくせい", "สุนัขวิ่ง"}
     assert [word for word in ("Bär", "κάτι", "ёлка", "שָׁלוֹם", "❤\ufe0f", "dog") if loses_letters(word)] == []
     assert not found.unknown and found.unknown_share == 0
     unknown = survey(Tokenizer(VOCABULARY, lowercase=True), ["a red dog", "a cat"])
