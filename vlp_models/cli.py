@@ -228,6 +228,21 @@ def _print_prediction(task: str, images: list[str], text: str, model: str) -> No
 
 
 @app.command()
+def demo(
+    runs: Annotated[
+        list[str] | None, typer.Option("--run", help="A run whose newest version answers, instead of the champion.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; the default is this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
+    split: Annotated[str, typer.Option(help="The photos that are searched: train, val or test.")] = "test",
+) -> None:
+    """Serves a web page: drop a photo, read its caption, ask about it, search photos by text. Needs Gradio."""
+    from vlp_models.demo import run
+
+    run(host=host, port=port, runs=runs or [], split=split)
+
+
+@app.command()
 def promote(
     task: Annotated[str, typer.Argument(help=NAMED)],
     version: Annotated[int, typer.Option(help="The version to promote; default: the best of all runs.")] = 0,

@@ -1,0 +1,161 @@
+"""The page itself, in Gradio: where things stand, and what a click calls (handlers.py)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.data.images import FORMATS
+from vlp_models.errors import MissingToolError, ParamsError
+from vlp_models.serving.images import MAX_BYTES
+from vlp_models.serving.page.handlers import TITLES, Page
+from vlp_models.workspace.packages import LOCK
+
+if TYPE_CHECKING:
+    import gradio
+
+TITLE = "What the champions say of a photo"
+SWITCHES = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SHARE": "False"}
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+KEPT = 3600  # seconds that a dropped photo stays on disk, at most
+WIDTH = ".gradio-container {max-width: 1180px !important}"
+
+
+def check_installed() -> None:
+    """To be asked before any model is loaded.
+
+    Raises:
+        MissingToolError: Gradio is not installed.
+    """
+    if find_spec("gradio") is None:
+        raise MissingToolError(f"`vlp demo`: gradio is not installed; `uv pip install -r {LOCK}` brings it")
+
+
+def build(page: Page) -> gradio.Blocks:
+    """
+    Raises:
+        MissingToolError: Gradio, or a package that it needs, is not installed.
+    """
+    gr = _gradio()
+    one = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEPT, KEPT)) as blocks:
+        gr.Markdown(f"## {TITLE}")
+        with gr.Row():
+            with gr.Column(scale=1):
+                photo = gr.File(label="Drop a photo", file_types=sorted(FORMATS), height=110, elem_id="photo")
+                picture = gr.Image(
+                    label="What the model was given", interactive=False, format="png", buttons=[], elem_id="picture"
+                )
+                note = gr.Textbox(label="The boxes", interactive=False, lines=2, elem_id="note")
+            with gr.Column(scale=1):
+                gr.Markdown("### Caption")
+                by_captioner = f"beam search; {page.answers('captioning')}" if page.captioner else "no champion yet"
+                beam = gr.Textbox(label=f"Caption ({by_captioner})", interactive=False, elem_id="beam")
+                greedy = gr.Textbox(label="Caption, word by word (greedy)", interactive=False, elem_id="greedy")
+                gr.Markdown("### Question")
+                by_answerer = page.answers("vqa") if page.answerer else "no champion yet"
+                question = gr.Textbox(
+                    label="Ask about the photo", placeholder="What colour is the ball?", elem_id="question", max_lines=1
+                )
+                ask = gr.Button("Ask", elem_id="ask")
+                answers = gr.Label(label=f"Likeliest answers ({by_answerer})", num_top_classes=5, elem_id="answers")
+                problem = gr.Textbox(label="What went wrong", visible=False, interactive=False, elem_id="problem")
+        gr.Markdown("### Search")
+        if page.search:
+            where = f"{page.search.searched:,} photos of the split {page.search.split}; {page.answers('retrieval')}"
+        else:
+            where = "no champion yet"
+        wanted = gr.Textbox(label=f"Search by text ({where})", max_lines=1, elem_id="wanted")
+        look = gr.Button("Search", elem_id="look")
+        gallery = gr.Gallery(label="Best first, with the score", columns=4, buttons=[], elem_id="found", format="png")
+        gallery_problem = gr.Textbox(label="What went wrong", visible=False, interactive=False, elem_id="lost")
+        gr.Markdown("### Who answers, what it learned from, and what it can't do")
+        with gr.Row():
+            for task in TITLES:
+                gr.Markdown(page.about(task), elem_id=f"about-{task}")
+
+        def describe(path: str | None) -> list[Any]:
+            if not path:
+                return [None, "", "", "", None, _hidden(gr)]
+            found = page.caption(path)
+            drawn = [found.seen.picture, found.seen.note] if found.seen else [None, ""]
+            return [*drawn, found.beam, found.greedy, None, _hidden(gr, found.problem)]
+
+        def answered(path: str | None, text: str) -> list[Any]:
+            found = page.answer(path, text)
+            drawn = [found.seen.picture, found.seen.note] if found.seen else [gr.skip(), gr.skip()]
+            return [*drawn, dict(found.answers) or None, _hidden(gr, found.problem)]
+
+        def searched(text: str) -> list[Any]:
+            found = page.find(text)
+            return [list(found.photos), _hidden(gr, found.problem)]
+
+        photo.change(describe, photo, [picture, note, beam, greedy, answers, problem], **one)
+        for event in (ask.click, question.submit):
+            event(answered, [photo, question], [picture, note, answers, problem], **one)
+        for event in (look.click, wanted.submit):
+            event(searched, wanted, [gallery, gallery_problem], **one)
+    return blocks.queue(api_open=False, max_size=32)
+
+
+def serve(page: Page, *, host: str, port: int, block: bool = True) -> tuple[gradio.Blocks, str]:
+    """Serves the page until Ctrl-C, or in the background with `block=False`; returns it with its address.
+
+    Dropped photos lie in a temporary folder that goes when the page ends.
+
+    Raises:
+        MissingToolError: see `build`. ParamsError: the port is taken, or the host is none of this machine's.
+    """
+    with tempfile.TemporaryDirectory(prefix="vlp-page-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        blocks = build(page)
+        gr = _gradio()
+        try:
+            _, address, _ = blocks.launch(
+                server_name=host,
+                server_port=port,
+                share=False,
+                inbrowser=False,
+                quiet=True,
+                show_error=False,
+                prevent_thread_lock=True,
+                max_file_size=MAX_BYTES,
+                footer_links=[],
+                run_history=False,
+                enable_monitoring=False,
+                ssr_mode=False,
+                mcp_server=False,
+                theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+                css=WIDTH,
+            )
+        except OSError as error:
+            reason = str(error).partition(".")[0]
+            raise ParamsError(
+                f"vlp demo: {host} port {port}: {reason}; choose another with --host and --port"
+            ) from None
+        address = address.rstrip("/")
+        print(f"the page is at {address}; Ctrl-C ends it", flush=True)
+        if host not in LOOPBACK:
+            print("whoever reaches this address can use the page: it asks for no password", flush=True)
+        if block:
+            blocks.block_thread()
+    return blocks, address
+
+
+def _hidden(gr: Any, text: str = "") -> Any:
+    """A problem's place: it is there only while there is one."""
+    return gr.update(value=text, visible=bool(text))
+
+
+def _gradio() -> Any:
+    os.environ.update(SWITCHES)  # read when it is imported
+    check_installed()
+    try:
+        import gradio
+    except ImportError as error:
+        raise MissingToolError(
+            f"`vlp demo`: gradio can't be loaded ({error}); `uv pip install -r {LOCK}` brings what it needs"
+        ) from None
+    return gradio

@@ -1,0 +1,109 @@
+"""The indexed photos, searched by text with a retrieval model: those of one split of the shards.
+
+Shape suffixes: I photos, D embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.sample import Sample
+from vlp_models.data.tables import read_table
+from vlp_models.errors import CheckpointError, DataError
+from vlp_models.metrics.retrieval import best_places
+from vlp_models.models.protocols import Embeds, ScoresPairs
+from vlp_models.tasks.load import load_task_model
+from vlp_models.tasks.pair_scores import Encoded, score_all
+from vlp_models.tasks.retrieval import Retrieval
+from vlp_models.workspace.paths import Workspace
+
+AT_ONCE = 32
+MOST_PAIRS = 1000  # photos that a model without embeddings compares with a text, each in a pass of its own
+TOP = 8
+
+
+class PhotoSearch:
+    """Photos are embedded at the first search, and kept.
+
+    Raises `DataError` if there are no shards of the split; `CheckpointError` if its regions are not those of the
+    detector that the model was trained on, or the checkpoint is of another task.
+    """
+
+    def __init__(self, bundle: Path, workspace: Workspace, split: str, device: str = "cpu") -> None:
+        found = load_task_model(bundle / "checkpoint", device=device)
+        if not isinstance(found, Retrieval):
+            raise CheckpointError(f"{bundle}: a model of the task {found.task}, not of retrieval")
+        self.task_model = found
+        self.split = split
+        self.photos = ShardDataset(workspace.shards, split, found.prediction_view, **found.reader.flags)
+        if not len(self.photos):
+            raise DataError(f"{workspace.shards}: no photo in the split {split}")
+        held, wanted = self.photos.manifest.detector_id, found.info.detector_id
+        if wanted and held != wanted:
+            raise CheckpointError(
+                f"{workspace.shards}: the regions there are of {held or 'no detector'}, the retrieval model was "
+                f"trained on those of {wanted}; `dvc repro` makes both anew"
+            )
+        images = read_table("images", workspace.validated)
+        self._paths = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
+        self._root = workspace.root
+        self._device = device
+        self._embedded_ID: NDArray[np.float32] | None = None
+        by_all_pairs = not found.by_embeddings
+        self.searched = min(len(self.photos), MOST_PAIRS) if by_all_pairs else len(self.photos)
+
+    def find(self, text: str, count: int = TOP) -> list[tuple[str, float]]:
+        """The ids of the `count` photos that fit the text best, best first, with their scores; the higher the better,
+        and comparable within one search alone."""
+        similarity_I = self._similarity(text) if self.task_model.by_embeddings else np.zeros(self.searched, np.float32)
+        places: list[int] = np.arange(self.searched).tolist()
+        if self.task_model.by_pairs:
+            shortlist = int(self.task_model.options.shortlist)
+            if shortlist:
+                places = best_places(similarity_I[None], shortlist)[0].tolist()
+            score_I = self._pair_scores(text, places)
+        else:
+            score_I = similarity_I
+        best = best_places(score_I[None], count)[0].tolist()
+        ids = self.photos.image_ids()
+        return [(ids[places[i]], float(score_I[i])) for i in best]
+
+    def path(self, image_id: str) -> Path | None:
+        path = self._paths.get(image_id)
+        return None if path is None else self._root / path
+
+    @torch.no_grad()
+    def _similarity(self, text: str) -> NDArray[np.float32]:
+        model = cast(Embeds, self.task_model.model)
+        if self._embedded_ID is None:
+            blocks = self._batches(range(len(self.photos)))
+            self._embedded_ID = np.concatenate(
+                [
+                    model.embed_image(self.task_model.collate(b).to(self._device).image).float().cpu().numpy()
+                    for b in blocks
+                ]
+            )
+        tokens = self.task_model.tokenizer.encode_batch([text], self.task_model.info.max_text_len).to(self._device)
+        similarity_I: NDArray[np.float32] = self._embedded_ID @ model.embed_text(tokens).float().cpu().numpy()[0]
+        return similarity_I
+
+    @torch.no_grad()
+    def _pair_scores(self, text: str, places: Sequence[int]) -> NDArray[np.float32]:
+        model, scores = cast(ScoresPairs, self.task_model.model), []
+        for samples in self._batches(places):
+            state = model.encode_image(self.task_model.collate(samples).to(self._device).image)
+            encoded = [Encoded(state=state, row=row) for row in range(len(samples))]
+            length = self.task_model.info.max_text_len
+            scores.append(score_all(model, self.task_model.tokenizer, encoded, [text], max_text_len=length)[0])
+        return np.concatenate(scores)
+
+    def _batches(self, places: Sequence[int]) -> Iterator[list[Sample]]:
+        for start in range(0, len(places), AT_ONCE):
+            yield self.photos.__getitems__(places[start : start + AT_ONCE])
