@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import DataError, VLPError
+from vlp_models.errors import DataError, Terminated, VLPError
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
     from vlp_models.serving.page.handlers import Page
     from vlp_models.workspace.paths import Workspace
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TASKS = ("captioning", "vqa", "retrieval")
 
 
@@ -22,14 +26,24 @@ def run(*, host: str, port: int, runs: Sequence[str], split: str) -> None:
         DataError: no version answers anything, or a run of `runs` has none.
     """
     from vlp_models.params import load_params
-    from vlp_models.serving.page.app import check_installed, serve
+    from vlp_models.serving.page.app import check_installed, serving
     from vlp_models.workspace.paths import Workspace
 
     check_installed()
     page = make_page(load_params(), Workspace(), runs=runs, split=split)
     for task, reason in page.missing.items():
         print(f"{task}: {reason}")
-    serve(page, host=host, port=port)
+    signal.signal(signal.SIGTERM, _end)  # so that dropped photos are deleted
+    with serving(page, host=host, port=port) as address:
+        print(f"the page is at {address}; Ctrl-C ends it", flush=True)
+        if host not in LOOPBACK:
+            print("whoever reaches this address can use the page: it asks for no password", flush=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+def _end(received: int, frame: Any) -> None:
+    raise Terminated()
 
 
 def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (), split: str = "test") -> Page:

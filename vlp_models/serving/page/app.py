@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
 
 TITLE = "What the champions say of a photo"
 SWITCHES = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SHARE": "False"}
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 KEPT = 3600  # seconds that a dropped photo stays on disk, at most
+PROMISE = (
+    "Nothing leaves the machine that serves this page. What you drop is deleted when the page ends, or after two "
+    "hours. What you read below is a model's guess; at the foot of the page stands what it learned from and what it can't do."
+)
 WIDTH = ".gradio-container {max-width: 1180px !important}"
 
 
@@ -41,7 +46,7 @@ def build(page: Page) -> gradio.Blocks:
     gr = _gradio()
     one = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEPT, KEPT)) as blocks:
-        gr.Markdown(f"## {TITLE}")
+        gr.Markdown(f"## {TITLE}\n{PROMISE}")
         with gr.Row():
             with gr.Column(scale=1):
                 photo = gr.File(label="Drop a photo", file_types=sorted(FORMATS), height=110, elem_id="photo")
@@ -69,7 +74,9 @@ def build(page: Page) -> gradio.Blocks:
             where = "no champion yet"
         wanted = gr.Textbox(label=f"Search by text ({where})", max_lines=1, elem_id="wanted")
         look = gr.Button("Search", elem_id="look")
-        gallery = gr.Gallery(label="Best first, with the score", columns=4, buttons=[], elem_id="found", format="png")
+        gallery = gr.Gallery(
+            label="Best first, with the score", columns=4, height="auto", buttons=[], elem_id="found", format="png"
+        )
         gallery_problem = gr.Textbox(label="What went wrong", visible=False, interactive=False, elem_id="lost")
         gr.Markdown("### Who answers, what it learned from, and what it can't do")
         with gr.Row():
@@ -100,18 +107,19 @@ def build(page: Page) -> gradio.Blocks:
     return blocks.queue(api_open=False, max_size=32)
 
 
-def serve(page: Page, *, host: str, port: int, block: bool = True) -> tuple[gradio.Blocks, str]:
-    """Serves the page until Ctrl-C, or in the background with `block=False`; returns it with its address.
+@contextmanager
+def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
+    """Serves the page for the length of the block; yields its address.
 
-    Dropped photos lie in a temporary folder that goes when the page ends.
+    Dropped photos lie in a temporary folder that goes with it.
 
     Raises:
         MissingToolError: see `build`. ParamsError: the port is taken, or the host is none of this machine's.
     """
+    gr = _gradio()
     with tempfile.TemporaryDirectory(prefix="vlp-page-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         blocks = build(page)
-        gr = _gradio()
         try:
             _, address, _ = blocks.launch(
                 server_name=host,
@@ -132,16 +140,12 @@ def serve(page: Page, *, host: str, port: int, block: bool = True) -> tuple[grad
             )
         except OSError as error:
             reason = str(error).partition(".")[0]
-            raise ParamsError(
-                f"vlp demo: {host} port {port}: {reason}; choose another with --host and --port"
-            ) from None
-        address = address.rstrip("/")
-        print(f"the page is at {address}; Ctrl-C ends it", flush=True)
-        if host not in LOOPBACK:
-            print("whoever reaches this address can use the page: it asks for no password", flush=True)
-        if block:
-            blocks.block_thread()
-    return blocks, address
+            way_out = "choose another with --host and --port"
+            raise ParamsError(f"vlp demo: {host} port {port}: {reason}; {way_out}") from None
+        try:
+            yield address.rstrip("/")
+        finally:
+            blocks.close(verbose=False)
 
 
 def _hidden(gr: Any, text: str = "") -> Any:

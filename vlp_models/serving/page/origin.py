@@ -85,9 +85,8 @@ def limits(task_model: TaskModel) -> list[str]:
     elif task_model.task == "retrieval":
         found.append("Some photo always comes first, also where none fits the text.")
     if task_model.info.classes:
-        found.append(
-            f"Its regions are named by {len(task_model.info.classes) - 1:,} classes; other things it may miss."
-        )
+        kinds = len(task_model.info.classes) - 1
+        found.append(f"Its regions are named by {kinds:,} classes; other things it may miss.")
     if task_model.info.blank_images:
         found.append("It is a control that was trained without images: it does not look at the photo.")
     return found

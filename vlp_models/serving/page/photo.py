@@ -13,7 +13,7 @@ from vlp_models.errors import DataError
 from vlp_models.serving.images import MAX_BYTES
 
 SHOWN = 720  # pixels of a photo's longer side on the page
-GIVEN, WEIGHED = (150, 150, 150), (255, 120, 0)
+GIVEN, WEIGHED = (60, 60, 60), (255, 120, 0)
 Box = Sequence[float]  # x1, y1, x2, y2 as fractions of width and height
 
 
@@ -42,10 +42,10 @@ def open_photo(path: str | Path) -> Image.Image:
 
 
 def shown(photo: Image.Image, longest: int = SHOWN) -> Image.Image:
-    """A copy with a longer side of at most `longest` pixels; tiny pictures are made larger by whole factors."""
+    """A copy with a longer side of at most `longest` pixels; small ones are enlarged by whole factors."""
     if max(photo.size) <= longest:
-        factor = max(1, longest // 2 // max(photo.size))
-        return photo.resize((photo.width * factor, photo.height * factor), Image.Resampling.NEAREST)
+        factor = longest // max(photo.size)
+        return photo.resize((photo.width * factor, photo.height * factor), Image.Resampling.BICUBIC)
     copy = photo.copy()
     copy.thumbnail((longest, longest))
     return copy

@@ -1,0 +1,226 @@
+"""`vlp demo` on versions in a real registry: what it picks, what it says, and the page in a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_project import SIZES, make_model
+from toy_registry import evaluation_folder, toy_items
+
+from vlp_models.data.tables import read_table
+from vlp_models.demo import make_page
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
+from vlp_models.serving.bundle import content_of, write_bundle
+from vlp_models.serving.page.handlers import NO_PHOTO, Page
+from vlp_models.stages import features, generate, prepare, shards, validate
+from vlp_models.tracking.client import connect
+from vlp_models.tracking.registry import CHAMPION, Registered, model_name, register
+from vlp_models.workspace.paths import Workspace
+
+ROOT = Path(__file__).parents[2]
+TASKS = ("captioning", "vqa", "retrieval")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    loaded = load_params(ROOT / "params.yaml")
+    world = WorldParams(world="objects", seed=3, train=6, val=4, test=5, side=64)
+    return dataclasses.replace(
+        loaded,
+        generate={"scenes": world},
+        models={"tden": ModelParams(family="tden", config=SIZES)},
+        validate=dataclasses.replace(loaded.validate, max_bad_fraction=0.3),
+        features=dataclasses.replace(loaded.features, source="grid"),
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Workspace:
+    """Untrained models of grid cells, registered: a champion for captioning and for retrieval, none for vqa."""
+    workspace = Workspace(tmp_path_factory.mktemp("project"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workspace.root)
+        generate.run(params, workspace, "scenes")
+        prepare.run(params, workspace, "scenes")
+        for stage in (validate, features, shards):
+            stage.run(params, workspace)
+        client = connect(params.tracking, workspace.root)
+        for seed, task in enumerate(TASKS):
+            checkpoint = make_model(workspace, seed, f"own.{task}", task=task)
+            version = registered(client, params, workspace, task, checkpoint)
+            if task != "vqa":
+                client.set_registered_model_alias(version.name, CHAMPION, str(version.version))
+    return workspace
+
+
+def registered(client: Any, params: Params, workspace: Workspace, task: str, checkpoint: Path) -> Registered:
+    bundle = workspace.root / "bundles" / task / "bundle"
+    bundle.mkdir(parents=True)
+    write_bundle(bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features))
+    run = f"own.{task}"
+    evaluation = evaluation_folder([toy_items([1.0] * 5, metric="accuracy")])
+    score = {"metric": "accuracy", "value": 61.0, "low": 50.0, "high": 70.0, "dataset": "scenes", "split": "test"}
+    (evaluation / "scores.json").write_text(json.dumps([score | {"task": task}]))
+    return register(
+        client,
+        name=model_name(params.tracking, task),
+        task=task,
+        run=run,
+        bundle=bundle,
+        content=content_of(bundle),
+        metrics={},
+        tags={"run": run, "model": "tden", "family": "tden", "task": task},
+        card="",
+        evaluation=evaluation,
+        lineage={"params": {"data": {"scenes": {}}, "generate": {"scenes": {}}}},
+        files={},
+    )
+
+
+@pytest.fixture
+def here(made: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.chdir(made.root)
+    return made
+
+
+@pytest.fixture
+def photo(here: Workspace) -> Path:
+    return here.root / read_table("images", here.validated)["path"][0].as_py()
+
+
+def test_champions_answer_and_where_there_is_none_the_command_is_named(
+    here: Workspace, params: Params, photo: Path
+) -> None:
+    page = make_page(params, here)
+    assert set(page.missing) == {"vqa"} and "`vlp promote vqa`" in page.missing["vqa"]
+    said = page.caption(str(photo))
+    assert said.beam and said.greedy and not said.problem
+    assert said.seen is not None and said.seen.note.startswith("The thin boxes are the 16 regions")
+    assert page.answer(str(photo), "what is it ?").problem == page.missing["vqa"] == page.answers("vqa")
+    found = page.find("a red square")
+    scores = [float(label.rpartition("(")[2].rstrip(")")) for _, label in found.photos]
+    assert len(scores) == 5 and scores == sorted(scores, reverse=True) and not found.problem
+    about = page.about("captioning")
+    assert "vlp-captioning version 1 (champion; model tden)" in about and "run own.captioning" in about
+    assert "scenes (generated scenes)" in about and "What it can't do:" in about
+    assert "5 photos of the split test" in page.about("retrieval")
+
+
+def test_a_run_answers_in_the_champions_place(here: Workspace, params: Params, photo: Path) -> None:
+    page = make_page(params, here, runs=["own.vqa"])
+    assert not page.missing and "(run own.vqa; model tden)" in page.about("vqa")
+    assert "accuracy 61.0 (50.0 to 70.0)" in page.about("vqa")
+    answered = page.answer(str(photo), "  what is\nit ? ")
+    assert len(answered.answers) == 5 and answered.seen is not None and answered.seen.note
+    with pytest.raises(DataError, match="the run other has no registered version"):
+        make_page(params, here, runs=["other"])
+
+
+def test_what_goes_wrong_is_said_in_a_sentence(here: Workspace, params: Params, photo: Path) -> None:
+    page = make_page(params, here, runs=["own.vqa"])
+    (here.root / "words.png").write_bytes(b"no image at all")
+    assert page.caption(None).problem == page.answer(None, "what ?").problem == NO_PHOTO
+    wrong = page.caption(str(here.root / "words.png"))
+    assert wrong.problem.startswith("Words.png: not an image") and wrong.problem.endswith(".") and not wrong.beam
+    assert page.answer(str(here.root / "words.png"), "what ?").problem == wrong.problem
+    assert page.answer(str(photo), " ").problem == "Write a question first."
+    assert "301 characters" in page.answer(str(photo), "x" * 301).problem
+    assert page.find("").problem.startswith("Write what the photo shows")
+    Path(photo).rename(photo.with_suffix(".away"))
+    try:
+        train = make_page(params, here, split="train").find("a cup")
+        val = make_page(params, here, split="val").find("a cup")
+        test = page.find("a cup")
+    finally:
+        photo.with_suffix(".away").rename(photo)
+    assert sorted(len(found.photos) for found in (train, val, test)) in ([3, 5, 6], [4, 4, 6], [4, 5, 5])
+    assert [bool(found.problem) for found in (train, val, test)].count(True) == 1
+    assert "no such file" in make_page(params, here, split="other").missing["retrieval"]
+
+
+def test_without_any_version_there_is_no_page(tmp_path: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"nothing to show\. captioning: No champion yet: `vlp promote captioning`"):
+        make_page(params, Workspace(tmp_path))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _browser() -> Any:
+    """Headless Chromium, or a skip with the reason."""
+    for package in ("gradio", "playwright"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: requirements-photographs.lock, requirements-pictures.lock")
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not on this machine")
+    from playwright.sync_api import sync_playwright
+
+    return sync_playwright()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    with _browser() as driver:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        flags += ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-sync"]
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.photographs
+def test_the_page_in_a_browser(here: Workspace, params: Params, photo: Path, browser: Any) -> None:
+    from vlp_models.serving.page.app import serving
+
+    page: Page = make_page(params, here, runs=["own.vqa"])
+    expected = page.caption(str(photo))
+    broken = here.root / "broken.png"
+    broken.write_bytes(photo.read_bytes()[:200])
+    port, elsewhere = _free_port(), []
+    with serving(page, host="127.0.0.1", port=port) as address:
+        assert address == f"http://127.0.0.1:{port}"
+        folder = Path(os.environ["GRADIO_TEMP_DIR"])
+        tab = browser.new_page()
+        tab.set_default_timeout(120_000)
+        tab.on("request", lambda r: None if r.url.startswith((address, "data:", "blob:")) else elsewhere.append(r.url))
+        tab.goto(address)
+        tab.set_input_files("#photo input[type=file]", str(photo))
+        tab.wait_for_function("document.querySelector('#beam textarea, #beam input')?.value")
+        assert tab.locator("#beam textarea, #beam input").input_value() == expected.beam
+        assert tab.locator("#greedy textarea, #greedy input").input_value() == expected.greedy
+        tab.locator("#picture img").wait_for()
+        tab.locator("#question textarea, #question input").fill("what is it ?")
+        tab.locator("#ask").click()
+        tab.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
+        tab.locator("#wanted textarea, #wanted input").fill("a red square")
+        tab.locator("#look").click()
+        tab.locator("#found img").first.wait_for()
+        assert "vlp-captioning version 1" in tab.locator("#about-captioning").inner_text()
+        assert list(folder.rglob(photo.name)), "what is dropped lies in the page's own folder"
+
+        tab.locator("#photo button[aria-label]").first.click()  # takes it away
+        tab.set_input_files("#photo input[type=file]", str(broken))
+        tab.locator("#problem textarea, #problem input").wait_for()
+        problem = tab.locator("#problem textarea, #problem input").input_value()
+        assert problem.startswith("Broken.png: damaged or cut short")
+        with (
+            pytest.raises(ParamsError, match=f"port {port}: .*choose another"),
+            serving(page, host="127.0.0.1", port=port),
+        ):
+            pass
+    assert not folder.exists() and not elsewhere, "the browser asked nobody but this server"
