@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_project import SIZES, make_model
+from small_project import SIZES, make_data, make_model
 from toy_registry import evaluation_folder, toy_items
 
 from vlp_models.data.tables import read_table
@@ -22,7 +22,6 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.serving.bundle import content_of, write_bundle
 from vlp_models.serving.page.handlers import NO_PHOTO, Page
-from vlp_models.stages import features, generate, prepare, shards, validate
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.registry import CHAMPION, Registered, model_name, register
 from vlp_models.workspace.paths import Workspace
@@ -40,7 +39,6 @@ def params() -> Params:
         loaded,
         generate={"scenes": world},
         models={"tden": ModelParams(family="tden", config=SIZES)},
-        validate=dataclasses.replace(loaded.validate, max_bad_fraction=0.3),
         features=dataclasses.replace(loaded.features, source="grid"),
     )
 
@@ -51,10 +49,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Workspace:
     workspace = Workspace(tmp_path_factory.mktemp("project"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(workspace.root)
-        generate.run(params, workspace, "scenes")
-        prepare.run(params, workspace, "scenes")
-        for stage in (validate, features, shards):
-            stage.run(params, workspace)
+        make_data(params, workspace)
+        workspace.detector.mkdir()  # cells of a grid need none
         client = connect(params.tracking, workspace.root)
         for seed, task in enumerate(TASKS):
             checkpoint = make_model(workspace, seed, f"own.{task}", task=task)
@@ -149,10 +145,10 @@ def test_what_goes_wrong_is_said_in_a_sentence(here: Workspace, params: Params, 
     assert "no such file" in make_page(params, here, split="other").missing["retrieval"]
 
 
-def test_without_any_version_there_is_no_page(tmp_path: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_without_any_version_there_is_no_page(here: Workspace, params: Params) -> None:
+    other = dataclasses.replace(params, tracking=dataclasses.replace(params.tracking, model_prefix="other"))
     with pytest.raises(DataError, match=r"nothing to show\. captioning: No champion yet: `vlp promote captioning`"):
-        make_page(params, Workspace(tmp_path))
+        make_page(other, here)
 
 
 def _free_port() -> int:

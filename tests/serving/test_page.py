@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zlib
 from dataclasses import replace
@@ -11,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from toy_tasks import learn, make
-from toy_world import COLOURS, make_toy
+from toy_tasks import any_generator, learn, make
+from toy_world import make_toy
 
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import RegionArrays
@@ -82,26 +84,35 @@ def test_boxes_stay_inside_and_the_weighty_ones_are_thick() -> None:
     assert drawn.getpixel((697, 175)) == WEIGHED and drawn.getpixel((500, 175)) == (255, 255, 255)
 
 
+def without(regions: RegionArrays, left_out: int) -> RegionArrays:
+    return RegionArrays(**{name: np.delete(value, left_out, axis=0) for name, value in vars(regions).items()})
+
+
 @pytest.mark.parametrize("task", ["captioning", "vqa"])
-def test_the_region_that_tells_the_colour_is_the_one_that_is_missed(tmp_path: Path, task: str) -> None:
+def test_a_region_weighs_what_the_answer_loses_without_it(tmp_path: Path, task: str) -> None:
+    """A caption's likelihood is what training minimises, an answer's is the probability that is predicted."""
     toy = make_toy(tmp_path)
     task_model = make(toy, task)
-    learn(task_model, toy, steps=60)
-    sample = ShardDataset(toy.shards, "train", task_model.prediction_view)[0]
-    assert sample.regions is not None
-    nothing = np.zeros_like(sample.regions.features)
-    nothing[0] = sample.regions.features[0]
-    one_tells = replace(sample.regions, features=nothing)
-    seen = replace(sample, regions=one_tells)
-    made = task_model.predict(task_model.collate([seen]), [seen])[0]
-    said = made["caption"] if task == "captioning" else made["answer"]
-    assert any(colour in said for colour in COLOURS)
-    found = weigh(task_model, given(one_tells, 4), sample.text, said)
-    assert found.weightiest[0] == 0 and found.losses[0] > max(0.0, found.losses[1])
-    if task == "vqa":
-        probability = dict((text, p) for text, p in made["top"])[said]
-        assert np.exp(found.likelihood) == pytest.approx(probability, abs=1e-4)
-    alone = weigh(task_model, given(one_tells, 1), sample.text, said)
+    learn(task_model, toy, steps=10)
+    sample = ShardDataset(toy.shards, "train", task_model.view)[0]
+    assert sample.regions is not None and len(sample.regions) == 2
+
+    def likelihood(regions: RegionArrays) -> float:
+        seen = [replace(sample, regions=regions)]
+        batch = task_model.collate(seen)
+        if task == "captioning":
+            with torch.no_grad():
+                return -float(task_model.eval().loss(batch, generator=any_generator()).sum)
+        return math.log(dict(task_model.predict(batch, seen)[0]["top"])[said])
+
+    predicted = task_model.predict(task_model.collate([sample]), [sample])[0]
+    said = sample.text if task == "captioning" else predicted["answer"]
+    found = weigh(task_model, given(sample.regions, 4), sample.text, said)
+    whole = likelihood(sample.regions)
+    assert found.likelihood == pytest.approx(whole, abs=1e-4)
+    losses = [whole - likelihood(without(sample.regions, i)) for i in range(2)]
+    assert found.losses == pytest.approx(losses, abs=1e-4) and losses[0] != losses[1]
+    alone = weigh(task_model, given(sample.regions, 1), sample.text, said)
     assert alone.losses == (0.0,) and alone.weightiest == ()
 
 

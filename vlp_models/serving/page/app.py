@@ -23,7 +23,8 @@ SWITCHES = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"
 KEPT = 3600  # seconds that a dropped photo stays on disk, at most
 PROMISE = (
     "Nothing leaves the machine that serves this page. What you drop is deleted when the page ends, or after two "
-    "hours. What you read below is a model's guess; at the foot of the page stands what it learned from and what it can't do."
+    "hours. What you read below is a model's guess; at the foot of the page stands what it learned from and what it "
+    "can't do."
 )
 WIDTH = ".gradio-container {max-width: 1180px !important}"
 
