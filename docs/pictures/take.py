@@ -1,9 +1,11 @@
-"""The README's pictures: Prefect's flow run, MLflow's comparison, Data Docs and the report, in headless Chromium.
+"""The README's pictures: Prefect's flow run, MLflow's comparison, Data Docs, the report and `vlp demo`'s page, in
+headless Chromium.
 
     make pictures           (= python docs/pictures/take.py, in a project where `make demo` has run)
 
-Starts a Prefect and an MLflow server on loopback ports of its own, runs the retrain flow once, takes the pictures and
-ends the servers. Needs Chromium (Debian's package; `--chromium` names another) and playwright, which `make pictures`
+Starts a Prefect and an MLflow server and the page on loopback ports of its own, runs the retrain flow once, takes the
+pictures and ends the servers. The page needs a champion (`vlp promote`) and Gradio; without Gradio its picture is left
+as it is. Needs Chromium (Debian's package; `--chromium` names another) and playwright, which `make pictures`
 installs. Data Docs load their styles from public hosts: `--mirror FOLDER`, with files at HOST/PATH, stands in for them
 where there is no network.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -21,7 +24,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -86,9 +89,12 @@ class Camera:
         fill: Mapping[str, str] | None = None,
         scroll_to: str = "",
         settle: float = 3.0,
+        act: Callable[[Any], None] | None = None,
+        whole: bool = False,
     ) -> None:
         """
         Args:
+            act: what else to do on the page before the picture is taken. whole: also what lies below the window.
             clicks: selectors to press first, where they are there.
             fill: selector -> what to type there.
             settle: seconds for the page to draw.
@@ -107,7 +113,9 @@ class Camera:
         if scroll_to:
             page.locator(scroll_to).first.evaluate("element => element.scrollIntoView()")
             page.wait_for_timeout(500)
-        page.screenshot(path=str(HERE / f"{name}.png"))
+        if act is not None:
+            act(page)
+        page.screenshot(path=str(HERE / f"{name}.png"), full_page=whole)
         page.close()
         print(f"docs/pictures/{name}.png  {(HERE / f'{name}.png').stat().st_size // 1024} KB", flush=True)
 
@@ -168,11 +176,51 @@ def mlflow_page(camera: Camera, home: Path) -> None:
         )
 
 
+def demo_page(camera: Camera, home: Path) -> None:
+    """A scene of the test split, captioned, asked about, and others searched for."""
+    if importlib.util.find_spec("gradio") is None:
+        print("docs/pictures/page.png  left as it is: gradio is not installed", file=sys.stderr)
+        return
+    from vlp_models.data.tables import read_table
+
+    images = read_table("images", ROOT / "data" / "validated").to_pylist()
+    scene = next(row["path"] for row in images if row["split"] == "test")
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+
+    def use(page: Any) -> None:
+        page.set_default_timeout(1000 * READY)
+        page.set_input_files("#photo input[type=file]", str(ROOT / scene))
+        page.wait_for_function("document.querySelector('#beam textarea, #beam input')?.value")
+        page.locator("#question textarea, #question input").fill("what color is the triangle?")
+        page.locator("#ask").click()
+        page.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
+        page.locator("#wanted textarea, #wanted input").fill("a red star and a blue square")
+        page.locator("#look").click()
+        page.locator("#found img").first.wait_for()
+        page.wait_for_timeout(2000)
+
+    command = [sys.executable, "-m", "vlp_models.cli", "demo", "--port", str(port)]
+    with server(command, base, dict(os.environ), home / "page.log"):
+        camera.take(base, "page", settle=2, act=use, whole=True)
+    _shrink(HERE / "page.png")
+
+
+def _shrink(picture: Path) -> None:
+    """To 128 colours, which a page of text and drawings gets by with."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        small = image.convert("RGB").quantize(128)
+    small.save(picture, optimize=True)
+    print(f"docs/pictures/{picture.name}  {picture.stat().st_size // 1024} KB after shrinking", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
     parser.add_argument("--mirror", type=Path, default=None)
-    parser.add_argument("--only", choices=("prefect", "mlflow", "data-docs", "report"), default=None)
+    parser.add_argument("--only", choices=("prefect", "mlflow", "data-docs", "report", "page"), default=None)
     arguments = parser.parse_args()
     for needed in ("reports/index.html", "reports/data_docs/index.html", "mlflow.db"):
         if not (ROOT / needed).exists():
@@ -194,6 +242,7 @@ def main() -> None:
             "data-docs": lambda: camera.take(_newest_validation(), "data-docs", settle=2),
             "mlflow": lambda: mlflow_page(camera, home),
             "prefect": lambda: prefect_pages(camera, home),
+            "page": lambda: demo_page(camera, home),
         }
         for name, taker in takers.items():
             if arguments.only in (None, name):

@@ -19,9 +19,13 @@ from toy_registry import evaluation_folder, toy_items
 from vlp_models.data.tables import read_table
 from vlp_models.demo import make_page
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.serving.bundle import content_of, write_bundle
-from vlp_models.serving.page.handlers import NO_PHOTO, Page
+from vlp_models.serving.page.handlers import NO_PHOTO, Eye, Page
+from vlp_models.serving.page.origin import origin
+from vlp_models.serving.page.photo import open_photo, shown
+from vlp_models.serving.predictor import Predictor
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.registry import CHAMPION, Registered, model_name, register
 from vlp_models.workspace.paths import Workspace
@@ -143,6 +147,19 @@ def test_what_goes_wrong_is_said_in_a_sentence(here: Workspace, params: Params, 
     assert sorted(len(found.photos) for found in (train, val, test)) in ([3, 5, 6], [4, 4, 6], [4, 5, 5])
     assert [bool(found.problem) for found in (train, val, test)].count(True) == 1
     assert "no such file" in make_page(params, here, split="other").missing["retrieval"]
+
+
+def test_a_model_of_pixels_has_no_boxes(here: Workspace, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
+    small = ModelParams(family="toy", config={"side": 8, "patch": 4, "hidden": 16, "heads": 2})
+    checkpoint = make_model(here, 7, "pixels", made=small, name="toy")
+    shutil.copytree(checkpoint, here.root / "pixels" / "checkpoint")
+    made_by = origin(name="vlp-vqa", version=2, chosen="run pixels", tags={}, lineage=None, scores=[])
+    eye = Eye(Predictor(here.root / "pixels"), made_by)
+    answered = Page(answerer=eye, missing={}).answer(str(photo), "what is it ?")
+    assert answered.answers and answered.seen is not None
+    assert answered.seen.note == "This model reads pixels, no regions: there are no boxes to draw."
+    assert answered.seen.picture.size == shown(open_photo(photo)).size
 
 
 def test_without_any_version_there_is_no_page(here: Workspace, params: Params) -> None:

@@ -148,7 +148,7 @@ def test_what_it_learned_from_is_said_and_what_it_can_not_do(tmp_path: Path) -> 
     assert "photos" not in trained_on(record, "a").partition(".")[0] and "means nothing" in trained_on(record, "a")
     assert "without a record" in trained_on(None, "a")
     said = " ".join(limits(make(make_toy(tmp_path), "vqa")))
-    assert "among 3 answers" in said and "by 3 classes" in said
+    assert "among 3 answers" in said and "by 3 classes of things" in said
 
 
 def test_without_gradio_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

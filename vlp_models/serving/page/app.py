@@ -52,7 +52,12 @@ def build(page: Page) -> gradio.Blocks:
             with gr.Column(scale=1):
                 photo = gr.File(label="Drop a photo", file_types=sorted(FORMATS), height=110, elem_id="photo")
                 picture = gr.Image(
-                    label="What the model was given", interactive=False, format="png", buttons=[], elem_id="picture"
+                    label="What the model was given",
+                    height=400,
+                    interactive=False,
+                    format="png",
+                    buttons=[],
+                    elem_id="picture",
                 )
                 note = gr.Textbox(label="The boxes", interactive=False, lines=2, elem_id="note")
             with gr.Column(scale=1):
@@ -76,7 +81,7 @@ def build(page: Page) -> gradio.Blocks:
         wanted = gr.Textbox(label=f"Search by text ({where})", max_lines=1, elem_id="wanted")
         look = gr.Button("Search", elem_id="look")
         gallery = gr.Gallery(
-            label="Best first, with the score", columns=4, height="auto", buttons=[], elem_id="found", format="png"
+            label="Best first, with the score", columns=6, rows=1, buttons=[], elem_id="found", format="png"
         )
         gallery_problem = gr.Textbox(label="What went wrong", visible=False, interactive=False, elem_id="lost")
         gr.Markdown("### Who answers, what it learned from, and what it can't do")

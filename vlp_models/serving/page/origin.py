@@ -86,7 +86,7 @@ def limits(task_model: TaskModel) -> list[str]:
         found.append("Some photo always comes first, also where none fits the text.")
     if task_model.info.classes:
         kinds = len(task_model.info.classes) - 1
-        found.append(f"Its regions are named by {kinds:,} classes; other things it may miss.")
+        found.append(f"The regions it reads are told apart by {kinds:,} classes of things; others it may miss.")
     if task_model.info.blank_images:
         found.append("It is a control that was trained without images: it does not look at the photo.")
     return found

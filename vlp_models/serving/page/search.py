@@ -26,7 +26,7 @@ from vlp_models.workspace.paths import Workspace
 
 AT_ONCE = 32
 MOST_PAIRS = 1000  # photos that a model without embeddings compares with a text, each in a pass of its own
-TOP = 8
+TOP = 6
 
 
 class PhotoSearch:
