@@ -211,7 +211,7 @@ def _shrink(picture: Path) -> None:
     from PIL import Image
 
     with Image.open(picture) as image:
-        small = image.convert("RGB").quantize(128)
+        small = image.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE)
     small.save(picture, optimize=True)
     print(f"docs/pictures/{picture.name}  {picture.stat().st_size // 1024} KB after shrinking", flush=True)
 

@@ -109,7 +109,7 @@ def test_champions_answer_and_where_there_is_none_the_command_is_named(
     assert said.seen is not None and said.seen.note.startswith("The thin boxes are the 16 regions")
     assert page.answer(str(photo), "what is it ?").problem == page.missing["vqa"] == page.answers("vqa")
     found = page.find("a red square")
-    scores = [float(label.rpartition("(")[2].rstrip(")")) for _, label in found.photos]
+    scores = [float(label.partition(" ")[0]) for _, label in found.photos]
     assert len(scores) == 5 and scores == sorted(scores, reverse=True) and not found.problem
     about = page.about("captioning")
     assert "vlp-captioning version 1 (champion; model tden)" in about and "run own.captioning" in about

@@ -81,7 +81,7 @@ def build(page: Page) -> gradio.Blocks:
         wanted = gr.Textbox(label=f"Search by text ({where})", max_lines=1, elem_id="wanted")
         look = gr.Button("Search", elem_id="look")
         gallery = gr.Gallery(
-            label="Best first, with the score", columns=6, rows=1, buttons=[], elem_id="found", format="png"
+            label="Best first, with the score", columns=6, height=240, buttons=[], elem_id="found", format="png"
         )
         gallery_problem = gr.Textbox(label="What went wrong", visible=False, interactive=False, elem_id="lost")
         gr.Markdown("### Who answers, what it learned from, and what it can't do")

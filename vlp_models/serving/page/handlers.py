@@ -137,7 +137,7 @@ class Page:
         except VLPError as error:
             return Found(problem=_sentence(error))
         photos, lost = [], []
-        for place, (image_id, score) in enumerate(found, start=1):
+        for image_id, score in found:
             path = self.search.path(image_id)
             try:
                 photo = open_photo(path) if path is not None else None
@@ -146,7 +146,7 @@ class Page:
             if photo is None:
                 lost.append(image_id)
             else:
-                photos.append((shown(photo, 320), f"{place}. {image_id} ({score:.2f})"))
+                photos.append((shown(photo, 320), f"{score:.2f} {image_id}"))
         problem = f"Found as well, but not on this disk: {', '.join(lost)}." if lost else ""
         return Found(photos=photos, problem=problem)
 
