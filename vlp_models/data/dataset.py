@@ -19,10 +19,12 @@ import pyarrow.parquet as pq
 from torch.utils.data import Dataset
 
 from vlp_models.data.archive import REGIONS, decode, read_member
+from vlp_models.data.index_check import check_index
 from vlp_models.data.sample import Sample, SeenImage
 from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS, index_name, shard_name
 from vlp_models.data.views import OTHER_IMAGES, VIEWS, View
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.limits import check_numbers
 
 _WAYS_OUT = {
     "regions": "no model of params.yaml read any when they were made: add this one to `models`, and `dvc repro shards`",
@@ -47,6 +49,21 @@ class ShardsManifest:
     def num_classes(self) -> int:
         return len(self.classes)
 
+    def check(self) -> None:
+        """
+        Raises:
+            TypeError, ValueError: a field is of another type, or too large to be true.
+        """
+        check_numbers({"feature_dim": self.feature_dim})
+        texts = (self.detector_id, *self.classes, *self.sources)
+        counts = (
+            [n for split in self.counts.values() for n in split.values()] if isinstance(self.counts, dict) else [""]
+        )
+        if not isinstance(self.feature_dim, int) or self.feature_dim < 0 or not all(isinstance(t, str) for t in texts):
+            raise TypeError("feature_dim is a whole number, the rest are names")
+        if not all(isinstance(n, int) and n >= 0 for n in counts):
+            raise TypeError("counts are whole numbers, by split and view")
+
 
 def read_manifest(directory: Path) -> ShardsManifest:
     """
@@ -56,16 +73,18 @@ def read_manifest(directory: Path) -> ShardsManifest:
     file = directory / "manifest.json"
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-        return ShardsManifest(
+        manifest = ShardsManifest(
             feature_dim=value["feature_dim"],
             classes=tuple(value["classes"]),
             detector_id=value["detector_id"],
             sources=tuple(value["sources"]),
             counts=value["counts"],
         )
+        manifest.check()
+        return manifest
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; `dvc repro shards` makes it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file}: not the manifest of shards: {error!r}; `dvc repro shards` makes it anew") from None
 
 
@@ -205,9 +224,11 @@ def _read_index(file: Path, view: View) -> pa.Table:
         table = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view.name)])
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; the shards have no split of this name, or are not built yet") from None
-    except pa.ArrowException as error:
+        table = table.combine_chunks()
+        check_index(table)
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{file}: not an index of shards: {error}; `dvc repro shards` makes it anew") from None
-    return table.combine_chunks()
+    return table
 
 
 def _select(column: pa.ChunkedArray, sources: Mapping[str, int], known: tuple[str, ...]) -> np.ndarray:

@@ -103,11 +103,13 @@ class Tokenizer:
             settings = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(f"{file}: no such file; the tokenizer stage writes it") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{file}: not valid JSON: {error}") from None
         if not isinstance(settings, dict) or settings.get("format") != FORMAT:
             raise DataError(f"{file}: not tokenizer settings of the form {FORMAT}")
-        return cls.from_vocab(Path(directory) / "vocab.txt", lowercase=bool(settings["lowercase"]))
+        if not isinstance(settings.get("lowercase"), bool):
+            raise DataError(f"{file}: `lowercase` must be true or false, found {settings.get('lowercase')!r}")
+        return cls.from_vocab(Path(directory) / "vocab.txt", lowercase=settings["lowercase"])
 
     def save(self, directory: Path | str) -> None:
         """Writes vocab.txt and tokenizer.json (the settings); equal tokenizers give equal bytes."""

@@ -6,6 +6,7 @@ of another architecture is an error that lists what differs, never a half-initia
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -105,7 +107,7 @@ def read_config(directory: Path) -> CheckpointInfo:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{file}: no such file; is {directory} a checkpoint of this project?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}; copy or make the checkpoint anew") from None
     try:
         return CheckpointInfo.from_json(config if isinstance(config, dict) else {})
@@ -126,7 +128,7 @@ def read_labels(directory: Path) -> list[str]:
         labels = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{directory / LABELS}: no such file: what the classifier chooses from is lost") from None
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: the labels of the classifier can't be read: {error}") from None
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise CheckpointError(f"{file}: not a list of strings")
@@ -162,9 +164,22 @@ def build_from_config(info: CheckpointInfo, tokenizer: Tokenizer, where: Path) -
         num_classes=len(info.classes),
     )
     try:
+        with torch.device("meta"):  # costs no memory, whatever the config asks for
+            outlined = build_model(info.family, info.model_config, facts)
+        _check_size(outlined, where)
         return build_model(info.family, info.model_config, facts)
-    except ParamsError as error:
+    except (ParamsError, CheckpointError) as error:
         raise CheckpointError(f"{where / CONFIG}: {error}") from None
+    except Exception as error:  # the config is from outside: whatever a model makes of it, the file is at fault
+        raise CheckpointError(f"{where / CONFIG}: no {info.family} can be made of `model_config`: {error}") from None
+
+
+def _check_size(model: nn.Module, where: Path) -> None:
+    """Refuses to make a model that the weights can't fill."""
+    with contextlib.suppress(OSError):
+        stored, needed = (where / WEIGHTS).stat().st_size, sum(p.numel() for p in model.parameters())
+        if needed > stored:  # not even a byte a number
+            raise CheckpointError(f"describes {needed:,} weights, but {WEIGHTS} has {stored:,} bytes")
 
 
 def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:

@@ -78,7 +78,7 @@ def read_json(file: Path, kind: type = dict) -> Any:
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: can't be read: {error}") from None
     if not isinstance(value, kind):
         raise CheckpointError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.errors import CheckpointError, VLPError
+from vlp_models.limits import check_numbers
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.pipeline.code import PACKAGE, files_behind, hash_source
 from vlp_models.workspace.finished import link_or_copy
@@ -46,7 +47,7 @@ def checkpoint_info(directory: Path) -> CheckpointInfo:
     file = directory / "config.json"
     try:
         return CheckpointInfo.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: does not say what the checkpoint is ({error})") from None
 
 
@@ -123,7 +124,7 @@ def _written(bundle: Path) -> dict[str, dict[str, str]] | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {what: {str(k): str(v) for k, v in found[what].items()} for what in ("files", "code")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: does not say what the bundle holds ({error})") from None
 
 
@@ -155,10 +156,33 @@ def not_served(bundle: Path) -> str:
     if info.task is None or task_class(info.task).words is None:
         return f"the task {info.task} is not served"
     if info.detector_id:
-        source = json.loads((bundle / FEATURES).read_text(encoding="utf-8"))["source"]
+        source = read_made(bundle)["source"]
         if source not in FROM_IMAGES:
             return f"its regions come from `{source}`, which can't be made from an image"
     return ""
+
+
+def read_made(bundle: Path) -> dict[str, Any]:
+    """features.json: how the regions were made, with `source`, `min_score`, `max_regions` and `content`.
+
+    Raises:
+        CheckpointError: missing, damaged, or a value that can't be.
+    """
+    file = bundle / FEATURES
+    try:
+        made = json.loads(file.read_text(encoding="utf-8"))
+        check_numbers(made)
+        found = {key: made[key] for key in ("source", "min_score", "max_regions")}
+        found["content"] = made.get("content", "roi")  # bundles before there was a choice do not say
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{file}: does not say how the regions were made ({error!r})") from None
+    kinds = {"source": str, "min_score": (int, float), "max_regions": int, "content": str}
+    for key, kind in kinds.items():
+        if not isinstance(found[key], kind) or isinstance(found[key], bool):  # type: ignore[arg-type]
+            raise CheckpointError(f"{file}: `{key}` is {found[key]!r:.60}; take the bundle from the registry anew")
+    if found["content"] not in ("roi", "probabilities") or found["max_regions"] < 1:
+        raise CheckpointError(f"{file}: `content` or `max_regions` can't be; take the bundle from the registry anew")
+    return found
 
 
 def try_out(bundle: Path, images: Sequence[Path]) -> str:

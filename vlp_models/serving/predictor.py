@@ -6,7 +6,6 @@ A bundle is a directory with `checkpoint/` (docs/contracts.md) and, for a model 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,13 +92,11 @@ class Predictor:
 
 def _extractor(bundle: Path, device: str) -> GridExtractor | RegionExtractor:
     """What turns pixels into the regions the model learned from."""
+    from vlp_models.serving.bundle import read_made
     from vlp_models.vision.extract import RegionExtractor
     from vlp_models.vision.grid import GridExtractor
 
-    try:
-        made = json.loads((bundle / "features.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{bundle / 'features.json'}: does not say how the regions were made ({error})") from None
+    made = read_made(bundle)
     if made["source"] == "grid":
         return GridExtractor()
     if made["source"] != "detector":
@@ -111,5 +108,5 @@ def _extractor(bundle: Path, device: str) -> GridExtractor | RegionExtractor:
         device,
         min_score=made["min_score"],
         max_regions=made["max_regions"],
-        content=made.get("content", "roi"),  # bundles before there was a choice do not say
+        content=made["content"],
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchvision.models.detection import FasterRCNN
 
 from vlp_models.errors import CheckpointError
+from vlp_models.limits import check_numbers
 from vlp_models.vision.config import DetectorConfig
 from vlp_models.vision.detector import build_detector
 
@@ -79,12 +80,13 @@ def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) 
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in record["architecture"].items()
         }
-        config, classes = DetectorConfig(**fields), tuple(record["classes"])
-    except (KeyError, TypeError, AttributeError) as error:
+        check_numbers(fields)
+        config, classes = DetectorConfig(**fields), tuple(map(str, record["classes"]))
+        model = build_detector(config, len(classes))
+    except Exception as error:  # the file is from outside: whatever torchvision makes of it, the file is at fault
         raise CheckpointError(
             f"{directory / CONFIG}: not a detector's config ({error}); `dvc repro detector`"
         ) from None
-    model = build_detector(config, len(classes))
     load_state(model, read_weights(directory / weights), directory / weights)
     what = {"architecture": record["architecture"], "classes": record["classes"]}
     if weights == WEIGHTS and _identity(directory, what) != record["detector_id"]:
@@ -101,7 +103,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}; `dvc repro detector` makes it") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT or "detector_id" not in record:
         raise CheckpointError(f"{path}: not a detector's config ({FORMAT}); `dvc repro detector` makes it")

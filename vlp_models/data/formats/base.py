@@ -161,6 +161,8 @@ def read_json(path: Path, purpose: str) -> Any:
         ) from None
     except RecursionError:
         raise DataError(f"{path}: nested too deeply for {purpose}") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise DataError(f"{path}: not {purpose}: {error}") from None
 
 
 def read_records(path: Path, key: str, purpose: str) -> Iterator[tuple[str, Any]]:
