@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vlp_models.checkout import run_the_code_of
 from vlp_models.errors import ParamsError, VLPError, is_disk_full
 from vlp_models.redaction import redact
 from vlp_models.tasks import TASKS
@@ -79,8 +81,6 @@ def use(
     assign: Annotated[list[str] | None, typer.Option("--set", "-S", help="`key.path=value`, after the preset.")] = None,
 ) -> None:
     """Edits params.yaml (a preset, single values), checked before it is written, then dvc.yaml. Comments stay."""
-    from pathlib import Path
-
     from vlp_models.commands import write_plan
     from vlp_models.overlay import apply_overlay
 
@@ -103,8 +103,6 @@ def migrate(
     source: Annotated[str, typer.Argument(help="The params.yaml of an older version.")] = "params.yaml",
 ) -> None:
     """Writes a params.yaml with one model and one pretraining anew, with named models and runs; the old one is kept."""
-    from pathlib import Path
-
     from vlp_models.commands import write_plan
     from vlp_models.migrate import migrate_params
 
@@ -327,8 +325,6 @@ def import_checkpoint(
     max_regions: Annotated[int, typer.Option(help="Of a task's model: the regions it was trained with.")] = 0,
 ) -> None:
     """Makes a checkpoint of the public TDEN code's weights, or of BERT's, for a model to begin with."""
-    from pathlib import Path
-
     from vlp_models.params import load_params
     from vlp_models.runs.import_checkpoint import import_checkpoint
     from vlp_models.workspace.paths import Workspace
@@ -357,29 +353,14 @@ def doctor() -> None:
     raise typer.Exit(print_findings())
 
 
-def _run_the_code_here() -> None:
-    """Goes on with the code of the project in this folder, if this `vlp` is another checkout's.
-
-    An environment that several checkouts share has one of them installed. DVC hashes the code of the folder that it
-    works in, so that must be the code that runs.
-    """
-    from pathlib import Path
-
-    own, here = Path(__file__).parent, Path.cwd() / "vlp_models"
-    if (here / "cli.py").is_file() and not own.samefile(here):
-        known = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = f"{here.parent}{os.pathsep}{known}" if known else str(here.parent)
-        os.execv(sys.executable, [sys.executable, "-m", "vlp_models.cli", *sys.argv[1:]])
-
-
 def main() -> None:
     """Entry point: a `VLPError` is one line on stderr and its exit code."""
     for tool in ("DVC_NO_ANALYTICS", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ.setdefault(tool, "true")
     # Threads that wait actively slow each other down tenfold as soon as there are more of them than cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    _run_the_code_here()
     try:
+        run_the_code_of(Path.cwd())
         app()
     except VLPError as error:
         if os.environ.get("VLP_DEBUG"):

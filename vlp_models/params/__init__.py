@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.checkout import refuse_other_code
 from vlp_models.errors import ParamsError
 from vlp_models.params.augment import AugmentedParams, AugmentParams
 from vlp_models.params.cluster import ClusterParams
@@ -140,7 +141,8 @@ def load_params(path: Path | str = "params.yaml") -> Params:
     """Reads and checks params.yaml.
 
     Raises:
-        ParamsError: the file is missing, is no YAML mapping, breaks the schema, or names what is not there.
+        ParamsError: the file is missing, is no YAML mapping, breaks the schema, or names what is not there; or the
+            code that runs is not that of its folder (vlp_models/checkout.py).
     """
     return parse_params(read_yaml(path), str(path))
 
@@ -154,6 +156,7 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
     import yaml
 
     path = Path(path)
+    refuse_other_code(path.parent)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
