@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows how far it is
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr test test-long faults lint bench ablations-tden ablations-unified-vlp pictures clean
+.PHONY: help install demo nlvr test test-long faults fuzz audit image lint bench ablations-tden ablations-unified-vlp pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,9 @@ help:
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (about an hour)"
+	@echo "make fuzz       10,000 hostile inputs to readers, shards, checkpoints, params, requests (minutes)"
+	@echo "make audit      known holes in the locked packages (needs the network)"
+	@echo "make image      an image with the locked packages, for a cluster (needs Docker)"
 	@echo "make ablations-tden  what of TDEN's claims shows on a small set-up that can tell (about an hour)"
 	@echo "make pictures   the README's pictures, after make demo (needs Chromium)"
 	@echo "make bench      speed benchmarks, into benchmarks/results/"
@@ -55,6 +58,16 @@ test-long: install
 
 faults: install
 	@python tests/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)
+
+fuzz: install
+	@python tests/fuzz/run.py --inputs $(or $(N),10000) --seed $(or $(SEED),1)
+
+# Asks a service for known holes in the locked packages; `lint` and `test` need no network.
+audit: install
+	@python tests/fuzz/audit.py requirements.lock requirements-uv.lock requirements-cluster.lock requirements-pictures.lock
+
+image:
+	@docker build --file deploy/Dockerfile --tag vlp-flows .
 
 lint: install
 	@ruff check .
