@@ -64,7 +64,7 @@ fuzz: install
 
 # Asks a service for known holes in the locked packages; `lint` and `test` need no network.
 audit: install
-	@python tests/fuzz/audit.py requirements.lock requirements-uv.lock requirements-cluster.lock requirements-pictures.lock
+	@python tests/audit.py requirements.lock requirements-uv.lock requirements-cluster.lock requirements-pictures.lock
 
 image:
 	@docker build --file deploy/Dockerfile --tag vlp-flows .

@@ -23,7 +23,7 @@ DEPLOYMENTS = yaml.safe_load((FOLDER / "prefect.yaml").read_text())["deployments
 
 
 def job(variables: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a run: the template filled in by Prefect's own code, and what its Kubernetes worker does to it."""
+    """The manifest of a run: the template filled in by Prefect's own code, and what its worker does to it."""
     from prefect.utilities.templating import apply_values
 
     defaults = {k: v["default"] for k, v in TEMPLATE["variables"]["properties"].items() if "default" in v}
@@ -75,6 +75,7 @@ def test_the_workspaces_objects_are_what_the_api_takes() -> None:
     assert [item["kind"] for item in objects] == ["Namespace", "PersistentVolumeClaim"]
     for item in objects:
         kubernetes_validate.validate(item, VERSION, strict=True)
-    assert objects[1]["metadata"]["name"] == job({"image": "x"})["spec"]["template"]["spec"]["volumes"][0][
-        "persistentVolumeClaim"
-    ]["claimName"]
+    assert (
+        objects[1]["metadata"]["name"]
+        == job({"image": "x"})["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
+    )

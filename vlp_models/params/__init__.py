@@ -24,6 +24,7 @@ from vlp_models.params.data import (
 )
 from vlp_models.params.flow import FlowParams
 from vlp_models.params.incoming import DriftParams, IncomingParams
+from vlp_models.params.nesting import check_nesting
 from vlp_models.params.operations import EvaluateParams, TrackingParams
 from vlp_models.params.optimizer import GroupParams, OptimizerParams
 from vlp_models.params.promotion import GateParams, PromotionParams
@@ -159,10 +160,15 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
     refuse_other_code(path.parent)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+        text = path.read_text(encoding="utf-8")
+        check_nesting(text)
+        raw = yaml.load(text, Loader=loader)
     except FileNotFoundError:
         raise ParamsError(f"{path}: no such file; run from the project's root, or pass --params") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # also a date or a number that there can't be
         raise ParamsError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected one section per stage, found {type(raw).__name__}")
