@@ -146,10 +146,9 @@ def _page(options: argparse.Namespace, records: list[dict[str, Any]]) -> str:
         lines += [f"| {value} | {n} | {n - failed[value]} | {failed[value]} |" for value, n in sorted(injected.items())]
     if lost:
         lines += ["", "## Lost", ""]
-        lines += [
-            f"- {r['seed']}/#{r['number']} {r['kind']}, {r['note']}, {r['stage']}, {r['moment']}, {r['command']}: {'; '.join(r['problems'])}"
-            for r in lost
-        ]
+        for r in lost:
+            what = ", ".join(filter(None, (r["kind"], r["note"], r["stage"], r["moment"], r["command"])))
+            lines.append(f"- seed {r['seed']}, {r['number']}: {what}: {'; '.join(r['problems'])}")
     return "\n".join(lines) + "\n"
 
 
