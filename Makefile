@@ -60,7 +60,7 @@ faults: install
 	@python tests/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)
 
 fuzz: install
-	@python tests/fuzz/run.py --inputs $(or $(N),10000) --seed $(or $(SEED),1)
+	@python tests/fuzz/fuzz_run.py --inputs $(or $(N),10000) --seed $(or $(SEED),1)
 
 # Asks a service for known holes in the locked packages; `lint` and `test` need no network.
 audit: install

@@ -1,4 +1,4 @@
-"""run.py's child: libFuzzer changes inputs towards lines of vlp_models that were not reached before.
+"""fuzz_run.py's child: libFuzzer changes inputs towards lines of vlp_models that were not reached before.
 
 One process for all targets: an input's first byte names the target. Counts and findings are written as they come, since
 libFuzzer ends the process by itself.
@@ -27,7 +27,7 @@ with atheris.instrument_imports(include=READERS):
     import vlp_models.vision.npz
     import vlp_models.vision.tsv  # noqa: F401
 
-from run import Fuzzer, limit_memory, seeds_of, write_answer  # noqa: E402
+from fuzz_run import Fuzzer, limit_memory, seeds_of, write_answer  # noqa: E402
 from targets import TARGETS  # noqa: E402
 from watch import workplace  # noqa: E402
 

@@ -1,6 +1,6 @@
 """`make fuzz`: hostile inputs to everything that reads a file or a request from outside.
 
-python tests/fuzz/run.py --inputs 10000 --seed 1 [--target shard ...]
+python tests/fuzz/fuzz_run.py --inputs 10000 --seed 1 [--target shard ...]
 
 Three fifths of the inputs are drawn by hypothesis from the corpus, the rest by atheris, which looks for lines that were
 not reached before (only where it is installed; else hypothesis draws them all). Each runs under watch.py. Prints what
