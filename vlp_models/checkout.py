@@ -22,7 +22,7 @@ _TRIED = "VLP_CODE_OF"  # which process has gone over to which folder's code
 
 def other_code(folder: Path) -> Path | None:
     """The package of `folder`, where it has one and that is not the one that runs."""
-    theirs = folder / PACKAGE.name
+    theirs = folder.absolute() / PACKAGE.name
     return theirs if (theirs / "cli.py").is_file() and not PACKAGE.samefile(theirs) else None
 
 
@@ -67,6 +67,6 @@ def installed_from() -> Path | None:
 
 def _refusal(theirs: Path) -> str:
     return (
-        f"{theirs.parent / 'params.yaml'}: this folder has code of its own ({theirs}), but the code of "
-        f"{PACKAGE} runs; begin with `vlp`, from this folder, or set PYTHONPATH={theirs.parent}"
+        f"{theirs.parent / 'params.yaml'}: its folder has code of its own ({theirs}), but the code of "
+        f"{PACKAGE} runs; begin with `vlp`, from that folder, or set PYTHONPATH={theirs.parent}"
     )

@@ -222,10 +222,10 @@ def _read_index(file: Path, view: View) -> pa.Table:
     try:
         columns = [*PLACE_COLUMNS, *(column.name for column in view.indexed)]
         table = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view.name)])
-    except FileNotFoundError:
-        raise DataError(f"{file}: no such file; the shards have no split of this name, or are not built yet") from None
         table = table.combine_chunks()
         check_index(table)
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such file; the shards have no split of this name, or are not built yet") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{file}: not an index of shards: {error}; `dvc repro shards` makes it anew") from None
     return table

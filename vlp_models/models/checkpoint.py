@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from vlp_models.models.info import CheckpointInfo
 
 WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
 ANSWERS = "answers.json"  # where VQA's labels stood before other tasks had any
+SMALL = 1024  # widths that are no danger to memory, whatever they are of
 SUMS = "SHA256SUMS"  # of the files above and the tokenizer's, as `sha256sum --check` reads it
 
 
@@ -164,14 +166,30 @@ def build_from_config(info: CheckpointInfo, tokenizer: Tokenizer, where: Path) -
         num_classes=len(info.classes),
     )
     try:
-        with torch.device("meta"):  # costs no memory, whatever the config asks for
-            outlined = build_model(info.family, info.model_config, facts)
-        _check_size(outlined, where)
+        if _looks_too_large(info.model_config, where / WEIGHTS):
+            with torch.device("meta"):  # costs no memory, whatever the config asks for
+                _check_size(build_model(info.family, info.model_config, facts), where)
         return build_model(info.family, info.model_config, facts)
     except (ParamsError, CheckpointError) as error:
         raise CheckpointError(f"{where / CONFIG}: {error}") from None
     except Exception as error:  # the config is from outside: whatever a model makes of it, the file is at fault
         raise CheckpointError(f"{where / CONFIG}: no {info.family} can be made of `model_config`: {error}") from None
+
+
+def _looks_too_large(config: Mapping[str, Any], weights: Path) -> bool:
+    """Whether the config has a width that no tensor of the file has, or more layers than the file has tensors.
+
+    Sound ones mostly don't, and are spared the outline, whose first use loads modules for two seconds.
+    """
+    try:
+        with safe_open(weights, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError):
+        return True
+    sides, text = {side for shape in shapes for side in shape}, json.dumps(config, default=str)
+    layers = [value for name, value in config.items() if "layers" in name and isinstance(value, int)]
+    numbers = {int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.])", text)}
+    return any(number > SMALL and number not in sides for number in numbers) or max(layers, default=0) > len(shapes)
 
 
 def _check_size(model: nn.Module, where: Path) -> None:
