@@ -17,6 +17,7 @@ import importlib.util
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ from watch import Finding, Watch, workplace
 CORPUS = Path(__file__).parent / "corpus"
 LAST = "last-input"
 ROOM = 6 << 30  # bytes of memory beyond what the process begins with
-STUCK = 120  # s after which a process that hangs in one call is ended, with a traceback
+STUCK = 120  # s of its own time a target, after which a process that hangs in one call is ended, with a traceback
 
 
 class Fuzzer:
@@ -120,9 +121,10 @@ def child(options: argparse.Namespace) -> None:
         for name in options.target:
             fuzzer.prepare(TARGETS[name])
             write_answer(options.child, fuzzer, name)
-            faulthandler.dump_traceback_later(STUCK + options.each // 2, exit=True)
-            with_hypothesis(fuzzer, TARGETS[name], options.each, options.seed)
-            faulthandler.cancel_dump_traceback_later()
+            faulthandler.register(signal.SIGXCPU, chain=True)
+            most = int(time.process_time()) + STUCK + options.each // 10
+            resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+            with_hypothesis(fuzzer, TARGETS[name], round(options.each * TARGETS[name].share), options.seed)
         write_answer(options.child, fuzzer, "")
 
 
@@ -151,7 +153,8 @@ def run_child(command: list[str], answer: Path) -> dict[str, Any]:
 
 
 def by_hypothesis(options: argparse.Namespace, names: list[str], count: int) -> Iterator[dict[str, Any]]:
-    answer, each = options.reports / "hypothesis.json", -(-count // len(names))
+    answer, shares = options.reports / "hypothesis.json", sum(TARGETS[name].share for name in names)
+    each = round(count / shares) + 1
     while names:
         chosen = [word for name in names for word in ("--target", name)]
         numbers = ["--each", str(each), "--seed", str(options.seed), "--reports", str(options.reports)]

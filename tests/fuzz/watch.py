@@ -19,7 +19,7 @@ from vlp_models.errors import VLPError
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 2.0  # seconds of this process's own time: others may use the machine beside it
-WAITED = 20.0  # and of a clock on the wall, for what waits and computes nothing
+WAITED = 60.0  # and of a clock on the wall, for what waits and computes nothing
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SYSTEM = ("/dev", "/proc", "/sys", "/usr", "/lib", "/lib64", "/etc/localtime", "/etc/mime.types", "/etc/os-release")
 _MAY_BE_READ = [Path(path).resolve() for path in (sys.prefix, sys.base_prefix, ROOT, *_SYSTEM)]
