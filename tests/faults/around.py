@@ -21,6 +21,7 @@ from moments import Fault, Outcome, reach, until
 
 ROTS = (".safetensors", ".tar", ".parquet", ".txt", ".json")
 IMPOSSIBLE = "not possible on this machine"
+REFUSED = 3  # of `vlp promote`: an answer
 FULL = ("make room", "room on its disk", "disk is full", "no space left")
 
 
@@ -156,38 +157,30 @@ def rotten_output(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
 
 def damaged_ledger(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """The ledger is cut off, emptied, deleted, or a bit of it flipped, after a promotion and before the next question;
-    whatever becomes of it, the champion stays, and with the ledger's copy put back its history is whole."""
-    if fault.stage == "register":
-        ground.put_registry_back()  # a champion is promoted first
+    """After a promotion the ledger is cut off, emptied, deleted, or a bit of it flipped. Whatever becomes of the run and
+    of the next question to the gate, the champion stays, and with the ledger's copy put back its history is whole."""
     first = Command("vlp promote", ground.project, more=["vqa", "--force-first"])
-    if first.wait() not in (0, 3):
+    ledger = ground.project / "promotions" / "ledger.jsonl"
+    if first.wait() or not ledger.exists():
         outcome.problems.append(f"no champion: {first.output[-300:]}")
         return first
-    ledger = ground.project / "promotions" / "ledger.jsonl"
-    if not ledger.exists():
-        outcome.hit = False
-        return first
-    whole, champion = ledger.read_bytes(), ground.champion()
-    run = Command(fault.command, ground.project)
-    outcome.hit = reach(ground, fault, run)
-    chance = random.Random(fault.chance)
-    kind = chance.choice(("cut off", "emptied", "deleted", "flipped"))
-    outcome.note = kind
+    whole, champion, chance = ledger.read_bytes(), ground.champion(), random.Random(fault.chance)
+    outcome.note = chance.choice(("cut off", "emptied", "deleted", "flipped"))
     content, place = bytearray(whole), chance.randrange(len(whole))
     content[place] ^= 1 << chance.randrange(8)
-    if kind == "deleted":
+    ledger.write_bytes({"cut off": whole[:place], "flipped": bytes(content)}.get(outcome.note, b""))
+    if outcome.note == "deleted":
         ledger.unlink()
-    else:
-        ledger.write_bytes({"cut off": whole[:place], "emptied": b"", "flipped": bytes(content)}[kind])
+    run = Command(fault.command, ground.project)
     outcome.exit_code = run.wait(400)
     asked = Command("vlp promote", ground.project, more=["vqa"])
     code = asked.wait()
-    if code not in (0, 3) and ("Traceback" in asked.output or "ledger" not in asked.output):
-        outcome.problems.append(f"vlp promote with a ledger {kind} ends with {code}: {asked.output[-400:]}")
+    for said, ended in ((run.output, outcome.exit_code), (asked.output, code)):
+        if ended not in (0, REFUSED) and ("Traceback" in said or "ledger" not in said):
+            outcome.problems.append(f"ended with {ended}, and not a word of the ledger: {said[-400:]}")
     if ground.champion() != champion:
         outcome.problems.append(f"the champion was {champion}, is {ground.champion()}")
-    if code not in (0, 3):  # as the message says: from a copy
+    if code not in (0, REFUSED):  # as the message says: from a copy
         ledger.parent.mkdir(exist_ok=True)
         ledger.write_bytes(whole)
     history = Command("vlp history", ground.project, more=["vqa"])

@@ -257,12 +257,6 @@ class Ground:
                 return str(version)
         return ""
 
-    def put_registry_back(self) -> None:
-        """As it was in the undisturbed run, whatever `before` took out of it."""
-        shutil.copy(self.snapshot / "mlflow.db", self.project / "mlflow.db")
-        shutil.copytree(self.snapshot / "mlartifacts", self.project / "mlartifacts", dirs_exist_ok=True)
-        shutil.copy(self.snapshot / "reports" / "registered.json", self.project / "reports" / "registered.json")
-
 
 def role_of(command: list[str]) -> str:
     words = [Path(word).name for word in command[:4]]

@@ -38,6 +38,8 @@ def draw(seed: int, number: int, stages: list[str]) -> Fault:
     kind = KINDS[number % len(KINDS)] if number < 2 * len(KINDS) else rng.choice(KINDS)  # each twice, then at random
     trains = kind in (*DAMAGES, "MLflow away", "server away") or rng.random() < 0.5
     stage = rng.choice([s for s in stages if not trains or s in TRAININGS])
+    if kind == "ledger damaged":  # every score that the gate asks for is there
+        stage = rng.choice((*TRAININGS, "report"))
     moments = ["train"] if kind in DAMAGES else [m for m in MOMENTS if m != "train" or stage in TRAININGS]
     if kind.endswith("stage"):
         moments.remove("record")
