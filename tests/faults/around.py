@@ -157,8 +157,8 @@ def rotten_output(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
 
 def damaged_ledger(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """After a promotion the ledger is cut off, emptied, deleted, or a bit of it flipped. Whatever becomes of the run and
-    of the next question to the gate, the champion stays, and with the ledger's copy put back its history is whole."""
+    """After a promotion the ledger is cut off, emptied, deleted, or a bit of it flipped. Whatever becomes of the run
+    and of the next question to the gate, the champion stays, and with the ledger's copy its history is whole."""
     first = Command("vlp promote", ground.project, more=["vqa", "--force-first"])
     ledger = ground.project / "promotions" / "ledger.jsonl"
     if first.wait() or not ledger.exists():

@@ -82,7 +82,8 @@ def verify(directory: Path) -> None:
         return
     except UnicodeDecodeError:
         lines = [""]
-    way_out = f"`dvc checkout {directory}` may have it whole; else copy or make the checkpoint anew"
+    # removed first: DVC takes a file whose size and time are as they were for the one that it knows
+    way_out = f"`rm -r {directory}` and `dvc checkout {directory}` may bring it back; else copy or make it anew"
     for line in lines:
         written, _, name = line.partition("  ")
         path = directory / name

@@ -92,7 +92,8 @@ def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) 
     if weights == WEIGHTS and _identity(directory, what) != record["detector_id"]:
         raise CheckpointError(
             f"{directory / WEIGHTS}: damaged: weights and config.json are not what detector {record['detector_id']} "
-            f"was; `dvc checkout {directory}` may have it whole, `dvc repro --force detector` makes it anew"
+            f"was; `rm -r {directory}` and `dvc checkout {directory}` may bring it back, `dvc repro --force detector` "
+            "makes it anew"
         )
     model.to(device).eval()
     return Detector(model=model, config=config, classes=classes, detector_id=record["detector_id"])
