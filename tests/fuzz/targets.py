@@ -337,10 +337,14 @@ def _checkpoint(name: str) -> Callable[[Path], tuple[Attempt, bytes]]:
     """Without its sums, which would refuse all at once: whoever forges a file forges them as well."""
 
     def prepare(folder: Path) -> tuple[Attempt, bytes]:
+        import torch
+
         from vlp_models.models.checkpoint import SUMS, load_model
         from vlp_models.serving.predictor import Predictor
 
         bundle = _bundle(folder)
+        with torch.device("meta"):  # loads modules for two seconds, once: that is no hang
+            torch.nn.Linear(1, 1)
         if name != SUMS:
             (bundle / "checkpoint" / SUMS).unlink()
 

@@ -186,6 +186,7 @@ def _looks_too_large(config: Mapping[str, Any], weights: Path) -> bool:
         with safe_open(weights, "pt") as file:
             shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 (no mapping)
     except (OSError, SafetensorError):
+        read_weights(weights.parent)  # says what is the matter with it
         return True
     sides, text = {side for shape in shapes for side in shape}, json.dumps(config, default=str)
     layers = [value for name, value in config.items() if "layers" in name and isinstance(value, int)]

@@ -23,7 +23,7 @@ def check_nesting(text: str) -> None:
     count = 0
     for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.AliasEvent):
-            count += sizes.get(event.anchor, 1)
+            count += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
             if event.anchor:
@@ -35,7 +35,6 @@ def check_nesting(text: str) -> None:
             anchor, before = open_.pop()
             if anchor:
                 sizes[anchor] = count - before
-        if len(open_) > DEEPEST:
-            raise ValueError(f"line {event.start_mark.line + 1}: nested more than {DEEPEST} levels deep")
-        if count > MOST:
-            raise ValueError(f"line {event.start_mark.line + 1}: more than {MOST:,} values")
+        if len(open_) > DEEPEST or count > MOST:
+            what = f"nested more than {DEEPEST} levels deep" if len(open_) > DEEPEST else f"more than {MOST:,} values"
+            raise ValueError(f"line {event.start_mark.line + 1 if event.start_mark else '?'}: {what}")
