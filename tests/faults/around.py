@@ -118,6 +118,10 @@ def away_server(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         if outcome.exit_code and "MLflow" not in run.output:
             outcome.problems.append("that MLflow is away is not spoken of")
         server.kill()
+        server.start()  # numbers wait for the server that they were meant for
+        back = Command("vlp run", ground.project, env=environment(ground.project) | server.variables)
+        if back.wait(400):
+            outcome.problems.append(f"with the server back: {back.process.returncode}, {back.output[-400:]}")
     return run
 
 
