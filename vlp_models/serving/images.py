@@ -54,7 +54,11 @@ def open_image(value: Any, *, requested: bool = False) -> Image.Image:
     if isinstance(value, Image.Image):
         return value.convert("RGB")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and not isinstance(value[0], str)):
-        return _from_array(np.asarray(value))
+        try:
+            array = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            raise DataError("an image array is [H, W, 3] or [H, W]; found lists of different lengths") from None
+        return _from_array(array)
     if isinstance(value, (bytes, bytearray)):
         return _decode(bytes(value), "image bytes")
     if isinstance(value, (str, Path)):
@@ -115,6 +119,8 @@ def _decode(data: bytes, name: str) -> Image.Image:
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
+    if not array.size:
+        raise DataError(f"an image array has pixels; found {array.shape}")
     if array.dtype != np.uint8:
         if not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > 255:
             raise DataError(f"an image array holds integers 0..255; found {array.dtype}")
