@@ -54,7 +54,7 @@ def probe(path: Path, max_pixels: int) -> ImageInfo:
             not in `FORMATS`), image_format (the ending says another format), image_not_a_bomb (more than `max_pixels`
             by the header), image_decodes (truncated or damaged).
     """
-    content = _read(path)
+    content = read_file(path)
     with open_checked(content, path.suffix, max_pixels) as image:
         width, height = image.size
         try:
@@ -101,7 +101,11 @@ def undecodable(error: Exception) -> ImageError:
     return ImageError("image_decodes", f"damaged or cut short: {_name(error)}: {error}")
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """
+    Raises:
+        ImageError: under image_present or image_not_a_bomb.
+    """
     try:
         if not path.is_file():
             raise ImageError("image_present", "a directory or a device" if path.exists() else "no such file")

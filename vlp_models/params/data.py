@@ -65,6 +65,14 @@ class SourceParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NearDuplicateParams:
+    """Changed copies of pictures that are tested on (vlp_models/duplicates): what proposes them. Each is then verified."""
+
+    bits: Annotated[int, Field(ge=-1, le=8)] = 8  # of 64 perceptual bits that may differ; -1: hashes propose none
+    keypoints: bool = True  # shared corners propose: sees through cropping, borders, turning, text laid over
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidateParams:
     max_bad_fraction: Share
     min_caption_words: NonNegativeInt
@@ -72,6 +80,7 @@ class ValidateParams:
     max_image_pixels: PositiveInt
     min_image_side: PositiveInt
     max_box_overhang: NonNegativeFloat  # pixels a box may stick out of its image
+    near_duplicates: NearDuplicateParams = NearDuplicateParams()
 
 
 @dataclass(frozen=True, kw_only=True)

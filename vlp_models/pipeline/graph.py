@@ -86,7 +86,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
         "prepare": _each(
             {name: {"root": source.root, "format": source.format} for name, source in params.data.items()},
             cmd="vlp stage prepare ${key}",
-            params=["data.${key}", *given("validate.max_image_pixels")],
+            params=["data.${key}", *given("validate.max_image_pixels", "validate.near_duplicates")],
             deps=["${item.root}", code("stages", "prepare"), code("formats", "${item.format}")],
             outs=["data/interim/${key}"],
         ),

@@ -14,6 +14,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from vlp_models.data.images import format_of, open_checked, undecodable
+from vlp_models.duplicates.prints import Print, on_white, take_print
+from vlp_models.errors import VLPError
 
 SIDE = 32  # pixels of the grey copy along each side
 BITS = 64
@@ -34,10 +36,17 @@ class ImageHashes:
     width: int
     height: int
     format: str
+    print: Print
 
 
-def hash_image(content: bytes, suffix: str, max_pixels: int) -> ImageHashes:
+def hash_image(
+    content: bytes, suffix: str, max_pixels: int, *, keypoints: bool = False, tested: bool = False
+) -> ImageHashes:
     """Checks and decodes an image file's bytes, whole, and hashes it.
+
+    Args:
+        keypoints: its print is to hold some.
+        tested: it is tested on, so that its mirrored copies must be known as well.
 
     Raises:
         ImageError: as `images.probe`, but for a file that is not there.
@@ -49,8 +58,11 @@ def hash_image(content: bytes, suffix: str, max_pixels: int) -> ImageHashes:
             image.load()
             seen = _normalised(ImageOps.exif_transpose(image))
             perceptual = perceptual_hash(seen)
+            taken = take_print(seen, perceptual, keypoints=keypoints, mirror=tested)
             pixels = hashlib.sha256(f"{seen.width}x{seen.height} {seen.mode}\0".encode())
             pixels.update(seen.tobytes())
+        except VLPError:
+            raise
         except Exception as error:  # also of a mode that has no way to RGB: no stage could read it
             raise undecodable(error) from None
     return ImageHashes(
@@ -60,14 +72,22 @@ def hash_image(content: bytes, suffix: str, max_pixels: int) -> ImageHashes:
         width=width,
         height=height,
         format=found,
+        print=taken,
     )
 
 
 def perceptual_hash(image: Image.Image) -> int | None:
     """64 bits of an RGB or RGBA picture; None where it is (nearly) of one colour. Transparent parts count as white."""
-    if image.mode == "RGBA":
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    grey = np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float64)
+    return hash_of_grey(np.asarray(on_white(image).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float64))
+
+
+def grey_of(pixels_HWC: np.ndarray) -> np.ndarray:
+    """Grey levels [H, W] of RGB pixels."""
+    return pixels_HWC.astype(np.float64) @ (0.299, 0.587, 0.114)
+
+
+def hash_of_grey(grey: np.ndarray) -> int | None:
+    """64 bits of 32 x 32 grey levels; None where they are (nearly) all one."""
     frequencies = (_COSINES @ grey @ _COSINES.T)[_ROWS, _COLUMNS]
     if np.sqrt((frequencies**2).sum()) / SIDE < FLAT:
         return None

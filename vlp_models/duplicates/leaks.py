@@ -1,0 +1,128 @@
+"""Which pictures may not stay where they are: copies, changed or not, of one that is tested on.
+
+`prepare` looks at every picture once and leaves its record in `prints.parquet` beside the tables. `validate` holds the
+records of what is tested on, and lets all of them pass by, a batch at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlp_models.data.tables import SPLITS
+from vlp_models.duplicates.hashes import ImageHashes
+from vlp_models.duplicates.prints import Print
+from vlp_models.duplicates.search import Match, NearPictures, NearRules
+from vlp_models.errors import DataError
+
+FILE = "prints.parquet"
+BATCH = 512  # pictures that pass together
+HELD = 4096  # pictures tested on that are held together, about 30 kB each
+RANK = {split: number for number, split in enumerate(SPLITS)}  # of two copies, the one that is tested on stays
+_SCHEMA = pa.schema(
+    [
+        ("image_id", pa.string()),
+        ("pixels", pa.binary()),
+        ("perceptual", pa.uint64()),
+        ("print", pa.binary()),
+    ]
+)
+SplitOf = Callable[[str], str | None]
+
+
+class PrintWriter:
+    """Writes `prints.parquet` into a directory, a batch at a time. A context manager."""
+
+    def __init__(self, directory: Path) -> None:
+        self._writer = pq.ParquetWriter(directory / FILE, _SCHEMA, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+
+    def __enter__(self) -> PrintWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+        self._writer.close()
+
+    def add(self, image_id: str, found: ImageHashes) -> None:
+        row = {"image_id": image_id, "pixels": found.pixels, "perceptual": found.perceptual}
+        self._rows.append({**row, "print": found.print.to_bytes()})
+        if len(self._rows) == BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=_SCHEMA))
+        self._rows = []
+
+
+def find_leaks(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> dict[str, str]:
+    """The pictures of a lower split than a copy of theirs (train below val below test): image id -> where the copy is, and
+    how it was known.
+
+    Args:
+        files: `prints.parquet` of every dataset; one that is absent holds nothing.
+        split_of: a picture's split; None for one that does not count.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    found: dict[str, tuple[int, str]] = {}
+
+    def meet(image_id: str, split: str, held_id: str, held_split: str, how: str) -> None:
+        if RANK[split] < RANK[held_split] and RANK[held_split] > found.get(image_id, (-1, ""))[0]:
+            found[image_id] = (RANK[held_split], f"{held_split} as {held_id} ({how})")
+
+    tested = (row for row in _rows(files, split_of) if row[1] != SPLITS[0])
+    for held in _batches(tested, HELD):
+        pixels: dict[bytes, list[int]] = {}
+        for number, (_, _, value, _) in enumerate(held):
+            pixels.setdefault(value, []).append(number)
+        near = NearPictures([row[3] for row in held], rules)
+        for batch in _batches(_rows(files, split_of), BATCH):
+            for image_id, split, value, _ in batch:
+                for number in pixels.get(value, ()):
+                    meet(image_id, split, held[number][0], held[number][1], "pixel for pixel")
+            for match in near.matches([row[3] for row in batch]):
+                image_id, split, _, _ = batch[match.other]
+                held_id, held_split, _, _ = held[match.held]
+                meet(image_id, split, held_id, held_split, said(match))
+    return {image_id: where for image_id, (_, where) in found.items()}
+
+
+def said(match: Match) -> str:
+    """How two pictures were known to be one."""
+    agreement = match.agreement
+    corners = f"{agreement.inliers} corners agree, " if agreement.inliers else ""
+    return f"{match.how}; {corners}correlation {agreement.correlation:.2f}"
+
+
+Row = tuple[str, str, bytes, Print]  # id, split, hash of the pixels, print
+
+
+def _rows(files: Iterable[Path], split_of: SplitOf) -> Iterator[Row]:
+    for path in files:
+        if not path.exists():
+            continue
+        try:
+            for batch in pq.ParquetFile(path).iter_batches(BATCH):
+                for row in batch.to_pylist():
+                    split = split_of(row["image_id"])
+                    if split in RANK:
+                        yield row["image_id"], split, row["pixels"], Print.from_bytes(row["print"], row["perceptual"])
+        except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: damaged ({error}); `dvc repro -f prepare@{path.parent.name}` makes it anew") from None
+
+
+def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
