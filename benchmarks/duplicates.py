@@ -1,8 +1,8 @@
-"""Copies found and strangers mistaken for copies: `python benchmarks/duplicates.py ROOT [--changed 1000] [--others 6000]`.
+"""Copies found, and strangers mistaken for copies: `python benchmarks/duplicates.py ROOT...`.
 
 ROOT is any folder of photos. The first photos (in the order of a hash of their names) are tested on; each is changed in
-each way, and every changed copy is held against all those tested on, as a training picture would be. The others are held
-against them unchanged. A copy counts as found if its own original is named; any other name is a false one.
+each way, and every changed copy is held against all those tested on, as a training picture would be. The others are
+held against them unchanged. A copy counts as found if its own original is named; any other name is a false one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from vlp_models.duplicates.search import NearPictures, NearRules
 
 Change = Callable[[Image.Image, random.Random], Image.Image]
 BATCH = 256
+ENDINGS = (".jpg", ".jpeg", ".png")
+OTHERS = "others, as they are"
 
 
 def saved(image: Image.Image, quality: int) -> Image.Image:
@@ -126,7 +128,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     photos = sorted(
-        (path for root in options.roots for path in root.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png")),
+        (path for root in options.roots for path in root.rglob("*") if path.suffix.lower() in ENDINGS),
         key=lambda path: hashlib.sha256(path.name.encode()).digest(),
     )
     changed = photos[options.skip : options.skip + options.changed]
@@ -147,19 +149,19 @@ def main() -> None:
         strangers = list(pool.map(print_of, tasks, chunksize=16))
         made = time.perf_counter() - start
         start = time.perf_counter()
-        rows["others, as they are"] = measure(held, strangers, own=False)
-        rows["others, as they are"] |= {"print_seconds": round(made, 1), "search_seconds": round(time.perf_counter() - start, 1)}
-        say("others", rows["others, as they are"])
-    for row in rows.values():
-        row["false_names"] = [[str(n), changed[h].name] for n, h in row["false"]]
-    rows["others, as they are"]["false_names"] = [[others[n].name, changed[h].name] for n, h in rows["others, as they are"]["false"]]
+        rows[OTHERS] = measure(held, strangers, own=False)
+        rows[OTHERS] |= {"print_seconds": round(made, 1), "search_seconds": round(time.perf_counter() - start, 1)}
+        say(OTHERS, rows[OTHERS])
+    for change, row in rows.items():
+        asked = others if change == OTHERS else changed
+        row["false"] = [[asked[n].name, changed[h].name] for n, h in row["false"]]
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{time.perf_counter() - clock:.0f} s", file=sys.stderr)
 
 
 def say(change: str, row: dict[str, Any]) -> None:
-    print(f"{change:40} {row['found']:6} of {row['asked']:6} {100 * row['found'] / row['asked']:6.1f}%  false {len(row['false'])}")
+    print(f"{change:40} {row['found']:6} of {row['asked']:6}, false {len(row['false'])}", flush=True)
 
 
 if __name__ == "__main__":

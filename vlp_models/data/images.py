@@ -6,9 +6,7 @@ truncated file is found here and not in an epoch's middle. Pillow's own limits s
 
 from __future__ import annotations
 
-import hashlib
 import io
-from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -24,16 +22,6 @@ FORMATS = {
 MAX_BYTES = 256 * 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageInfo:
-    """Width and height in pixels as stored (an EXIF rotation is not applied: public boxes refer to stored pixels)."""
-
-    width: int
-    height: int
-    sha256: str  # of the file's bytes
-    format: str  # Pillow's name: JPEG, PNG, ...
-
-
 class ImageError(ValueError):
     """The file is no image we may use. `rule` is the name it is counted under."""
 
@@ -44,26 +32,6 @@ class ImageError(ValueError):
 
     def __str__(self) -> str:
         return self.reason
-
-
-def probe(path: Path, max_pixels: int) -> ImageInfo:
-    """Checks one file.
-
-    Raises:
-        ImageError: under one of the rules image_present, image_not_empty, image_readable (no image, or in a format
-            not in `FORMATS`), image_format (the ending says another format), image_not_a_bomb (more than `max_pixels`
-            by the header), image_decodes (truncated or damaged).
-    """
-    content = read_file(path)
-    with open_checked(content, path.suffix, max_pixels) as image:
-        width, height = image.size
-        try:
-            image.draft("RGB", (1, 1))  # JPEG: reads every byte but reconstructs an eighth of the pixels
-            image.load()
-        except Exception as error:
-            raise undecodable(error) from None
-        found = format_of(image)
-    return ImageInfo(width=width, height=height, sha256=hashlib.sha256(content).hexdigest(), format=found)
 
 
 def open_checked(content: bytes, suffix: str, max_pixels: int) -> Image.Image:

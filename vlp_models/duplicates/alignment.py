@@ -37,7 +37,11 @@ def by_keypoints(held: Print, mirror: bool, other: Print) -> Agreement | None:
     """Whether `other` is `held`, or its mirrored picture, moved, turned, scaled or cropped."""
     ours = held.mirror if mirror else held.keypoints
     movement, inliers = _movement(other.keypoints, ours)
-    if movement is None or inliers < INLIERS or not SCALES[0] <= np.sqrt(abs(np.linalg.det(movement[:, :2]))) <= SCALES[1]:
+    if (
+        movement is None
+        or inliers < INLIERS
+        or not SCALES[0] <= np.sqrt(abs(np.linalg.det(movement[:, :2]))) <= SCALES[1]
+    ):
         return None
     own = np.array(canonical_size(held.width, held.height)) / THUMB
     its = np.array(canonical_size(other.width, other.height)) / THUMB

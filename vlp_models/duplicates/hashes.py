@@ -33,9 +33,9 @@ class ImageHashes:
     sha256: bytes  # of the file
     pixels: bytes  # sha256 of size, mode and decoded pixels, as they are to be seen (EXIF rotation applied)
     perceptual: int | None  # 64 bits, unsigned; None for a picture without structure
-    width: int
+    width: int  # in pixels as stored (an EXIF rotation is not applied: public boxes refer to stored pixels)
     height: int
-    format: str
+    format: str  # Pillow's name: JPEG, PNG, ...
     print: Print
 
 
@@ -49,7 +49,7 @@ def hash_image(
         tested: it is tested on, so that its mirrored copies must be known as well.
 
     Raises:
-        ImageError: as `images.probe`, but for a file that is not there.
+        ImageError: under one of the rules of `images.open_checked`, or image_decodes (truncated or damaged).
     """
     with open_checked(content, suffix, max_pixels) as image:
         width, height = image.size
@@ -78,7 +78,9 @@ def hash_image(
 
 def perceptual_hash(image: Image.Image) -> int | None:
     """64 bits of an RGB or RGBA picture; None where it is (nearly) of one colour. Transparent parts count as white."""
-    return hash_of_grey(np.asarray(on_white(image).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float64))
+    return hash_of_grey(
+        np.asarray(on_white(image).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float64)
+    )
 
 
 def grey_of(pixels_HWC: np.ndarray) -> np.ndarray:

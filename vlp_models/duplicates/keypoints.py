@@ -1,4 +1,4 @@
-"""What of a picture is found again in a changed copy: oriented corners, with a binary description of what is around each.
+"""What of a picture is found again in a changed copy: oriented corners, and a binary description of each.
 
 ORB (Rublee et al., 2011), by OpenCV: corners on a pyramid of scales, so that scaling, turning, cropping, borders and
 text move or cost some of them and leave the others. Mirroring changes the descriptions, so whoever must see through it
@@ -106,7 +106,7 @@ def opencv() -> Any:
     except ImportError:
         raise ParamsError(
             "validate.near_duplicates.keypoints needs OpenCV, which is not installed: `pip install "
-            "opencv-python-headless`, or set it to false and look by hashes alone (docs/new-data.md says what they miss)"
+            "opencv-python-headless`, or set it to false: hashes alone miss what docs/new-data.md says"
         ) from None
     cv2.setNumThreads(1)  # pictures are looked at beside each other already
     return cv2

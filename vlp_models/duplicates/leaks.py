@@ -6,9 +6,11 @@ records of what is tested on, and lets all of them pass by, a batch at a time.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +34,7 @@ _SCHEMA = pa.schema(
     ]
 )
 SplitOf = Callable[[str], str | None]
+T = TypeVar("T")
 
 
 class PrintWriter:
@@ -60,8 +63,8 @@ class PrintWriter:
 
 
 def find_leaks(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> dict[str, str]:
-    """The pictures of a lower split than a copy of theirs (train below val below test): image id -> where the copy is, and
-    how it was known.
+    """The pictures of a lower split than a copy of theirs (train below val below test): image id -> where the copy is,
+    and how it was known.
 
     Args:
         files: `prints.parquet` of every dataset; one that is absent holds nothing.
@@ -76,20 +79,19 @@ def find_leaks(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> di
         if RANK[split] < RANK[held_split] and RANK[held_split] > found.get(image_id, (-1, ""))[0]:
             found[image_id] = (RANK[held_split], f"{held_split} as {held_id} ({how})")
 
-    tested = (row for row in _rows(files, split_of) if row[1] != SPLITS[0])
-    for held in _batches(tested, HELD):
-        pixels: dict[bytes, list[int]] = {}
-        for number, (_, _, value, _) in enumerate(held):
-            pixels.setdefault(value, []).append(number)
-        near = NearPictures([row[3] for row in held], rules)
-        for batch in _batches(_rows(files, split_of), BATCH):
-            for image_id, split, value, _ in batch:
+    def rows() -> Iterator[tuple[Row, Print]]:
+        return _rows(files, split_of)
+
+    for held, near in held_blocks((row for row in rows() if row[0][1] != SPLITS[0]), rules):
+        pixels: dict[bytes, list[int]] = defaultdict(list)
+        for number, (_, _, value) in enumerate(held):
+            pixels[value].append(number)
+        for batch, prints in batches(rows()):
+            for image_id, split, value in batch:
                 for number in pixels.get(value, ()):
-                    meet(image_id, split, held[number][0], held[number][1], "pixel for pixel")
-            for match in near.matches([row[3] for row in batch]):
-                image_id, split, _, _ = batch[match.other]
-                held_id, held_split, _, _ = held[match.held]
-                meet(image_id, split, held_id, held_split, said(match))
+                    meet(image_id, split, *held[number][:2], "pixel for pixel")
+            for match in near.matches(prints):
+                meet(*batch[match.other][:2], *held[match.held][:2], said(match))
     return {image_id: where for image_id, (_, where) in found.items()}
 
 
@@ -100,10 +102,23 @@ def said(match: Match) -> str:
     return f"{match.how}; {corners}correlation {agreement.correlation:.2f}"
 
 
-Row = tuple[str, str, bytes, Print]  # id, split, hash of the pixels, print
+def held_blocks(rows: Iterable[tuple[T, Print]], rules: NearRules) -> Iterator[tuple[list[T], NearPictures]]:
+    """What is tested on, as many pictures together as are held in memory: their names, and what asks for copies."""
+    for names, prints in batches(rows, HELD):
+        yield names, NearPictures(prints, rules)
 
 
-def _rows(files: Iterable[Path], split_of: SplitOf) -> Iterator[Row]:
+def batches(rows: Iterable[tuple[T, Print]], size: int = BATCH) -> Iterator[tuple[list[T], list[Print]]]:
+    """Names and prints, `size` at a time."""
+    stream = iter(rows)
+    while batch := list(islice(stream, size)):
+        yield [name for name, _ in batch], [print_ for _, print_ in batch]
+
+
+Row = tuple[str, str, bytes]  # id, split, hash of the pixels
+
+
+def _rows(files: Iterable[Path], split_of: SplitOf) -> Iterator[tuple[Row, Print]]:
     for path in files:
         if not path.exists():
             continue
@@ -112,17 +127,9 @@ def _rows(files: Iterable[Path], split_of: SplitOf) -> Iterator[Row]:
                 for row in batch.to_pylist():
                     split = split_of(row["image_id"])
                     if split in RANK:
-                        yield row["image_id"], split, row["pixels"], Print.from_bytes(row["print"], row["perceptual"])
+                        found = Print.from_bytes(row["print"], row["perceptual"])
+                        yield (row["image_id"], split, row["pixels"]), found
         except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: damaged ({error}); `dvc repro -f prepare@{path.parent.name}` makes it anew") from None
-
-
-def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    batch: list[Row] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+            raise DataError(
+                f"{path}: damaged ({error}); `dvc repro -f prepare@{path.parent.name}` makes it anew"
+            ) from None

@@ -1,20 +1,20 @@
 """Pictures that are tested on, held against any number of others: which of those are copies of them.
 
-Cheap stages propose, one verifies (alignment.py). Proposals come from the perceptual hash, of the held picture in each of
-the 8 ways to lay it down, and from shared keypoints, of the held picture and its mirrored one. The held side is in memory
-(about 20 kB a picture); the others come in batches and leave nothing behind.
+Cheap stages propose, one verifies (alignment.py). Proposals come from the perceptual hash, of the held picture in each
+of the 8 ways to lay it down, and from shared keypoints, of the held picture and its mirrored one. The held side is in
+memory (about 30 kB a picture); the others come in batches and leave nothing behind.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vlp_models.duplicates.alignment import Agreement, by_keypoints, by_turn
-from vlp_models.duplicates.hashes import hash_of_grey, grey_of
+from vlp_models.duplicates.hashes import grey_of, hash_of_grey
 from vlp_models.duplicates.keypoints import BYTES
 from vlp_models.duplicates.near import NearHashes
 from vlp_models.duplicates.prints import TURNS, Print, turned
@@ -22,6 +22,7 @@ from vlp_models.duplicates.votes import Votes
 
 VOTES = 8  # shared keypoints, below which a proposal is not looked at
 PROPOSALS = 3  # held pictures looked at for each other one, those that share most
+_MIRRORED = ("", "mirrored")
 _TURNS = ("", "turned by 90 degrees", "turned by 180 degrees", "turned by 270 degrees")
 
 
@@ -62,14 +63,16 @@ class NearPictures:
         self._hashes = NearHashes(np.array(hashes, np.uint64), rules.bits) if rules.bits >= 0 and hashes else None
         views = [view for print_ in held for view in (print_.keypoints, print_.mirror)]
         owners = np.repeat(np.arange(len(views)), [len(view) for view in views])
-        self._votes = Votes(_stack(view.descriptors_KB for view in views), owners) if rules.keypoints and len(owners) else None
+        self._votes = (
+            Votes(_stack(view.descriptors_KB for view in views), owners) if rules.keypoints and len(owners) else None
+        )
 
     def matches(self, others: Sequence[Print]) -> list[Match]:
-        """The held pictures that each of `others` is a copy of; the other's own place among them, if it is held, too."""
+        """The held pictures that each of `others` is a copy of; itself as well, if it is held."""
         found: dict[tuple[int, int], Match] = {}
         for other, held, turn in self._by_hash(others):
             if (other, held) not in found and (agreement := by_turn(self._held[held], turn, others[other])):
-                how = ", ".join(filter(None, ("mirrored" if turn >= TURNS // 2 else "", _TURNS[turn % 4]))) or "as it is"
+                how = " and ".join(filter(None, (_MIRRORED[turn // 4], _TURNS[turn % 4]))) or "hardly changed"
                 found[other, held] = Match(held=held, other=other, how=how, agreement=agreement)
         for other, view in self._by_votes(others):
             held, mirror = divmod(view, 2)
@@ -101,5 +104,5 @@ class NearPictures:
         return [(other, view) for other, views in best.items() for _, view in sorted(views)[:PROPOSALS]]
 
 
-def _stack(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _stack(parts: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros((0, BYTES), np.uint8), *parts])

@@ -66,7 +66,7 @@ class SourceParams:
 
 @dataclass(frozen=True, kw_only=True)
 class NearDuplicateParams:
-    """Changed copies of pictures that are tested on (vlp_models/duplicates): what proposes them. Each is then verified."""
+    """Changed copies of what is tested on (vlp_models/duplicates): what proposes them. Each is then verified."""
 
     bits: Annotated[int, Field(ge=-1, le=8)] = 8  # of 64 perceptual bits that may differ; -1: hashes propose none
     keypoints: bool = True  # shared corners propose: sees through cropping, borders, turning, text laid over

@@ -15,10 +15,12 @@ from pathlib import Path
 
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables
-from vlp_models.data.images import ImageError, ImageInfo, probe
-from vlp_models.data.tables import SCHEMAS, write_table
+from vlp_models.data.images import ImageError, read_file
+from vlp_models.data.tables import SCHEMAS, SPLITS, write_table
+from vlp_models.duplicates.hashes import ImageHashes, hash_image
+from vlp_models.duplicates.leaks import PrintWriter
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import Params, SourceParams, to_plain
+from vlp_models.params import Params, SourceParams, ValidateParams, to_plain
 from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
 
 
@@ -38,10 +40,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         found = len(tables["images"])
         if not source.outside:
             _keep_inside(tables, key, workspace.root / source.root, source.images)
-        _probe_images(tables, params.validate.max_image_pixels, workspace)
-        if not (tables["images"] or tables["texts"]):
-            raise DataError(_no_image(key, source, found, tables))
         with output_directory(workspace.interim(key)) as directory:
+            with PrintWriter(directory) as prints:
+                _examine_images(tables, params.validate, workspace, prints)
+            if not (tables["images"] or tables["texts"]):
+                raise DataError(_no_image(key, source, found, tables))
             for name in SCHEMAS:
                 write_table(tables[name], name, directory)
             if tables["truth"]:
@@ -51,7 +54,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             write_manifest(
                 directory,
                 stage="prepare",
-                params={"data": to_plain(source), "max_image_pixels": params.validate.max_image_pixels},
+                params={
+                    "data": to_plain(source),
+                    "max_image_pixels": params.validate.max_image_pixels,
+                    "near_duplicates": to_plain(params.validate.near_duplicates),
+                },
                 counts=counts | {"left_out": dict(tables.left_out)},
             )
     print(f"prepare {key}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items() if count))
@@ -84,17 +91,21 @@ def _keep_inside(tables: Tables, key: str, root: Path, images: str) -> None:
     tables["images"][:] = good
 
 
-def _probe_images(tables: Tables, max_pixels: int, workspace: Workspace) -> None:
-    """Fills in width, height and sha256; rows whose file fails move to quarantine."""
+def _examine_images(tables: Tables, limits: ValidateParams, workspace: Workspace, prints: PrintWriter) -> None:
+    """Fills in width, height and sha256, and writes the prints; rows whose file fails move to quarantine."""
     from rich.console import Console
     from rich.progress import track
 
-    def look(row: Row) -> ImageInfo | ImageError:
+    def look(row: Row) -> ImageHashes | ImageError:
+        path = Path(row["path"])
         try:
-            return probe(Path(row["path"]), max_pixels)
+            content = read_file(path)
+            tested = row["split"] != SPLITS[0]
+            return hash_image(content, path.suffix, limits.max_image_pixels, keypoints=keypoints, tested=tested)
         except ImageError as error:
             return error
 
+    keypoints = limits.near_duplicates.keypoints
     good: list[Row] = []
     # Pillow's decoders and hashlib let go of the interpreter's lock
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool, warnings.catch_warnings():
@@ -115,7 +126,8 @@ def _probe_images(tables: Tables, max_pixels: int, workspace: Workspace) -> None
                 reason = f"{path}: {result.width}x{result.height}, listed as {row['width']}x{row['height']}"
                 tables.set_aside("images", row["image_id"], "image_size", reason, row["provenance"])
             else:
-                size = {"width": result.width, "height": result.height, "sha256": result.sha256}
+                prints.add(row["image_id"], result)
+                size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
                 good.append({**row, **size, "path": path})
     tables["images"][:] = good
 

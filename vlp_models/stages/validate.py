@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from vlp_models.data.boxed import write_boxed
 from vlp_models.data.tables import ID_COLUMN, read_table, write_table
+from vlp_models.duplicates.leaks import FILE, find_leaks
+from vlp_models.duplicates.search import NearRules
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
 from vlp_models.validation.columns import derive
@@ -60,7 +62,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with measured(workspace, "validate"):
         sources = [need(workspace.interim(name), f"prepare@{name}") for name in params.data]
         unreadable = [row for source in sources for row in read_table("quarantine", source).to_pylist()]
-        verdicts = _judge(sources, unreadable, params.validate, workspace.reports / "data_docs")
+        leaks = _leaks(sources, params.validate)
+        verdicts = _judge(sources, unreadable, params.validate, workspace.reports / "data_docs", leaks)
         report = _report(verdicts, params.validate)
         write_json(workspace.reports / "validation.json", report)
         _refuse(verdicts, params.validate, workspace)
@@ -91,7 +94,19 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     )
 
 
-def _judge(sources: list[Path], unreadable: list[Row], params: ValidateParams, docs: Path) -> dict[str, _Verdict]:
+def _leaks(sources: list[Path], params: ValidateParams) -> dict[str, str]:
+    """Copies of pictures that are tested on, by image id: where and how (vlp_models/duplicates)."""
+    splits: dict[str, str] = {}
+    for source in sources:
+        table = read_table("images", source, columns=["image_id", "split"])
+        splits |= zip(table["image_id"].to_pylist(), table["split"].to_pylist(), strict=True)
+    rules = NearRules(bits=params.near_duplicates.bits, keypoints=params.near_duplicates.keypoints)
+    return find_leaks([source / FILE for source in sources], splits.get, rules)
+
+
+def _judge(
+    sources: list[Path], unreadable: list[Row], params: ValidateParams, docs: Path, leaks: Mapping[str, str]
+) -> dict[str, _Verdict]:
     from vlp_models.validation.suites import Suites
 
     shutil.rmtree(docs, ignore_errors=True)
@@ -102,7 +117,7 @@ def _judge(sources: list[Path], unreadable: list[Row], params: ValidateParams, d
     for name in ID_COLUMN:  # images come first
         table = pa.concat_tables([read_table(name, source) for source in sources])
         rules = rules_for(name, params)
-        rows = derive(name, table.to_pylist(), images, bad_images)
+        rows = derive(name, table.to_pylist(), images, bad_images, leaks)
         broken = suites.check(name, rows, rules) if rows else [[] for _ in rules]
         set_aside = [row for row in unreadable if row["table"] == name]
         verdicts[name] = _verdict(name, table, rows, rules, broken, set_aside)

@@ -7,7 +7,7 @@ its id can't.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlp_models.data.tables import ID_COLUMN, SPLITS
@@ -17,10 +17,17 @@ from vlp_models.validation import text as language
 Row = dict[str, Any]
 
 
-def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_images: set[str]) -> list[Row]:
+def derive(
+    table: str,
+    rows: list[Row],
+    images: dict[str, Row],
+    quarantined_images: set[str],
+    leaks: Mapping[str, str] | None = None,
+) -> list[Row]:
     """Rows with the columns that the rules of `table` look at.
 
-    `images`: the good images by id; `quarantined_images`: ids of the others. Both are unused for the images table.
+    `images`: the good images by id; `quarantined_images`: ids of the others. Both are unused for the images table,
+    which alone asks for `leaks`: of copies of what is tested on, where and how (vlp_models/duplicates/leaks.py).
     """
     rows = [{**row, "row": number} for number, row in enumerate(rows)]
     first = _first_rows(rows, ID_COLUMN[table])
@@ -42,6 +49,10 @@ def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_imag
             row |= text_columns(row["text"])
     if table in OWN_COLUMNS:
         OWN_COLUMNS[table](rows, images)
+    if table == "images":
+        for row in rows:
+            told = row["also_in"] or row["id_of"] != "this row"
+            row["near_in"] = "" if told else (leaks or {}).get(row["image_id"], "")
     return rows
 
 
@@ -92,7 +103,7 @@ def other_images_columns(row: Row, images: dict[str, Row], quarantined_images: s
 def text_columns(text: str | None) -> Row:
     """What the rules of every text look at."""
     return {
-        "words": None if text is None else len(text.split()),
+        "words": None if text is None else language.count_words(text),
         "text_letters": None if text is None else language.has_letters(text),
         "text_clean": None if text is None else language.is_clean(text),
         "text_not_url": None if text is None else language.is_more_than_url(text),
@@ -105,7 +116,7 @@ def _add_same_as(rows: list[Row], images: dict[str, Row]) -> None:
         row["same_as"] = ""
         if row["text"] is None or row["id_of"] != "this row":
             continue
-        owner = first.setdefault((row["image_id"], row["text"].casefold().strip()), row)
+        owner = first.setdefault((row["image_id"], language.caption_key(row["text"])), row)
         if owner is not row:
             row["same_as"] = owner["caption_id"]
 

@@ -143,6 +143,13 @@ def _images(params: ValidateParams) -> list[Rule]:
         ),
         Rule(
             table="images",
+            name="near_disjoint",
+            column="near_in",
+            check=OneOf(("",)),
+            reason="the same picture is in {near_in}: this copy must not be learnt from",
+        ),
+        Rule(
+            table="images",
             name="image_side",
             column="side",
             check=Between(low=params.min_image_side),
