@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from vlp_models.duplicates.search import Match, NearPictures, NearRules
 from vlp_models.errors import DataError
 
 FILE = "prints.parquet"
+COPIES = "copies.parquet"  # of data/validated: what was found, whatever became of it
 BATCH = 512  # pictures that pass together
 HELD = 4096  # pictures tested on that are held together, about 30 kB each
 RANK = {split: number for number, split in enumerate(SPLITS)}  # of two copies, the one that is tested on stays
@@ -33,6 +35,7 @@ _SCHEMA = pa.schema(
         ("print", pa.binary()),
     ]
 )
+_COPY_SCHEMA = pa.schema([(name, pa.string()) for name in ("image_id", "copy_of", "split", "how")])
 SplitOf = Callable[[str], str | None]
 T = TypeVar("T")
 
@@ -62,9 +65,22 @@ class PrintWriter:
         self._rows = []
 
 
-def find_leaks(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> dict[str, str]:
-    """The pictures of a lower split than a copy of theirs (train below val below test): image id -> where the copy is,
-    and how it was known.
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A picture, and one of a higher split (train below val below test) that it is a copy of."""
+
+    image_id: str
+    copy_of: str
+    split: str  # of `copy_of`
+    how: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.split} as {self.copy_of} ({self.how})"
+
+
+def find_copies(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> list[Copy]:
+    """Every copy across splits, by image id; of each picture, the one in the highest split comes first.
 
     Args:
         files: `prints.parquet` of every dataset; one that is absent holds nothing.
@@ -73,11 +89,12 @@ def find_leaks(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> di
     Raises:
         DataError: a file is damaged.
     """
-    found: dict[str, tuple[int, str]] = {}
+    found: dict[tuple[str, str], Copy] = {}
 
     def meet(image_id: str, split: str, held_id: str, held_split: str, how: str) -> None:
-        if RANK[split] < RANK[held_split] and RANK[held_split] > found.get(image_id, (-1, ""))[0]:
-            found[image_id] = (RANK[held_split], f"{held_split} as {held_id} ({how})")
+        if RANK[split] < RANK[held_split]:
+            copy = Copy(image_id=image_id, copy_of=held_id, split=held_split, how=how)
+            found.setdefault((image_id, held_id), copy)
 
     def rows() -> Iterator[tuple[Row, Print]]:
         return _rows(files, split_of)
@@ -92,7 +109,20 @@ def find_leaks(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> di
                     meet(image_id, split, *held[number][:2], "pixel for pixel")
             for match in near.matches(prints):
                 meet(*batch[match.other][:2], *held[match.held][:2], said(match))
-    return {image_id: where for image_id, (_, where) in found.items()}
+    return sorted(found.values(), key=lambda copy: (copy.image_id, -RANK[copy.split], copy.copy_of))
+
+
+def write_copies(directory: Path, copies: Sequence[Copy]) -> None:
+    rows = [{name: getattr(copy, name) for name in _COPY_SCHEMA.names} for copy in copies]
+    pq.write_table(pa.Table.from_pylist(rows, schema=_COPY_SCHEMA), directory / COPIES, compression="zstd")
+
+
+def where_else(copies: Iterable[Copy]) -> dict[str, str]:
+    """Image id -> where its copy in the highest split is."""
+    places: dict[str, str] = {}
+    for copy in copies:
+        places.setdefault(copy.image_id, copy.where)
+    return places
 
 
 def said(match: Match) -> str:

@@ -66,10 +66,11 @@ class SourceParams:
 
 @dataclass(frozen=True, kw_only=True)
 class NearDuplicateParams:
-    """Changed copies of what is tested on (vlp_models/duplicates): what proposes them. Each is then verified."""
+    """Copies of what is tested on, changed or not (vlp_models/duplicates): what proposes them; what becomes of them."""
 
     bits: Annotated[int, Field(ge=-1, le=8)] = 8  # of 64 perceptual bits that may differ; -1: hashes propose none
     keypoints: bool = True  # shared corners propose: sees through cropping, borders, turning, text laid over
+    action: Literal["set_aside", "count"] = "set_aside"  # count: they stay, and stand beside the scores
 
 
 @dataclass(frozen=True, kw_only=True)

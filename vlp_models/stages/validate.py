@@ -17,9 +17,10 @@ from typing import Any
 import pyarrow as pa
 
 from vlp_models.data.boxed import write_boxed
-from vlp_models.data.tables import ID_COLUMN, read_table, write_table
-from vlp_models.duplicates.leaks import FILE, find_leaks
+from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table, write_table
+from vlp_models.duplicates.leaks import FILE, Copy, find_copies, where_else, write_copies
 from vlp_models.duplicates.search import NearRules
+from vlp_models.duplicates.sentences import Sentences
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
 from vlp_models.validation.columns import derive
@@ -62,15 +63,18 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with measured(workspace, "validate"):
         sources = [need(workspace.interim(name), f"prepare@{name}") for name in params.data]
         unreadable = [row for source in sources for row in read_table("quarantine", source).to_pylist()]
-        leaks = _leaks(sources, params.validate)
+        copies = _copies(sources, params.validate)
+        leaks = where_else(copies) if params.validate.near_duplicates.action == "set_aside" else {}
         verdicts = _judge(sources, unreadable, params.validate, workspace.reports / "data_docs", leaks)
-        report = _report(verdicts, params.validate)
+        repeated = repeated_captions(verdicts["images"].good, verdicts["captions"].good)
+        report = _report(verdicts, params.validate) | {"across_splits": {"copies": len(copies), **repeated}}
         write_json(workspace.reports / "validation.json", report)
         _refuse(verdicts, params.validate, workspace)
         good = set(verdicts["images"].good["image_id"].to_pylist())
         with output_directory(workspace.validated) as directory:
             for name, verdict in verdicts.items():
                 write_table(verdict.good.to_pylist(), name, directory)
+            write_copies(directory, copies)
             write_boxed(verdicts["images"].good, verdicts["objects"].good, directory)
             quarantine = [row for verdict in verdicts.values() for row in verdict.quarantine]
             quarantine += [row for row in unreadable if row["table"] not in verdicts]  # lines of ground truth
@@ -86,6 +90,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 counts=counts | {"quarantine": len(quarantine), "truth": len(truth)},
                 splits=dict(sorted(Counter(verdicts["images"].good["split"].to_pylist()).items())),
             )
+    for split, found in repeated["captions"].items():
+        print(
+            f"validate: of {found['captions']:,} captions of {split}, {found['equal']:,} are also in train, "
+            f"{found['one_word_apart']:,} but for a word"
+        )
     lost = sum(verdict.bad for verdict in verdicts.values())
     print(
         "validate: "
@@ -94,14 +103,37 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     )
 
 
-def _leaks(sources: list[Path], params: ValidateParams) -> dict[str, str]:
-    """Copies of pictures that are tested on, by image id: where and how (vlp_models/duplicates)."""
+def _copies(sources: list[Path], params: ValidateParams) -> list[Copy]:
+    """Of pictures that are tested on, across all datasets (vlp_models/duplicates)."""
     splits: dict[str, str] = {}
     for source in sources:
         table = read_table("images", source, columns=["image_id", "split"])
         splits |= zip(table["image_id"].to_pylist(), table["split"].to_pylist(), strict=True)
     rules = NearRules(bits=params.near_duplicates.bits, keypoints=params.near_duplicates.keypoints)
-    return find_leaks([source / FILE for source in sources], splits.get, rules)
+    return find_copies([source / FILE for source in sources], splits.get, rules)
+
+
+def repeated_captions(images: pa.Table, captions: pa.Table) -> dict[str, Any]:
+    """Of each split that is tested on, how many of its captions are in train, too, or all but one word of them; the
+    first of each as an example. They stay: short sentences meet by chance, and generated ones by design."""
+    splits = dict(zip(images["image_id"].to_pylist(), images["split"].to_pylist(), strict=True))
+    tested: dict[str, list[str]] = {split: [] for split in SPLITS[1:]}
+    learnt = Sentences()
+    for image_id, text in zip(captions["image_id"].to_pylist(), captions["text"].to_pylist(), strict=True):
+        if splits[image_id] == SPLITS[0]:
+            learnt.add(text)
+        else:
+            tested[splits[image_id]].append(text)
+    found: dict[str, Any] = {}
+    for split, texts in tested.items():
+        like: dict[str, list[str]] = {"equal": [], "one word apart": []}
+        for text in texts:
+            if likeness := learnt.like(text):
+                like[likeness].append(text)
+        if texts:
+            counts = {name.replace(" ", "_"): len(same) for name, same in like.items()}
+            found[split] = {"captions": len(texts), **counts, "examples": {n: same[:1] for n, same in like.items()}}
+    return {"captions": found}
 
 
 def _judge(
