@@ -22,7 +22,6 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from vlp_models.duplicates.hashes import perceptual_hash
 from vlp_models.duplicates.prints import Print, take_print
 from vlp_models.duplicates.search import NearPictures, NearRules
 
@@ -93,7 +92,7 @@ def print_of(task: tuple[Path, str, bool]) -> Print:
     image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
     if change:
         image = CHANGES[change](image, random.Random(f"{path.name} {change}"))
-    return take_print(image, perceptual_hash(image), keypoints=True, mirror=held)
+    return take_print(image, keypoints=True, mirror=held)
 
 
 def batches(prints: Iterable[Print]) -> Iterable[list[Print]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlp_models.duplicates.keypoints import Keypoints, canonical_size, opencv
-from vlp_models.duplicates.prints import THUMB, Print, turned
+from vlp_models.duplicates.prints import THUMB, Print
 from vlp_models.duplicates.votes import NEAR
 
 REACH = 4.0  # pixels of the 224 that the longer side has by which a corner may be off
@@ -53,8 +53,7 @@ def by_keypoints(held: Print, mirror: bool, other: Print) -> Agreement | None:
 
 def by_turn(held: Print, turn: int, other: Print) -> Agreement | None:
     """Whether `other` is `held` in one of the 8 ways to lay it down."""
-    thumb = np.stack([turned(held.thumb_HWC[..., c], turn) for c in range(3)], axis=-1)
-    return _look(thumb, other.thumb_HWC, np.eye(2), np.zeros(2), 0)
+    return _look(held.turned(turn), other.thumb_HWC, np.eye(2), np.zeros(2), 0)
 
 
 def _movement(source: Keypoints, target: Keypoints) -> tuple[np.ndarray | None, int]:

@@ -1,31 +1,18 @@
-"""Three hashes of a picture: of its bytes, of its pixels, and a perceptual one that survives scaling and compression.
-
-The perceptual hash is the sign of the 64 lowest frequencies (without the mean) of the discrete cosine transform of a
-32 x 32 grey copy, against their median: the "pHash" of Zauner (2010, section 3.2.1), with the frequencies taken along
-the diagonals. It is blind to colour, and a picture without structure (one flat colour) has none.
-"""
+"""What a picture is known by: hashes of its bytes and its pixels, a perceptual one, and its print."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from vlp_models.data.images import format_of, open_checked, undecodable
+from vlp_models.data.images import format_of, open_checked, read_file, undecodable
+from vlp_models.duplicates.perceptual import SIDE, hash_of_grey
 from vlp_models.duplicates.prints import Print, on_white, take_print
 from vlp_models.errors import VLPError
-
-SIDE = 32  # pixels of the grey copy along each side
-BITS = 64
-FLAT = 1.0  # grey levels (of 256, root mean square) below which there is no structure to hash
-_REACH = 11  # frequencies needed along each axis
-
-_ORDER = sorted(((u, v) for u in range(_REACH) for v in range(_REACH) if u + v), key=lambda f: (f[0] + f[1], f[0]))
-_ROWS, _COLUMNS = (np.array(axis) for axis in zip(*_ORDER[:BITS], strict=True))
-_COSINES = np.cos(np.pi * np.outer(np.arange(_REACH), 2 * np.arange(SIDE) + 1) / (2 * SIDE)) * np.sqrt(2 / SIDE)
-_COSINES[0] /= np.sqrt(2)  # now orthonormal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +45,7 @@ def hash_image(
             image.load()
             seen = _normalised(ImageOps.exif_transpose(image))
             perceptual = perceptual_hash(seen)
-            taken = take_print(seen, perceptual, keypoints=keypoints, mirror=tested)
+            taken = take_print(seen, keypoints=keypoints, mirror=tested)
             pixels = hashlib.sha256(f"{seen.width}x{seen.height} {seen.mode}\0".encode())
             pixels.update(seen.tobytes())
         except VLPError:
@@ -76,26 +63,20 @@ def hash_image(
     )
 
 
+def examine(path: Path, max_pixels: int, *, keypoints: bool = False, tested: bool = False) -> ImageHashes:
+    """Checks and hashes one file.
+
+    Raises:
+        ImageError: as `hash_image`, or under image_present: there is no such file, or it can't be read.
+    """
+    return hash_image(read_file(path), path.suffix, max_pixels, keypoints=keypoints, tested=tested)
+
+
 def perceptual_hash(image: Image.Image) -> int | None:
     """64 bits of an RGB or RGBA picture; None where it is (nearly) of one colour. Transparent parts count as white."""
     return hash_of_grey(
         np.asarray(on_white(image).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float64)
     )
-
-
-def grey_of(pixels_HWC: np.ndarray) -> np.ndarray:
-    """Grey levels [H, W] of RGB pixels."""
-    return pixels_HWC.astype(np.float64) @ (0.299, 0.587, 0.114)
-
-
-def hash_of_grey(grey: np.ndarray) -> int | None:
-    """64 bits of 32 x 32 grey levels; None where they are (nearly) all one."""
-    frequencies = (_COSINES @ grey @ _COSINES.T)[_ROWS, _COLUMNS]
-    if np.sqrt((frequencies**2).sum()) / SIDE < FLAT:
-        return None
-    middle = np.sort(frequencies)[BITS // 2 - 1 : BITS // 2 + 1].mean()  # the median
-    bits = frequencies > middle
-    return int.from_bytes(np.packbits(bits).tobytes(), "big")
 
 
 def _normalised(image: Image.Image) -> Image.Image:

@@ -66,9 +66,8 @@ class Keypoints:
 
 
 def describe(image: Image.Image) -> Keypoints:
-    """The keypoints of a picture, in an order of their own."""
-    cv2 = opencv()
-    grey = np.asarray(image.convert("L").resize(canonical_size(*image.size), Image.Resampling.BILINEAR))
+    """The keypoints of a grey picture of its canonical size, in an order of their own."""
+    cv2, grey = opencv(), np.asarray(image)
     orb = cv2.ORB_create(nfeatures=FOUND, scaleFactor=1.25, nlevels=5, edgeThreshold=EDGE, fastThreshold=THRESHOLD)
     found, descriptors = orb.detectAndCompute(grey, None)
     if descriptors is None:

@@ -31,7 +31,6 @@ _SCHEMA = pa.schema(
     [
         ("image_id", pa.string()),
         ("pixels", pa.binary()),
-        ("perceptual", pa.uint64()),
         ("print", pa.binary()),
     ]
 )
@@ -55,7 +54,7 @@ class PrintWriter:
         self._writer.close()
 
     def add(self, image_id: str, found: ImageHashes) -> None:
-        row = {"image_id": image_id, "pixels": found.pixels, "perceptual": found.perceptual}
+        row = {"image_id": image_id, "pixels": found.pixels}
         self._rows.append({**row, "print": found.print.to_bytes()})
         if len(self._rows) == BATCH:
             self._flush()
@@ -157,7 +156,7 @@ def _rows(files: Iterable[Path], split_of: SplitOf) -> Iterator[tuple[Row, Print
                 for row in batch.to_pylist():
                     split = split_of(row["image_id"])
                     if split in RANK:
-                        found = Print.from_bytes(row["print"], row["perceptual"])
+                        found = Print.from_bytes(row["print"])
                         yield (row["image_id"], split, row["pixels"]), found
         except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
             raise DataError(

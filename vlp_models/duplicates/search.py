@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlp_models.duplicates.alignment import Agreement, by_keypoints, by_turn
-from vlp_models.duplicates.hashes import grey_of, hash_of_grey
 from vlp_models.duplicates.keypoints import BYTES
 from vlp_models.duplicates.near import NearHashes
-from vlp_models.duplicates.prints import TURNS, Print, turned
+from vlp_models.duplicates.perceptual import grey_of, hash_of_grey
+from vlp_models.duplicates.prints import TURNS, Print
 from vlp_models.duplicates.votes import Votes
 
 VOTES = 8  # shared keypoints, below which a proposal is not looked at
@@ -52,11 +52,8 @@ class NearPictures:
         self._rules = rules
         hashes, self._turns = [], []
         for number, print_ in enumerate(held):
-            if print_.perceptual is None:
-                continue
-            grey = grey_of(print_.thumb_HWC)
             for turn in range(TURNS):
-                found = hash_of_grey(turned(grey, turn))
+                found = hash_of_grey(grey_of(print_.turned(turn)))
                 if found is not None:
                     hashes.append(found)
                     self._turns.append((number, turn))

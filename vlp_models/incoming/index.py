@@ -259,14 +259,13 @@ class HashIndex:
     def prints(self, *, tested: bool) -> Iterator[tuple[int, Print]]:
         """(id, print) of the pictures that are tested on, or of those that are learnt from."""
         sign = "!=" if tested else "="
-        query = f"SELECT id, perceptual, print FROM images WHERE split {sign} 'train' AND print IS NOT NULL"
-        for number, perceptual, content in self._stream(query):
-            yield number, read_print(content, perceptual)
+        query = f"SELECT id, print FROM images WHERE split {sign} 'train' AND print IS NOT NULL"
+        for number, content in self._stream(query):
+            yield number, Print.from_bytes(content)
 
     def print_of(self, number: int) -> Print | None:
-        query = "SELECT perceptual, print FROM images WHERE id = ?"
-        perceptual, content = self.connection.execute(query, (number,)).fetchone()
-        return None if content is None else read_print(content, perceptual)
+        (content,) = self.connection.execute("SELECT print FROM images WHERE id = ?", (number,)).fetchone()
+        return None if content is None else Print.from_bytes(content)
 
     def _stream(self, query: str) -> Iterator[tuple[Any, ...]]:
         """Rows of a query whose table does not change meanwhile, a block at a time."""
@@ -308,10 +307,6 @@ def read_prints(path: Path) -> Iterator[tuple[str, bytes]] | None:
             yield from zip(block["image"].to_pylist(), block["print"].to_pylist(), strict=True)
 
     return rows() if path.exists() else None
-
-
-def read_print(content: bytes, perceptual: int | None) -> Print:
-    return Print.from_bytes(content, None if perceptual is None else unsigned(perceptual))
 
 
 def signed(value: int | None) -> int | None:

@@ -19,7 +19,7 @@ from vlp_models.data.tables import SPLITS
 from vlp_models.duplicates.prints import Print
 from vlp_models.errors import DataError
 from vlp_models.incoming.drops import Drop
-from vlp_models.incoming.index import BLOCK, read_print, signed
+from vlp_models.incoming.index import BLOCK, signed
 from vlp_models.incoming.workers import Job, hash_all, stored_name
 from vlp_models.params import ValidateParams
 from vlp_models.validation.columns import text_columns
@@ -131,16 +131,14 @@ class Staging:
         """(id, print) of every picture without a verdict, or of those that are tested on alone."""
         where = "AND split != 'train'" if tested else ""
         cursor = self.connection.cursor().execute(
-            f"SELECT id, perceptual, print FROM images WHERE print IS NOT NULL AND verdict IS NULL {where} ORDER BY id"
+            f"SELECT id, print FROM images WHERE print IS NOT NULL AND verdict IS NULL {where} ORDER BY id"
         )
         while rows := cursor.fetchmany(BLOCK // 8):
-            yield from ((number, read_print(content, perceptual)) for number, perceptual, content in rows)
+            yield from ((number, Print.from_bytes(content)) for number, content in rows)
 
     def print_of(self, number: int) -> Print | None:
-        perceptual, content = self.connection.execute(
-            "SELECT perceptual, print FROM images WHERE id = ?", (number,)
-        ).fetchone()
-        return None if content is None else read_print(content, perceptual)
+        (content,) = self.connection.execute("SELECT print FROM images WHERE id = ?", (number,)).fetchone()
+        return None if content is None else Print.from_bytes(content)
 
     def counts(self) -> dict[str, int]:
         """Pairs by what became of them, and `rows`, their sum."""

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables
-from vlp_models.data.images import ImageError, read_file
+from vlp_models.data.images import ImageError
 from vlp_models.data.tables import SCHEMAS, SPLITS, write_table
-from vlp_models.duplicates.hashes import ImageHashes, hash_image
+from vlp_models.duplicates.hashes import ImageHashes, examine
 from vlp_models.duplicates.leaks import PrintWriter
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, ValidateParams, to_plain
@@ -97,11 +97,9 @@ def _examine_images(tables: Tables, limits: ValidateParams, workspace: Workspace
     from rich.progress import track
 
     def look(row: Row) -> ImageHashes | ImageError:
-        path = Path(row["path"])
+        tested = row["split"] != SPLITS[0]
         try:
-            content = read_file(path)
-            tested = row["split"] != SPLITS[0]
-            return hash_image(content, path.suffix, limits.max_image_pixels, keypoints=keypoints, tested=tested)
+            return examine(Path(row["path"]), limits.max_image_pixels, keypoints=keypoints, tested=tested)
         except ImageError as error:
             return error
 
