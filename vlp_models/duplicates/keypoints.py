@@ -19,7 +19,7 @@ from vlp_models.errors import ParamsError
 SIDE = 224  # pixels of the longer side of what is described: copies of any size are compared at about one scale
 MOST = 120  # keypoints of a picture
 CELLS = 4  # by CELLS fields, each of which gives its strongest first: a busy corner must not take them all
-FOUND = 400  # looked at for them
+FOUND = 1000  # looked at for them: text laid over has many strong ones, and must not hide the picture's
 THRESHOLD = 10  # grey levels by which a corner must stand out: low, so that smooth pictures have some as well
 EDGE = 10  # pixels at the rim without corners
 BYTES = 32  # of a description
@@ -69,14 +69,16 @@ def describe(image: Image.Image) -> Keypoints:
     """The keypoints of a grey picture of its canonical size, in an order of their own."""
     cv2, grey = opencv(), np.asarray(image)
     orb = cv2.ORB_create(nfeatures=FOUND, scaleFactor=1.25, nlevels=5, edgeThreshold=EDGE, fastThreshold=THRESHOLD)
-    found, descriptors = orb.detectAndCompute(grey, None)
-    if descriptors is None:
+    found = orb.detect(grey, None)
+    if not found:
         return Keypoints.none()
     places = np.array([point.pt for point in found], np.float32)
     strength = np.array([point.response for point in found])
-    chosen = _spread(places, strength, grey.shape[1], grey.shape[0])
-    points = np.clip(np.rint(places[chosen] * _UNIT), 0, 65535).astype(np.uint16)
-    return Keypoints(points, np.ascontiguousarray(descriptors[chosen]))
+    chosen, descriptors = orb.compute(grey, [found[i] for i in _spread(places, strength, grey.shape[1], grey.shape[0])])
+    if descriptors is None:
+        return Keypoints.none()
+    points = np.rint(np.array([point.pt for point in chosen], np.float32) * _UNIT).astype(np.uint16)
+    return Keypoints(points, np.ascontiguousarray(descriptors))
 
 
 def canonical_size(width: int, height: int) -> tuple[int, int]:

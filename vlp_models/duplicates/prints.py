@@ -109,4 +109,4 @@ def _bars(rows_HWC: np.ndarray) -> tuple[int, int]:
     same = plain & (np.abs(colours - colours[0]).max(axis=1) <= PLAIN)
     if not same[0] or not same[-1] or same.all():
         return 0, 0
-    return int(np.argmin(same)), int(np.argmin(same[::-1]))
+    return int(np.argmin(same)) + 1, int(np.argmin(same[::-1])) + 1  # and the row where they blend into the picture

@@ -22,7 +22,7 @@ from vlp_models.report.examples import Examples, read_examples
 from vlp_models.report.pictures import Pictures
 from vlp_models.report.records import Record, flatten, optional, reads_regions
 from vlp_models.report.shown import shown_by_models
-from vlp_models.report.table import is_headline
+from vlp_models.report.table import is_headline, without
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.workspace.paths import Workspace, read_json
 
@@ -76,6 +76,8 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         curves=curves(params, workspace),
         validation=validation,
         quarantined=quarantined(workspace),
+        repeated=(validation or {}).get("across_splits", {}).get("captions", {}),
+        seen=seen_before(records),
         has_docs=(workspace.reports / "data_docs" / "index.html").exists(),
         detector=flatten(detector or {}),
         drift=optional(workspace.reports / "drift.json"),
@@ -84,6 +86,13 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         shown=shown_by_models(params, workspace),
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
     )
+
+
+def seen_before(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The headline figures with and without what was there to learn from; older evaluations don't say."""
+    chosen = [r for r in records if is_headline(r) and r["value"] is not None and r.get("seen")]
+    names = ("without_pictures", "without_both")
+    return [{**record, **{name: without(record["seen"][name]) for name in names}} for record in chosen]
 
 
 def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[tuple[str, str]]:
