@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlp_models.validation.columns import derive
-from vlp_models.validation.text import has_letters, is_clean, is_more_than_url
+from vlp_models.validation.text import caption_key, count_words, has_letters, is_clean, is_more_than_url
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,31 @@ from vlp_models.validation.text import has_letters, is_clean, is_more_than_url
 )
 def test_text(text: str, letters: bool, clean: bool, more_than_url: bool) -> None:
     assert (has_letters(text), is_clean(text), is_more_than_url(text)) == (letters, clean, more_than_url)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Dog", 1),
+        ("a dog runs !", 4),
+        ("un café", 2),
+        ("一只狗在草地上奔跑。", 5),  # 9 letters
+        ("犬が芝生の上を走っている", 6),
+        ("สุนัขวิ่งบนหญ้า", 3),
+        ("개가 풀밭을 달린다", 3),  # Korean has spaces
+        ("狗", 1),
+        ("iPhone手机", 2),
+        ("", 0),
+    ],
+)
+def test_words_are_counted_by_script(text: str, words: int) -> None:
+    assert count_words(text) == words
+
+
+def test_captions_are_one_but_for_case_spaces_and_forms_of_letters() -> None:
+    assert caption_key(" Straße  frei") == caption_key("STRASSE FREI")
+    assert caption_key("caf\u00e9") == caption_key("CAFE\u0301")
+    assert caption_key("a dog") != caption_key("a dog.")
 
 
 @given(st.text())
