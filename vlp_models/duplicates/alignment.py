@@ -22,7 +22,11 @@ PART = 0.35  # and of the other at least this much
 CORRELATION = 0.96  # of light and dark where they meet, without the part that agrees least
 COLOURS = 0.6  # of the colours, where both have some
 COLOURED = 6.0  # grey levels of colour below which a picture has none
-HIDDEN = 0.3  # of the common part that may be hidden
+HIDDEN = 0.3  # of the common part that may be hidden, where keypoints propose
+APART = 45.0  # grey levels, from which on a pixel shows something else
+OVERLAID = 0.25  # of the common part: what something laid over it spans at most. Drawings of one kind differ all over
+RIM = 2  # pixels of the small copies not looked at for it: a turned picture has corners of another colour
+STRAYS = 8  # pixels of the small copies that may differ anywhere
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,12 @@ def by_keypoints(held: Print, mirror: bool, other: Print) -> Agreement | None:
     # thumb pixels of the other -> canonical pixels -> the held one's -> its thumb pixels; centres lie at + 0.5
     linear = movement[:, :2] * its / own[:, None]
     shift = (movement[:, :2] @ (its / 2) + movement[:, 2]) / own - 0.5
-    return _look(held.thumb_HWC[:, ::-1] if mirror else held.thumb_HWC, other.thumb_HWC, linear, shift, inliers)
+    return _look(held.thumb_HWC[:, ::-1] if mirror else held.thumb_HWC, other.thumb_HWC, linear, shift, inliers, HIDDEN)
 
 
 def by_turn(held: Print, turn: int, other: Print) -> Agreement | None:
     """Whether `other` is `held` in one of the 8 ways to lay it down."""
-    return _look(held.turned(turn), other.thumb_HWC, np.eye(2), np.zeros(2), 0)
+    return _look(held.turned(turn), other.thumb_HWC, np.eye(2), np.zeros(2), 0, 0.0)
 
 
 def _movement(source: Keypoints, target: Keypoints) -> tuple[np.ndarray | None, int]:
@@ -77,7 +81,9 @@ def _movement(source: Keypoints, target: Keypoints) -> tuple[np.ndarray | None, 
     return (None, 0) if movement is None else (movement, int(inliers.sum()))
 
 
-def _look(held: np.ndarray, other: np.ndarray, linear: np.ndarray, shift: np.ndarray, inliers: int) -> Agreement | None:
+def _look(
+    held: np.ndarray, other: np.ndarray, linear: np.ndarray, shift: np.ndarray, inliers: int, hidden: float
+) -> Agreement | None:
     cv2 = opencv()
     movement = np.column_stack([linear, shift])
     size = (THUMB, THUMB)
@@ -88,8 +94,13 @@ def _look(held: np.ndarray, other: np.ndarray, linear: np.ndarray, shift: np.nda
     if max(of_held, of_other) < WHOLE or min(of_held, of_other) < PART:
         return None
     x, y = held[there].astype(np.float32), moved[there].astype(np.float32)
-    light, kept = _trimmed_correlation(x @ _LIGHT, y @ _LIGHT)
+    light, kept, wrong = _trimmed_correlation(x @ _LIGHT, y @ _LIGHT, hidden)
     if light < CORRELATION or not _same_colours(x[kept], y[kept]):
+        return None
+    apart = np.zeros((THUMB, THUMB), bool)
+    apart[there] = wrong > APART
+    apart[:RIM] = apart[-RIM:] = apart[:, :RIM] = apart[:, -RIM:] = False
+    if _spread(apart) > OVERLAID * there.sum():
         return None
     return Agreement(inliers, round(light, 3))
 
@@ -97,17 +108,28 @@ def _look(held: np.ndarray, other: np.ndarray, linear: np.ndarray, shift: np.nda
 _LIGHT = np.array([0.299, 0.587, 0.114], np.float32)
 
 
-def _trimmed_correlation(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
-    """Of two lists of grey levels, without the `HIDDEN` share that fits the line through the others worst; and which
-    were kept."""
+def _trimmed_correlation(x: np.ndarray, y: np.ndarray, hidden: float) -> tuple[float, np.ndarray, np.ndarray]:
+    """Of two lists of grey levels, without the `hidden` share that fits the line through the others worst; which were
+    kept; and how many grey levels each is off that line."""
     kept = np.ones(len(x), bool)
+    wrong = np.zeros(len(x), np.float32)
     for _ in range(3):
         a, b = x[kept] - x[kept].mean(), y[kept] - y[kept].mean()
         slope = (a @ b) / max(a @ a, 1e-6)
         wrong = np.abs(y - y[kept].mean() - slope * (x - x[kept].mean()))
-        kept = wrong <= np.quantile(wrong, 1 - HIDDEN)
+        kept = wrong <= np.quantile(wrong, 1 - hidden)
     a, b = x[kept] - x[kept].mean(), y[kept] - y[kept].mean()
-    return float((a @ b) / max(np.sqrt((a @ a) * (b @ b)), 1e-6)), kept
+    return float((a @ b) / max(np.sqrt((a @ a) * (b @ b)), 1e-6)), kept, wrong
+
+
+def _spread(apart_HW: np.ndarray) -> int:
+    """Pixels of the rectangle around those that are apart, but for a few strays at either end."""
+    rows, columns = np.nonzero(apart_HW)
+    if len(rows) <= STRAYS:
+        return 0
+    ends = (100 * STRAYS / len(rows) / 4, 100 - 100 * STRAYS / len(rows) / 4)
+    (top, bottom), (left, right) = np.percentile(rows, ends), np.percentile(columns, ends)
+    return int((bottom - top + 1) * (right - left + 1))
 
 
 def _same_colours(x: np.ndarray, y: np.ndarray) -> bool:
