@@ -24,6 +24,7 @@ from vlp_models.duplicates.sentences import Sentences
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import Evidence, Score
 from vlp_models.params import Params, split_start
+from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 FEWEST = 20  # items that must be left for a figure
 
@@ -71,6 +72,18 @@ class Learnt:
             if any(self._sentences.like(text) for text in (s.values.get("captions") or [s.text]))
         }
         return Seen(pictures=frozenset(pictures), sentences=frozenset(sentences))
+
+
+def learnt(params: Params, workspace: Workspace, run: str) -> Learnt | None:
+    """What a run had to learn from; None where that was other data than what lies here, as a champion's may be."""
+    index = workspace.shards / "index-train.parquet"
+    config = workspace.checkpoint(f"finetune/{run}") / "config.json"
+    if not (index.exists() and config.exists()):
+        return None
+    inputs = (read_json(config).get("provenance") or {}).get("inputs", {})
+    if inputs.get(index.name) != hash_path(index):
+        return None
+    return Learnt(workspace.validated, learnt_sources(params, run))
 
 
 def learnt_sources(params: Params, run: str) -> list[str]:

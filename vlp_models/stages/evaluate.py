@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.evaluation.contamination import Learnt, Seen, learnt_sources, without_seen
+from vlp_models.evaluation.contamination import Seen, learnt, without_seen
 from vlp_models.evaluation.hashes import data_hash, test_hash
 from vlp_models.evaluation.slices import slices_of
 from vlp_models.metrics.bootstrap import interval
@@ -80,7 +80,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
         "data": data_hash(workspace.shards),
     }
     sources = dict.fromkeys(_datasets(finetune), 1)
-    learnt = Learnt(workspace.validated, learnt_sources(params, key))
+    before = learnt(params, workspace, key)
     blank_too = model.task in settings.blank_control and not model.blank_images
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
@@ -115,7 +115,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
                     scored = model.score(own, asked, here)
                 items += _items(model, scored, here, split, asked)
                 place = {"dataset": source, "split": split, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()}
-                records += _records(scored, settings, facts | place, learnt.seen(asked))
+                records += _records(scored, settings, facts | place, before.seen(asked) if before else None)
         if not records:
             splits = ", ".join(settings.splits)
             raise DataError(f"evaluate {key}: nothing to score in {splits}; see `evaluate.splits` in params.yaml")
@@ -135,7 +135,9 @@ def _datasets(finetune: FinetuneParams) -> list[str]:
     return finetune.evaluate_on or list(finetune.sources)
 
 
-def _records(scored: Scored, settings: EvaluateParams, facts: dict[str, Any], seen: Seen) -> list[dict[str, Any]]:
+def _records(
+    scored: Scored, settings: EvaluateParams, facts: dict[str, Any], seen: Seen | None
+) -> list[dict[str, Any]]:
     return [
         {
             **facts,
@@ -145,7 +147,9 @@ def _records(scored: Scored, settings: EvaluateParams, facts: dict[str, Any], se
             "baselines": scored.baselines.get(score.metric, {}),
             "n": score.n,
             "note": score.note,
-            "seen": without_seen(score, seen, resamples=settings.bootstrap, seed=facts["seed"]),
+            "seen": None
+            if seen is None
+            else without_seen(score, seen, resamples=settings.bootstrap, seed=facts["seed"]),
         }
         for score in scored.scores
     ]
