@@ -25,7 +25,7 @@ from vlp_models.errors import DataError
 FILE = "prints.parquet"
 COPIES = "copies.parquet"  # of data/validated: what was found, whatever became of it
 BATCH = 512  # pictures that pass together
-HELD = 4096  # pictures tested on that are held together, about 30 kB each
+HELD = 2048  # pictures tested on that are held together, about 30 kB each
 RANK = {split: number for number, split in enumerate(SPLITS)}  # of two copies, the one that is tested on stays
 _SCHEMA = pa.schema(
     [
