@@ -16,6 +16,7 @@ from vlp_models.duplicates.votes import NEAR
 
 REACH = 4.0  # pixels of the 224 that the longer side has by which a corner may be off
 INLIERS = 12  # keypoints that must agree on one movement
+SURE = 24  # of them where something is laid over: drawings share a thing or two, and differ in the rest
 SCALES = (0.4, 2.5)  # one picture's size in the other
 WHOLE = 0.8  # of one of the pictures must be in the other,
 PART = 0.35  # and of the other at least this much
@@ -96,6 +97,8 @@ def _look(
     x, y = held[there].astype(np.float32), moved[there].astype(np.float32)
     light, kept, wrong = _trimmed_correlation(x @ _LIGHT, y @ _LIGHT, hidden)
     if light < CORRELATION or not _same_colours(x[kept], y[kept]):
+        return None
+    if inliers < SURE and hidden and _trimmed_correlation(x @ _LIGHT, y @ _LIGHT, 0.0)[0] < CORRELATION:
         return None
     apart = np.zeros((THUMB, THUMB), bool)
     apart[there] = wrong > APART
