@@ -25,7 +25,7 @@ READS = "data/plan/reads.json"  # what of images the models read
 JUDGED_BY = ("promotion.split", "promotion.choose_on", "promotion.tasks")
 NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run
 # Params that change a training's result; how often it logs or saves is none of them.
-HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision")
+HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "stream")
 JUDGING = ("beam_size", "max_caption_len", "splits", "blank_control", "bootstrap")
 # Sections that decide which stages there are, and what they read.
 SHAPING = (

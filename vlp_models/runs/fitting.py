@@ -152,6 +152,8 @@ def work_directory(
     hardware = {"accelerator": trainer.accelerator, "devices": trainer.devices, "precision": trainer.precision}
     if (trainer.strategy, trainer.num_nodes) != ("auto", 1):
         hardware |= {"strategy": trainer.strategy, "num_nodes": trainer.num_nodes}
+    if trainer.stream.address:
+        hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}  # they decide the order of samples
     value = {"trainer": hardware, **settings, "code": identity(modules)}
     return workspace.work(stage.replace("@", "-"), fingerprint(value, files))
 

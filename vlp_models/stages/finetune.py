@@ -74,6 +74,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             collate=task_model.collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
+            stream=params.trainer.stream,
             seed=p.seed,
             captioned=task_model.captioned_only(task_model.options),
             written=written,

@@ -96,6 +96,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             collate=collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
+            stream=params.trainer.stream,
             seed=p.seed,
             captioned=p.captions_per_image > 0,
             **reader.flags,
