@@ -106,7 +106,7 @@ def bad_data(workspace: Workspace, seed: int) -> list[str]:
     return ["d", "e"]
 
 
-@pytest.mark.parametrize(("size", "seed"), [(5, 1), (13, 2), (13, 3), (65_536, 4)])
+@pytest.mark.parametrize(("size", "seed"), [(17, 1), (65_536, 2)])
 def test_verdicts_do_not_depend_on_batches(
     size: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +115,7 @@ def test_verdicts_do_not_depend_on_batches(
     params = params_for(0.999, *sources)
     wanted, left = plain_verdicts(workspace, sources, params.validate)
     monkeypatch.setattr(validate, "ROWS", size)
+    monkeypatch.setattr("vlp_models.validation.suites.PAGES", 1)
     validate.run(params, workspace)
     found = [
         (bad["table"], bad["row_id"], bad["rule"], bad["reason"], bad["provenance"])
@@ -129,6 +130,6 @@ def test_verdicts_do_not_depend_on_batches(
     }
     for table, rows in left.items():
         assert read_table(table, workspace.validated).to_pylist() == rows, table
-    if size == 5:
+    if size == 17:
         pages = list((workspace.reports / "data_docs" / "validations" / "captions").rglob("*.html"))
-        assert len(pages) > 1, "a page of each batch with a broken rule"
+        assert len(pages) == 2, "of the first batch, and of the first PAGES behind it with a broken rule"
