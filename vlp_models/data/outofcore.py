@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -80,9 +80,9 @@ class InStep:
         self._pieces = pieces
         self._left: pa.Table | None = None
 
-    def before(self, number: int) -> list[dict[str, object]]:
+    def before(self, number: int) -> list[dict[str, Any]]:
         """The rows not yet taken whose `row` is below `number`."""
-        taken: list[dict[str, object]] = []
+        taken: list[dict[str, Any]] = []
         while True:
             if self._left is None:
                 self._left = next(self._pieces, None)

@@ -114,7 +114,7 @@ class Crossing:
         for start in range(0, count, size):
             others = Others()
             for entry in rows.before(start + size):
-                others.found.setdefault(entry["row"], {})[entry["kind"]] = entry["value"]  # type: ignore[call-overload]
+                others.found.setdefault(entry["row"], {})[entry["kind"]] = entry["value"]
             for entry in named.before(start + size):
                 _place(others, entry)
             yield others
