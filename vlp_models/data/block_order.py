@@ -23,7 +23,7 @@ LANES = 8  # of one batch: as many processes read nothing twice
 TURNS = 4  # batches that share no lane: as many workers read nothing twice
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BlockOrder(EpochOrder):
     """`EpochOrder` over a `Layout`. window: how many blocks' samples a lane mixes."""
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ AT_ONCE = 8  # requests under way in a process
 Places = Callable[[], Iterator[NDArray[np.int64]]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
     """Where the samples of a dataset lie. Of the K blocks that hold any, in the order of the shards:
 
@@ -117,11 +117,15 @@ class BlockReader:
             self._held, self._size, self._process = OrderedDict(), 0, os.getpid()
             self._pool = ThreadPoolExecutor(AT_ONCE)
         found: dict[str, bytes] = {}
+        held: set[int] = set()
         missing: dict[int, tuple[int, int, int]] = {}
         for shard, begin, end in places:
             key = -1 if self.layout is None else self.layout.key(shard, begin)
+            if key in held or key in missing:
+                continue
             if key in self._held:
                 self._held.move_to_end(key)
+                held.add(key)
                 found |= self._held[key]
             elif self.layout is not None and (span := self.layout.span(key)) is not None:
                 missing[key] = span
@@ -146,7 +150,8 @@ class BlockReader:
         name = shard_name(self.split, shard)
         data = self.store.read(name, begin, end)
         try:
-            return {member["fname"]: member["data"] for member in tar_file_iterator(io.BytesIO(data))}
+            members = tar_file_iterator(io.BytesIO(data), select_files=_is_of_image)
+            return {member["fname"]: member["data"] for member in members}
         except Exception as error:  # whatever tarfile raises, the bytes are at fault
             raise DataError(
                 f"{self.store.where(name)}: bytes {begin:,} to {end:,} are no part of a tar: {error}; "
@@ -157,6 +162,15 @@ class BlockReader:
         return {**self.__dict__, "_held": OrderedDict(), "_size": 0, "_pool": None, "_process": 0}
 
 
-def padded(end: int) -> int:
+def _is_of_image(name: str) -> bool:
+    """The texts stand in the index."""
+    return not name.endswith(".json")
+
+
+@overload
+def padded(end: int) -> int: ...
+@overload
+def padded(end: NDArray[np.int64]) -> NDArray[np.int64]: ...
+def padded(end: Any) -> Any:
     """Where the contents that end here are followed by another header."""
     return -(-end // BLOCK) * BLOCK

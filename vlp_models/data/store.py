@@ -87,7 +87,7 @@ class Store:
                     f"{self.where(name)}: no credentials for {_file(self.address, name)} ({error}); set AWS_PROFILE, "
                     "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 ) from None
-            if "InvalidRange" in str(error) or "416" in str(error):  # nothing lies behind `begin`
+            if _beyond(error):
                 return b""
             raise
         assert isinstance(found, bytes)
@@ -107,6 +107,13 @@ class Store:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_system": None}
+
+
+def _beyond(error: Exception) -> bool:
+    """Whether the file ends before the range begins: HTTP's 416, as S3 and as others say it."""
+    response = getattr(error.__cause__ or error, "response", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    return code == "InvalidRange" or getattr(error, "status", None) == 416
 
 
 def _file(address: str, name: str) -> str:

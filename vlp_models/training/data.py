@@ -62,7 +62,9 @@ class LoaderFactory:
         count = min(len(val), MAX_VALIDATION_SAMPLES)
         self.val = Subset(val, np.linspace(0, max(0, len(val) - 1), count).astype(int).tolist())
         layout = self.train.layout
-        self._order = EpochOrder if layout is None else partial(BlockOrder, layout=layout, window=stream.window)
+        self._order: Callable[..., EpochOrder] = EpochOrder
+        if layout is not None and stream is not None:
+            self._order = partial(BlockOrder, layout=layout, window=stream.window)
         self._collate = collate
         self._batch_size = batch_size
         self._num_workers = num_workers
