@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TRIES = 3  # of a read that comes back short
 LONGEST = 30.0  # seconds between two tries
+ONCE = {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60}  # botocore's: we ask again
 
 
 @dataclass
@@ -99,7 +100,8 @@ class Store:
             import fsspec
 
             try:
-                self._system, _ = fsspec.url_to_fs(self.address, skip_instance_cache=True)
+                options = {"config_kwargs": ONCE} if self.address.startswith(("s3://", "s3a://")) else {}
+                self._system, _ = fsspec.url_to_fs(self.address, skip_instance_cache=True, **options)
             except ImportError as error:
                 raise ParamsError(f"trainer.stream.address: {self.address}: {error}; install the extra `s3`") from None
             self._process = os.getpid()

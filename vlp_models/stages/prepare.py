@@ -117,7 +117,8 @@ def _check_images(tables: Tables, key: str, params: Params, workspace: Workspace
     return first
 
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def _ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], many: int = 256) -> Iterator[R]:
