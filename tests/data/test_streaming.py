@@ -75,6 +75,8 @@ def test_samples_are_those_of_the_map_style_reader(shards: Path, remote: StreamP
         dataset = ShardDataset(shards, "train", "captions", pixels=True, stream=stream)
         assert told(dataset.__getitems__(range(len(dataset)))) == told(plain.__getitems__(range(len(plain))))
         assert dataset.blocks is not None and dataset.blocks.requests == 5, "one a shard of three images"
+        alone = ShardDataset(shards, "train", "captions", pixels=True, stream=stream, by_block=False)
+        assert told(alone.__getitems__([9, 2, 2, 27])) == [told(plain.__getitems__([i]))[0] for i in (9, 2, 2, 27)]
         # of two captions an image and a dataset twice in an epoch
         twice = ShardDataset(shards, "train", "images", {"scenes": 2}, regions=False, pixels=True, stream=stream)
         assert Counter(s.image_id for s in twice.__getitems__(range(len(twice)))) == Counter(
@@ -105,7 +107,7 @@ def test_resumed_after_a_batch_it_goes_on_with_the_next(workers: int, shards: Pa
         for batch in reference:
             whole.append(told(batch))
             states.append(reference.state_dict())
-    for done in range(len(states)) if not workers else (2, 6):
+    for done in (0, 2, 6, 11) if not workers else (2, 6):  # 6: the last of an epoch
         loader = loader_of(shards, remote, workers=workers)
         loader.load_state_dict(states[done])
         rest: list[Any] = []

@@ -120,17 +120,16 @@ class BlockReader:
         held: set[int] = set()
         missing: dict[int, tuple[int, int, int]] = {}
         for shard, begin, end in places:
-            key = -1 if self.layout is None else self.layout.key(shard, begin)
-            if key in held or key in missing:
-                continue
-            if key in self._held:
+            key = self.layout.key(shard, begin) if self.layout is not None else -1
+            span = self.layout.span(key) if self.layout is not None else None
+            if span is None:  # by itself, as an image that a row names beside its own
+                missing[-1 - len(missing)] = (shard, begin, end)
+            elif key in self._held and key not in held:
                 self._held.move_to_end(key)
                 held.add(key)
                 found |= self._held[key]
-            elif self.layout is not None and (span := self.layout.span(key)) is not None:
+            elif key not in held:
                 missing[key] = span
-            else:  # perhaps an image that a row names beside its own
-                missing[-1 - len(missing)] = (shard, begin, end)
         assert self._pool is not None
         self.requests += len(missing)
         for key, members in zip(missing, self._pool.map(self._read, missing.values()), strict=True):
