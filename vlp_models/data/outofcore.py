@@ -38,7 +38,7 @@ class Database:
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=".joins-", dir=directory))
-        settings: dict[str, str | bool | int] = {
+        settings: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": MEMORY,
             "temp_directory": str(place / "spilled"),
             "threads": 2,

@@ -209,7 +209,8 @@ def _total(parts: Iterable[Path]) -> dict[str, int]:
 
 
 def _check_features(validated: Path, store: FeatureStore, workspace: Workspace) -> None:
-    total, missing, some = 0, 0, []
+    total, missing = 0, 0
+    some: list[str] = []
     for table in read_batches([validated / "images.parquet"], HELD, ["image_id"]):
         lost = [image_id for image_id in table["image_id"].to_pylist() if image_id not in store]
         total, missing, some = total + len(table), missing + len(lost), sorted([*some, *lost])[:3]
