@@ -43,3 +43,10 @@ def test_a_mapped_index_gives_the_same_rows(shards: Path, monkeypatch: pytest.Mo
     os.utime(shards / "index-train.parquet", ns=(1, 1))
     assert everything(shards) == held
     assert len(list(mapped.iterdir())) == 2 and sorted(mapped.iterdir()) != files, "another index, another file"
+
+
+def test_where_nothing_can_be_written_the_rows_are_held(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = everything(shards)
+    monkeypatch.setattr(index, "MAPPED", 1)
+    shards.with_name(".shards-mapped").write_text("a file in the folder's place")
+    assert everything(shards) == held

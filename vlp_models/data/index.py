@@ -67,10 +67,11 @@ def read_index(file: Path, view: View) -> Index:
     """
     columns = [*PLACE_COLUMNS, *(column.name for column in view.indexed)]
     try:
-        if pq.read_metadata(file).num_rows < MAPPED:
-            rows = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view.name)])
-            return Index(_in_pieces(rows))
-        return Index(_mapped(file, view, columns))
+        if pq.read_metadata(file).num_rows >= MAPPED:
+            with contextlib.suppress(OSError):  # a folder that can't be written to, or is full: the rows are held
+                return Index(_mapped(file, view, columns))
+        rows = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view.name)])
+        return Index(_in_pieces(rows))
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; the shards have no split of this name, or are not built yet") from None
     except pa.ArrowException as error:
