@@ -60,7 +60,10 @@ class SourceParams:
     truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
     pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
     validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories held out whole
-    splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr: which splits to read; empty: all present
+    splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr, snli_ve: which to read; empty: all present
+    split_files: dict[str, list[str]] = field(default_factory=dict)  # flickr8k, snli_ve, ...: lists of photos, by split
+    held_out: Share = 0.0  # of train's photos, by a hash of their ids: they become val (formats/photo_lists.py)
+    exclude: list[str] = field(default_factory=list)  # visual_genome: Karpathy files, or lists of COCO's ids
     limit: NonNegativeInt = 0  # first records only; 0: all
 
 
