@@ -61,9 +61,8 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                         raise RecordError(f"{photo} is {split} here, and {splits[photo]} before", rule="split_disjoint")
                     if params.limit and kept[split] >= params.limit:
                         continue
-                    answers = sorted(
-                        {part.strip() for part in get_text({"answer": answer}, "answer").split(",")} - {""}
-                    )
+                    parts = get_text({"answer": answer}, "answer").split(",")
+                    answers = sorted({part.strip() for part in parts} - {""})
                     if not answers:
                         raise RecordError("no answer")
                     text = PHOTO.sub(r"\1", " ".join(get_text({"question": question}, "question").split()))
@@ -104,8 +103,8 @@ def _files(name: str, params: SourceParams, root: Path) -> dict[str, list[str]]:
 
 
 def _pairs(path: Path, tables: Tables) -> Iterator[tuple[int, str, str]]:
-    """(line of the question, question, answer). A question names its photo and an answer does not, so that a line that is
-    missing costs its own pair and not all that follow."""
+    """(line of the question, question, answer). A question names its photo and an answer does not, so that a missing
+    line costs its own pair and not all that follow."""
     lines = read_text(path, "DAQUAR's questions and answers").split("\n")
     numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     place = found = 0

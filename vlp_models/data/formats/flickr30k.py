@@ -26,9 +26,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither form.
     """
-    root = need_root(
-        base, params.root, "Flickr30k comes on request; put it there, or set data.<name>.root to its folder"
-    )
+    root = need_root(base, params.root, "Flickr30k comes on request; set data.<name>.root to its folder")
     tables = Tables()
     found = next(((root / file, reader) for file, reader in TEXTS.items() if (root / file).is_file()), None)
     if found is None:

@@ -31,9 +31,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither form.
     """
-    root = need_root(
-        base, params.root, "Flickr8k comes on request; put it there, or set data.<name>.root to its folder"
-    )
+    root = need_root(base, params.root, "Flickr8k comes on request; set data.<name>.root to its folder")
     tables, folders = Tables(), [root / folder for folder in TEXT_FOLDERS]
     there = [(folder / file, reader) for file, reader in TEXTS.items() for folder in folders]
     found = next(((path, reader) for path, reader in there if path.is_file()), None)

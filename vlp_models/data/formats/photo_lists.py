@@ -60,8 +60,8 @@ def read_lists(
         }
         if not files:
             raise DataError(
-                f"data.{name}: none of {', '.join(official.values())} is in {folders[0]}: without a list of photos there "
-                f"are no splits; put the official lists there, or name your own in data.{name}.split_files"
+                f"data.{name}: none of {', '.join(official.values())} is in {folders[0]}: without a list of photos "
+                f"there are no splits; put the official lists there, or name your own in data.{name}.split_files"
             )
         found = {}
         for split, several in files.items():

@@ -50,9 +50,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     root = need_root(base, params.root, f"get it from visualgenome.org and set data.{name}.root to its folder")
     for key in params.instances:
         if key != "all":
-            raise DataError(
-                f"params: data.{name}.instances.{key}: Visual Genome has no splits; name the file under `all`"
-            )
+            raise DataError(f"params: data.{name}.instances.{key}: Visual Genome has no splits; use the key `all`")
     tables = Tables()
     cut = _read_images(name, params, root, tables)
     _read_regions(root / REGIONS, name, cut, tables)
