@@ -91,8 +91,8 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 
 def split_by_hash(names: list[str]) -> dict[str, str]:
     """name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
-    order = sorted(names, key=bucket)
-    splits = {name: "train" if bucket(name) < 0.8 else "val" if bucket(name) < 0.9 else "test" for name in order}
+    order = sorted(names, key=_bucket)
+    splits = {name: "train" if _bucket(name) < 0.8 else "val" if _bucket(name) < 0.9 else "test" for name in order}
     # val twice: what is taken for train may have been the only one of val.
     for wanted, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
         if len(order) >= 3 and wanted not in splits.values():
@@ -100,7 +100,7 @@ def split_by_hash(names: list[str]) -> dict[str, str]:
     return splits
 
 
-def bucket(name: str) -> float:
+def _bucket(name: str) -> float:
     """In [0, 1), the same on every machine."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big") / 2**64
 
