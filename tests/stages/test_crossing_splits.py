@@ -1,4 +1,4 @@
-"""SNLI-VE divides Flickr's photos otherwise than Flickr8k does: what one tests on, the other learns from, under another name.
+"""SNLI-VE divides Flickr's photos otherwise than Flickr8k: what one tests on, the other learns from, by another name.
 
 The door finds it by the pictures alone, and lists of photos (`split_files`) divide both alike.
 """

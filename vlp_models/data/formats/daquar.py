@@ -40,7 +40,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     root = need_root(base, params.root, f"get DAQUAR from its authors' page and set data.{name}.root to its folder")
     tables = Tables()
     files = _files(name, params, root)
-    lists = read_lists(name, params, [root], LISTS, tables) if "all" in files else {}
+    lists = read_lists(name, params, [root], LISTS, tables).splits if "all" in files else {}
     folder = next((root / f for f in (params.images, PHOTO_FOLDER) if (root / f).is_dir()), root / params.images)
     endings = {path.stem: path.suffix for path in sorted(folder.iterdir())} if folder.is_dir() else {}
     kept: Counter[str] = Counter()

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import Tables, need_root
 from vlp_models.data.formats.flickr_captions import fill, read_piped, read_tokens
-from vlp_models.data.formats.photo_lists import read_lists
+from vlp_models.data.formats.photo_lists import photo_folder, read_lists
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 LISTS = {"train": "train.txt", "val": "val.txt", "test": "test.txt"}
 TEXTS = {"results_20130124.token": read_tokens, "results.csv": read_piped}
-PHOTO_FOLDERS = ("flickr30k-images", "flickr30k_images")
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
@@ -32,7 +31,6 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     if found is None:
         raise DataError(f"{root}: holds none of {', '.join(TEXTS)}; is it Flickr30k's folder?")
     path, reader = found
-    splits = read_lists(name, params, [root], LISTS, tables)
-    photos = next((root / p for p in (params.images, *PHOTO_FOLDERS) if (root / p).is_dir()), root / params.images)
-    fill(tables, name, params, reader(path, tables), splits, photos)
+    listed = read_lists(name, params, [root], LISTS, tables)
+    fill(tables, name, params, reader(path, tables), listed.splits, photo_folder(root, params.images))
     return tables

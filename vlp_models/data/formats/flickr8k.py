@@ -16,14 +16,13 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import Tables, need_root
 from vlp_models.data.formats.flickr_captions import fill, read_quoted, read_tokens
-from vlp_models.data.formats.photo_lists import read_lists
+from vlp_models.data.formats.photo_lists import photo_folder, read_lists
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 LISTS = {"train": "Flickr_8k.trainImages.txt", "val": "Flickr_8k.devImages.txt", "test": "Flickr_8k.testImages.txt"}
 TEXTS = {"Flickr8k.token.txt": read_tokens, "captions.txt": read_quoted}
 TEXT_FOLDERS = ("", "Flickr8k_text")
-PHOTO_FOLDERS = ("Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
@@ -38,7 +37,6 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     if found is None:
         raise DataError(f"{root}: holds none of {', '.join(TEXTS)}; is it Flickr8k's folder?")
     path, reader = found
-    splits = read_lists(name, params, folders, LISTS, tables)
-    photos = next((root / p for p in (params.images, *PHOTO_FOLDERS) if (root / p).is_dir()), root / params.images)
-    fill(tables, name, params, reader(path, tables), splits, photos)
+    listed = read_lists(name, params, folders, LISTS, tables)
+    fill(tables, name, params, reader(path, tables), listed.splits, photo_folder(root, params.images))
     return tables

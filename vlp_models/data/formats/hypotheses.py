@@ -2,8 +2,8 @@
 
 With `params.split_files`, lists of photos, or a Karpathy file, a hypothesis is in its photo's split: SNLI-VE divides
 Flickr's photos otherwise than Flickr8k does, so that what one learns from the other may be tested on. Hypotheses about
-photos that no list has are then left out, and counted. `params.held_out` keeps a share of train's photos, with all
-that is said of them, for val.
+photos that no list has are then left out, and counted; where a list has a photo's file name, that is its file.
+`params.held_out` keeps a share of train's photos, with all that is said of them, for val.
 
 A `gold_label` of "-" means that the annotators did not agree: such a line is left out, and counted, as the published
 files leave it out.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import RecordError, Row, Tables, get_id, image_row, join_id
 from vlp_models.data.formats.karpathy import safe_name
-from vlp_models.data.formats.photo_lists import is_held_out, photo_id, read_lists, stem
+from vlp_models.data.formats.photo_lists import is_held_out, photo_folder, photo_id, read_lists, stem
 from vlp_models.data.images import FORMATS
 from vlp_models.data.views import ENTAILMENT
 from vlp_models.params import SourceParams
@@ -52,7 +52,8 @@ def fill(
         records: (provenance, record, the split its file says).
         parse: (its id, a record) -> what it says; raises `RecordError`.
     """
-    lists = read_lists(name, params, [root], {}, tables) if params.split_files or params.karpathy else None
+    listed = read_lists(name, params, [root], {}, tables) if params.split_files or params.karpathy else None
+    folder = photo_folder(root, params.images)
     seen: dict[str, str] = {}
     splits: dict[str, str] = {}  # of the images met
     kept: Counter[str] = Counter()
@@ -67,12 +68,14 @@ def fill(
                     tables.left_out["hypotheses that annotators did not agree on"] += 1
                     continue
                 hypothesis = parse(local, record)
-                photo, image_id = photo_id(hypothesis.file), join_id(name, stem(hypothesis.file))
-                if lists is not None and photo not in lists:
+                photo = photo_id(hypothesis.file)
+                if listed is not None and photo not in listed.splits:
                     tables.left_out["hypotheses about photos that no list has"] += 1
                     continue
-                held = lists is None and own == "train" and is_held_out(photo, params.held_out)
-                split = lists[photo] if lists is not None else "val" if held else own
+                held = listed is None and own == "train" and is_held_out(photo, params.held_out)
+                split = listed.splits[photo] if listed else "val" if held else own
+                file = listed.files.get(photo, hypothesis.file) if listed else hypothesis.file
+                image_id = join_id(name, stem(file))
                 if splits.get(image_id, split) != split:
                     raise RecordError(
                         f"its photo is {split} here, and {splits[image_id]} before", rule="split_disjoint"
@@ -82,7 +85,7 @@ def fill(
                 kept[split] += 1
                 if image_id not in splits:
                     splits[image_id] = split
-                    path = os.path.normpath(root / params.images / hypothesis.file)
+                    path = os.path.normpath(folder / safe_name(file))
                     row = image_row(image_id, source=name, split=split, path=path, provenance=provenance)
                     tables["images"].append(row)
                 tables["hypotheses"].append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from vlp_models.data.formats import karpathy
@@ -17,6 +18,8 @@ from vlp_models.data.images import FORMATS
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
+
+FOLDERS = ("Images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "flickr30k_images")
 
 
 def photo_id(file: str) -> str:
@@ -37,10 +40,23 @@ def is_held_out(photo: str, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") / 2**64 < share
 
 
+def photo_folder(root: Path, images: str) -> Path:
+    """`images` below `root`, or the first of the names that Flickr's photos come under."""
+    return next((root / folder for folder in (images, *FOLDERS) if (root / folder).is_dir()), root / images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """By photo id. files: as far as the lists have names with an ending."""
+
+    splits: dict[str, str]
+    files: dict[str, str]
+
+
 def read_lists(
     name: str, params: SourceParams, folders: list[Path], official: Mapping[str, str], tables: Tables
-) -> dict[str, str]:
-    """Photo id -> split, by the Karpathy file, by `params.split_files`, or by the official lists that are there.
+) -> Listed:
+    """The photos with their splits: by the Karpathy file, `params.split_files`, or the official lists that are there.
 
     A photo that two lists have is of the first one, and the other mention is set aside. `params.held_out` of train
     becomes val.
@@ -55,6 +71,7 @@ def read_lists(
     if params.karpathy:
         entries = karpathy.read(_find(params.karpathy, folders), tables, sentences=False)
         found = {photo_id(entry.filename): entry.split for entry in entries.values()}
+        names = {photo_id(entry.filename): entry.filename for entry in entries.values()}
     else:
         files = params.split_files or {
             split: [file] for split, file in official.items() if any((folder / file).is_file() for folder in folders)
@@ -64,23 +81,23 @@ def read_lists(
                 f"data.{name}: none of {', '.join(official.values())} is in {folders[0]}: without a list of photos "
                 f"there are no splits; put the official lists there, or name your own in data.{name}.split_files"
             )
-        found = {}
+        found, names = {}, {}
         for split, several in files.items():
             if split not in SPLITS:
                 raise DataError(f"params: data.{name}.split_files.{split}: expected one of {', '.join(SPLITS)}")
             for file in several:
-                _read_list(_find(file, folders), split, found, tables)
+                _read_list(_find(file, folders), split, found, names, tables)
     if params.held_out:
         held = {photo for photo, split in found.items() if split == "train" and is_held_out(photo, params.held_out)}
         found |= dict.fromkeys(held, "val")
-    return found
+    return Listed(splits=found, files=names)
 
 
 def _find(file: str, folders: list[Path]) -> Path:
     return next((folder / file for folder in folders if (folder / file).is_file()), folders[0] / file)
 
 
-def _read_list(path: Path, split: str, found: dict[str, str], tables: Tables) -> None:
+def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, str], tables: Tables) -> None:
     for number, line in enumerate(read_text(path, f"the names of the photos of {split}").split("\n"), start=1):
         if not line.strip():
             continue
@@ -90,3 +107,5 @@ def _read_list(path: Path, split: str, found: dict[str, str], tables: Tables) ->
         elif found.setdefault(photo, split) != split:
             reason = f"photo {photo} is listed as {found[photo]} already"
             tables.set_aside("images", "", "split_disjoint", reason, provenance)
+        elif Path(line.strip()).suffix.lower() in FORMATS:
+            names.setdefault(photo, line.strip())
