@@ -17,9 +17,7 @@ ROOT = Path(__file__).parent.parent
 FACTS = DataFacts(vocab_size=30522, mask_id=103, feature_dim=2048, num_classes=1601)  # BERT's words
 PAPER = 260_593_792  # one word matrix, one feed-forward net a block; VCR's fused feature spares a pooler
 DEMO = 6_392_064
-FLICKR8K = (
-    34_656_256  # 11.7 million are the words' rows, of BERT's whole vocabulary; trimmed to the captions' they are fewer
-)
+FLICKR8K = 34_656_256  # with all of BERT's words; trimmed to those of the captions it has fewer
 _BERT = (30522 + 512 + 4 + 2) * 768 + 12 * 7_087_872 + (768 * 768 + 3 * 768 + 30522)  # four segments, tied LM head
 _REGIONS = (2048 * 2048 + 2048) + (2048 * 768 + 768) + (5 + 1601 + 2 * 768 + 7) * 768  # appearance; place and classes
 UNIFIED = _BERT + _REGIONS + (768 * 1536 + 1536)  # and VQA's first layer

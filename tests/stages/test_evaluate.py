@@ -221,7 +221,7 @@ def test_scores_per_item_add_up_to_the_scores(workspace: Workspace, params: Para
 def test_captioning_is_compared_with_people_and_with_a_constant(workspace: Workspace) -> None:
     found = scores(workspace, "captioning")
     assert {"BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "true captions", "CIDEr (greedy)"} <= found.keys()
-    assert set(found["CIDEr"]["baselines"]) == {"human", "constant caption"}
+    assert set(found["CIDEr"]["baselines"]) == {"human", "constant caption", "consensus of 30 neighbours"}
     assert found["CIDEr"]["baselines"]["human"] > found["CIDEr"]["value"]  # an untrained model
     assert found["true captions"]["baselines"]["human"] > 50
     assert found["CIDEr"]["n"] == 6
@@ -326,6 +326,7 @@ def test_entailment_is_scored_where_the_label_is_known(workspace: Workspace) -> 
     assert len(rows) == 6 and found["accuracy"]["n"] == len(known) == 5
     right = sum(row["prediction"] == row["label"] for row in known)
     assert found["accuracy"]["value"] == pytest.approx(100 * right / 5, abs=1e-3)
+    assert {"majority label", "hypothesis only"} <= found["accuracy"]["baselines"].keys()
     kept = {items.metric for items in read_items(workspace.evaluation("entailment") / "items.parquet")}
     assert {"accuracy", "macro F1", "recall (neutral)"} <= kept
     file = workspace.evaluation("entailment") / "snli_ve_scenes_test_predictions.tsv"
