@@ -38,6 +38,8 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "scenes-tasks": ([], DEMO),
     "flickr8k": ([], FLICKR8K),
     "flickr8k-without": (["flickr8k"], FLICKR8K),
+    "flickr8k-unified-vlp": (["flickr8k"], {FLICKR8K, 25_389_498}),
+    "flickr8k-xgpt": (["flickr8k"], {FLICKR8K, 20_851_002}),
     "daquar": ([], 29_923_072),
     "nlvr": ([], 2_728_001),
     "nlvr-structured": (["nlvr"], 2_728_001),
