@@ -139,7 +139,7 @@ _SIDEWAYS = (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])  # these exchange width
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
     try:
-        return _TURNS.get(image.getexif().get(_ORIENTATION))
+        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # damaged EXIF data say nothing; the picture is there all the same
         return None
 

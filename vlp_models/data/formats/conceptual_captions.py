@@ -10,7 +10,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Tables, get_sentence, image_row, join_id, need_root, read_text
+from vlp_models.data.formats.base import (
+    RecordError,
+    Row,
+    Tables,
+    get_sentence,
+    image_row,
+    join_id,
+    need_root,
+    read_text,
+)
 from vlp_models.data.formats.downloaded import Downloaded
 from vlp_models.data.formats.photo_lists import is_held_out
 from vlp_models.data.tables import SPLITS
@@ -57,7 +66,7 @@ def _read(path: Path, name: str, params: SourceParams, split: str, pictures: Dow
                 continue
             kept += 1
             ours = "val" if split == "train" and is_held_out(local, params.held_out) else split
-            image = {"image_id": join_id(name, local), "provenance": provenance}
+            image: Row = {"image_id": join_id(name, local), "provenance": provenance}
             text = get_sentence({"caption": parts[0]}, "caption")
             tables["images"].append(image_row(**image, source=name, split=ours, path=os.path.normpath(picture)))
             tables["captions"].append({**image, "caption_id": join_id(name, local), "text": text})

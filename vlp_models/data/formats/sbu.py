@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vlp_models.data.formats.base import Tables, get_sentence, image_row, join_id, need_root, read_json
+from vlp_models.data.formats.base import Row, Tables, get_sentence, image_row, join_id, need_root, read_json
 from vlp_models.data.formats.downloaded import Downloaded
 from vlp_models.data.formats.photo_lists import is_held_out
 from vlp_models.errors import DataError
@@ -47,7 +47,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                 continue
             text = get_sentence({"caption": captions[place]}, "caption")
             split = "val" if is_held_out(str(place), params.held_out) else "train"
-            image = {"image_id": pair_id, "provenance": provenance}
+            image: Row = {"image_id": pair_id, "provenance": provenance}
             tables["images"].append(image_row(**image, source=name, split=split, path=os.path.normpath(photo)))
             tables["captions"].append({**image, "caption_id": pair_id, "text": text})
     photos.need_any(f"data.{name}: {path}")
