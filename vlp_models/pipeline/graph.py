@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from vlp_models.params import FinetuneParams, Params
+from vlp_models.weight_files import path_of
 
 FILE = "dvc.yaml"
 HEADER = """\
@@ -98,18 +99,18 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
         },
     }
     if regions:
-        weights = [params.detector.weights] if params.detector.source == "weights" and params.detector.weights else []
-        learnt = [] if params.detector.source == "none" else ["data/validated/boxed.parquet"]
+        settings = ("features.source", "features.timm") if params.features.source == "timm" else ("detector",)
         stages["detector"] = {
             "cmd": "vlp stage detector",
-            "params": given("detector"),
-            "deps": [*learnt, *weights, code("stages", "detector")],
+            "params": given(*settings),
+            "deps": [*_read_by_detector(params), code("stages", "detector")],
             "outs": ["data/detector"],
             "metrics": ["reports/detector.json"],
         }
         stages["features"] = {
             "cmd": "vlp stage features",
-            "params": given(*(f"features.{key}" for key in raw.get("features", {}) if key != "batch_size")),
+            # The backbone of `features.timm` is in data/detector.
+            "params": given(*(f"features.{k}" for k in raw.get("features", {}) if k not in ("batch_size", "timm"))),
             "deps": [
                 "data/validated/images.parquet",
                 *(["data/validated/objects.parquet"] if params.features.source == "boxes" else []),
@@ -317,6 +318,16 @@ def _other_architecture(params: Params, run: str) -> str:
     model = params.pretrain[run].model
     same = params.model_at(params.start_of("pretrain", run)) == model
     return NOTHING if same else f"checkpoints/initial/{model}"
+
+
+def _read_by_detector(params: Params) -> list[str]:
+    """What the stage that makes detector or backbone ready reads."""
+    if params.features.source == "timm":
+        p = params.features.timm
+        return [path for path in (path_of(p.weights), p.classes) if path]
+    learnt = [] if params.detector.source == "none" else ["data/validated/boxed.parquet"]
+    file = path_of(params.detector.weights) if params.detector.source == "weights" else ""
+    return [*learnt, *([file] if file else [])]
 
 
 def _augmented(run: FinetuneParams) -> str:

@@ -73,14 +73,18 @@ def check_same_data(
     """
     manifest = inputs.manifest
     if before.detector_id:
+        if before.classes and before.classes != tuple(manifest.classes):
+            raise CheckpointError(
+                f"{start}: made from features with {len(before.classes) - 1} classes, {', '.join(before.classes[1:4])} "
+                f"...; the shards' have {max(0, len(manifest.classes) - 1)}, "
+                f"{', '.join(manifest.classes[1:4]) or 'none'} ...: of another detector or backbone; {way_out}"
+            )
         for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
             if getattr(before, name) != now:
                 raise CheckpointError(
                     f"{start}: made from features with {name} {getattr(before, name)!r}, the shards hold {now!r}; "
                     f"{way_out}"
                 )
-        if before.classes != tuple(manifest.classes):
-            raise CheckpointError(f"{start}: made with other detector classes than the shards'; {way_out}")
     if Tokenizer.load(start).vocabulary != inputs.tokenizer.vocabulary:
         raise CheckpointError(f"{start}: made with another vocabulary than data/tokenizer; {way_out}")
 

@@ -17,6 +17,7 @@ from typing import Any
 from vlp_models.errors import CheckpointError, VLPError
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.pipeline.code import PACKAGE, files_behind, hash_source
+from vlp_models.vision.extractors import FROM_IMAGES
 from vlp_models.workspace.finished import link_or_copy
 from vlp_models.workspace.paths import hash_file, hash_path, write_json
 
@@ -26,7 +27,6 @@ CONTENT = "content.json"
 CODE = "code"  # the folder beside `artifacts/` that MLflow keeps a version's own code in
 UNHASHED = (CONTENT, "README.md")  # the card tells of scores, which are measured again
 SERVED_BY = (f"{PACKAGE}.tracking.pyfunc_model", f"{PACKAGE}.serving.predictor")
-FROM_IMAGES = ("detector", "grid")  # `features.source`: what can be made again of an image alone
 
 
 def bundle_info(bundle: Path) -> CheckpointInfo:
