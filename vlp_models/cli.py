@@ -310,13 +310,15 @@ def evaluate_alias(
 
 @app.command()
 def import_checkpoint(
-    source: Annotated[str, typer.Argument(help="A weights file, or a folder (bert, soho-parts).")],
+    source: Annotated[
+        str, typer.Argument(help="A weights file, a folder (bert, soho-parts), package:NAME or timm:NAME (timm).")
+    ],
     form: Annotated[
         str,
         typer.Option(
             "--format",
-            help="Of public code: xmodaler-tden, unified-vlp, vlmo, soho. Of a part: bert, beit, soho-parts (a CNN, "
-            "BERT or both).",
+            help="Of public code: xmodaler-tden, unified-vlp, vlmo, soho. Of a part: bert, beit, timm (a CNN or ViT), "
+            "soho-parts (a CNN, BERT or both).",
         ),
     ],
     name: Annotated[str, typer.Option(help="Of the model in params.yaml: checkpoints/imported/NAME is written.")],
