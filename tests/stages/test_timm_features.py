@@ -12,9 +12,9 @@ from timm_toys import SMALL, write_weights
 
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
-from vlp_models.errors import CheckpointError, DataError
+from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.params import Params, TimmParams
-from vlp_models.stages import detector
+from vlp_models.stages import detector, plan
 from vlp_models.stages.features import run
 from vlp_models.workspace.paths import Workspace, hash_path
 
@@ -85,3 +85,11 @@ def test_detector_and_backbone_are_not_mistaken_for_each_other(workspace: Worksp
     detector.run(params_with(), workspace)
     with pytest.raises(CheckpointError, match=r"not a backbone's config.*found vlp-detector/1.*dvc repro detector"):
         run(timm_params(), workspace)
+
+
+def test_a_missing_package_is_told_before_anything_is_computed(workspace: Workspace) -> None:
+    with pytest.raises(
+        MissingToolError, match=r"features\.timm\.weights`: the package no-such-weights is not installed"
+    ):
+        plan.run(timm_params(weights="package:no-such-weights"), workspace)
+    assert not workspace.plan.exists()
