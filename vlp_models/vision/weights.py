@@ -33,7 +33,12 @@ def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> d
     if library == "timm":
         return fetch_timm(weights.partition(":")[2] or model, where)
     state = read_state_dict(file_of(weights, root, where))
-    return to_timm(state, _stage_lengths(model)) if is_original(state) else state
+    if not is_original(state):
+        return state
+    try:
+        return to_timm(state, _stage_lengths(model, where))
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {weights}: {error}") from None
 
 
 def fetch_timm(name: str, where: str) -> dict[str, Tensor]:
@@ -93,14 +98,16 @@ def check_model(name: str, where: str) -> None:
         raise ParamsError(f"{where}: timm has no model `{name}`; {hint}")
 
 
-def _stage_lengths(model: str) -> list[int]:
+def _stage_lengths(model: str, where: str) -> list[int]:
+    """Blocks in each stage, of an EfficientNet; of another model or none, what matches no EfficientNet."""
     import timm
-    import torch
 
-    with torch.device("meta"):
-        net: Any = timm.create_model(model, pretrained=False)
-    blocks = getattr(net, "blocks", None)
-    return [] if blocks is None else [len(stage) for stage in blocks]
+    if not model:
+        return []
+    check_model(model, where)
+    net: Any = timm.create_model(model, pretrained=False)
+    stages = getattr(net, "blocks", [])
+    return [len(stage) for stage in stages if hasattr(stage, "__len__")]
 
 
 def _first_line(error: Exception) -> str:
