@@ -93,7 +93,9 @@ def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
     """
     record = read_config(directory, FORMAT, "a backbone's config, as `features.source: timm` needs")
     try:
-        fields = {name: tuple(v) if isinstance(v, list) else v for name, v in record["architecture"].items()}
+        fields: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in record["architecture"].items()
+        }
         config, classes = BackboneConfig(**fields), tuple(record["classes"])
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
