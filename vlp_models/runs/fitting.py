@@ -17,7 +17,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
 from vlp_models.models.checkpoint import load_strictly, write_checkpoint
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.info import CheckpointInfo, in_words
 from vlp_models.models.protocols import Adopts
 from vlp_models.params import Params, TrainerParams, to_plain
 from vlp_models.pipeline.code import identity
@@ -73,11 +73,10 @@ def check_same_data(
     """
     manifest = inputs.manifest
     if before.detector_id:
-        if before.classes and before.classes != tuple(manifest.classes):
+        if before.classes != tuple(manifest.classes):
             raise CheckpointError(
-                f"{start}: made from features with {len(before.classes) - 1} classes, {', '.join(before.classes[1:4])} "
-                f"...; the shards' have {max(0, len(manifest.classes) - 1)}, "
-                f"{', '.join(manifest.classes[1:4]) or 'none'} ...: of another detector or backbone; {way_out}"
+                f"{start}: made from features with {in_words(before.classes)}, the shards hold another detector's or "
+                f"backbone's with {in_words(manifest.classes)}; {way_out}"
             )
         for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
             if getattr(before, name) != now:

@@ -30,6 +30,7 @@ class Predictor:
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.data.inputs import RegionInput
+        from vlp_models.models.info import in_words
         from vlp_models.serving.bundle import check_content
         from vlp_models.tasks.load import load_task_model
 
@@ -49,8 +50,8 @@ class Predictor:
         trained_on, classes = self.task_model.info.detector_id, self.task_model.info.classes
         if self.extractor is not None and classes and self.extractor.classes != tuple(classes):
             raise CheckpointError(
-                f"{bundle}: the model was trained on features with {_classes(classes)}, but this bundle's detector has "
-                f"{_classes(self.extractor.classes)}; it needs the one that its features were made with"
+                f"{bundle}: the model was trained on features with {in_words(classes)}, but this bundle's detector has "
+                f"{in_words(self.extractor.classes)}; it needs the one that its features were made with"
             )
         if self.extractor is not None and self.extractor.detector_id != trained_on:
             raise CheckpointError(
@@ -109,8 +110,3 @@ def _extractor(bundle: Path, device: str) -> Extractor:
             f"{bundle}: the model was trained on features from `{made['source']}`, which can't be made from an image"
         )
     return open_extractor(made, bundle / "detector", device)
-
-
-def _classes(names: Sequence[str]) -> str:
-    """How many there are, and the first that tells them from others; the background is none."""
-    return f"{len(names) - 1} classes ({', '.join(names[1:3])}, ...)" if names else "no classes"
