@@ -90,19 +90,19 @@ def test_codes_of_a_dictionary_follow(drawn: Data) -> None:
 
 
 def test_pictures_are_of_their_scenes(drawn: Data) -> None:
-    """A large object's middle has its colour, not the ground's."""
-    pixels = drawn.test.images.pixels_I3HW  # type: ignore[union-attr]
-    assert pixels.dtype == torch.uint8 and pixels.shape == (6, 3, 48, 48)
+    """The middle of a large plain object has the object's colour."""
+    pictures, _ = drawn.web
+    pixels = pictures.pixels_I3HW  # type: ignore[union-attr]
+    assert pixels.dtype == torch.uint8 and pixels.shape == (SIZES["web"], 3, 48, 48)
+    channels = {"red": 0, "green": 1, "blue": 2}
     seen = 0
-    for image, scene in zip(pixels, drawn.test.scenes, strict=True):
+    for image, scene in zip(pixels, drawn._web_scenes, strict=True):
         for item in scene.objects:
-            if item.colour == "red" and item.texture == "solid" and item.visible == 1:
-                red, green, blue = image[:, int(item.y * 48), int(item.x * 48)].tolist()
-                assert red > 2 * green and red > 2 * blue
+            if item.colour in channels and (item.size, item.texture, item.visible) == ("large", "solid", 1):
+                assert image[:, int(item.y * 48), int(item.x * 48)].argmax() == channels[item.colour]
                 seen += 1
-    assert seen
-    again = Data(drawn.setting)
-    assert torch.equal(again.test.images.pixels_I3HW, pixels)  # type: ignore[union-attr]
+    assert seen > 3
+    assert torch.equal(Data(drawn.setting).web[0].pixels_I3HW, pixels)  # type: ignore[union-attr]
 
 
 def test_the_likelihood_of_a_match_is_that_of_all_true_images(drawn: Data) -> None:

@@ -230,8 +230,8 @@ def _layers(study: Study) -> str:
     told = []
     for family in dict.fromkeys(arm.family for arm in study.arms):
         own = sizes(family, study.setting)
-        counts = [f"{value} {name.replace('_', ' ')}" for name, value in own.items() if name.endswith("layers")]
-        told.append(f"{family}: {', '.join(counts)}")
+        counts = [f"{name.replace('_', ' ')} {value}" for name, value in own.items() if name.endswith("layers")]
+        told.append(f"{family} with {', '.join(counts)}")
     return "; ".join(told)
 
 
