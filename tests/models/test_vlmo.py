@@ -228,7 +228,8 @@ def test_its_groups_hold_every_parameter_once_and_muon_finds_its_matrices() -> N
     ids = [id(p) for parameters in groups.values() for p in parameters]
     assert len(ids) == len(set(ids)) == len(list(model.parameters()))
     assert len(block_matrices(model)) == 3 * 2 + (2 * 3 + 1) * 2
-    assert {"Embeds", "Contrasts", "Fuses", "ScoresPairs", "Pretrains", "Adopts"} <= set(protocols_of("vlmo"))
+    wanted = {"Embeds", "Contrasts", "Fuses", "ScoresPairs", "Pretrains", "Adopts", "ShowsItself"}
+    assert wanted <= set(protocols_of("vlmo"))
 
 
 def test_the_spline_is_exact_for_cubics_and_goes_through_its_places() -> None:
