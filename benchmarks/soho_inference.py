@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.models.resnet import Bottleneck
 
 from vlp_models.data.batch import Pixels, Regions, Text
 from vlp_models.models import DataFacts, build_model
@@ -58,7 +59,12 @@ class Stopwatch:
 
 
 def detector(height: int, width: int) -> FasterRCNN:
+    """Its CNN's fresh weights would blow up over a hundred layers that nothing normalises; with the last scale of each
+    block at zero, as residual networks are begun, they don't."""
     backbone = resnet_fpn_backbone(backbone_name="resnet101", weights=None, trainable_layers=0)
+    for block in backbone.modules():
+        if isinstance(block, Bottleneck):
+            block.bn3.weight.zero_()
     return FasterRCNN(
         backbone,
         num_classes=CATEGORIES + 1,
@@ -85,6 +91,10 @@ def timed_suppression(found: FasterRCNN, watch: Stopwatch) -> None:
 
 @torch.inference_mode()
 def main(device: torch.device, height: int, width: int, layers: int, rounds: int) -> None:
+    """
+    Raises:
+        SystemExit: the detector finds fewer regions than the other model is to read.
+    """
     torch.manual_seed(0)
     watch = Stopwatch(device)
     facts = DataFacts(vocab_size=VOCAB, mask_id=103, feature_dim=FEATURES, num_classes=CATEGORIES + 1)
@@ -111,6 +121,8 @@ def main(device: torch.device, height: int, width: int, layers: int, rounds: int
     for number in range(rounds + 1):
         with watch.timing("regions: detector"):
             kept = len(finder([picture])[0]["boxes"])
+        if kept != REGIONS:
+            raise SystemExit(f"the detector kept {kept} regions, not {REGIONS}: nothing to compare")
         with watch.timing("regions: transformer"):
             fuser.fuse(regions, text)  # type: ignore[operator]
         with watch.timing("pixels: CNN"):
