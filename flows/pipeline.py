@@ -191,7 +191,8 @@ def _last_words(root: Path, part: Part, lines: list[str], began: float) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if part.kind == "promote" and decision.stat().st_mtime >= began - 1:
             said = json.loads(decision.read_text(encoding="utf-8"))
-            return "; ".join([f"{said['outcome']}: version {said['version']}", *said["reasons"]])[:LONGEST]
+            answer = f" ({said['answer']})" if said.get("answer") else ""
+            return "; ".join([f"{said['outcome']}{answer}: version {said['version']}", *said["reasons"]])[:LONGEST]
     return lines[-1][:LONGEST] if lines else ""
 
 

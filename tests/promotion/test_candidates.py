@@ -89,6 +89,44 @@ def test_the_best_is_chosen_on_val_judged_on_test_and_the_uses_of_the_test_are_c
     assert "the gain is too large by that choice" in "\n".join(explain(third))
 
 
+def test_each_decision_on_a_test_leaves_less_of_its_budget_and_the_same_question_is_one_decision(new: Any) -> None:
+    registry = new()
+    registry.add(GOOD)
+    registry.promote()
+    errors = []
+    for _ in range(3):
+        registry.add(WEAK)
+        errors += [registry.promote().numbers["error"] for _ in range(2)]
+    assert errors == pytest.approx([0.2 * 0.1 * 0.9**n for n in (1, 1, 2, 2, 3, 3)], rel=1e-3)
+    registry.add(GOOD, test="fresh")
+    registry.reevaluated = toy_items(GOOD, test="fresh")
+    fresh = registry.promote()
+    assert fresh.numbers["error"] == pytest.approx(0.02) and fresh.numbers["test_uses"] == 1
+    for _ in range(13):
+        registry.add(WEAK, test="fresh")
+        last = registry.promote()
+    assert last.numbers["budget_left"] < 0.25 and "take a fresh one" in "\n".join(explain(last))
+
+
+def test_seeds_of_a_design_stand_together_before_the_gate(new: Any) -> None:
+    """One lucky seed of three does not make a design better; and seeds of one design never beat each other."""
+    registry = new(seed_deviation=5.0)
+    for n, values in enumerate((GOOD, answers(0.5, 1), answers(0.5, 2))):
+        registry.add(values, made_by=(f"first-{n}", "tden"), cohort="first")
+    assert registry.promote(1).outcome == "promoted"
+    same = registry.promote(2)
+    assert (same.outcome, same.answer) == ("refused", "keep") and "in its seed alone" in same.reasons[0]
+    for n, values in enumerate((BETTER, answers(0.4, 3), answers(0.45, 4))):
+        registry.add(values, made_by=(f"second-{n}", "tden"), cohort="second")
+    lucky = registry.promote(4)
+    assert lucky.outcome == "refused" and lucky.numbers["gain"] > 10 > lucky.numbers["design_gain"]
+    assert (lucky.numbers["runs"], lucky.numbers["champion_runs"]) == (3, 3)
+    assert "seeds: 3 against 3 runs of a design" in "\n".join(explain(lucky))
+    for n in range(3):
+        registry.add(answers(0.8, n), made_by=(f"third-{n}", "tden"), cohort="third")
+    assert registry.promote(7).outcome == "promoted"
+
+
 def test_runs_that_params_does_not_have_do_not_compete_unless_asked_for(new: Any) -> None:
     registry = new()
     registry.add(BEST, made_by=("gone", "tden"))

@@ -109,10 +109,10 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
 
 def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> tuple[dict[str, Any], bool]:
     """The version's receipt, and whether it is new."""
-    from vlp_models.runs.provenance import lineage_files, lineage_record
+    from vlp_models.runs.provenance import cohort_of, lineage_files, lineage_record
     from vlp_models.tracking.card import model_card
     from vlp_models.tracking.lineage import lineage
-    from vlp_models.tracking.registry import model_name, register
+    from vlp_models.tracking.registry import COHORT, model_name, register
 
     candidate, name = one.candidate, model_name(params.tracking, one.task)
     facts = lineage(
@@ -137,6 +137,7 @@ def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> 
             "task": one.task,
             "weights": weights_of(one.bundle),
             "seed": str(candidate.seed),
+            COHORT: cohort_of(params, workspace, candidate.run),
             "served": f"no: {one.not_served}" if one.not_served else "yes",
         },
         card=model_card(

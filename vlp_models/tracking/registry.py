@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+COHORT = "cohort"  # tag of a version: the same for runs that differ in their seeds alone
 # What loading and predicting import, whatever the model's family.
 REQUIREMENTS = (
     *("torch", "torchvision", "timm", "transformers", "tokenizers", "safetensors"),
