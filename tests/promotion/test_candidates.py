@@ -11,7 +11,9 @@ import pytest
 from toy_registry import ToyRegistry, answers, toy_items
 
 from vlp_models.errors import DataError
+from vlp_models.params import PromotionParams
 from vlp_models.promotion.actions import explain
+from vlp_models.promotion.budget import Spending, spending
 
 WEAK, GOOD, BETTER, BEST = answers(0.3), answers(0.5), answers(0.7), answers(0.9)
 RUNS = ("regions", "pixels", "other")
@@ -59,8 +61,7 @@ def test_the_best_of_all_runs_becomes_the_one_champion(new: Any) -> None:
     done = registry.ledger.entries()[-1]
     assert (done["kind"], done["run"], done["run_model"]) == ("done", "regions", "tden")
     assert (done["from_run"], done["from_run_model"]) == ("pixels", "toy")
-    intent = registry.ledger.entries()[-2]
-    assert [c["version"] for c in intent["decision"]["candidates"]] == [4, 2, 3], "the newest version of each run"
+    assert [c["version"] for c in done["decision"]["candidates"]] == [4, 2, 3], "the newest version of each run"
     assert "champion is version 4 (run regions, tden) (was 2 (run pixels, toy))" in explain(second)[0]
 
 
@@ -93,19 +94,26 @@ def test_each_decision_on_a_test_leaves_less_of_its_budget_and_the_same_question
     registry = new()
     registry.add(GOOD)
     registry.promote()
-    errors = []
-    for _ in range(3):
-        registry.add(WEAK)
-        errors += [registry.promote().numbers["error"] for _ in range(2)]
-    assert errors == pytest.approx([0.2 * 0.1 * 0.9**n for n in (1, 1, 2, 2, 3, 3)], rel=1e-3)
-    registry.add(GOOD, test="fresh")
-    registry.reevaluated = toy_items(GOOD, test="fresh")
-    fresh = registry.promote()
-    assert fresh.numbers["error"] == pytest.approx(0.02) and fresh.numbers["test_uses"] == 1
-    for _ in range(13):
-        registry.add(WEAK, test="fresh")
-        last = registry.promote()
-    assert last.numbers["budget_left"] < 0.25 and "take a fresh one" in "\n".join(explain(last))
+    registry.add(WEAK)
+    errors = [registry.promote().numbers["error"] for _ in range(2)]
+    assert errors == pytest.approx([0.2 * 0.1 * 0.9] * 2, rel=1e-3)
+    entries = registry.ledger.entries()
+    test = entries[-1]["decision"]["numbers"]["test"]
+
+    def spent(version: int, test: str, **more: Any) -> Spending:
+        asked = (version, 1)
+        return spending(
+            entries, PromotionParams(), model=registry.model, test=test, asked=asked, confidence=0.95, **more
+        )
+
+    assert (spent(2, test).uses, spent(3, test).uses, spent(3, "fresh").uses) == (2, 3, 1)
+    assert spent(3, "fresh", choices=4).error == pytest.approx(0.02 / 4), "the best of four on this very test"
+    total = 0.0
+    for version in range(3, 60):
+        total += spent(version, test).error
+        assert spent(version, test).worn == (version > 13)
+        entries.append({**entries[-1], "version": version})
+    assert total < 0.2
 
 
 def test_seeds_of_a_design_stand_together_before_the_gate(new: Any) -> None:

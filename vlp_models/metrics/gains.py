@@ -85,9 +85,12 @@ def gain_over_seeds(
     values_R = np.array([float(f(s.sum(axis=0, keepdims=True))[0]) for f, (_, s) in zip(statistics, sums, strict=True)])
     rng = np.random.default_rng(seed)
     share, step, chunks = np.full(count, 1 / count), max(1, _WEIGHTS_AT_ONCE // count), []
+    beside_GRK = np.hstack([sums_GK for _, sums_GK in sums])  # all runs in one product
+    ends = np.cumsum([sums_GK.shape[1] for _, sums_GK in sums])[:-1]
     for start in range(0, resamples, step):
         weights_SG = rng.multinomial(count, share, size=min(step, resamples - start)).astype(np.float64)
-        several = [f(weights_SG @ sums_GK) for f, (_, sums_GK) in zip(statistics, sums, strict=True)]
+        drawn = np.split(weights_SG @ beside_GRK, ends, axis=1)
+        several = [f(sums_SK) for f, sums_SK in zip(statistics, drawn, strict=True)]
         chunks.append(_difference(np.stack(several), len(ours)))
     items_S = sign * np.concatenate(chunks)
     deviation, degrees = _deviation(values_R, len(ours), seed_deviation)

@@ -259,6 +259,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
         "deps": [
             *(f"checkpoints/finetune/{name}" for name in registered),
             *(f"reports/eval/{name}" for name in registered),
+            *(f"reports/training/finetune/{name}.json" for name in registered),  # which run of MLflow has its curve
             "reports/validation.json",
             "data/validated",  # an image to try a version out on
             *(["data/detector"] if regions else []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from vlp_models.models import FAMILIES
 from vlp_models.params import Params, split_start, to_plain
 from vlp_models.pipeline.code import PACKAGE, identity
 from vlp_models.tasks import TASKS
+from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.lineage import git_commit
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
@@ -64,6 +66,20 @@ def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
         "code": identity(sorted(place for place in places if place.startswith(f"{PACKAGE}."))),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) -> list[DataInput]:
+    """What a training reads: the train split of its datasets (default: all), and val for its losses."""
+    manifest, index = workspace.shards / "manifest.json", workspace.shards / "index-train.parquet"
+    if not manifest.exists() or not index.exists():
+        return []
+    about, uri = read_json(manifest), workspace.relative(workspace.shards)
+    counts = {name: n for name, n in about.get("counts", {}).get("train", {}).items() if isinstance(n, int)}
+    digest = hash_path(index)
+    return [
+        DataInput(name=name, context="training", digest=digest, uri=uri, counts=counts)
+        for name in sources or about.get("sources", [])
+    ]
 
 
 def lineage_files(workspace: Workspace) -> dict[str, str]:
