@@ -86,17 +86,18 @@ class Test:
         self.world, self.images, self._rng = world, images, rng
         of_image = np.repeat(rng.normal(0, math.sqrt(OF_IMAGE), images), QUESTIONS)
         self._easy = of_image + rng.normal(0, math.sqrt(1 - OF_IMAGE), images * QUESTIONS)
-        self._groups = [f"{i:06d}" for i in range(images) for _ in range(QUESTIONS)]
-        self._items = [f"{group}/{n % QUESTIONS}" for n, group in enumerate(self._groups)]
+        self._images = [f"{i:06d}" for i in range(images)]
 
     def run(self, better: float = 0.0) -> Measured:
         """A seed of a design that is `better` by so many points."""
         world, rng = self.world, self._rng
         good = world.goodness + better / world.points + rng.normal(0, world.seed)
-        right: FloatArray = (self._easy + good + rng.normal(0, world.own, len(self._easy)) > 0).astype(np.float64)
-        parts = np.column_stack([right, np.ones(len(right))])
-        evidence = Evidence(groups=self._groups, parts_NK=parts, statistic=mean_percent, items=self._items)
-        return Measured(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * len(right))
+        self.right = self._easy + good + rng.normal(0, world.own, len(self._easy)) > 0
+        # An image's questions are resampled together: their sum is all that the gate makes of them.
+        right: FloatArray = self.right.reshape(-1, QUESTIONS).sum(axis=1).astype(np.float64)
+        parts = np.column_stack([right, np.full(self.images, QUESTIONS, dtype=np.float64)])
+        evidence = Evidence(groups=self._images, parts_NK=parts, statistic=mean_percent, items=self._images)
+        return Measured(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * self.images)
 
 
 def decide(
@@ -151,8 +152,10 @@ def study_deviation() -> float:
 def check(world: World, seeds: int, rng: np.random.Generator) -> dict[str, float]:
     """What the drawn answers are like, on a test of the study's size."""
     test = Test(world, STUDY_IMAGES, rng)
-    runs = [test.run() for _ in range(seeds)]
-    right = [run.evidence.parts_NK[:, 0] for run in runs]
+    runs, right = [], []
+    for _ in range(seeds):
+        runs.append(test.run())
+        right.append(test.right)
     disagree = [float(np.mean(a != b)) for a, b in itertools.pairwise(right)]
     return {
         "seeds": seeds,
