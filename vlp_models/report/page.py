@@ -174,7 +174,7 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
 
 
 def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:
-    """The headline figures of every design, for the cards on top: on the split that is judged by, where it was scored."""
+    """The headline figures of every design, for the cards on top; of the split judged by, if it was scored."""
     judged = [table for table in tables if table.place.endswith(f", {split}")]
     tables = judged or tables
     return [
