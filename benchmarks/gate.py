@@ -168,7 +168,7 @@ def check(world: World, seeds: int, rng: np.random.Generator) -> dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weeks", type=int, default=100)
-    parser.add_argument("--images", type=int, nargs="+", default=[300, 1000, 2000])
+    parser.add_argument("--images", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 3, 5])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

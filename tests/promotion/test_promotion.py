@@ -242,19 +242,22 @@ def test_of_two_checkouts_on_one_registry_one_wins(new: Any, tmp_path: Path) -> 
     assert registry.promote().champion == registry.aliases()["champion"] and registry.kinds().count("done") == 2
 
 
-def test_a_registry_that_was_lost_or_put_back_is_taken_as_it_is(new: Any, capsys: Any) -> None:
+def test_after_the_loss_of_the_registry_who_was_champion_is_so_again(new: Any, capsys: Any) -> None:
+    """mlflow.db is gone, with model and ledger; registered again, the versions have other numbers."""
     registry = new()
-    for values in (GOOD, BETTER):
-        registry.add(values)
+    for values, weights in ((GOOD, "a"), (BETTER, "b")):
+        registry.add(values, weights=weights)
         assert registry.promote().outcome == "promoted"
-    registry.client.delete_registered_model(registry.model)  # mlflow.db is gone: so are model and ledger,
-    registry.client.delete_registered_model(registry.ledger.name)  # and versions are numbered anew
-    registry.add(BEST)
+    for name in (registry.model, registry.ledger.name):
+        registry.client.delete_registered_model(name)
+    registry.add(BETTER, weights="b")
+    registry.add(BEST, weights="c")
     decision = registry.promote()
-    assert (decision.outcome, decision.version, decision.champion) == ("promoted", 1, None)
+    assert (decision.outcome, decision.version, decision.champion) == ("promoted", 2, 1)
     assert registry.kinds() == ["done", "done", "adopted", "done"]
     said = capsys.readouterr().err
-    assert "2 lines that the registry lacks go there" in said and "taken over" in said
+    assert "2 lines that the registry lacks go there" in said and "the ledger's champion is version 2" in said
+    assert registry.rollback().version == 1
     with pytest.raises(DataError, match="no earlier champion"):
         registry.rollback()
 

@@ -72,9 +72,11 @@ class ToyRegistry:
         items: Sequence[ItemScores] | None = None,
         made_by: tuple[str, str] | None = None,
         cohort: str = "",
+        weights: str = "",
         **scores: Any,
     ) -> int:
-        """Registers a version with these scores as the challenger. made_by: its run and that run's model."""
+        """Registers a version with these scores as the challenger. made_by: its run and that run's model. weights: what
+        its bundle holds; default: what no other does."""
         experiment = self.client.get_experiment_by_name(TRACKING.experiment)
         assert experiment is not None
         run = self.client.create_run(experiment.experiment_id)
@@ -82,7 +84,7 @@ class ToyRegistry:
         with tempfile.TemporaryDirectory() as temporary:
             bundle = Path(temporary) / "artifacts" / "bundle"
             bundle.mkdir(parents=True)
-            (bundle / "weights").write_text(run.info.run_id)
+            (bundle / "weights").write_text(weights or run.info.run_id)
             self.client.log_artifacts(run.info.run_id, temporary, "model")
         log_lineage(self.client, run.info.run_id, {"validation": validation}, {})
         if not any(m.name == self.model for m in self.client.search_registered_models()):
@@ -92,7 +94,7 @@ class ToyRegistry:
             source=f"{run.info.artifact_uri}/model",
             run_id=run.info.run_id,
             tags={
-                "content": hashlib.sha256(run.info.run_id.encode()).hexdigest(),
+                "content": hashlib.sha256((weights or run.info.run_id).encode()).hexdigest(),
                 CURRENT: log_evaluation(self.client, run.info.run_id, folder),
                 **(dict(zip(("run", "model"), made_by, strict=True)) if made_by else {}),
                 **({COHORT: cohort, "weights": run.info.run_id} if cohort else {}),

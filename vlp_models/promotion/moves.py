@@ -70,7 +70,7 @@ def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str,
         state = ledger.state(model)
         _follow(client, ledger, model)
     if state.champion is not None:
-        _set_alias(client, model, PREVIOUS, state.previous)
+        _set_previous(client, model, state)
         mirror(client, ledger, model)
     elif ledger.entries() and _known(client, model):
         mirror(client, ledger, model)
@@ -93,9 +93,17 @@ def _follow(client: MlflowClient, ledger: Ledger, model: str) -> None:
         _set_alias(client, model, CHAMPION, state.champion)
         if state.champion is not None and _alias(client, model, CHALLENGER) == state.champion:
             client.delete_registered_model_alias(model, CHALLENGER)
-        _set_alias(client, model, PREVIOUS, state.previous)
+        _set_previous(client, model, state)
         if not ledger.refresh():
             return
+
+
+def _set_previous(client: MlflowClient, model: str, state: State) -> None:
+    """None where it was deleted, or the registry means another version by its number."""
+    before = state.previous
+    there = before is not None and any(number == before for number, _ in _tags(client, model))
+    sound = there and _is_as_promoted(client, model, state, before)  # type: ignore[arg-type]
+    _set_alias(client, model, PREVIOUS, before if sound else None)
 
 
 def _is_same(client: MlflowClient, model: str, state: State, found: int | None) -> bool:
