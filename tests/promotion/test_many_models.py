@@ -354,38 +354,3 @@ def test_the_code_that_serves_a_version_is_held_against_its_commit(tmp_path: Pat
     assert _code(tmp_path, commit, other)[0] == "differs"
     assert _code(tmp_path, f"{commit}+changes", other)[0] == "unknown"
     assert _code(tmp_path, "1" * 40, code) == ("unknown", f"commit {'1' * 12} is not in this checkout")
-
-
-def test_on_postgresql_with_artifacts_in_a_bucket(
-    params: Params, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Real servers on this machine. Two lines of params.yaml, and what S3's clients read from the environment."""
-    pgserver = pytest.importorskip("pgserver")
-    moto = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    bucket = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    bucket.start()
-    database = pgserver.get_server(tmp_path / "pg", cleanup_mode="stop")
-    try:
-        endpoint = f"http://127.0.0.1:{bucket.get_host_and_port()[1]}"
-        known = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "secret-of-s3", "AWS_DEFAULT_REGION": "us-east-1"}
-        for name, value in (known | {"MLFLOW_S3_ENDPOINT_URL": endpoint}).items():
-            monkeypatch.setenv(name, value)
-        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="models")
-        uri = database.get_uri().replace("postgresql://", "postgresql+psycopg://")
-        there = dataclasses.replace(params.tracking, uri=uri, artifacts="s3://models/vlp")
-        own = dataclasses.replace(params, tracking=there)
-
-        register.run(own, workspace)
-        client = connect(there, workspace.root)
-        assert promote_task(own, workspace, "vqa", by="test").outcome == "promoted"
-        champion = client.get_model_version_by_alias("vlp-vqa", "champion")
-        assert client.get_run(champion.run_id).info.artifact_uri.startswith("s3://models/vlp/")
-        assert {c.state for c in verify(client, workspace, champion)} == {"holds", "unknown"}
-        predictor = load_predictor(client, "vlp-vqa")
-        assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
-        assert lost(there, workspace.root) == []
-        assert not (workspace.root / "mlflow.db").exists() and not (workspace.root / "mlartifacts").exists()
-    finally:
-        database.cleanup()
-        bucket.stop()

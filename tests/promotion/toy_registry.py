@@ -55,9 +55,9 @@ def toy_items(
 class ToyRegistry:
     """One model under a ledger. `reevaluated`: what the bench would measure of the champion on today's test data."""
 
-    def __init__(self, root: Path, model: str, **gate: Any) -> None:
-        self.root, self.model = root, model
-        self.client = connect(TRACKING, root)
+    def __init__(self, root: Path, model: str, tracking: TrackingParams = TRACKING, **gate: Any) -> None:
+        self.root, self.model, self.tracking = root, model, tracking
+        self.client = connect(tracking, root)
         self.ledger = Ledger(root / f"{model}.jsonl", f"{model}-ledger")
         self.gate = GateParams(**gate)
         self.reevaluated: ItemScores | None = None
@@ -77,7 +77,7 @@ class ToyRegistry:
     ) -> int:
         """Registers a version with these scores as the challenger. made_by: its run and that run's model. weights: what
         its bundle holds; default: what no other does."""
-        experiment = self.client.get_experiment_by_name(TRACKING.experiment)
+        experiment = self.client.get_experiment_by_name(self.tracking.experiment)
         assert experiment is not None
         run = self.client.create_run(experiment.experiment_id)
         folder = evaluation_folder([toy_items(values, **scores)] if items is None else items)
