@@ -66,7 +66,7 @@ def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str,
         _follow(client, ledger, model)
         found = _alias(client, model, CHAMPION)
     if found != state.champion or (found is not None and not _is_as_promoted(client, model, state, found)):
-        _adopt(client, ledger, state, found, task=task, model=model, by=by)
+        _adopt(client, ledger, state, found, anew=head is None, task=task, model=model, by=by)
         state = ledger.state(model)
         _follow(client, ledger, model)
     if state.champion is not None:
@@ -101,8 +101,7 @@ def _follow(client: MlflowClient, ledger: Ledger, model: str) -> None:
 def _set_previous(client: MlflowClient, model: str, state: State) -> None:
     """None where it was deleted, or the registry means another version by its number."""
     before = state.previous
-    there = before is not None and any(number == before for number, _ in _tags(client, model))
-    sound = there and _is_as_promoted(client, model, state, before)  # type: ignore[arg-type]
+    sound = before is not None and _is_as_promoted(client, model, state, before)
     _set_alias(client, model, PREVIOUS, before if sound else None)
 
 
@@ -117,8 +116,9 @@ def _is_same(client: MlflowClient, model: str, state: State, found: int | None) 
 
 
 def _is_as_promoted(client: MlflowClient, model: str, state: State, version: int) -> bool:
-    """Whether the registry still means by this number what the ledger does."""
-    return state.contents.get(version, "") in ("", _content(client, model, version))
+    """Whether the registry has this number, and still means by it what the ledger does."""
+    known = dict(_tags(client, model))
+    return version in known and state.contents.get(version, "") in ("", known[version].get("content", ""))
 
 
 def _content(client: MlflowClient, model: str, version: int) -> str:
@@ -130,14 +130,17 @@ def _tags(client: MlflowClient, model: str) -> list[tuple[int, dict[str, str]]]:
 
 
 def _adopt(
-    client: MlflowClient, ledger: Ledger, state: State, found: int | None, *, task: str, model: str, by: str
+    client: MlflowClient, ledger: Ledger, state: State, found: int | None, *, anew: bool, task: str, model: str, by: str
 ) -> None:
+    """anew: the registry knows of no decision on this model: it was lost, and registered again."""
     said = f"version {state.champion}" if state.champion else "none"
     registry = _tags(client, model)
-    if found is None and state.champion is not None and (content := state.contents.get(state.champion)):
-        # A registry that was lost, and registered again: the champion is there by another number.
+    known = dict(registry)
+    if anew and found is None and state.champion is not None and (content := state.contents.get(state.champion)):
+        # The champion may be there by another number.
         found = max((number for number, tags in registry if tags.get("content") == content), default=None)
-    renumbered = any(not _is_as_promoted(client, model, state, version) for version in state.champions)
+    moved = any(n in known and known[n].get("content") != c for n, c in state.contents.items())
+    renumbered = moved or (anew and bool(state.champions))
     if found is None:
         champions: list[int] = []
     elif renumbered or not state.champions:
