@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,15 @@ boto3 = pytest.importorskip("boto3")
 
 
 @pytest.fixture
-def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackingParams]:
+def tracking(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackingParams]:
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+    folder = Path(tempfile.mkdtemp())  # not pytest's: root's PostgreSQL runs as a user of its own, who must get there
+    folder.chmod(0o755)
     bucket = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     bucket.start()
-    database = pgserver.get_server(tmp_path / "pg", cleanup_mode="stop")
+    database = pgserver.get_server(folder / "pg", cleanup_mode="stop")
     try:
         endpoint = f"http://127.0.0.1:{bucket.get_host_and_port()[1]}"
         known = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "secret-of-s3", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -40,6 +44,7 @@ def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracki
     finally:
         database.cleanup()
         bucket.stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.server

@@ -97,7 +97,7 @@ def gain_over_seeds(
     draws_S, scale = items_S, 0.0
     if deviation is not None:
         scale = deviation * float(np.sqrt(1 / len(ours) + 1 / len(theirs)))
-        repeated_S = np.repeat(items_S, SEED_DRAWS)
+        repeated_S: FloatArray = np.repeat(items_S, SEED_DRAWS)
         draws_S = repeated_S + scale * rng.standard_t(degrees, size=len(repeated_S))
     return Gain(
         value=sign * float(_difference(values_R[:, None], len(ours))[0]),
