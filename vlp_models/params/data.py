@@ -121,10 +121,12 @@ class FeaturesParams:
 @dataclass(frozen=True, kw_only=True)
 class TokenizerParams:
     source: Literal["train", "vocab"]
-    vocab: str  # path of a BERT vocab.txt, for source: vocab
+    vocab: str  # for source: vocab: a BERT vocab.txt, a folder with a BERT's files, or package:NAME
     vocab_size: Annotated[int, Field(ge=16)]  # at most; 16 leaves room beside the special tokens
     min_frequency: PositiveInt
     lowercase: bool
+    strip_accents: Literal["auto", True, False] = "auto"  # auto: as `lowercase`, or as a BERT's folder says
+    trim: bool = False  # of source: vocab: keep only the pieces that the training texts have
     min_answer_count: PositiveInt  # an answer enters the vocabulary from this many questions on
 
 
