@@ -51,7 +51,9 @@ def params() -> Params:
         loaded,
         generate={"scenes": world},
         finetune=runs,
-        evaluate=dataclasses.replace(loaded.evaluate, batch_size=4, bootstrap=50, blank_control=["vqa", "nlvr"]),
+        evaluate=dataclasses.replace(
+            loaded.evaluate, splits=["test"], batch_size=4, bootstrap=50, blank_control=["vqa", "nlvr"]
+        ),
     )
 
 

@@ -13,10 +13,12 @@ from vlp_models.errors import ParamsError
 from vlp_models.params.augment import AugmentedParams, AugmentParams
 from vlp_models.params.cluster import ClusterParams
 from vlp_models.params.data import (
+    DetectorBackbone,
     DetectorParams,
     FeaturesParams,
     ShardsParams,
     SourceParams,
+    TimmParams,
     TokenizerParams,
     ValidateParams,
     WorldParams,
@@ -43,6 +45,7 @@ __all__ = [
     "AugmentParams",
     "AugmentedParams",
     "ClusterParams",
+    "DetectorBackbone",
     "DetectorParams",
     "DriftParams",
     "EvaluateParams",
@@ -64,6 +67,7 @@ __all__ = [
     "ShardsParams",
     "SnapshotParams",
     "SourceParams",
+    "TimmParams",
     "TokenizerParams",
     "TrackingParams",
     "TrainerParams",
