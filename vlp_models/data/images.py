@@ -2,6 +2,8 @@
 
 The header alone gives the format and the size; only an image within the pixel limit is decoded, whole, so that a
 truncated file is found here and not in an epoch's middle. Pillow's own limits stay on.
+
+Everybody sees a picture by `as_seen`: turned as its EXIF data says, RGB of 8 bits. Sizes and boxes are of that picture.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 FORMATS = {
@@ -22,11 +25,21 @@ FORMATS = {
     ".bmp": "BMP",
 }
 MAX_BYTES = 256 * 2**20
+_ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """Width and height in pixels as stored (an EXIF rotation is not applied: public boxes refer to stored pixels)."""
+    """Width and height in pixels as seen, EXIF rotation applied."""
 
     width: int
     height: int
@@ -52,25 +65,32 @@ def probe(path: Path, max_pixels: int) -> ImageInfo:
     Raises:
         ImageError: under one of the rules image_present, image_not_empty, image_readable (no image, or in a format
             not in `FORMATS`), image_format (the ending says another format), image_not_a_bomb (more than `max_pixels`
-            by the header), image_decodes (truncated or damaged).
+            by the header), image_still (an animation), image_decodes (truncated or damaged).
     """
     content = _read(path)
     with open_checked(content, path.suffix, max_pixels) as image:
-        width, height = image.size
+        stored = image.size
         try:
             image.draft("RGB", (1, 1))  # JPEG: reads every byte but reconstructs an eighth of the pixels
             image.load()
+            width, height = stored[::-1] if _turn(image) in _SIDEWAYS else stored
         except Exception as error:
             raise undecodable(error) from None
         found = format_of(image)
     return ImageInfo(width=width, height=height, sha256=hashlib.sha256(content).hexdigest(), format=found)
 
 
-def open_checked(content: bytes, suffix: str, max_pixels: int) -> Image.Image:
-    """Opens an image and judges its header; nothing is decoded yet. `suffix`: the file name's ending.
+def open_checked(
+    content: bytes, suffix: str, max_pixels: int, limit: str = "validate.max_image_pixels is"
+) -> Image.Image:
+    """Opens an image and judges its header; nothing is decoded yet.
+
+    Args:
+        suffix: the file name's ending.
+        limit: how an error calls `max_pixels`.
 
     Raises:
-        ImageError: under image_not_empty, image_readable, image_format or image_not_a_bomb.
+        ImageError: under image_not_empty, image_readable, image_format, image_not_a_bomb or image_still.
     """
     if not content:
         raise ImageError("image_not_empty", "an empty file")
@@ -87,9 +107,48 @@ def open_checked(content: bytes, suffix: str, max_pixels: int) -> Image.Image:
     if width * height > max_pixels:
         raise ImageError(
             "image_not_a_bomb",
-            f"{width}x{height} is {width * height:,} pixels; validate.max_image_pixels is {max_pixels:,}",
+            f"{width}x{height} is {width * height:,} pixels; {limit} {max_pixels:,}",
         )
+    if found != "JPEG" and _is_animated(image):
+        raise ImageError("image_still", "an animation; save the one picture of it that is meant as a file of its own")
     return image
+
+
+def as_seen(image: Image.Image) -> Image.Image:
+    """The picture as people see it, RGB of 8 bits, the first one of several; a copy, which no EXIF data turns again.
+
+    Pillow cuts 16 bits of grey off at 255, which leaves white; here they are scaled.
+    """
+    image = turned(image)
+    if image.mode.startswith("I"):  # 16 bits of grey, or 32 that hold 16
+        grey = np.asarray(image).astype(np.int64).clip(0, 65535)
+        image = Image.fromarray(((grey + 128) // 257).astype(np.uint8))
+    seen = image.convert("RGB")
+    seen.info = {}
+    return seen
+
+
+def turned(image: Image.Image) -> Image.Image:
+    """The picture the way up that its EXIF data says; it still carries these data."""
+    turn = _turn(image)
+    return image if turn is None else image.transpose(turn)
+
+
+_SIDEWAYS = (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])  # these exchange width and height
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    try:
+        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # damaged EXIF data say nothing; the picture is there all the same
+        return None
+
+
+def _is_animated(image: Image.Image) -> bool:
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception as error:  # Pillow looks for a second frame
+        raise undecodable(error) from None
 
 
 def format_of(image: Image.Image) -> str:

@@ -11,9 +11,9 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
-from vlp_models.data.images import format_of, open_checked, undecodable
+from vlp_models.data.images import as_seen, format_of, open_checked, turned, undecodable
 
 SIDE = 32  # pixels of the grey copy along each side
 BITS = 64
@@ -31,7 +31,7 @@ class ImageHashes:
     sha256: bytes  # of the file
     pixels: bytes  # sha256 of size, mode and decoded pixels, as they are to be seen (EXIF rotation applied)
     perceptual: int | None  # 64 bits, unsigned; None for a picture without structure
-    width: int
+    width: int  # as seen, as height
     height: int
     format: str
 
@@ -43,11 +43,10 @@ def hash_image(content: bytes, suffix: str, max_pixels: int) -> ImageHashes:
         ImageError: as `images.probe`, but for a file that is not there.
     """
     with open_checked(content, suffix, max_pixels) as image:
-        width, height = image.size
         found = format_of(image)
         try:
             image.load()
-            seen = _normalised(ImageOps.exif_transpose(image))
+            seen = turned(image).convert("RGBA") if image.has_transparency_data else as_seen(image)
             perceptual = perceptual_hash(seen)
             pixels = hashlib.sha256(f"{seen.width}x{seen.height} {seen.mode}\0".encode())
             pixels.update(seen.tobytes())
@@ -57,8 +56,8 @@ def hash_image(content: bytes, suffix: str, max_pixels: int) -> ImageHashes:
         sha256=hashlib.sha256(content).digest(),
         pixels=pixels.digest(),
         perceptual=perceptual,
-        width=width,
-        height=height,
+        width=seen.width,
+        height=seen.height,
         format=found,
     )
 
@@ -74,9 +73,3 @@ def perceptual_hash(image: Image.Image) -> int | None:
     middle = np.sort(frequencies)[BITS // 2 - 1 : BITS // 2 + 1].mean()  # the median
     bits = frequencies > middle
     return int.from_bytes(np.packbits(bits).tobytes(), "big")
-
-
-def _normalised(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB":
-        return image
-    return image.convert("RGBA" if image.has_transparency_data else "RGB")

@@ -13,10 +13,12 @@ from vlp_models.errors import ParamsError
 from vlp_models.params.augment import AugmentedParams, AugmentParams
 from vlp_models.params.cluster import ClusterParams
 from vlp_models.params.data import (
+    DetectorBackbone,
     DetectorParams,
     FeaturesParams,
     ShardsParams,
     SourceParams,
+    TimmParams,
     TokenizerParams,
     ValidateParams,
     WorldParams,
@@ -44,6 +46,7 @@ __all__ = [
     "AugmentParams",
     "AugmentedParams",
     "ClusterParams",
+    "DetectorBackbone",
     "DetectorParams",
     "DriftParams",
     "EvaluateParams",
@@ -66,6 +69,7 @@ __all__ = [
     "SnapshotParams",
     "SourceParams",
     "StreamParams",
+    "TimmParams",
     "TokenizerParams",
     "TrackingParams",
     "TrainerParams",

@@ -30,11 +30,13 @@ class ModelParams:
     family   one of `vlp_models.models.FAMILIES`
     config   checked against the family's own config dataclass
     weights  a checkpoint made by `vlp import-checkpoint`; empty: fresh ones, drawn with `seed`
+    words    a folder with a BERT's files, or package:NAME, whose weights its text side begins with (after `weights`)
     """
 
     family: str
     config: dict[str, Any] = field(default_factory=dict)
     weights: str = ""
+    words: str = ""
     seed: NonNegativeInt = 1
 
 

@@ -271,8 +271,10 @@ class _Joined:
 
 
 def _read_pixels(path: Path) -> tuple[bytes, str]:
-    """The image file as it is where it is a PNG or a JPEG; else (WebP, GIF, BMP) as a PNG."""
+    """The image file as it is where it is a PNG or a JPEG; else (WebP, GIF, BMP) as a PNG of what is seen."""
     from PIL import Image
+
+    from vlp_models.data.images import as_seen
 
     try:
         data = path.read_bytes()
@@ -280,7 +282,7 @@ def _read_pixels(path: Path) -> tuple[bytes, str]:
             if image.format in ("PNG", "JPEG"):
                 return data, {"PNG": "png", "JPEG": "jpg"}[image.format]
             buffer = io.BytesIO()
-            image.convert("RGB").save(buffer, "PNG")
+            as_seen(image).save(buffer, "PNG")
             return buffer.getvalue(), "png"
     except OSError as error:
         raise DataError(f"{path}: {error}; it was readable at `validate`: `dvc repro validate`") from None
