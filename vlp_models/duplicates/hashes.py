@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
-from vlp_models.data.images import format_of, open_checked, read_file, undecodable
+from vlp_models.data.images import as_seen, format_of, open_checked, read_file, turned, undecodable
 from vlp_models.duplicates.perceptual import SIDE, hash_of_grey
 from vlp_models.duplicates.prints import Print, on_white, take_print
 from vlp_models.errors import VLPError
@@ -20,7 +20,7 @@ class ImageHashes:
     sha256: bytes  # of the file
     pixels: bytes  # sha256 of size, mode and decoded pixels, as they are to be seen (EXIF rotation applied)
     perceptual: int | None  # 64 bits, unsigned; None for a picture without structure
-    width: int  # in pixels as stored (an EXIF rotation is not applied: public boxes refer to stored pixels)
+    width: int  # in pixels as seen (EXIF rotation applied), as height
     height: int
     format: str  # Pillow's name: JPEG, PNG, ...
     print: Print
@@ -39,11 +39,10 @@ def hash_image(
         ImageError: under one of the rules of `images.open_checked`, or image_decodes (truncated or damaged).
     """
     with open_checked(content, suffix, max_pixels) as image:
-        width, height = image.size
         found = format_of(image)
         try:
             image.load()
-            seen = _normalised(ImageOps.exif_transpose(image))
+            seen = turned(image).convert("RGBA") if image.has_transparency_data else as_seen(image)
             perceptual = perceptual_hash(seen)
             taken = take_print(seen, keypoints=keypoints, mirror=tested)
             pixels = hashlib.sha256(f"{seen.width}x{seen.height} {seen.mode}\0".encode())
@@ -56,8 +55,8 @@ def hash_image(
         sha256=hashlib.sha256(content).digest(),
         pixels=pixels.digest(),
         perceptual=perceptual,
-        width=width,
-        height=height,
+        width=seen.width,
+        height=seen.height,
         format=found,
         print=taken,
     )
@@ -77,9 +76,3 @@ def perceptual_hash(image: Image.Image) -> int | None:
     return hash_of_grey(
         np.asarray(on_white(image).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float64)
     )
-
-
-def _normalised(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB":
-        return image
-    return image.convert("RGBA" if image.has_transparency_data else "RGB")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Literal
 
@@ -44,6 +45,34 @@ class Sentences:
             whole in self._near or any(h in self._near or h in self._equal for h in _without_one(words))
         )
         return "one word apart" if near else None
+
+
+def likenesses(tested: Sequence[str], learnt: Iterable[str]) -> list[Likeness | None]:
+    """Of each tested sentence, how the nearest of the learnt is like it: what `Sentences(learnt).like` says, with the
+    tested held in memory and the learnt, which are many, passing by."""
+    equal: dict[bytes, list[int]] = defaultdict(list)
+    shortened: dict[bytes, list[int]] = defaultdict(list)
+    long = [False] * len(tested)
+    for number, text in enumerate(tested):
+        words = words_of(text)
+        if words:
+            equal[_hash(words)].append(number)
+            long[number] = len(words) >= FEWEST
+            for part in set(_without_one(words)):
+                shortened[part].append(number)
+    found: list[Likeness | None] = [None] * len(tested)
+    for text in learnt:
+        words = words_of(text)
+        whole = _hash(words)
+        near = set(shortened.get(whole, ()))
+        for part in _without_one(words):
+            near.update(number for number in equal.get(part, ()) if long[number])
+            near.update(shortened.get(part, ()))
+        for number in near:
+            found[number] = found[number] or "one word apart"
+        for number in equal.get(whole, ()):
+            found[number] = "equal"
+    return found
 
 
 def words_of(text: str) -> list[str]:

@@ -153,7 +153,7 @@ class Staging:
     def _add_unreadable(self, tables: Tables) -> None:
         for row in tables["quarantine"]:
             self._add_bad(printable(row["provenance"]), row["rule"], row["reason"])
-        tables["quarantine"].clear()
+        tables.rows["quarantine"] = []
 
     def _add_bad(self, provenance: str, rule: str, reason: str) -> None:
         self.connection.execute(

@@ -7,7 +7,7 @@ design are the family's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,3 +71,8 @@ class CheckpointInfo:
             "provenance": dict(self.provenance),
             "classes": list(self.classes),
         }
+
+
+def in_words(classes: Sequence[str]) -> str:
+    """How many classes of regions there are, and the first ones; the background is none."""
+    return f"{len(classes) - 1} classes ({', '.join(classes[1:3])}, ...)" if classes else "no classes"

@@ -13,10 +13,12 @@ from vlp_models.errors import ParamsError
 from vlp_models.params.augment import AugmentedParams, AugmentParams
 from vlp_models.params.cluster import ClusterParams
 from vlp_models.params.data import (
+    DetectorBackbone,
     DetectorParams,
     FeaturesParams,
     ShardsParams,
     SourceParams,
+    TimmParams,
     TokenizerParams,
     ValidateParams,
     WorldParams,
@@ -32,6 +34,7 @@ from vlp_models.params.runs import (
     FinetuneParams,
     ModelParams,
     PretrainParams,
+    StreamParams,
     TrainerParams,
     TrainingParams,
     split_start,
@@ -43,6 +46,7 @@ __all__ = [
     "AugmentParams",
     "AugmentedParams",
     "ClusterParams",
+    "DetectorBackbone",
     "DetectorParams",
     "DriftParams",
     "EvaluateParams",
@@ -64,6 +68,8 @@ __all__ = [
     "ShardsParams",
     "SnapshotParams",
     "SourceParams",
+    "StreamParams",
+    "TimmParams",
     "TokenizerParams",
     "TrackingParams",
     "TrainerParams",

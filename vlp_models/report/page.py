@@ -14,6 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlp_models.data.inputs import RegionInput
+from vlp_models.evaluation.decisions import hash_of, read_decisions
 from vlp_models.models.outline import inputs_of
 from vlp_models.params import Params
 from vlp_models.report.charts import interval_bar, line_chart
@@ -68,10 +69,11 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
     environment.filters["cost"] = cost
     template = environment.get_template("page.html.j2")
     tables = result_tables(params, workspace, records)
+    decisions = read_decisions(workspace.reports)
     return template.render(
         facts=facts(params, workspace, records),
         warnings=warnings(params, records),
-        headlines=headlines(tables),
+        headlines=headlines(tables, params.promotion.split),
         tables=tables,
         curves=curves(params, workspace),
         validation=validation,
@@ -81,6 +83,8 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         has_docs=(workspace.reports / "data_docs" / "index.html").exists(),
         detector=flatten(detector or {}),
         drift=optional(workspace.reports / "drift.json"),
+        decisions=decisions,
+        decisions_hash=hash_of(decisions),
         timings=timings(params, workspace),
         galleries=galleries(params, workspace, missing),
         shown=shown_by_models(params, workspace),
@@ -178,8 +182,10 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
     return tables
 
 
-def headlines(tables: Sequence[ResultTable]) -> list[dict[str, Any]]:
-    """The headline figures of every design, for the cards on top."""
+def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:
+    """The headline figures of every design, for the cards on top; of the split judged by, if it was scored."""
+    judged = [table for table in tables if table.place.endswith(f", {split}")]
+    tables = judged or tables
     return [
         {**row, "place": table.place}
         for table in tables

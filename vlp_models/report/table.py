@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def print_results(summary: Path) -> None:
     from rich.text import Text
 
     console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 120  # a log has no width of its own; rich would take 80
     places: dict[str, list[dict[str, Any]]] = {}
     for record in read_json(summary):
         if is_headline(record):
@@ -51,10 +54,10 @@ def print_results(summary: Path) -> None:
         table.add_column("model", overflow="fold")
         table.add_column("value", justify="right", no_wrap=True, min_width=5)
         table.add_column("95% interval", no_wrap=True, min_width=14)
-        table.add_column("to compare with", min_width=20)
+        table.add_column("to compare with", overflow="fold")
         table.add_column("unseen", justify="right", no_wrap=True)
         for record in records:
-            compared = ", ".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
+            compared = "\n".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
             cells = (
                 record["metric"],
                 record["run"],

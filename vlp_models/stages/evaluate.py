@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.data.sample import Sample
@@ -55,6 +56,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
     from vlp_models.data.dataset import ShardDataset
+    from vlp_models.evaluation.nearest import nearest
     from vlp_models.evaluation.predicting import predict_all
     from vlp_models.runs.device import device_for
     from vlp_models.tasks.load import load_task_model
@@ -110,7 +112,12 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
                 own = [predictions[i] for i in chosen]
                 asked = [samples[i] for i in chosen]
                 with _status(f"scoring {key} on {source} {split}") as progress:
-                    here = Place(source=source, validated=workspace.validated, progress=progress)
+                    here = Place(
+                        source=source,
+                        validated=workspace.validated,
+                        neighbours=partial(nearest, workspace.shards, split, source),
+                        progress=progress,
+                    )
                     model.write_official(own, here, split, directory)
                     scored = model.score(own, asked, here)
                 items += _items(model, scored, here, split, asked)

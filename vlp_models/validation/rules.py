@@ -249,8 +249,8 @@ def _questions(params: ValidateParams) -> list[Rule]:
             table="questions",
             name="ten_answers",
             column="labelled_answers",
-            check=OneOf((ANSWERS_PER_QUESTION,)),
-            reason=f"{{labelled_answers}} answers, expected {ANSWERS_PER_QUESTION}",
+            check=OneOf((ANSWERS_PER_QUESTION, 1)),
+            reason=f"{{labelled_answers}} answers, expected {ANSWERS_PER_QUESTION}, or the one that is right",
         ),
     ]
 
