@@ -284,6 +284,33 @@ def lineage(
 
 
 @app.command()
+def verify(
+    version: Annotated[str, typer.Argument(help="A version: vqa, vlp-vqa/3, vlp-vqa@champion.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The checks as JSON.")] = False,
+) -> None:
+    """Is a registered version what its lineage says: files, code, data, scores? Exit code 1: something differs."""
+    from vlp_models.commands import print_verification
+
+    raise typer.Exit(print_verification(version, as_json=as_json))
+
+
+@app.command()
+def verify_resume(
+    run: Annotated[str, typer.Argument(help="pretrain/NAME or finetune/NAME; default: the first of params.yaml.")] = "",
+    steps: Annotated[int, typer.Option(help="Updates of the short training.")] = 6,
+) -> None:
+    """Trains for a few updates, whole and once more killed and resumed. Exit code 1: the results differ by a bit."""
+    from vlp_models.params import load_params
+    from vlp_models.runs.verify_resume import verify_resume as resume
+    from vlp_models.workspace.paths import Workspace
+
+    found = resume(load_params(), Workspace(), run, steps)
+    print(f"{found.run}: {found.steps} updates, killed after update {found.killed_at} was saved, and resumed")
+    print("\n".join(found.differ or [f"all {found.files} files of the checkpoint are equal to the last bit"]))
+    raise typer.Exit(int(bool(found.differ)))
+
+
+@app.command()
 def status(
     ask_mlflow: Annotated[bool, typer.Option("--mlflow", help="Aliases from MLflow, not from the ledger.")] = False,
 ) -> None:
@@ -308,13 +335,15 @@ def evaluate_alias(
 
 @app.command()
 def import_checkpoint(
-    source: Annotated[str, typer.Argument(help="A weights file, or a folder (bert, soho-parts).")],
+    source: Annotated[
+        str, typer.Argument(help="A weights file, a folder (bert, soho-parts), package:NAME or timm:NAME (timm).")
+    ],
     form: Annotated[
         str,
         typer.Option(
             "--format",
-            help="Of public code: xmodaler-tden, unified-vlp, vlmo, soho. Of a part: bert, beit, soho-parts (a CNN, "
-            "BERT or both).",
+            help="Of public code: xmodaler-tden, unified-vlp, vlmo, soho. Of a part: bert, beit, timm (a CNN or ViT), "
+            "soho-parts (a CNN, BERT or both).",
         ),
     ],
     name: Annotated[str, typer.Option(help="Of the model in params.yaml: checkpoints/imported/NAME is written.")],

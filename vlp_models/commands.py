@@ -78,19 +78,22 @@ def _value(raw: dict[str, Any], place: str) -> Any:
 
 
 def write_plan() -> bool:
-    """Writes dvc.yaml anew from params.yaml; returns whether it changed.
+    """Writes dvc.yaml anew from params.yaml, and notes the packages that it names; returns whether dvc.yaml changed.
 
     Raises:
         ParamsError: params.yaml is wrong, or holds a run that can't be.
+        MissingToolError: a package it names is not installed.
     """
     from vlp_models.params import load_params
-    from vlp_models.pipeline.graph import FILE, is_ours
+    from vlp_models.pipeline.graph import FILE, is_ours, packages
     from vlp_models.runs.check import check_runs
     from vlp_models.stages.plan import planned
+    from vlp_models.workspace.packages import note
     from vlp_models.workspace.paths import Workspace, write_text
 
     params, workspace = load_params(), Workspace()
     check_runs(params)
+    note(packages(params), workspace.root)
     if not is_ours(workspace.root):
         print(f"{FILE}: written by hand, as its first line says; left as it is", file=sys.stderr)
         return False
@@ -238,6 +241,32 @@ def predict(task: str, images: Sequence[str | list[str]], texts: list[str] | Non
     else:
         predictor = load_predictor(client, model or model_name(params.tracking, task))
     return predictor.predict(images, texts)
+
+
+def print_verification(version: str, *, as_json: bool = False) -> int:
+    """Prints what `verify` finds; 1 if something differs."""
+    import json
+
+    from vlp_models.params import load_params
+    from vlp_models.promotion.actions import mlflow_errors
+    from vlp_models.promotion.tables import find_version
+    from vlp_models.promotion.verify import verify
+    from vlp_models.tracking.client import connect
+    from vlp_models.workspace.paths import Workspace
+
+    params, workspace = load_params(), Workspace()
+    with mlflow_errors(params):
+        client = connect(params.tracking, workspace.root)
+        found = find_version(client, params, version)
+        checks = verify(client, workspace, found)
+    name = f"{found.name} version {found.version}"
+    if as_json:
+        print(json.dumps({"version": name, "checks": [vars(check) for check in checks]}, indent=2))
+    else:
+        print(name)
+        for check in checks:
+            print(f"  {check.state:8} {check.subject:8} {redact(check.text)}")
+    return int(any(check.state == "differs" for check in checks))
 
 
 def print_findings() -> int:

@@ -20,6 +20,7 @@ from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.data.pixels import collate_pixels, decode, encode, fit, random_box
+from vlp_models.data.rand_augment import OPERATIONS
 from vlp_models.data.shards import ImageRecord
 from vlp_models.errors import DataError
 
@@ -70,6 +71,28 @@ def test_what_is_padded_is_masked_and_zero() -> None:
     assert again.mask_BHW is not None and torch.equal(again.mask_BHW, mask[[1, 1]])
     blank = made.blanked()
     assert blank.mask_BHW is not None and blank.mask_BHW.all() and not blank.pixels_B3HW.any()
+
+
+def test_rand_augment_is_a_function_of_its_draw_and_keeps_the_size() -> None:
+    image = picture(24, 16)
+    wanted = PixelInput(height=16, width=24, augment=("rand_augment",), **PLAIN)
+    seen = [collate_pixels([image], wanted, [draw]).pixels_B3HW for draw in range(40)]
+    again = [collate_pixels([image], wanted, [draw]).pixels_B3HW for draw in range(40)]
+    still = collate_pixels([image], wanted, [None]).pixels_B3HW
+    assert all(torch.equal(one, other) for one, other in zip(seen, again, strict=True))
+    kept = sum(torch.equal(pixels, still) for pixels in seen)
+    assert 4 <= kept <= 22  # a quarter is left alone, and some of what "identity" and "autocontrast" see
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_operation_of_rand_augment_changes_what_colour_a_thing_has(name: str) -> None:
+    """Where a picture of red and black is changed, no green or blue appears but the grey from outside."""
+    red = Image.new("RGB", (32, 32))
+    red.paste((200, 0, 0), (8, 8, 24, 24))
+    for strength in (-1.0, 1.0):
+        pixels = np.asarray(OPERATIONS[name](red, strength)).astype(int)
+        assert pixels.shape == (32, 32, 3)
+        assert (pixels[..., 1] == pixels[..., 2]).all() and (pixels[..., 0] > pixels[..., 1]).any()
 
 
 def test_a_flip_mirrors_what_is_shown() -> None:

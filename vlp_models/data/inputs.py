@@ -23,6 +23,8 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
 
+Augmentation = Literal["random_resized_crop", "flip", "rand_augment"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RegionInput:
@@ -44,8 +46,8 @@ class PixelInput:
     longer, shorter  of `pad`: the most pixels that the longer and the shorter side get; 0: as many as fit
     interpolation  of the resizing
     mean, std      of each channel, for values from 0 to 1
-    augment        while training, as a function of (seed, epoch, sample): random_resized_crop and/or flip. A mirrored
-                   picture makes a liar of a caption that says left or right, so flip is the user's to ask for
+    augment        while training, as a function of (seed, epoch, sample): any of `Augmentation`. A mirrored picture
+                   makes a liar of a caption that says left or right, so flip is the user's to ask for
     crop_scale     of random_resized_crop: which share of the area is kept, from and to
     """
 
@@ -57,7 +59,7 @@ class PixelInput:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    augment: tuple[Literal["random_resized_crop", "flip"], ...] = ()
+    augment: tuple[Augmentation, ...] = ()
     crop_scale: tuple[float, float] = (0.5, 1.0)
 
     def __post_init__(self) -> None:

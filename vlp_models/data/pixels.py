@@ -17,7 +17,8 @@ from PIL import Image
 
 from vlp_models.data.archive import MAX_IMAGE_PIXELS
 from vlp_models.data.batch import Pixels
-from vlp_models.data.images import ImageError, open_checked, undecodable
+from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
+from vlp_models.data.rand_augment import rand_augment
 from vlp_models.errors import DataError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 
 def decode(data: bytes, where: str) -> Image.Image:
-    """An image file's picture, RGB; its size is judged by the header, before anything is decoded.
+    """An image file's picture, RGB, as people see it; its size is judged by the header, before anything is decoded.
 
     Args:
         where: for the error.
@@ -42,7 +43,7 @@ def decode(data: bytes, where: str) -> Image.Image:
     try:
         with open_checked(data, "", MAX_IMAGE_PIXELS) as image:
             try:
-                return image.convert("RGB")
+                return as_seen(image)
             except Exception as error:  # Pillow's plugins raise anything on hostile files
                 raise undecodable(error) from None
     except ImageError as error:
@@ -76,7 +77,7 @@ def collate_pixels(images: Sequence[Image.Image], wanted: PixelInput, draws: Seq
 
 def fit(image: Image.Image, wanted: PixelInput, draw: int | None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """uint8 [H, W, 3] of the wanted size, and bool [H, W]: where there is picture and no padding."""
-    flipped = False
+    flipped, rng = False, None
     if draw is not None:
         rng = np.random.default_rng(draw)
         if "random_resized_crop" in wanted.augment:
@@ -90,6 +91,8 @@ def fit(image: Image.Image, wanted: PixelInput, draw: int | None) -> tuple[NDArr
         image = image.resize((wanted.width, wanted.height), FILTERS[wanted.interpolation])
     if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if rng is not None and "rand_augment" in wanted.augment:
+        image = rand_augment(image, rng)
     pixels = np.zeros((wanted.height, wanted.width, 3), np.uint8)
     mask = np.zeros((wanted.height, wanted.width), bool)
     pixels[: image.height, : image.width] = np.asarray(image)

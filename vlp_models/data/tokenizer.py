@@ -1,4 +1,4 @@
-"""WordPiece: trained on the corpus, or read from a BERT vocab.txt.
+"""WordPiece: trained on the corpus, or read from a BERT's files.
 
 Text is split the way BERT does it (Devlin et al., 2019): cleaned, optionally lower-cased and stripped of accents, cut
 at white space and punctuation, each word then into the longest pieces the vocabulary has. Special tokens never come
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,8 +36,12 @@ CONTINUATION = "##"
 class Tokenizer:
     """Text to ids and back. Make one with `train`, `from_vocab` or `load`."""
 
-    def __init__(self, vocabulary: Sequence[str], *, lowercase: bool) -> None:
-        """`vocabulary`: tokens in the order of their ids, the five special tokens among them."""
+    def __init__(self, vocabulary: Sequence[str], *, lowercase: bool, strip_accents: bool | None = None) -> None:
+        """
+        Args:
+            vocabulary: tokens in the order of their ids, the five special tokens among them.
+            strip_accents: None: as `lowercase`, which is BERT's way.
+        """
         self._tokens = tuple(vocabulary)
         self._ids = {token: i for i, token in enumerate(self._tokens)}
         if len(self._ids) != len(self._tokens):
@@ -46,16 +51,25 @@ class Tokenizer:
         if missing:
             raise DataError(f"vocabulary: special tokens {', '.join(missing)} are missing; BERT's vocab.txt has them")
         self.lowercase = lowercase
-        self._engine = _engine(WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100), lowercase)
+        self.strip_accents = None if strip_accents is lowercase else strip_accents
+        model = WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100)
+        self._engine = _engine(model, lowercase, self.strip_accents)
 
     @classmethod
-    def train(cls, texts: Iterable[str], size: int, min_frequency: int, lowercase: bool) -> Tokenizer:
+    def train(
+        cls,
+        texts: Iterable[str],
+        size: int,
+        min_frequency: int,
+        lowercase: bool,
+        strip_accents: bool | None = None,
+    ) -> Tokenizer:
         """Learns at most `size` pieces from `texts`; the same texts in any order give the same vocabulary.
 
         A character or a merge enters from `min_frequency` occurrences on.
         """
         texts = list(texts)
-        characters = _characters(texts, lowercase, min_frequency)
+        characters = _characters(texts, _normalizer(lowercase, strip_accents), min_frequency)
         # A word's first letter and its other letters ("##a") are different pieces: at most two a character.
         characters = characters[: max(0, (size - len(SPECIAL_TOKENS)) // 2)]
         # The trainer numbers "##a" pieces in the order of a randomly seeded hash map and breaks ties by number.
@@ -69,31 +83,23 @@ class Tokenizer:
             limit_alphabet=len(characters),
             show_progress=False,
         )
-        engine = _engine(WordPiece(unk_token=UNK), lowercase)
+        engine = _engine(WordPiece(unk_token=UNK), lowercase, strip_accents)
         engine.train_from_iterator(texts, trainer)
         vocabulary = engine.get_vocab(with_added_tokens=True)
-        return cls(sorted(vocabulary, key=vocabulary.__getitem__), lowercase=lowercase)
+        ordered = sorted(vocabulary, key=vocabulary.__getitem__)
+        return cls(ordered, lowercase=lowercase, strip_accents=strip_accents)
 
     @classmethod
-    def from_vocab(cls, path: Path | str, lowercase: bool) -> Tokenizer:
+    def from_vocab(cls, path: Path | str, lowercase: bool, strip_accents: bool | None = None) -> Tokenizer:
         """Reads a vocab.txt: one token a line, the line's number is its id.
 
         Raises:
             DataError: no such file, not UTF-8, or a special token is missing.
         """
-        path = Path(path)
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except FileNotFoundError:
-            raise DataError(f"{path}: no such file; give the path of a vocab.txt, one token a line") from None
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not UTF-8 text: {error}") from None
-        if lines and not lines[-1]:
-            lines.pop()
-        try:
-            return cls([line.removesuffix("\r") for line in lines], lowercase=lowercase)
+            return cls(read_vocabulary(Path(path)), lowercase=lowercase, strip_accents=strip_accents)
         except DataError as error:
-            raise DataError(f"{path}: {error}") from None
+            raise error if str(error).startswith(str(path)) else DataError(f"{path}: {error}") from None
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
@@ -109,7 +115,10 @@ class Tokenizer:
             raise DataError(f"{file}: not tokenizer settings of the form {FORMAT}")
         if not isinstance(settings.get("lowercase"), bool):
             raise DataError(f"{file}: `lowercase` must be true or false, found {settings.get('lowercase')!r}")
-        return cls.from_vocab(Path(directory) / "vocab.txt", lowercase=settings["lowercase"])
+        accents = settings.get("strip_accents")
+        if accents is not None and not isinstance(accents, bool):
+            raise DataError(f"{file}: `strip_accents` must be true or false, found {accents!r:.60}")
+        return cls.from_vocab(Path(directory) / "vocab.txt", settings["lowercase"], accents)
 
     def save(self, directory: Path | str) -> None:
         """Writes vocab.txt and tokenizer.json (the settings); equal tokenizers give equal bytes."""
@@ -117,7 +126,24 @@ class Tokenizer:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "vocab.txt").write_text("".join(f"{token}\n" for token in self._tokens), encoding="utf-8")
         settings = {"format": FORMAT, "lowercase": self.lowercase, "vocab_size": self.vocab_size}
+        if self.strip_accents is not None:
+            settings["strip_accents"] = self.strip_accents
         (directory / "tokenizer.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    def trimmed(self, texts: Iterable[str]) -> Tokenizer:
+        """The same without the pieces that no text has. Special tokens and single characters stay: `texts` are cut as
+        before, other texts at most into smaller pieces."""
+        used: set[str] = set(SPECIAL_TOKENS)
+        for text in texts:
+            used.update(self._engine.encode(text, add_special_tokens=False).tokens)
+        kept = [t for t in self._tokens if t in used or len(t.removeprefix(CONTINUATION)) == 1]
+        return Tokenizer(kept, lowercase=self.lowercase, strip_accents=self.strip_accents)
+
+    def look_up(self, text: str) -> tuple[int, list[str]]:
+        """How many words a text has, punctuation marks among them, and which of them become [UNK]."""
+        encoding = self._engine.encode(text, add_special_tokens=False)
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        return len(set(encoding.word_ids)), [text[start:end] for i, (start, end) in spans if i == self.unk_id]
 
     def encode(self, text: str, max_len: int) -> list[int]:
         """[CLS] w1 ... wn [SEP], at most `max_len` ids; what is too long loses its end but keeps [SEP]."""
@@ -185,7 +211,8 @@ class Tokenizer:
         return dataclasses.replace(text, last_segment_BT=text.mask_BT & behind_BT, cut_B=cut_B)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text up to the first [SEP]; special tokens are left out, [UNK] included."""
+        """Readable text up to the first [SEP]; special tokens are left out, [UNK] included. It is composed (NFC):
+        where accents are stripped, Hangul is cut as single letters."""
         words: list[str] = []
         special = set(self.special_ids)
         for i in map(int, ids):
@@ -194,7 +221,7 @@ class Tokenizer:
             if i in special:
                 continue
             _append(words, self._tokens[i])
-        return _join(words)
+        return unicodedata.normalize("NFC", _join(words))
 
     def split(self, text: str) -> list[str]:
         """The words of a text before any is cut into pieces, punctuation marks among them."""
@@ -209,6 +236,10 @@ class Tokenizer:
         for i in map(int, ids):
             _append(words, self._tokens[i])
         return words
+
+    @property
+    def strips_accents(self) -> bool:
+        return self.lowercase if self.strip_accents is None else self.strip_accents
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -244,19 +275,36 @@ class Tokenizer:
         return tuple(self._ids[token] for token in SPECIAL_TOKENS)
 
 
-def _engine(model: WordPiece, lowercase: bool) -> Engine:
+def read_vocabulary(path: Path) -> list[str]:
+    """The lines of a vocab.txt.
+
+    Raises:
+        DataError: no such file, or not UTF-8.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path}: no such file; give the path of a vocab.txt, one token a line") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text: {error}") from None
+    if lines and not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _normalizer(lowercase: bool, strip_accents: bool | None) -> BertNormalizer:
+    return BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase)
+
+
+def _engine(model: WordPiece, lowercase: bool, strip_accents: bool | None) -> Engine:
     engine = Engine(model)
-    # strip_accents=None follows lowercase, as BERT does
-    engine.normalizer = BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
-    )
+    engine.normalizer = _normalizer(lowercase, strip_accents)
     engine.pre_tokenizer = BertPreTokenizer()
     return engine
 
 
-def _characters(texts: list[str], lowercase: bool, min_frequency: int) -> list[str]:
+def _characters(texts: list[str], normalizer: BertNormalizer, min_frequency: int) -> list[str]:
     """Characters of `texts` after normalisation, most frequent first, ties by code point."""
-    normalizer = BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase)
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(normalizer.normalize_str(text))

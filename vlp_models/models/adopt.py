@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,11 @@ from vlp_models.errors import CheckpointError
 @dataclass(frozen=True, kw_only=True)
 class Adopted:
     """left_out: names of the other's weights that found no place; fresh: of the model's own that none filled, at least
-    in part."""
+    in part; taken: of the model's own that were filled."""
 
     left_out: list[str]
     fresh: list[str]
+    taken: list[str] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -49,7 +50,23 @@ def adopt_weights(model: nn.Module, weights: Mapping[str, Tensor], *, tables: Co
             left_out.append(name)
     if len(fresh) == len(own):
         raise CheckpointError("nothing of these weights fits the model: neither names nor shapes agree")
-    return Adopted(left_out=sorted(left_out), fresh=sorted(fresh))
+    return Adopted(left_out=sorted(left_out), fresh=sorted(fresh), taken=sorted(own.keys() - fresh))
+
+
+def in_short(names: Collection[str], among: Collection[str]) -> list[str]:
+    """`names`, with a module's name in place of all of its own where all are there. among: all names that there are."""
+    given, short = set(names), dict[str, None]()
+    whole: dict[str, bool] = {}
+    for name in among:
+        parts = name.split(".")
+        for i in range(1, len(parts) + 1):
+            part = ".".join(parts[:i])
+            whole[part] = whole.get(part, True) and name in given
+    for name in sorted(given):
+        parts = name.split(".")
+        beginnings = (".".join(parts[:i]) for i in range(1, len(parts) + 1))
+        short[next((part for part in beginnings if whole.get(part)), name)] = None
+    return list(short)
 
 
 def refuse_other(config: Mapping[str, object], own: Mapping[str, object], keys: Collection[str]) -> None:

@@ -1,31 +1,29 @@
-"""BERT's layout (Hugging Face's names): taken apart once, for every family that has BERT's blocks.
+"""BERT's layout (Hugging Face's names): taken apart once, for every family that can begin with BERT's words.
 
-UniLM's file has the same names, so it is read as BERT's.
+UniLM's file has the same names, so it is read as BERT's. Of more layers than a model has, the first ones are taken, of
+positions likewise; a vocabulary that was trimmed gets the rows of its tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.data.bert_folder import CONFIG, WEIGHTS, read_tokenizer
 from vlp_models.errors import CheckpointError
 from vlp_models.models import family_class
+from vlp_models.models.adopt import in_short
 from vlp_models.models.foreign import Asked, Imported, Taker, read_json, read_state_dict
+from vlp_models.models.readers import READERS
 from vlp_models.params.schema import build
 
-# family -> module:function, called with the file's tensors, BERT's config.json and the family's config, gives weights
-READERS: dict[str, str] = {
-    "tden": "vlp_models.models.tden.convert_bert:convert_bert",
-    "unified_vlp": "vlp_models.models.unified_vlp.convert_bert:convert_bert",
-}
 # Of layers/blocks.py's TransformerBlock, but for its attention's projections.
 ENCODER_BLOCK = {
     "attention.out": "attention.output.dense",
@@ -35,6 +33,7 @@ ENCODER_BLOCK = {
     "ffn_end.norm": "output.LayerNorm",
 }
 IGNORED = ("pooler.", "cls.seq_relationship.", "embeddings.position_ids", "cls.predictions.decoder.bias")
+WORD_ROWS = ("text_embedding.words.weight", "word_head.weight", "word_head.bias")  # a row a token
 
 
 class Converter:
@@ -72,51 +71,130 @@ class Converter:
 
 @dataclass(frozen=True, kw_only=True)
 class BertSizes:
-    """What the model has where BERT's weights go. layers: of the blocks `stack`."""
+    """What the model has where BERT's weights go.
+
+    layers   of the blocks `stack`; 0: it takes none of BERT's
+    max_positions  0: it has no place for BERT's
+    types    how many rows of token types BERT may have
+    layers_key  of the family's config
+    head     whether it has BERT's LM head; tied: to the word embeddings
+    eps      of its LayerNorms, by their names in the family's config
+    """
 
     vocab_size: int
     hidden: int
-    heads: int
-    intermediate: int
+    heads: int = 0
+    intermediate: int = 0
     layers: int
     max_positions: int
-    types: tuple[int, ...]  # how many rows of token types BERT may have
-    stack: str
-    layers_key: str  # of the family's config
+    types: tuple[int, ...] = (2,)
+    stack: str = ""
+    layers_key: str = "layers"
+    head: bool = True
     tied: bool = True
+    eps: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """weights: by the family's names. left_out: BERT's names that found no place, in short. notes: what makes the same
+    weights tell a little else than in BERT."""
+
+    weights: dict[str, Tensor]
+    left_out: list[str]
+    notes: tuple[str, ...] = ()
 
 
 def read_bert(folder: Path, asked: Asked) -> Imported:
-    """A folder of Hugging Face's bert-base, for the model that `asked` describes.
+    """A folder of Hugging Face's BERT, for the model that `asked` describes.
 
     Raises:
-        CheckpointError: a file is missing or damaged, the vocabulary is not the tokenizer's, the family has no place
-            for BERT's weights; or see `convert`.
+        CheckpointError, DataError: see `bert_weights`.
+    """
+    converted = bert_weights(folder, asked)
+    return Imported(
+        family=asked.family,
+        what="BERT",
+        config=asked.config,
+        weights=converted.weights,
+        left_out=tuple(converted.left_out),
+        notes=converted.notes,
+    )
+
+
+def bert_weights(folder: Path, asked: Asked) -> Converted:
+    """
+    Raises:
+        CheckpointError: a file is missing or damaged, the folder holds another architecture, its vocabulary lacks words
+            of the tokenizer or has not a row for each token, the family has no place for BERT's weights; or see
+            `convert`. DataError: it holds no BERT's tokenizer.
     """
     if asked.family not in READERS:
         raise CheckpointError(f"a {asked.family} model can't begin with BERT's weights; {', '.join(READERS)} can")
-    files = [folder / name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).exists()]
+    files = [folder / name for name in WEIGHTS if (folder / name).exists()]
     if not files:
-        raise CheckpointError(f"{folder}: holds neither model.safetensors nor pytorch_model.bin")
-    vocabulary = Tokenizer.from_vocab(folder / "vocab.txt", asked.lowercase).vocabulary
-    if vocabulary != asked.vocabulary:
-        raise CheckpointError(
-            f"{folder / 'vocab.txt'}: not the vocabulary of data/tokenizer; set tokenizer.source: vocab and "
-            "tokenizer.vocab to this file, then `dvc repro shards tokenizer`"
-        )
+        raise CheckpointError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}")
+    bert = read_json(folder / CONFIG)
+    _check_is_bert(bert, folder / CONFIG)
+    vocabulary = read_tokenizer(folder, lowercase=asked.lowercase).vocabulary
+    rows = _rows(asked.vocabulary, vocabulary, folder)
+    state = read_state_dict(files[0])
+    _check_rows(state, len(vocabulary), files[0])
     family: Any = family_class(asked.family)
-    config_class = family.config_class
-    known = {field.name for field in dataclasses.fields(config_class)}
+    known = {field.name for field in dataclasses.fields(family.config_class)}
     facts = {name: value for name, value in dataclasses.asdict(asked.facts).items() if name in known}
-    config = build(config_class, {**asked.config, **facts}, where="config")
+    config = build(family.config_class, {**asked.config, **facts, "vocab_size": len(vocabulary)}, where="config")
     module, _, name = READERS[asked.family].partition(":")
-    converted = getattr(importlib.import_module(module), name)(
-        read_state_dict(files[0]), read_json(folder / "config.json"), config
-    )
-    return Imported(family=asked.family, what="BERT", config=asked.config, weights=converted)
+    converted: Converted = getattr(importlib.import_module(module), name)(state, bert, config)
+    if asked.vocabulary == vocabulary:
+        return converted
+    chosen = {n: t[rows] if n in WORD_ROWS else t for n, t in converted.weights.items()}
+    note = f"of BERT's {len(vocabulary):,} words the {len(rows):,} of data/tokenizer"
+    return dataclasses.replace(converted, weights=chosen, notes=(*converted.notes, note))
 
 
-def convert(state: Mapping[str, Tensor], bert: Mapping[str, Any], sizes: BertSizes) -> dict[str, Tensor]:
+def _check_is_bert(bert: Mapping[str, Any], file: Path) -> None:
+    """
+    Raises:
+        CheckpointError: another architecture, or positions of another kind.
+    """
+    kind = bert.get("model_type", "bert")
+    if kind not in ("bert", "unilm"):  # in a roberta, equal names mean something else
+        raise CheckpointError(f"{file}: weights of another architecture ({kind}); what is read here is a BERT")
+    if bert.get("position_embedding_type", "absolute") != "absolute":
+        raise CheckpointError(f"{file}: position_embedding_type {bert['position_embedding_type']}; BERT's is absolute")
+
+
+def _rows(own: Sequence[str], theirs: Sequence[str], folder: Path) -> Tensor:
+    """Where BERT has our tokens.
+
+    Raises:
+        CheckpointError: it lacks some.
+    """
+    ids = {token: i for i, token in enumerate(theirs)}
+    if lacking := [token for token in own if token not in ids]:
+        raise CheckpointError(
+            f"{folder}: not the vocabulary of data/tokenizer, {len(lacking):,} of whose {len(own):,} tokens it lacks "
+            f"(such as {', '.join(map(repr, lacking[:3]))}); set tokenizer.source: vocab and tokenizer.vocab to this "
+            "folder, then `dvc repro shards tokenizer`"
+        )
+    return torch.tensor([ids[token] for token in own])
+
+
+def _check_rows(state: Mapping[str, Tensor], tokens: int, file: Path) -> None:
+    """
+    Raises:
+        CheckpointError: more or fewer word embeddings than tokens.
+    """
+    words = plain_names(state).get("embeddings.word_embeddings.weight")
+    if words is not None and len(words) != tokens:
+        raise CheckpointError(
+            f"{file}: embeddings of {len(words):,} words, but the vocabulary beside it has {tokens:,} tokens; they are "
+            "not of one model"
+        )
+
+
+def convert(state: Mapping[str, Tensor], bert: Mapping[str, Any], sizes: BertSizes) -> Converted:
     """Text embedding, blocks and, where the file has it, LM head, by the names that all families give them.
 
     bert: its config.json.
@@ -124,40 +202,58 @@ def convert(state: Mapping[str, Tensor], bert: Mapping[str, Any], sizes: BertSiz
     Raises:
         CheckpointError: sizes that differ, or names that are missing, unexpected or misshapen.
     """
-    expected = {
-        "vocab_size": ("vocab_size", sizes.vocab_size),
-        "hidden_size": ("hidden", sizes.hidden),
-        "num_attention_heads": ("heads", sizes.heads),
-        "intermediate_size": ("intermediate", sizes.intermediate),
-        "num_hidden_layers": (sizes.layers_key, sizes.layers),
-        "max_position_embeddings": ("max_positions", sizes.max_positions),
-        "hidden_act": ("activation", "gelu"),
-    }
-    wrong = [
-        f"{ours} {value}, BERT's {key} {bert.get(key)}"
-        for key, (ours, value) in expected.items()
-        if bert.get(key) != value
-    ]
-    if bert.get("type_vocab_size") not in sizes.types:
-        of_ours = " or ".join(map(str, sizes.types))
-        wrong.append(f"token types {of_ours}, BERT's type_vocab_size {bert.get('type_vocab_size')}")
-    if wrong:
-        raise CheckpointError(f"BERT's sizes are not the model's: {'; '.join(wrong)}; set its config to BERT's")
+    _check_sizes(bert, sizes)
     hidden, vocab = sizes.hidden, sizes.vocab_size
     named = plain_names(state)
     taker = Taker(named)
     c = Converter(taker, hidden, sizes.intermediate)
-    take_text(c, sizes, types=int(bert["type_vocab_size"]))
+    take_text(c, sizes, types=int(bert.get("type_vocab_size", 2)), positions=int(bert["max_position_embeddings"]))
     words = c.weights["text_embedding.words.weight"]
-    if any(name.startswith("cls.predictions.") for name in named):
+    if sizes.head and any(name.startswith("cls.predictions.") for name in named):
         last = take_head(c, vocab)
         last = words if last is None else last  # tied in BERT, so it may be left out
         if not sizes.tied:
             c.weights["word_head.weight"] = last.clone()
         elif not torch.equal(last, words):
             raise CheckpointError("the LM head is not tied to the word embeddings; set the model's tie_lm_head: false")
-    taker.check("a BERT of these sizes", ignored=IGNORED)
-    return c.weights
+    above = tuple(f"encoder.layer.{i}." for i in range(sizes.layers, bert["num_hidden_layers"]))
+    taker.check("a BERT of these sizes", ignored=(*IGNORED, *above, *(() if sizes.head else ("cls.",))))
+    theirs = bert.get("layer_norm_eps", 1e-12)
+    notes = tuple(
+        f"config.{key} is {eps:g}, BERT's layer_norm_eps {theirs:g}: the same weights tell a little else"
+        for key, eps in sizes.eps.items()
+        if eps != theirs
+    )
+    return Converted(weights=c.weights, left_out=in_short(named.keys() - taker.taken, named), notes=notes)
+
+
+def _check_sizes(bert: Mapping[str, Any], sizes: BertSizes) -> None:
+    """
+    Raises:
+        CheckpointError: lists those that are not the model's, and fewer layers or positions than it has.
+    """
+    expected = {"vocab_size": ("vocab_size", sizes.vocab_size), "hidden_size": ("hidden", sizes.hidden)}
+    if sizes.layers:
+        expected["num_attention_heads"] = ("heads", sizes.heads)
+        expected["intermediate_size"] = ("intermediate", sizes.intermediate)
+    wrong = [
+        f"{ours} {value}, BERT's {key} {bert.get(key)}"
+        for key, (ours, value) in expected.items()
+        if bert.get(key) != value
+    ]
+    if sizes.layers and bert.get("hidden_act", "gelu") != "gelu":
+        wrong.append(f"activation gelu, BERT's hidden_act {bert['hidden_act']}")
+    if bert.get("type_vocab_size", 2) not in sizes.types:
+        of_ours = " or ".join(map(str, sizes.types))
+        wrong.append(f"token types {of_ours}, BERT's type_vocab_size {bert.get('type_vocab_size')}")
+    for key, ours, least in (
+        ("num_hidden_layers", sizes.layers_key, sizes.layers),
+        ("max_position_embeddings", "max_positions", sizes.max_positions),
+    ):
+        if not isinstance(bert.get(key), int) or bert[key] < least:
+            wrong.append(f"{ours} {least}, BERT's {key} {bert.get(key)}, which is less")
+    if wrong:
+        raise CheckpointError(f"BERT's sizes are not the model's: {'; '.join(wrong)}; set its config to BERT's")
 
 
 def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -170,12 +266,13 @@ def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def take_text(c: Converter, sizes: BertSizes, types: int) -> None:
-    """The embeddings and the blocks; of token types all rows that BERT has."""
+def take_text(c: Converter, sizes: BertSizes, types: int, positions: int = 0) -> None:
+    """The embeddings and the blocks; of token types all rows that BERT has. positions: BERT's; 0: as many as ours."""
     take, hidden = c.taker.take, sizes.hidden
+    table = take("embeddings.position_embeddings.weight", positions or sizes.max_positions, hidden)
     c.weights |= {
         "text_embedding.words.weight": take("embeddings.word_embeddings.weight", sizes.vocab_size, hidden),
-        "text_embedding.positions.weight": take("embeddings.position_embeddings.weight", sizes.max_positions, hidden),
+        "text_embedding.positions.weight": table[: sizes.max_positions],
         "text_embedding.types.weight": take("embeddings.token_type_embeddings.weight", types, hidden),
     }
     c.norm("text_embedding.norm", "embeddings.LayerNorm")

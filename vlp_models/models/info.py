@@ -7,7 +7,7 @@ design are the family's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,3 +99,8 @@ def _check_types(values: Mapping[str, Any]) -> None:
             raise ValueError(f"`{name}` is negative")
     if not all(isinstance(word, str) for word in values.get("classes", ())):
         raise ValueError("`classes` are names")
+
+
+def in_words(classes: Sequence[str]) -> str:
+    """How many classes of regions there are, and the first ones; the background is none."""
+    return f"{len(classes) - 1} classes ({', '.join(classes[1:3])}, ...)" if classes else "no classes"

@@ -14,10 +14,12 @@ from vlp_models.errors import ParamsError
 from vlp_models.params.augment import AugmentedParams, AugmentParams
 from vlp_models.params.cluster import ClusterParams
 from vlp_models.params.data import (
+    DetectorBackbone,
     DetectorParams,
     FeaturesParams,
     ShardsParams,
     SourceParams,
+    TimmParams,
     TokenizerParams,
     ValidateParams,
     WorldParams,
@@ -34,6 +36,7 @@ from vlp_models.params.runs import (
     FinetuneParams,
     ModelParams,
     PretrainParams,
+    StreamParams,
     TrainerParams,
     TrainingParams,
     split_start,
@@ -45,6 +48,7 @@ __all__ = [
     "AugmentParams",
     "AugmentedParams",
     "ClusterParams",
+    "DetectorBackbone",
     "DetectorParams",
     "DriftParams",
     "EvaluateParams",
@@ -66,6 +70,8 @@ __all__ = [
     "ShardsParams",
     "SnapshotParams",
     "SourceParams",
+    "StreamParams",
+    "TimmParams",
     "TokenizerParams",
     "TrackingParams",
     "TrainerParams",

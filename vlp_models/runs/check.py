@@ -18,6 +18,7 @@ def check_runs(params: Params) -> None:
     """
     from vlp_models.data.formats import FORMATS
     from vlp_models.models import FAMILIES
+    from vlp_models.models.readers import READERS
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import check_can, read_options
     from vlp_models.worlds import WORLDS
@@ -30,6 +31,11 @@ def check_runs(params: Params) -> None:
         if model.family not in FAMILIES:
             raise ParamsError(f"params.yaml: `models.{name}.family: {model.family}`{nearest(model.family, FAMILIES)}")
         outline(model, f"models.{name}.config")
+        if model.words and model.family not in READERS:
+            raise ParamsError(
+                f"params.yaml: `models.{name}.words`: a {model.family} can't begin with BERT's weights; "
+                f"{', '.join(READERS)} can"
+            )
     for name, run in params.pretrain.items():
         known = getattr(outline(params.models[run.model], f"models.{run.model}.config"), "objectives", ())
         for objective in run.recipe.objectives:

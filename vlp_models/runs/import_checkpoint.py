@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
+from vlp_models.workspace.packages import PREFIX
 from vlp_models.workspace.paths import Workspace, output_directory, write_text
 
 if TYPE_CHECKING:
@@ -32,9 +34,14 @@ FORMATS: dict[str, str] = {
     "soho-parts": "vlp_models.models.soho.convert_parts:read_parts",
     "vlmo": "vlp_models.models.vlmo.public.convert:read_vlmo",
     "beit": "vlp_models.models.vlmo.public.beit:read_beit",
+    "timm": "vlp_models.models.pretrained_timm:read_timm",
 }
 # formats that fill a part of a model, which params.yaml must describe
-PARTS = {"bert": "BERT fills the text side", "beit": "BEiT fills the image side"}
+PARTS = {
+    "bert": "BERT fills the text side",
+    "beit": "BEiT fills the image side",
+    "timm": "timm's weights fill the image side",
+}
 PRESET = "preset.yaml"  # beside imported weights: the model in params.yaml that begins with them
 UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained a task on sets no limit
 
@@ -57,9 +64,10 @@ def import_checkpoint(
     Args:
         form: `xmodaler-tden`, `unified-vlp`, `vlmo`, `soho`: `source` is a file of the public code; a task's becomes
             that task's checkpoint, its classifier included. The others fill a part of a model whose architecture is
-            that of params.yaml's `models.NAME.config`; the rest stays fresh (`models.NAME.seed`). `bert`: a folder of
-            Hugging Face's bert-base. `beit`: a file of BEiT's weights. `soho-parts`: a CNN's weights file, or a folder
-            with one (backbone.safetensors) and BERT's files.
+            that of params.yaml's `models.NAME.config`; the rest stays fresh (`models.NAME.seed`). `bert`: a folder
+            with a BERT's files, or package:NAME. `beit`: a file of BEiT's weights. `timm`: a file, `package:NAME` or
+            `timm:NAME` with the weights of SOHO's CNN or of a ViT. `soho-parts`: a CNN's weights file, or a folder with
+            one (backbone.safetensors) and BERT's files.
         task: which task's model it is, where the file leaves it open.
         heads: attention heads; 0: as the format usually has them.
         answers: of a VQA model: a JSON list of what its classifier's rows stand for.
@@ -75,6 +83,7 @@ def import_checkpoint(
     from torch import nn
 
     from vlp_models.models import build_model
+    from vlp_models.models.adopt import in_short
     from vlp_models.models.checkpoint import write_checkpoint
     from vlp_models.models.foreign import Asked
     from vlp_models.runs.fitting import data_facts, describe, read_inputs
@@ -100,6 +109,8 @@ def import_checkpoint(
         vocabulary=inputs.tokenizer.vocabulary,
         lowercase=inputs.tokenizer.lowercase,
     )
+    if str(source).startswith(PREFIX):
+        source = find_folder(str(source), workspace.root, "import-checkpoint")
     imported = _read(form, source, asked)
     _check_fits(imported.config, facts, source)
     lengths = _lengths(imported, max_text_len, max_regions)
@@ -117,7 +128,9 @@ def import_checkpoint(
     model.load_state_dict(weights, strict=False)
     module = nn.ModuleDict({"model": model, "head": _head(imported.head)} if imported.head else {"model": model})
     info = describe(inputs, model, family=imported.family, name=name, task=imported.task, **lengths)
-    info = dataclasses.replace(info, provenance={"imported": form, "file": source.name})
+    told = {"taken": in_short(weights, state), "fresh": in_short(state.keys() - weights.keys(), state)}
+    told["left_out"] = list(imported.left_out)
+    info = dataclasses.replace(info, provenance={"imported": form, "file": source.name, **told})
     whole = {key: value for key, value in info.model_config.items() if key not in of_data}
     with output_directory(out) as directory:
         write_checkpoint(directory, module, info, inputs.tokenizer, labels)
@@ -127,6 +140,7 @@ def import_checkpoint(
     return [
         f"{out}: {imported.what} weights in {', '.join(sorted(loaded))}",
         f"fresh (seed {seed}): {', '.join(sorted(fresh)) or 'nothing'}",
+        *([f"left out: {', '.join(imported.left_out)}"] if imported.left_out else []),
         f"to begin with it: vlp use {workspace.relative(out / PRESET)}; then {begin}",
         *([f"to score it: copy it to checkpoints/finetune/RUN, RUN being a run of {info.task}"] if info.task else []),
     ]

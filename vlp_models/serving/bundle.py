@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from vlp_models.errors import CheckpointError, VLPError
 from vlp_models.limits import check_numbers
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.pipeline.code import PACKAGE, files_behind, hash_source
+from vlp_models.vision.extractors import FROM_IMAGES
 from vlp_models.workspace.finished import link_or_copy
 from vlp_models.workspace.paths import hash_file, hash_path, write_json
 
@@ -27,7 +29,6 @@ CONTENT = "content.json"
 CODE = "code"  # the folder beside `artifacts/` that MLflow keeps a version's own code in
 UNHASHED = (CONTENT, "README.md")  # the card tells of scores, which are measured again
 SERVED_BY = (f"{PACKAGE}.tracking.pyfunc_model", f"{PACKAGE}.serving.predictor")
-FROM_IMAGES = ("detector", "grid")  # `features.source`: what can be made again of an image alone
 
 
 def bundle_info(bundle: Path) -> CheckpointInfo:
@@ -185,9 +186,16 @@ def read_made(bundle: Path) -> dict[str, Any]:
     return found
 
 
-def try_out(bundle: Path, images: Sequence[Path]) -> str:
-    """Predicts for one image (or as many as the task looks at) through the bundle, as a server would. Returns why not;
-    empty: it can be served.
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """problem: why the bundle can't be served; empty: it can. predicted: what it says of an image."""
+
+    problem: str = ""
+    predicted: dict[str, Any] = field(default_factory=dict)
+
+
+def try_out(bundle: Path, images: Sequence[Path]) -> Trial:
+    """Predicts for one image (or as many as the task looks at) through the bundle, as a server would.
 
     Args:
         images: the first one that is there is taken, in every place.
@@ -197,7 +205,7 @@ def try_out(bundle: Path, images: Sequence[Path]) -> str:
 
     there = next((path for path in images if path.is_file()), None)
     if there is None:
-        return "no image of the val or test split is on this disk to try it with"
+        return Trial(problem="no image of the val or test split is on this disk to try it with")
     try:
         predictor = Predictor(bundle)
         words = task_class(predictor.task).words
@@ -205,7 +213,7 @@ def try_out(bundle: Path, images: Sequence[Path]) -> str:
         count = 1 if words is None else words.images
         made = predictor.predict([there] if count == 1 else [[there] * count], texts)
     except VLPError as error:
-        return str(error)
+        return Trial(problem=str(error))
     except Exception as error:  # whatever breaks here would break in a server
-        return f"{type(error).__name__}: {error}"
-    return "" if len(made) == 1 and made[0] else "it predicts nothing"
+        return Trial(problem=f"{type(error).__name__}: {error}")
+    return Trial(predicted=made[0]) if len(made) == 1 and made[0] else Trial(problem="it predicts nothing")

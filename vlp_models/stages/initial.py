@@ -1,11 +1,17 @@
-"""initial MODEL: a model before its first step, a checkpoint like any other. Fresh weights, or imported ones."""
+"""initial MODEL: a model before its first step, a checkpoint like any other. Fresh weights, or imported ones.
+
+`weights` is a checkpoint that `vlp import-checkpoint` made, `words` a BERT's files. What they filled and what stayed
+fresh is printed, and kept in the checkpoint's config.json (`provenance`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from typing import Any
 
 from vlp_models.errors import CheckpointError, ParamsError
-from vlp_models.params import Params, to_plain
+from vlp_models.params import ModelParams, Params, to_plain
 from vlp_models.params.schema import nearest
 from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
 
@@ -15,8 +21,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     Raises:
         ParamsError: no such model, or a config that its family refuses.
-        CheckpointError: `weights` is no checkpoint of this family, or was made for other features or words.
-        DataError: shards or tokenizer are not there yet.
+        MissingToolError: the package of `words` is not installed.
+        CheckpointError: `weights` is no checkpoint of this family, or was made for other features or words; `words` is
+            no BERT of the model's sizes and words.
+        DataError: shards or tokenizer are not there yet, or `words` is no folder with a BERT's files.
     """
     import torch
     from torch import nn
@@ -24,6 +32,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import part_of, read_config, read_weights, write_checkpoint
     from vlp_models.runs.fitting import check_same_data, data_facts, describe, read_inputs, start_from
+    from vlp_models.runs.words import begin_with_words
 
     if key not in params.models:
         raise ParamsError(f"params.yaml: no model `{key}`{nearest(key, params.models)}")
@@ -32,6 +41,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         inputs = read_inputs(workspace)
         torch.manual_seed(p.seed)
         model = build_model(p.family, p.config, data_facts(inputs), where=f"models.{key}.config")
+        provenance: dict[str, Any] = {}
         lengths = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained on yet sets no limit
         if p.weights:
             source = workspace.root / p.weights
@@ -41,13 +51,25 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                     f"params.yaml: `models.{key}.weights`: {source} is of the family {before.family}, not {p.family}"
                 )
             check_same_data(before, source, inputs, "import it anew")
-            for line in start_from(model, before, part_of(read_weights(source), "model"), source):
+            lines = start_from(model, before, part_of(read_weights(source), "model"), source)
+            provenance["weights"] = {**before.provenance, "source": p.weights, "told": lines}
+            for line in lines:
                 print(line, file=sys.stderr)
             lengths = {"max_text_len": before.max_text_len, "max_regions": before.max_regions}
+        if p.words:
+            words, lines = begin_with_words(model, p, inputs, workspace.root, f"models.{key}.words")
+            provenance["words"] = words
+            for line in lines:
+                print(line)
         info = describe(inputs, model, family=p.family, name=key, **lengths)
+        info = dataclasses.replace(info, provenance=provenance)
         parameters = sum(weight.numel() for weight in model.parameters())
         with output_directory(workspace.checkpoint(f"initial/{key}")) as directory:
             write_checkpoint(directory, nn.ModuleDict({"model": model}), info, inputs.tokenizer)
             counts = {"parameters": parameters}
             write_manifest(directory, stage=f"initial@{key}", params=to_plain(p), counts=counts)
-    print(f"initial {key}: {p.family}, {parameters:,} parameters, {'from ' + p.weights if p.weights else 'fresh'}")
+    print(f"initial {key}: {p.family}, {parameters:,} parameters, {_origin(p)}")
+
+
+def _origin(p: ModelParams) -> str:
+    return " and ".join(f"from {source}" for source in (p.weights, p.words) if source) or "fresh"

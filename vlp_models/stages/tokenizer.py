@@ -5,15 +5,21 @@ Only the train split is read for the vocabulary; the answers may come from train
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlp_models.data.answers import build_answer_vocabulary
+from vlp_models.data.bert_folder import find_folder, read_tokenizer
+from vlp_models.data.survey import Survey, survey
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import TABLES
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, TokenizerParams, to_plain
+from vlp_models.workspace.packages import PREFIX
 from vlp_models.workspace.paths import (
     Workspace,
     measured,
@@ -23,13 +29,16 @@ from vlp_models.workspace.paths import (
     write_manifest,
 )
 
+SURVEYED = 100_000  # texts, evenly spread, whose words are looked up
+WARNED = 0.01  # share of the words above which a loss is no accident
+
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Writes data/tokenizer.
 
     Raises:
-        DataError: the train split has no text.
-        ParamsError: a vocab.txt is asked for and no path is given, or `size` has no room for the special tokens.
+        DataError: the train split has no text, or what `vocab` names is no BERT's tokenizer.
+        ParamsError: a vocabulary is asked for and no place is given. MissingToolError: its package is not installed.
     """
     p = params.tokenizer
     with measured(workspace, "tokenizer"):
@@ -41,6 +50,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             for text in view.texts(_of_splits(read_table(name, validated), images, ["train"]))
         ]
         tokenizer = _make(p, texts, workspace)
+        looked_up = survey(tokenizer, texts[:: -(-len(texts) // SURVEYED) or 1])
         questions = _of_splits(read_table("questions", validated), images, ["train", "val"])["answers"].to_pylist()
         answers = build_answer_vocabulary(questions, p.min_answer_count)
         with output_directory(workspace.tokenizer) as directory:
@@ -51,22 +61,71 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 "tokens": tokenizer.vocab_size,
                 "questions": len(questions),
                 "answers": len(answers),
+                "words": looked_up.words,
+                "unknown_words": looked_up.unknown.total(),
+                "changed_words": looked_up.changed.total(),
             }
             write_manifest(directory, stage="tokenizer", params=to_plain(p), counts=counts)
-    print(f"tokenizer: {tokenizer.vocab_size:,} tokens from {len(texts):,} texts, {len(answers):,} answers")
+    print(
+        f"tokenizer: {tokenizer.vocab_size:,} tokens from {len(texts):,} texts, {len(answers):,} answers; "
+        f"[UNK]: {looked_up.unknown_share:.2%} of the words"
+    )
+    for line in _warnings(looked_up, p):
+        print(f"tokenizer: warning: {line}", file=sys.stderr)
 
 
 def _make(p: TokenizerParams, texts: list[str], workspace: Workspace) -> Tokenizer:
+    accents = None if p.strip_accents == "auto" else p.strip_accents
     if p.source == "vocab":
-        if not p.vocab:
-            raise ParamsError("params.yaml: `tokenizer.source: vocab` needs `tokenizer.vocab`, the path of a vocab.txt")
-        return Tokenizer.from_vocab(workspace.root / p.vocab, p.lowercase)
+        tokenizer = _read(p, accents, workspace)
+        return tokenizer.trimmed(texts) if p.trim else tokenizer
     if not texts:
         raise DataError(
             f"{workspace.validated}: the train split has no text to learn a vocabulary from; "
             "check the `splits` and file lists under `data` in params.yaml, or use `tokenizer.source: vocab`"
         )
-    return Tokenizer.train(texts, p.vocab_size, p.min_frequency, p.lowercase)
+    return Tokenizer.train(texts, p.vocab_size, p.min_frequency, p.lowercase, accents)
+
+
+def _read(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> Tokenizer:
+    if not p.vocab:
+        raise ParamsError(
+            "params.yaml: `tokenizer.source: vocab` needs `tokenizer.vocab`: the path of a vocab.txt, or of a folder "
+            f"with a BERT's files, or {PREFIX}NAME of an installed package"
+        )
+    if not p.vocab.startswith(PREFIX) and not (workspace.root / p.vocab).is_dir():
+        return Tokenizer.from_vocab(workspace.root / p.vocab, p.lowercase, accents)
+    folder = find_folder(p.vocab, workspace.root, "tokenizer.vocab")
+    tokenizer = read_tokenizer(folder, lowercase=p.lowercase)
+    if accents is not None and accents is not tokenizer.strips_accents:
+        raise ParamsError(
+            f"params.yaml: `tokenizer.strip_accents: {str(accents).lower()}`, but the tokenizer of {p.vocab} "
+            f"{'strips' if tokenizer.strips_accents else 'keeps'} them; leave it at auto"
+        )
+    return tokenizer
+
+
+def _warnings(found: Survey, p: TokenizerParams) -> list[str]:
+    """What would else be lost in silence, and the way out."""
+    lines = []
+    if found.unknown_share > WARNED:
+        way_out = (
+            "raise `tokenizer.vocab_size` or lower `tokenizer.min_frequency`"
+            if p.source == "train"
+            else "take a vocabulary that has their scripts, or learn one (`tokenizer.source: train`)"
+        )
+        lines.append(f"{found.unknown_share:.1%} of the words become [UNK], such as {_some(found.unknown)}; {way_out}")
+    if found.changed_share > WARNED:
+        lines.append(
+            f"{found.changed_share:.1%} of the words lose vowels or other letters that are written as marks, such as "
+            f"{_some(found.changed)}; set `tokenizer.strip_accents: false`"
+            + (" with a vocabulary learnt here or a cased BERT's" if p.source == "vocab" else "")
+        )
+    return lines
+
+
+def _some(words: Counter[str]) -> str:
+    return ", ".join(repr(word) for word, _ in words.most_common(5))
 
 
 def _of_splits(table: pa.Table, images: pa.Table, splits: list[str]) -> pa.Table:

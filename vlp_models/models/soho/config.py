@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vlp_models.data.inputs import Augmentation
 from vlp_models.errors import ParamsError
 from vlp_models.models.soho.public.switches import PublicSwitches
 from vlp_models.params.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Share
@@ -27,7 +28,7 @@ class SOHOConfig(PublicSwitches):
     shorter: NonNegativeInt = 600  # `pad`: the shorter side at most; 0: as long as fits
     resize: Literal["pad", "squash", "crop"] = "pad"
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    augment: list[Literal["random_resized_crop", "flip"]] = field(default_factory=list)
+    augment: list[Augmentation] = field(default_factory=list)
     crop_scale: list[float] = field(default_factory=lambda: [0.5, 1.0])
 
     backbone: str = "resnet101"  # any of timm's names; its weights come from `vlp import-checkpoint`

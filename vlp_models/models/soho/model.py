@@ -190,7 +190,7 @@ class SOHO(nn.Module):
         """The CNN and what follows it, up to the dictionary."""
         if not isinstance(image, Pixels):
             raise DataError("SOHO reads pixels: set `shards.pixels: true`, or choose a model that reads regions")
-        if not len(image):  # batch normalisation has no statistics of nothing
+        if not len(image) and not self._normalises_with_others():  # batch normalisation has no statistics of nothing
             return self._no_images(image)
         # Frozen for now, it needs no gradient; without training, whoever asks for one gets it.
         frozen = self.training and not self.backbone.training
@@ -199,6 +199,11 @@ class SOHO(nn.Module):
         features = self.neck(map_BChw)
         mask_BRR = self.grid_mask(image.mask_BHW, features)
         return Grid(features_BRD=features.flatten(2).transpose(1, 2), mask_BRR=mask_BRR)
+
+    def _normalises_with_others(self) -> bool:
+        """Whether other processes wait for this one's share of batch statistics, though it has no image: they would
+        wait for ever (`nn.SyncBatchNorm` takes empty batches for this reason)."""
+        return any(isinstance(module, nn.SyncBatchNorm) and module.training for module in self.modules())
 
     def _no_images(self, image: Pixels) -> Grid:
         rows, columns = (max(1, -(-side // self.stride)) for side in image.pixels_B3HW.shape[2:])

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from vlp_models.models.bert import BertSizes, convert
+from vlp_models.models.bert import BertSizes, Converted, convert
 from vlp_models.models.tden.config import TDENConfig
 
 
-def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: TDENConfig) -> dict[str, Tensor]:
+def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: TDENConfig) -> Converted:
     """For a TDEN of BERT's sizes. A file without the LM head (a plain BertModel) leaves ours out.
 
     bert: its config.json.
@@ -26,9 +26,9 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: T
         intermediate=config.intermediate,
         layers=config.sentence_layers,
         max_positions=config.max_positions,
-        types=(2,),
         stack="sentence_encoder",
         layers_key="sentence_layers",
         tied=config.tie_lm_head,
+        eps={"layer_norm_eps": config.layer_norm_eps, "embedding_norm_eps": config.embedding_norm_eps},
     )
     return convert(state, bert, sizes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from vlp_models.models.bert import BertSizes, convert
+from vlp_models.models.bert import BertSizes, Converted, convert
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 
 
@@ -21,11 +22,11 @@ def sizes_of(config: UnifiedVLPConfig) -> BertSizes:
         max_positions=config.max_positions,
         types=(2, 6),
         stack="stack",
-        layers_key="layers",
+        eps={"layer_norm_eps": config.layer_norm_eps},
     )
 
 
-def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: UnifiedVLPConfig) -> dict[str, Tensor]:
+def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: UnifiedVLPConfig) -> Converted:
     """For a Unified VLP of BERT's sizes: its text embedding, stack and LM head. What sees images stays fresh.
 
     bert: its config.json.
@@ -33,9 +34,9 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: U
     Raises:
         CheckpointError: see `convert`.
     """
-    weights = convert(state, bert, sizes_of(config))
-    weights["text_embedding.types.weight"] = four_segments(weights["text_embedding.types.weight"])
-    return weights
+    converted = convert(state, bert, sizes_of(config))
+    types = four_segments(converted.weights["text_embedding.types.weight"])
+    return dataclasses.replace(converted, weights={**converted.weights, "text_embedding.types.weight": types})
 
 
 def four_segments(types: Tensor) -> Tensor:

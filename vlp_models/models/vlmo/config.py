@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vlp_models.data.inputs import Augmentation
 from vlp_models.errors import ParamsError
 from vlp_models.models.vlmo.public.switches import PublicSwitches
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
@@ -50,7 +51,8 @@ class VLMoConfig(PublicSwitches):
     image_tokenizer: str = ""  # path of the dVAE's weights (8,192 codes); empty: the stand-in of image_tokens.py
     image_mask_share: Share = 0.4  # of the patches, in blocks
 
-    augment: list[Literal["random_resized_crop", "flip"]] = field(default_factory=lambda: ["random_resized_crop"])
+    # the paper: RandAugment; its code crops before it, and mirrors, also where a text says left or right
+    augment: list[Augmentation] = field(default_factory=lambda: ["random_resized_crop"])
     crop_scale: list[Share] = field(default_factory=lambda: [0.5, 1.0])
 
     @property

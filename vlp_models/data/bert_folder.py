@@ -1,0 +1,134 @@
+"""A folder as Hugging Face lays out a BERT (config.json, vocab.txt or tokenizer.json, weights), or a package of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlp_models.data.tokenizer import CONTINUATION, UNK, Tokenizer, read_vocabulary
+from vlp_models.errors import DataError
+from vlp_models.workspace.packages import PREFIX, check_noted, package_files
+
+CONFIG, VOCABULARY, TOKENIZER, SETTINGS = "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+# What tokenizer.json must say for our tokenizer to cut texts as it does.
+_AS_BERT: dict[tuple[str, str], Any] = {
+    ("model", "type"): "WordPiece",
+    ("model", "unk_token"): UNK,
+    ("model", "continuing_subword_prefix"): CONTINUATION,
+    ("model", "max_input_chars_per_word"): 100,
+    ("normalizer", "type"): "BertNormalizer",
+    ("normalizer", "clean_text"): True,
+    ("normalizer", "handle_chinese_chars"): True,
+    ("pre_tokenizer", "type"): "BertPreTokenizer",
+}
+
+
+def find_folder(source: str, root: Path, where: str) -> Path:
+    """The folder itself.
+
+    Args:
+        source: its path, seen from `root`, or `package:NAME`.
+        where: its place in params.yaml, for messages.
+
+    Raises:
+        MissingToolError: the package is not installed. DataError: it is not the one that DVC knows of, or holds no
+            BERT; no such folder.
+    """
+    if not source.startswith(PREFIX):
+        folder = root / source
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; `{where}` is a folder with a BERT's files, or {PREFIX}NAME")
+        return folder
+    check_noted(source, root, where)
+    places = {path.parent for path in package_files(source, where).values()}
+    found = [place for place in places if (place / CONFIG).exists() and any((place / n).exists() for n in WEIGHTS)]
+    if len(found) != 1:
+        many = "more than one BERT" if found else "no BERT (config.json beside its weights)"
+        raise DataError(f"`{where}: {source}`: the package holds {many}; give a folder instead")
+    return found[0]
+
+
+def read_tokenizer(folder: Path, *, lowercase: bool) -> Tokenizer:
+    """The tokenizer of the folder's vocab.txt, tokenizer.json, or both.
+
+    Args:
+        lowercase: `tokenizer.lowercase`, which must be the folder's, where the folder says.
+
+    Raises:
+        DataError: neither file is there, they disagree, or texts are cut in a way that this project does not know.
+    """
+    whole = _read(folder / TOKENIZER)
+    settings = _read(folder / SETTINGS) or {}
+    tokens = read_vocabulary(folder / VOCABULARY) if (folder / VOCABULARY).exists() else None
+    if whole is not None and "model" in whole:
+        other = [
+            f"{part}.{key} is {_part(whole, part).get(key)!r}, not {value!r}"
+            for (part, key), value in _AS_BERT.items()
+            if _part(whole, part).get(key) != value
+        ]
+        if other:
+            raise DataError(f"{folder / TOKENIZER}: not a BERT's tokenizer: {'; '.join(other[:3])}")
+        listed = _tokens(whole, folder / TOKENIZER)
+        if tokens is not None and tokens != listed:
+            raise DataError(f"{folder}: {VOCABULARY} and {TOKENIZER} hold other vocabularies; remove the wrong one")
+        tokens = listed
+    if tokens is None:
+        raise DataError(f"{folder}: holds neither {VOCABULARY} nor a {TOKENIZER} of Hugging Face's")
+    if settings.get("tokenize_chinese_chars", True) is False:
+        raise DataError(f"{folder / SETTINGS}: tokenize_chinese_chars is false, which this project's tokenizer lacks")
+    said = {**_part(whole or {}, "normalizer"), **_named(settings, do_lower_case="lowercase", strip_accents=None)}
+    if said.get("lowercase", lowercase) is not lowercase:
+        raise DataError(
+            f"{folder}: its tokenizer has lowercase {str(said['lowercase']).lower()}; set `tokenizer.lowercase` in "
+            "params.yaml to that"
+        )
+    try:
+        return Tokenizer(tokens, lowercase=lowercase, strip_accents=said.get("strip_accents"))
+    except DataError as error:
+        raise DataError(f"{folder}: {error}") from None
+
+
+def _tokens(whole: Mapping[str, Any], file: Path) -> list[str]:
+    """The vocabulary in the order of its ids, added tokens behind it.
+
+    Raises:
+        DataError: ids with gaps, or added words that are looked for before a text is cut.
+    """
+    vocabulary = dict(whole["model"].get("vocab", {}))
+    added = [token for token in whole.get("added_tokens", []) if token.get("content") not in vocabulary]
+    if plain := [token["content"] for token in added if not token.get("special")]:
+        raise DataError(f"{file}: adds words to the vocabulary ({', '.join(plain[:3])}), which is not supported")
+    vocabulary |= {token["content"]: token["id"] for token in added}
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    if [vocabulary[token] for token in tokens] != list(range(len(tokens))):
+        raise DataError(f"{file}: the ids of its {len(tokens):,} tokens are not 0 to {len(tokens) - 1:,}")
+    return tokens
+
+
+def _named(settings: Mapping[str, Any], **names: str | None) -> dict[str, Any]:
+    """Of `settings` those with these names, under the names given for them."""
+    return {new or name: settings[name] for name, new in names.items() if settings.get(name) is not None}
+
+
+def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = whole.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """
+    Raises:
+        DataError: no JSON object.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{file}: can't be read: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{file}: not a JSON object")
+    return value

