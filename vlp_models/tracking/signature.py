@@ -27,7 +27,7 @@ def signature(task: str, predicted: Mapping[str, Any]) -> Any:
     columns: list[Any] = [ColSpec(AnyType(), "image")]
     if _asks(task):
         columns.append(ColSpec(DataType.string, "text"))
-    outputs = [ColSpec(_type_of(value), name) for name, value in predicted.items()]
+    outputs: list[Any] = [ColSpec(_type_of(value), name) for name, value in predicted.items()]
     return ModelSignature(inputs=Schema(columns), outputs=Schema(outputs) if outputs else None)
 
 
