@@ -58,8 +58,6 @@ def test_a_package_that_is_missing_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setattr("vlp_models.workspace.packages.LOCKED", ("no-such-words",))
     said = r"`uv pip install --no-deps -r requirements-photographs\.lock` brings it"
     with pytest.raises(MissingToolError, match=said):
-        MissingToolError, match=r"`uv pip install --no-deps -r requirements-photographs\.lock` brings it"
-    ):
         package_files("package:no-such-words", WHERE)
     with pytest.raises(ParamsError, match="no name of a package"):
         package_files("package:../etc", WHERE)
