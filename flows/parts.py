@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vlp_models.evaluation.decisions import not_shown
 from vlp_models.evaluation.registered import lost
 from vlp_models.params import Params, to_plain
 
@@ -27,6 +28,7 @@ class Part:
         always ask. None: there is nothing to ask about.
     lost: of a stage whose result lies elsewhere: what of it is gone there, which DVC can't see; it then runs again, and
         whoever was asked about it is asked anew.
+    again: whether it must run although DVC finds it up to date: what it shows has changed where DVC does not look.
     nothing: why there may be nothing to ask about. skip: why there is nothing to do at all; empty: there is.
     """
 
@@ -39,6 +41,7 @@ class Part:
     refusal: int | None = None
     evidence: Callable[[Path], str | None] = lambda root: ""
     lost: Callable[[Path], list[str]] = lambda root: []
+    again: Callable[[Path], bool] = lambda root: False
     nothing: str = "no registered model"
     skip: str = ""
 
@@ -47,7 +50,8 @@ def retrain_parts(params: Params) -> list[Part]:
     """New data to promoted models."""
     training = training_parts(params, list(params.finetune))
     register = Part(name="register", kind="register", targets=("register",), lost=partial(lost, params.tracking))
-    report = Part(name="report", kind="report", targets=("report",))
+    again = lambda root: not_shown(root / "reports")  # noqa: E731
+    report = Part(name="report", kind="report", targets=("report",), again=again)
     return [
         *_new_data(params),
         *training,

@@ -63,7 +63,7 @@ class Run:
             outcome = Outcome(part.name, "skipped", part.skip)
         else:
             state, detail = self._bring_up_to_date(part, log, slot) if part.targets else self._ask(part, log)
-            if part.targets and self._put_back(part, log):
+            if part.targets and (self._put_back(part, log) or (state == "up to date" and self._again(part, log))):
                 state = "ran"
             outcome = Outcome(part.name, state, detail, time.perf_counter() - began)
             log(f"{part.name}: {state}" + (f", {detail}" if state == "skipped" else ""))
@@ -99,6 +99,12 @@ class Run:
         for record in (self.root / ".work" / "flow").glob("promote-*.json"):
             record.unlink()
         return True
+
+    def _again(self, part: Part, log: Log) -> bool:
+        if part.again(self.root):
+            targets = ["--force", "--single-item", *part.targets]
+            return repro(self.root, targets, log, timeout=part.timeout, hold=self.hold)
+        return False
 
     def _ask(self, part: Part, log: Log) -> tuple[Literal["ran", "up to date", "skipped", "refused"], str]:
         evidence = part.evidence(self.root)
@@ -191,7 +197,8 @@ def _last_words(root: Path, part: Part, lines: list[str], began: float) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if part.kind == "promote" and decision.stat().st_mtime >= began - 1:
             said = json.loads(decision.read_text(encoding="utf-8"))
-            return "; ".join([f"{said['outcome']}: version {said['version']}", *said["reasons"]])[:LONGEST]
+            answer = f" ({said['answer']})" if said.get("answer") else ""
+            return "; ".join([f"{said['outcome']}{answer}: version {said['version']}", *said["reasons"]])[:LONGEST]
     return lines[-1][:LONGEST] if lines else ""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vlp_models.data.boxed import write_boxed
-from vlp_models.data.tables import read_table, write_table
+from vlp_models.data.tables import write_table
 from vlp_models.params import Params, load_params
 from vlp_models.workspace.paths import Workspace
 
@@ -62,7 +62,7 @@ def make_workspace(root: Path) -> Workspace:
 def write_objects(objects: list[dict[str, Any]], workspace: Workspace) -> None:
     """These objects in both tables that hold them."""
     write_table(objects, "objects", workspace.validated)
-    write_boxed(*(read_table(name, workspace.validated) for name in ("images", "objects")), workspace.validated)
+    write_boxed(workspace.validated)
 
 
 def params_with(*, detector: dict[str, Any] | None = None, features: dict[str, Any] | None = None) -> Params:

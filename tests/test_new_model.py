@@ -52,7 +52,7 @@ def test_both_models_are_scored_on_the_same_test(clone: Path) -> None:
 def test_the_report_has_both_and_the_control_of_the_model_of_pixels(clone: Path) -> None:
     records = [record for record in read(clone / "reports" / "summary.json") if record["run"] in RUNS]
     assert {record["run"]: record["model"] for record in records} == RUNS
-    (accuracy,) = (r for r in records if r["run"] == "toy-vqa" and r["metric"] == "accuracy")
+    (accuracy,) = (r for r in records if (r["run"], r["metric"], r["split"]) == ("toy-vqa", "accuracy", "test"))
     assert accuracy["baselines"]["image blanked"] is not None
     rows = [json.loads(line) for line in (clone / "reports/eval/toy-vqa/predictions-test.jsonl").open()]
     assert all({"answer", "answer_blank"} <= row.keys() for row in rows)
@@ -99,9 +99,9 @@ def test_a_version_of_pixels_is_served_without_a_detector(clone: Path) -> None:
 def test_the_champion_is_scored_anew(clone: Path) -> None:
     champion = read(clone / "reports" / "promotion" / "vqa.json")
     run(clone, "vlp", "evaluate-alias", "vqa", "champion")
-    (anew,) = read_items(clone / "reports" / "aliases" / "vqa-champion" / "items.parquet", STATISTICS)
-    (then,) = read_items(clone / "reports" / "eval" / champion["run"] / "items.parquet", STATISTICS)
-    assert anew.test == then.test
+    files = (clone / "reports" / "aliases" / "vqa-champion", clone / "reports" / "eval" / champion["run"])
+    anew, then = ({one.split: one.test for one in read_items(d / "items.parquet", STATISTICS)} for d in files)
+    assert anew == then and set(anew) == {"val", "test"}
     scores = read(clone / "reports" / "aliases" / "vqa-champion" / "scores.json")
     assert {one["metric"]: one["value"] for one in scores}["accuracy"] == champion["numbers"]["value"]
 

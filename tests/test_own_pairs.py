@@ -1,7 +1,11 @@
-"""The README's "Your own pairs": a CSV of image,caption becomes a captioner, without boxes, weights or a network."""
+"""The README's "Your own pairs": a CSV of image,caption becomes a captioner, without boxes or a network.
+
+The backbone is one of timm's smallest with random weights: what the preset's package holds is not needed for this.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import shutil
@@ -10,14 +14,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from timm_toys import SMALL, write_weights
 
+from vlp_models.errors import CheckpointError, DataError
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params, to_plain
+from vlp_models.serving.bundle import not_served, try_out, write_bundle
 from vlp_models.serving.predictor import Predictor
+from vlp_models.stages import detector
 from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parent.parent
 TINY = [
+    f"features.timm.model={SMALL}",
+    "features.timm.weights=weights.safetensors",
+    "features.max_regions=9",
     "models.tden.config.hidden=16",
     "models.tden.config.heads=2",
     "models.tden.config.intermediate=32",
@@ -36,6 +47,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """24 one-colour pictures with captions, and one row of each kind of dirt that a spreadsheet brings."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
+    write_weights(tmp_path / "weights.safetensors")
     folder = tmp_path / "data" / "raw" / "pairs"
     (folder / "images").mkdir(parents=True)
     lines = ["image,caption"]
@@ -68,8 +80,29 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     scores = json.loads((workspace.evaluation("tden-captioning") / "scores.json").read_text())
     assert any(score["metric"] == "CIDEr" and score["value"] is not None for score in scores)
 
+    curve = (workspace.reports / "curves" / "pretrain" / "tden.csv").read_text()
+    assert "moc" in curve.partition("\n")[0], "the backbone's classes are a target"
+
+    # The bundle carries the backbone: nothing else is needed to caption a new photo.
     bundle = workspace.root / "bundle"
-    shutil.copytree(workspace.checkpoint("finetune/tden-captioning"), bundle / "checkpoint")
-    (bundle / "features.json").write_text(json.dumps(to_plain(params.features)))
+    checkpoint = workspace.checkpoint("finetune/tden-captioning")
+    write_bundle(bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features))
+    (workspace.root / "weights.safetensors").unlink()
+    shutil.rmtree(workspace.detector)
     picture = workspace.raw("pairs") / "images" / "0.png"
+    assert not_served(bundle) == "" and try_out(bundle, [picture]) == ""
     assert isinstance(Predictor(bundle).predict([str(picture)])[0]["caption"], str)
+    Image.new("RGB", (1, 1)).save("pixel.png")
+    with pytest.raises(DataError, match="an image of 1 x 1 pixels shows nothing"):
+        Predictor(bundle).predict(["pixel.png"])
+
+    # Another backbone in its place is refused by its classes.
+    other = dataclasses.replace(
+        params.features.timm, weights=write_weights(workspace.root / "seven.pth", num_classes=7)
+    )
+    detector.run(dataclasses.replace(params, features=dataclasses.replace(params.features, timm=other)), workspace)
+    write_bundle(
+        workspace.root / "other", checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features)
+    )
+    with pytest.raises(CheckpointError, match=r"1000 classes \(tench, goldfish, \.\.\.\), but .* 7 classes \(class 1"):
+        Predictor(workspace.root / "other")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vlp_models.checkout import run_the_code_of
 from vlp_models.errors import ParamsError, VLPError, is_disk_full
 from vlp_models.redaction import redact
 from vlp_models.tasks import TASKS
@@ -79,8 +81,6 @@ def use(
     assign: Annotated[list[str] | None, typer.Option("--set", "-S", help="`key.path=value`, after the preset.")] = None,
 ) -> None:
     """Edits params.yaml (a preset, single values), checked before it is written, then dvc.yaml. Comments stay."""
-    from pathlib import Path
-
     from vlp_models.commands import write_plan
     from vlp_models.overlay import apply_overlay
 
@@ -103,8 +103,6 @@ def migrate(
     source: Annotated[str, typer.Argument(help="The params.yaml of an older version.")] = "params.yaml",
 ) -> None:
     """Writes a params.yaml with one model and one pretraining anew, with named models and runs; the old one is kept."""
-    from pathlib import Path
-
     from vlp_models.commands import write_plan
     from vlp_models.migrate import migrate_params
 
@@ -301,6 +299,33 @@ def lineage(
 
 
 @app.command()
+def verify(
+    version: Annotated[str, typer.Argument(help="A version: vqa, vlp-vqa/3, vlp-vqa@champion.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The checks as JSON.")] = False,
+) -> None:
+    """Is a registered version what its lineage says: files, code, data, scores? Exit code 1: something differs."""
+    from vlp_models.commands import print_verification
+
+    raise typer.Exit(print_verification(version, as_json=as_json))
+
+
+@app.command()
+def verify_resume(
+    run: Annotated[str, typer.Argument(help="pretrain/NAME or finetune/NAME; default: the first of params.yaml.")] = "",
+    steps: Annotated[int, typer.Option(help="Updates of the short training.")] = 6,
+) -> None:
+    """Trains for a few updates, whole and once more killed and resumed. Exit code 1: the results differ by a bit."""
+    from vlp_models.params import load_params
+    from vlp_models.runs.verify_resume import verify_resume as resume
+    from vlp_models.workspace.paths import Workspace
+
+    found = resume(load_params(), Workspace(), run, steps)
+    print(f"{found.run}: {found.steps} updates, killed after update {found.killed_at} was saved, and resumed")
+    print("\n".join(found.differ or [f"all {found.files} files of the checkpoint are equal to the last bit"]))
+    raise typer.Exit(int(bool(found.differ)))
+
+
+@app.command()
 def status(
     ask_mlflow: Annotated[bool, typer.Option("--mlflow", help="Aliases from MLflow, not from the ledger.")] = False,
 ) -> None:
@@ -325,13 +350,15 @@ def evaluate_alias(
 
 @app.command()
 def import_checkpoint(
-    source: Annotated[str, typer.Argument(help="A weights file, or a folder (bert, soho-parts).")],
+    source: Annotated[
+        str, typer.Argument(help="A weights file, a folder (bert, soho-parts), package:NAME or timm:NAME (timm).")
+    ],
     form: Annotated[
         str,
         typer.Option(
             "--format",
-            help="Of public code: xmodaler-tden, unified-vlp, vlmo, soho. Of a part: bert, beit, soho-parts (a CNN, "
-            "BERT or both).",
+            help="Of public code: xmodaler-tden, unified-vlp, vlmo, soho. Of a part: bert, beit, timm (a CNN or ViT), "
+            "soho-parts (a CNN, BERT or both).",
         ),
     ],
     name: Annotated[str, typer.Option(help="Of the model in params.yaml: checkpoints/imported/NAME is written.")],
@@ -342,8 +369,6 @@ def import_checkpoint(
     max_regions: Annotated[int, typer.Option(help="Of a task's model: the regions it was trained with.")] = 0,
 ) -> None:
     """Makes a checkpoint of the public TDEN code's weights, or of BERT's, for a model to begin with."""
-    from pathlib import Path
-
     from vlp_models.params import load_params
     from vlp_models.runs.import_checkpoint import import_checkpoint
     from vlp_models.workspace.paths import Workspace
@@ -372,29 +397,14 @@ def doctor() -> None:
     raise typer.Exit(print_findings())
 
 
-def _run_the_code_here() -> None:
-    """Goes on with the code of the project in this folder, if this `vlp` is another checkout's.
-
-    An environment that several checkouts share has one of them installed. DVC hashes the code of the folder that it
-    works in, so that must be the code that runs.
-    """
-    from pathlib import Path
-
-    own, here = Path(__file__).parent, Path.cwd() / "vlp_models"
-    if (here / "cli.py").is_file() and not own.samefile(here):
-        known = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = f"{here.parent}{os.pathsep}{known}" if known else str(here.parent)
-        os.execv(sys.executable, [sys.executable, "-m", "vlp_models.cli", *sys.argv[1:]])
-
-
 def main() -> None:
     """Entry point: a `VLPError` is one line on stderr and its exit code."""
     for tool in ("DVC_NO_ANALYTICS", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ.setdefault(tool, "true")
     # Threads that wait actively slow each other down tenfold as soon as there are more of them than cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    _run_the_code_here()
     try:
+        run_the_code_of(Path.cwd())
         app()
     except VLPError as error:
         if os.environ.get("VLP_DEBUG"):

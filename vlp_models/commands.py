@@ -243,6 +243,32 @@ def predict(task: str, images: Sequence[str | list[str]], texts: list[str] | Non
     return predictor.predict(images, texts)
 
 
+def print_verification(version: str, *, as_json: bool = False) -> int:
+    """Prints what `verify` finds; 1 if something differs."""
+    import json
+
+    from vlp_models.params import load_params
+    from vlp_models.promotion.actions import mlflow_errors
+    from vlp_models.promotion.tables import find_version
+    from vlp_models.promotion.verify import verify
+    from vlp_models.tracking.client import connect
+    from vlp_models.workspace.paths import Workspace
+
+    params, workspace = load_params(), Workspace()
+    with mlflow_errors(params):
+        client = connect(params.tracking, workspace.root)
+        found = find_version(client, params, version)
+        checks = verify(client, workspace, found)
+    name = f"{found.name} version {found.version}"
+    if as_json:
+        print(json.dumps({"version": name, "checks": [vars(check) for check in checks]}, indent=2))
+    else:
+        print(name)
+        for check in checks:
+            print(f"  {check.state:8} {check.subject:8} {redact(check.text)}")
+    return int(any(check.state == "differs" for check in checks))
+
+
 def print_findings() -> int:
     """Prints `vlp doctor`'s findings; 1 if one of them is a problem."""
     from rich.console import Console

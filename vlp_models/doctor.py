@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from vlp_models.checkout import PACKAGE, installed_from, other_code
+
 # Releases that must not run: what is wrong with them, and the way out.
 KNOWN_BAD = {
     "lightning": {"2.6.2": "a malicious upload", "2.6.3": "a malicious upload"},
@@ -34,8 +36,9 @@ class Finding:
 
 
 def examine(root: Path) -> Iterator[Finding]:
-    """Yields one finding per subject: python, packages, java, git, disk, accelerator, ports."""
+    """Yields one finding per subject: python, code, packages, java, git, disk, accelerator, ports."""
     yield _python()
+    yield _code(root)
     yield from _packages()
     yield _java()
     yield _git(root)
@@ -46,6 +49,21 @@ def examine(root: Path) -> Iterator[Finding]:
 
 def _python() -> Finding:
     return Finding("ok", "python", sys.version.split()[0])
+
+
+def _code(root: Path) -> Finding:
+    """Whose code runs here, and whose would without `vlp`."""
+    theirs, own, installed = other_code(root), PACKAGE.parent, installed_from()
+    if theirs is not None:
+        return Finding("problem", "code", f"that of {own} runs, not this folder's: set PYTHONPATH={theirs.parent}")
+    here = root.absolute() == own or (root / PACKAGE.name).is_dir()
+    if here and installed is not None and installed.is_dir() and not installed.samefile(own):
+        text = (
+            f"that of this folder runs, but this environment has {installed} installed: `vlp`, `dvc repro` and "
+            f"`python -m` here use this folder's; scripts and notebooks need PYTHONPATH={own}, or `make install` here"
+        )
+        return Finding("note", "code", text)
+    return Finding("ok", "code", f"that of {own}" + ("" if here else "; this folder has none of its own"))
 
 
 def _packages() -> Iterator[Finding]:

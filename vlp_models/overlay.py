@@ -11,6 +11,7 @@ from typing import Any
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import parse_params, to_plain
+from vlp_models.params.nesting import check_nesting
 
 # What an entry of these sections is; the rest is how it is made.
 DEFINING = {
@@ -32,6 +33,7 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
 
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
+    from yaml import YAMLError as SafeYAMLError
 
     from vlp_models.runs.check import check_runs
 
@@ -41,10 +43,12 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
 
     def read(path: Path) -> Any:
         try:
-            return yaml.load(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            check_nesting(text)
+            return yaml.load(text)
         except FileNotFoundError:
             raise ParamsError(f"{path}: no such file") from None
-        except (YAMLError, UnicodeDecodeError) as error:
+        except (YAMLError, SafeYAMLError, ValueError, NotImplementedError) as error:
             raise ParamsError(f"{path}: not valid YAML: {error}") from None
 
     document = read(params_file)

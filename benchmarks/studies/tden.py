@@ -29,39 +29,38 @@ ARMS = (
     Arm(
         name="none",
         label="no pretraining, at its best",
-        pretraining=None,
         fine_tuning=FineTuning(budgets=(100, 150, 200, 400)),
     ),
-    Arm(name="single", label="all four, one pass", pretraining=Pretraining(objectives=ALL, updates=UPDATES)),
+    Arm(name="single", label="all four, one pass", pretraining=(Pretraining(objectives=ALL, updates=UPDATES),)),
     Arm(
         name="two-pass-a",
         label="Two-Pass-A, equal compute",
-        pretraining=Pretraining(objectives=ALL, updates=of_equal_compute(UPDATES, COST_A), passes="a"),
+        pretraining=(Pretraining(objectives=ALL, updates=of_equal_compute(UPDATES, COST_A), passes="a"),),
     ),
     Arm(
         name="two-pass-a-long",
         label="Two-Pass-A, equal updates",
-        pretraining=Pretraining(objectives=ALL, updates=UPDATES, passes="a"),
+        pretraining=(Pretraining(objectives=ALL, updates=UPDATES, passes="a"),),
     ),
     Arm(
         name="two-pass-c",
         label="Two-Pass-C, equal compute",
-        pretraining=Pretraining(objectives=ALL, updates=of_equal_compute(UPDATES, COST_C), passes="c"),
+        pretraining=(Pretraining(objectives=ALL, updates=of_equal_compute(UPDATES, COST_C), passes="c"),),
     ),
     Arm(
         name="encoder-alone",
         label="encoder alone",
-        pretraining=Pretraining(objectives=("mlm", "moc", "ism"), updates=UPDATES),
+        pretraining=(Pretraining(objectives=("mlm", "moc", "ism"), updates=UPDATES),),
     ),
     Arm(
         name="decoder-alone",
         label="decoder alone",
-        pretraining=Pretraining(objectives=("msg", "ism"), updates=UPDATES),
+        pretraining=(Pretraining(objectives=("msg", "ism"), updates=UPDATES),),
     ),
     Arm(
         name="ism-cross-modal",
         label="ISM on the cross-modal encoder",
-        pretraining=Pretraining(objectives=ALL, updates=UPDATES),
+        pretraining=(Pretraining(objectives=ALL, updates=UPDATES),),
         config={"ism_source": "cross_modal"},
     ),
 )

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vlp_models.data.formats import read_source
@@ -145,6 +145,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
+@settings(deadline=None)  # a database a time
 @given(st.lists(texts, min_size=1, max_size=8))
 def test_csv_gives_back_what_was_written(captions: list[str]) -> None:
     buffer = io.StringIO()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vlp_models.data.images import ImageError, probe
+from vlp_models.data.images import ImageError
+from vlp_models.duplicates.hashes import examine
 
 LIMIT = 50_000_000
 
@@ -30,9 +31,9 @@ def photo(path: Path, size: tuple[int, int] = (64, 48), format: str = "JPEG") ->
 @pytest.mark.parametrize(("name", "format"), [("a.jpg", "JPEG"), ("a.JPEG", "JPEG"), ("a.png", "PNG"), ("a", "WEBP")])
 def test_good_image(tmp_path: Path, name: str, format: str) -> None:
     path = photo(tmp_path / name, format=format)
-    info = probe(path, LIMIT)
+    info = examine(path, LIMIT)
     assert (info.width, info.height, info.format) == (64, 48, format)
-    assert info.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert info.sha256.hex() == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def broken(directory: Path) -> dict[str, Path]:
@@ -70,7 +71,7 @@ def broken(directory: Path) -> dict[str, Path]:
 )
 def test_broken_image(tmp_path: Path, name: str, rule: str, reason: str) -> None:
     with pytest.raises(ImageError) as caught:
-        probe(broken(tmp_path)[name], LIMIT)
+        examine(broken(tmp_path)[name], LIMIT)
     assert caught.value.rule == rule
     assert reason in str(caught.value)
 
@@ -79,4 +80,4 @@ def test_bomb_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytes
     path = photo(tmp_path / "a.png", (100, 100), "PNG")
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("decoded"))
     with pytest.raises(ImageError, match="10,000 pixels"):
-        probe(path, 9_999)
+        examine(path, 9_999)

@@ -1,89 +1,140 @@
 """`make faults`: faults at random, each into a real run of the tiny pipeline, and what became of it.
 
-python tests/faults/campaign.py --count 100 --seed 1     (about a minute to prepare, then 20 to 40 s a fault)
+python tests/faults/campaign.py --count 1000 --seed 1     (minutes to prepare, then 20 to 60 s a fault)
 
-Kind, stage and moment of each are a function of seed and number. Written after each fault: reports/faults.json and .md.
-Called again, it goes on where it was; `--anew` begins again, `--only 17` repeats one and writes no report.
+Kind, stage and moment of each are a function of seed and number. A campaign takes as many sittings as it likes: a line
+is appended to reports/faults.jsonl after each fault, whole or not at all, and the same command goes on behind the last
+one; reports/faults.md is written of all lines of the seed. `--minutes 50` ends a sitting. `--only 17` inflicts number
+17 alone, and is recorded as such; `--kind "server away"` the next ones of a kind. After a loss is mended: its number
+again (`--only`), then the campaign.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
+import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from ground import ROOT, Ground
-from injure import draw, inflict
+from injure import KINDS, draw, inflict
+
+FILE = "faults.jsonl"
 
 
 def main() -> int:
     options = _arguments()
+    options.reports = options.reports.absolute()
+    options.reports.mkdir(parents=True, exist_ok=True)
     ground = Ground(options.folder.absolute())
     ground.make(print)
-    if options.only is not None:
-        print(json.dumps(inflict(ground, draw(options.seed, options.only, ground.stages)).record, indent=2))
-        return 0
-    file = options.reports / "faults.json"
-    records: list[dict[str, Any]] = []
-    if file.exists() and not options.anew:
-        before = json.loads(file.read_text(encoding="utf-8"))
-        records = before["faults"] if before["seed"] == options.seed else []
-    number = 1 + max((record["number"] for record in records), default=-1)
-    while (injected := sum(record["hit"] for record in records)) < options.count:
+    deadline = time.monotonic() + 60 * options.minutes if options.minutes else None
+    for number in _numbers(options, ground):
+        if deadline is not None and time.monotonic() > deadline:
+            break
         fault = draw(options.seed, number, ground.stages)
         outcome = inflict(ground, fault)
-        records.append({**outcome.record, "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
-        _write(options, records)
+        alone = options.only is not None or bool(options.kind)
+        about = {"seed": options.seed, "alone": alone, "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        _append(options.reports / FILE, {**about, "code": ground.code, **outcome.record})
         state = "lost" if outcome.problems else "survived" if outcome.hit else "missed"
         print(
-            f"{injected + outcome.hit:4}/{options.count}  #{number} {state:8} {fault.kind}, {fault.stage}, "
-            f"{fault.moment}, {fault.command}  {outcome.seconds:.0f} s  {'; '.join(outcome.problems)}",
+            f"{time.strftime('%H:%M:%S')}  #{number} {state:8} {fault.kind}, {fault.stage}, {fault.moment}, "
+            f"{fault.command}  {outcome.seconds:.0f} s  {outcome.note}  {'; '.join(outcome.problems)}",
             flush=True,
         )
-        number += 1
-    print(f"{options.reports / 'faults.md'}")
-    return int(any(record["problems"] for record in records))
+        (options.reports / "faults.md").write_text(_page(options, read(options.reports / FILE)), encoding="utf-8")
+    found = read(options.reports / FILE)
+    print(f"{options.reports / 'faults.md'}: {sum(record['hit'] for record in found)} injected so far")
+    return int(bool(still_lost(found)))
+
+
+def _numbers(options: argparse.Namespace, ground: Ground) -> Iterator[int]:
+    """Which faults are to come; those of an earlier sitting are not among them."""
+    if options.only is not None:
+        yield options.only
+        return
+    known = [r for r in read(options.reports / FILE) if r["seed"] == options.seed]
+    done, injected = {r["number"] for r in known}, sum(r["hit"] for r in known if not r["alone"] or options.kind)
+    last = max((r["number"] for r in known if not r["alone"]), default=-1)
+    fresh = itertools.count(last + 1)
+    if options.kind:
+        numbers = (n for n in fresh if n not in done and draw(options.seed, n, ground.stages).kind == options.kind)
+        yield from itertools.islice(numbers, options.count)
+        return
+    for number in fresh:
+        if injected >= options.count:
+            return
+        if number in done:  # it was inflicted alone, and stands in the file
+            continue
+        yield number
+        injected += _last(options.reports / FILE)["hit"]
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The records of all sittings; half a line, which a kill left, is none."""
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    return records
+
+
+def still_lost(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Faults whose last infliction was a loss: one that was mended, and inflicted again, is none."""
+    newest = {(record["seed"], record["number"]): record for record in records}
+    return [record for record in newest.values() if record["problems"]]
+
+
+def _append(file: Path, record: dict[str, Any]) -> None:
+    begin = "" if not file.exists() or file.read_bytes().endswith(b"\n") or not file.stat().st_size else "\n"
+    with file.open("a", encoding="utf-8") as out:
+        out.write(f"{begin}{json.dumps(record)}\n")
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _last(file: Path) -> dict[str, Any]:
+    return read(file)[-1]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--count", type=int, default=100, help="injected in all sittings together; of a kind: now")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int)
-    parser.add_argument("--anew", action="store_true")
+    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--minutes", type=float, default=0, help="begin no fault after so long")
     parser.add_argument("--folder", type=Path, default=ROOT / ".work" / "faults")
     parser.add_argument("--reports", type=Path, default=ROOT / "reports")
     return parser.parse_args()
 
 
-def _write(options: argparse.Namespace, records: list[dict[str, Any]]) -> None:
-    options.reports.mkdir(exist_ok=True)
-    for name, text in (
-        ("faults.json", json.dumps({"seed": options.seed, "faults": records}, indent=1) + "\n"),
-        ("faults.md", _page(options, records)),
-    ):
-        partial = options.reports / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(options.reports / name)
-
-
 def _page(options: argparse.Namespace, records: list[dict[str, Any]]) -> str:
     hits = [record for record in records if record["hit"]]
     lost = [record for record in records if record["problems"]]
+    mended = len(lost) - len(still_lost(records))
     seconds = sum(record["seconds"] for record in records)
     lines = [
         "# Faults",
         "",
-        f"`python tests/faults/campaign.py --count {options.count} --seed {options.seed}`: "
-        f"{len(hits)} faults injected, "
-        f"{len(hits) - sum(r['hit'] for r in lost)} survived, {len(lost)} lost; {seconds / 60:.0f} minutes. "
-        f"{len(records) - len(hits)} more came too late to hit, and are not counted unless something was lost.",
+        f"{len(hits)} faults injected, {len(hits) - sum(r['hit'] for r in lost)} survived, {len(lost)} lost, of which "
+        f"{mended} were mended and survived when they were injected again; {seconds / 60:.0f} minutes. "
+        f"{len(records) - len(hits)} more came too late to hit, or can't be injected here, and are not counted. "
+        f"`python tests/faults/campaign.py --count {options.count} --seed {options.seed}` goes on.",
         "",
         "Survived: the pipeline, run again, ended; weights, curves and dvc.lock's hashes are those of the undisturbed "
         "run; no recorded stage ran again; one MLflow run with every step once, one version; `dvc status` clean; no "
@@ -95,10 +146,9 @@ def _page(options: argparse.Namespace, records: list[dict[str, Any]]) -> str:
         lines += [f"| {value} | {n} | {n - failed[value]} | {failed[value]} |" for value, n in sorted(injected.items())]
     if lost:
         lines += ["", "## Lost", ""]
-        lines += [
-            f"- #{r['number']} {r['kind']}, {r['stage']}, {r['moment']}, {r['command']}: {'; '.join(r['problems'])}"
-            for r in lost
-        ]
+        for r in lost:
+            what = ", ".join(filter(None, (r["kind"], r["note"], r["stage"], r["moment"], r["command"])))
+            lines.append(f"- seed {r['seed']}, {r['number']}: {what}: {'; '.join(r['problems'])}")
     return "\n".join(lines) + "\n"
 
 

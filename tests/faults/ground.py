@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import resource
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +26,48 @@ from vlp_models.params import laid_over
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
-TRAININGS = ("pretrain@tden", "pretrain@tden-two-pass", "finetune@tden-vqa")
+TRAININGS = (
+    *("pretrain@tden", "pretrain@tden-two-pass", "finetune@tden-vqa"),
+    *("pretrain@unified-vlp", "finetune@unified-vlp-vqa"),
+)
 STEPS = 24
 # The seconds and scores that these write are read by register and report, which then run again with good reason.
-UNEVEN = ("evaluate@tden-vqa", "detector", *TRAININGS)
+UNEVEN = ("evaluate@tden-vqa", "evaluate@unified-vlp-vqa", "detector", *TRAININGS)
 DEPENDENTS = {"register", "report"}
 COMMANDS = {
     "vlp run": [str(BIN / "vlp"), "run"],
     "dvc repro": [sys.executable, "-m", "dvc", "repro"],
     "flow": [sys.executable, "-m", "flows.retrain"],
+    "dvc checkout": [sys.executable, "-m", "dvc", "checkout", "--force"],
+    "vlp promote": [str(BIN / "vlp"), "promote"],
+    "vlp history": [str(BIN / "vlp"), "history"],
+    "true": ["true"],
 }
 
 
 class Command:
     """One of the commands, in a process group of its own; its output is read as it comes."""
 
-    def __init__(self, name: str, folder: Path, file_limit: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        file_limit: int = 0,
+        *,
+        env: dict[str, str] | None = None,
+        wrap: Sequence[str] = (),
+        more: Sequence[str] = (),
+    ) -> None:
+        """wrap: what the command is run by. more: further arguments."""
+
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
 
         self.folder = folder
         self.process = subprocess.Popen(
-            COMMANDS[name],
+            [*wrap, *COMMANDS[name], *more],
             cwd=folder,
-            env=environment(folder),
+            env=env or environment(folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -94,11 +113,12 @@ class Ground:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.snapshot, self.project = folder / "snapshot", folder / "project"
+        self.code = ""  # hash of what the snapshot was made with
 
     def make(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Runs the pipeline undisturbed, unless that was done before with the same code."""
         mark = self.folder / "code"
-        code = _hash_code()
+        code = self.code = _hash_code()
         if mark.exists() and mark.read_text() == code:
             return
         say("running the pipeline undisturbed, once")
@@ -120,7 +140,7 @@ class Ground:
 
     @property
     def stages(self) -> list[str]:
-        return list(self._lock(self.snapshot))
+        return list(self.lock(self.snapshot))
 
     def before(self, stage: str) -> None:
         """Makes `project` the finished pipeline without `stage`."""
@@ -147,12 +167,12 @@ class Ground:
 
     def recorded(self) -> set[str]:
         try:
-            return set(self._lock(self.project))
+            return set(self.lock(self.project))
         except (yaml.YAMLError, TypeError, KeyError):
             return set()
 
     @staticmethod
-    def _lock(folder: Path) -> dict[str, Any]:
+    def lock(folder: Path) -> dict[str, Any]:
         return dict(yaml.safe_load((folder / "dvc.lock").read_text())["stages"])
 
     def processes(self) -> list[psutil.Process]:
@@ -197,6 +217,8 @@ class Ground:
             problems += self._wrong_history(stage)
         if stage == "register":
             problems += self._wrong_versions()
+        if stage == "registry":
+            problems += self._lost_versions()
         return problems
 
     def _wrong_history(self, stage: str) -> list[str]:
@@ -209,11 +231,31 @@ class Ground:
         return [] if steps == list(range(1, STEPS + 1)) else [f"MLflow: the loss of {stage} is there for steps {steps}"]
 
     def _wrong_versions(self) -> list[str]:
+        """Each run is one version, registered once."""
+        found = []
+        for what, query in (
+            ("versions", "select name, version, run_id is null from model_versions order by 1, 2"),
+            ("registrations", "select name, status from runs where name like 'register %' order by 1"),
+        ):
+            with _database(self.project) as after, _database(self.snapshot) as before:
+                now, then = (db.execute(query).fetchall() for db in (after, before))
+            found += [] if now == then else [f"MLflow: {what} {now}, undisturbed {then}"]
+        return found
+
+    def _lost_versions(self) -> list[str]:
+        """What reports/registered.json names and the registry does not hold."""
         with _database(self.project) as db:
-            versions = db.execute("select name, version from model_versions").fetchall()
-            runs = db.execute("select status from runs where name like 'register %'").fetchall()
-        wrong = [] if versions == [("vlp-vqa", 1)] else [f"MLflow: versions {versions}"]
-        return wrong + ([] if runs == [("FINISHED",)] else [f"MLflow: registrations {runs}"])
+            held = {(name, int(version)) for name, version in db.execute("select name, version from model_versions")}
+        told = json.loads((self.project / "reports" / "registered.json").read_text())
+        named = {(r["name"], int(r["version"])) for receipts in told.values() for r in receipts}
+        return [f"MLflow lacks {sorted(named - held)}"] if named - held or not named else []
+
+    def champion(self) -> str:
+        """The version that the registry calls so; empty: none."""
+        with contextlib.suppress(sqlite3.Error), _database(self.project) as db:
+            for (version,) in db.execute("select version from registered_model_aliases where alias = 'champion'"):
+                return str(version)
+        return ""
 
 
 def role_of(command: list[str]) -> str:
@@ -282,15 +324,21 @@ def _hash_code() -> str:
 
 
 def _params() -> dict[str, Any]:
-    """presets/tiny.yaml with more, smaller steps, two passes, and no captioning, whose evaluation is slow."""
+    """presets/tiny.yaml with more, smaller steps, two passes, a second model, and no captioning, whose evaluation is
+    slow."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    tiny = yaml.safe_load((ROOT / "presets" / "tiny.yaml").read_text())
-    two_pass = yaml.safe_load((ROOT / "presets" / "tden-two-pass.yaml").read_text())
+    tiny, two_pass, second = (
+        yaml.safe_load((ROOT / "presets" / f"{name}.yaml").read_text())
+        for name in ("tiny", "tden-two-pass", "unified-vlp")
+    )
     for section in ("generate", "detector", "tokenizer", "models", "evaluate"):
         params[section] = laid_over(params[section], tiny[section])
     training = {"batch_size": 4, "max_epochs": 9, "max_steps": STEPS}
-    params["pretrain"] |= two_pass["pretrain"]
+    small = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1}
+    params["models"] |= {"unified-vlp": laid_over(second["models"]["unified-vlp"], {"config": small})}
+    params["pretrain"] |= {**two_pass["pretrain"], "unified-vlp": second["pretrain"]["unified-vlp"]}
     params["pretrain"] = {name: {**run, **training} for name, run in params["pretrain"].items()}
-    params["finetune"] = {"tden-vqa": params["finetune"]["tden-vqa"] | training}
+    runs = {"tden-vqa": params["finetune"]["tden-vqa"], "unified-vlp-vqa": second["finetune"]["unified-vlp-vqa"]}
+    params["finetune"] = {name: run | training for name, run in runs.items()}
     params["trainer"] |= {"checkpoint_every_steps": 4, "log_every_steps": 1, "accelerator": "cpu", "torch_threads": 1}
     return params

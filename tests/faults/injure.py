@@ -7,12 +7,12 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import psutil
+from around import AROUND
 from ground import DEPENDENTS, TRAININGS, UNEVEN, Command, Ground, end_all, ran
+from moments import MOMENTS, STEP_FILES, Fault, Outcome, reach, until
 
 # kind -> (the role that is hit, by what)
 SIGNALS = {
@@ -24,46 +24,22 @@ SIGNALS = {
     "SIGTERM dvc": ("dvc", signal.SIGTERM),
     "SIGTERM command": ("top", signal.SIGTERM),
     "SIGINT command": ("top", signal.SIGINT),
+    "kill -9 flow": ("top", signal.SIGKILL),
 }
+REGISTER_AGAIN = ("mlflow.db lost", "ledger damaged")  # curves that MLflow has lost are not sent again; versions are
 DAMAGES = ("flipped byte in checkpoint", "checkpoint cut off")  # after a power cut in mid-training
 LOCKS = ("power cut", "power cut, rwlock empty", "power cut, dvc.lock cut off", "power cut, dvc.lock empty")
-KINDS = (*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once")
-MOMENTS = ("begin", "load", "train", "write", "record")
-STEP_FILES = "step-????????.ckpt"
-
-
-@dataclass(frozen=True)
-class Fault:
-    number: int
-    kind: str
-    stage: str
-    moment: str
-    command: str
-    at_once: bool  # whether the rerun waits for what is left of the first run
-    chance: float  # where in the moment, how many bytes, ...
-
-
-@dataclass
-class Outcome:
-    fault: Fault
-    hit: bool = True  # False: the run was over before the fault came
-    exit_code: int = 0
-    reruns: int = 0
-    problems: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    said: str = ""  # the last lines of the hurt run
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return {**asdict(self.fault), **{k: v for k, v in asdict(self).items() if k != "fault"}}
+KINDS = (*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once", *AROUND)
 
 
 def draw(seed: int, number: int, stages: list[str]) -> Fault:
     """The `number`-th fault of a campaign: a function of seed and number alone."""
     rng = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)] if number < 2 * len(KINDS) else rng.choice(KINDS)  # each twice, then at random
-    trains = kind in (*DAMAGES, "MLflow away") or rng.random() < 0.5
+    trains = kind in (*DAMAGES, "MLflow away", "server away") or rng.random() < 0.5
     stage = rng.choice([s for s in stages if not trains or s in TRAININGS])
+    if kind == "ledger damaged":  # every score that the gate asks for is there
+        stage = rng.choice((*TRAININGS, "report"))
     moments = ["train"] if kind in DAMAGES else [m for m in MOMENTS if m != "train" or stage in TRAININGS]
     if kind.endswith("stage"):
         moments.remove("record")
@@ -74,6 +50,8 @@ def draw(seed: int, number: int, stages: list[str]) -> Fault:
         command = "vlp run"  # a terminal would send it to the whole group
     if "supervisor" not in kind and command == "dvc repro" and kind.endswith("command"):
         kind = kind.replace("command", "dvc")
+    if kind == "kill -9 flow":
+        command = "flow"
     if kind == "full disk" and command == "flow":
         command = "vlp run"  # a flow reads a stage's words from a file, which the limit would cut off as well
     return Fault(number, kind, stage, rng.choice(moments), command, rng.random() < 0.5, rng.random())
@@ -97,14 +75,15 @@ def inflict(ground: Ground, fault: Fault) -> Outcome:
         outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
     recorded = ground.recorded()
     rerun = _run_to_the_end(ground, outcome)
-    repeated = ran(rerun.output) & recorded - (DEPENDENTS if fault.stage in UNEVEN else set())
+    allowed = outcome.may_repeat | (DEPENDENTS if fault.stage in UNEVEN or fault.kind in REGISTER_AGAIN else set())
+    repeated = ran(rerun.output) & recorded - allowed
     if repeated and "dvc.lock" not in fault.kind:
         outcome.problems.append(f"repeated: {', '.join(sorted(repeated))}")
     if fault.kind in DAMAGES and outcome.hit and "set aside" not in rerun.output:
         outcome.problems.append("the damaged checkpoint is not spoken of")
     outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
     if not outcome.problems:
-        outcome.problems += ground.wrong(fault.stage)
+        outcome.problems += ground.wrong("registry" if fault.kind in REGISTER_AGAIN else fault.stage)
     if outcome.problems:
         outcome.said += "\n--- rerun\n" + rerun.output[-3000:]
     outcome.seconds = round(time.monotonic() - began, 1)
@@ -126,12 +105,14 @@ def _run_to_the_end(ground: Ground, outcome: Outcome, tries: int = 8) -> Command
 
 
 def _hurt(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    if fault.kind in AROUND:
+        return AROUND[fault.kind](ground, fault, outcome)
     if fault.kind == "full disk":
         return _full_disk(ground, fault, outcome)
     if fault.kind == "MLflow away":
         return _without_mlflow(ground, fault, outcome)
     run = Command(fault.command, ground.project)
-    outcome.hit = _reach(ground, fault, run)
+    outcome.hit = reach(ground, fault, run)
     if fault.kind == "two at once":
         second = Command("dvc repro" if fault.chance < 0.3 else "vlp run", ground.project)
         code = second.wait()
@@ -157,7 +138,7 @@ def _full_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         run = Command(fault.command, ground.project, file_limit=most)
     else:
         run = Command(fault.command, ground.project)
-        if _reach(ground, fault, run) and (process := ground.process("stage")):
+        if reach(ground, fault, run) and (process := ground.process("stage")):
             with contextlib.suppress(psutil.Error):
                 process.rlimit(psutil.RLIMIT_FSIZE, (most, most))
     outcome.exit_code = run.wait()
@@ -206,12 +187,12 @@ def _without_mlflow(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         leave()
     run = Command(fault.command, ground.project)
     if late:
-        outcome.hit = _reach(ground, fault, run)
+        outcome.hit = reach(ground, fault, run)
     if late and outcome.hit:
         with contextlib.suppress(FileNotFoundError):
             leave()
     if back and outcome.hit:
-        _until(lambda: bool(list(ground.project.glob(f".work/*/*/{STEP_FILES}"))), run)
+        until(lambda: bool(list(ground.project.glob(f".work/*/*/{STEP_FILES}"))), run)
         time.sleep(fault.chance)
         _come_back(database, away)
     outcome.exit_code = run.wait()
@@ -228,48 +209,3 @@ def _come_back(database: Any, away: Any) -> None:
         for leftover in database.parent.glob("mlflow.db-*"):
             leftover.unlink()
         away.rename(database)
-
-
-def _reach(ground: Ground, fault: Fault, run: Command) -> bool:
-    """Waits for the moment; False if the run ends before it."""
-    present = _until(lambda: _stage_runs(ground, fault.stage), run)
-    if not present:
-        return False
-    if fault.moment == "begin":
-        time.sleep(0.3 * fault.chance)
-    elif fault.moment == "load":
-        time.sleep(0.3 + 6 * fault.chance if fault.stage in TRAININGS else 3 * fault.chance)
-    elif fault.moment == "train":
-        step = 4 * (1 + int(fault.chance * 5))
-        work = ground.project / ".work" / fault.stage.replace("@", "-")
-        if not _until(lambda: any(int(p.name[5:13]) >= step for p in work.glob(f"*/{STEP_FILES}")), run):
-            return False
-    elif fault.moment == "write":
-        outs = [ground.project / out["path"] for out in ground._lock(ground.snapshot)[fault.stage]["outs"]]
-        names = [p for out in outs for p in (out, out.with_name(f".{out.name}.partial"))]
-        if not _until(lambda: any(name.exists() for name in names), run):
-            return False
-        time.sleep(0.1 * fault.chance)
-    elif fault.moment == "record":
-        if not _until(lambda: not _stage_runs(ground, fault.stage), run):
-            return False
-        time.sleep(0.3 * fault.chance)
-    return run.process.poll() is None
-
-
-def _stage_runs(ground: Ground, stage: str) -> bool:
-    process = ground.process("stage")
-    if process is None:
-        return False
-    with contextlib.suppress(psutil.Error):
-        words = process.cmdline()
-        return "@".join(words[words.index("stage") + 1 :]) == stage
-    return False
-
-
-def _until(met: Callable[[], bool], run: Command) -> bool:
-    while not met():
-        if run.process.poll() is not None:
-            return False
-        time.sleep(0.01)
-    return True

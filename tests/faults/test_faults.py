@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 import yaml
 from ground import BIN, ROOT, Ground, environment, role_of
-from injure import KINDS, STEP_FILES, draw, inflict
+from injure import KINDS, draw, inflict
+from moments import STEP_FILES
 from toy_world import write_workspace
 
 STAGE = {

@@ -22,12 +22,13 @@ from ingest_world import (
     quarantined,
     simple_drop,
 )
-from PIL import Image
+from photos import photo
+from PIL import Image, ImageOps
 
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.incoming import ingest
-from vlp_models.stages import prepare
+from vlp_models.stages import prepare, validate
 from vlp_models.workspace.paths import Workspace, hash_path
 
 COUNTS = ("new", "duplicates", "leaks", "bad")
@@ -149,6 +150,47 @@ def test_a_drop_that_names_splits_protects_them_both_ways(tmp_path: Path) -> Non
     (workspace.root / "data" / "raw" / "tested" / "1.png").write_bytes(encoded(picture(500), "PNG"))
     make_drop(workspace, "changed", [("x.jpg", "now a tested one", "")], {"x.jpg": encoded(picture(500))})
     assert take(workspace) == (0, 0, 1, 0), "an evaluation image that changed is hashed again"
+
+
+def test_changed_copies_of_tested_pictures_are_leaks_and_strangers_are_new(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    tested, mine = photo(1), photo(2)
+    tested.save(workspace.root / "data/raw/tested/2.png")  # 2 is of test
+    changed = {
+        "mirrored.jpg": ImageOps.mirror(tested),
+        "cropped.jpg": tested.crop((10, 10, 180, 140)),
+        "turned.jpg": tested.rotate(90, expand=True),
+        "askew.jpg": tested.rotate(3),
+        "framed.jpg": ImageOps.expand(tested, 15, "black"),
+        "mine.jpg": mine,
+    }
+    files = {name: encoded(image) for name, image in changed.items()}
+    make_drop(workspace, "copies", [(name, f"a picture of {name}", "") for name in files], files)
+    assert take(workspace) == (1, 0, 5, 0)
+    assert "is in test as tested/2.png" in quarantined(workspace, "copies")["cropped.jpg"][2]
+
+    again = {"x.jpg": encoded(ImageOps.mirror(mine.crop((0, 0, 190, 140)))), "y.jpg": encoded(photo(3))}
+    rows = [(name, f"a picture of {name}", "test") for name in again]
+    rows += [("z.jpg", "the same as y, cropped", "")]
+    make_drop(workspace, "tests", rows, again | {"z.jpg": encoded(photo(3).crop((15, 5, 190, 140)))})
+    shutil.rmtree(workspace.root / ".work")  # what is known of the first batch comes from the batch
+    assert take(workspace) == (1, 0, 2, 0)
+    lost = quarantined(workspace, "tests")
+    assert "is in train as incoming/" in lost["x.jpg"][2] and "mirrored" in lost["x.jpg"][2]
+    assert "is in test as y.jpg of this drop" in lost["z.jpg"][2]
+
+
+def test_both_doors_know_a_caption_by_the_same_letters(tmp_path: Path) -> None:
+    """A batch that was accepted must not make `validate` refuse the pipeline."""
+    workspace = make_project(tmp_path / "p")
+    captions = ["Die Straße ist frei", "DIE STRASSE IST FREI", "die  straße ist frei", "Ein Hund läuft"]
+    make_drop(workspace, "street", [("1.jpg", caption, "") for caption in captions], {"1.jpg": encoded(picture(1))})
+    assert take(workspace) == (2, 2, 0, 0)
+    params = params_of(workspace)
+    for name in params.data:
+        prepare.run(params, workspace, name)
+    validate.run(params, workspace)
+    assert not read_table("quarantine", workspace.validated).num_rows
 
 
 def test_an_unfinished_drop_waits(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.data.answers import build_answer_vocabulary, soft_scores
 from vlp_models.errors import DataError
 from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, question_accuracy, score_vqa
 
@@ -77,3 +78,13 @@ def test_priors_come_from_train_alone() -> None:
     assert priors["per question type"] == {"10": "2", "11": "2", "12": "yes"}
     assert priors["per question text"] == {"10": "3", "11": "2", "12": "yes"}
     assert prior_predictions([], asked) == {}
+
+
+def test_one_right_answer_is_to_be_met_exactly() -> None:
+    """DAQUAR has one answer a question: no annotators who may differ, and no normalisation."""
+    assert question_accuracy("book, tape_dispenser", ["book, tape_dispenser"]) == 1
+    assert question_accuracy("book", ["book, tape_dispenser"]) == question_accuracy("Book", ["book"]) == 0
+    vocabulary = build_answer_vocabulary([["waste_bin"], ["waste_bin"], ["The one, two"]], min_count=1)
+    assert vocabulary == ["waste_bin", "The one, two"]
+    assert soft_scores(["waste_bin"], {"waste_bin": 0}) == {0: 1.0}
+    assert soft_scores(["red"], {"waste_bin": 0}) == {}

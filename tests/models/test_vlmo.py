@@ -228,7 +228,8 @@ def test_its_groups_hold_every_parameter_once_and_muon_finds_its_matrices() -> N
     ids = [id(p) for parameters in groups.values() for p in parameters]
     assert len(ids) == len(set(ids)) == len(list(model.parameters()))
     assert len(block_matrices(model)) == 3 * 2 + (2 * 3 + 1) * 2
-    assert {"Embeds", "Contrasts", "Fuses", "ScoresPairs", "Pretrains", "Adopts"} <= set(protocols_of("vlmo"))
+    wanted = {"Embeds", "Contrasts", "Fuses", "ScoresPairs", "Pretrains", "Adopts", "ShowsItself"}
+    assert wanted <= set(protocols_of("vlmo"))
 
 
 def test_the_spline_is_exact_for_cubics_and_goes_through_its_places() -> None:
@@ -290,3 +291,44 @@ def test_errors_say_what_is_wrong() -> None:
             build_tiny(crop_scale=shares)
     with pytest.raises(ParamsError, match="vision-language experts"):
         build_tiny(contrast="both", vl_start=3)
+
+
+def test_its_figure_says_which_expert_saw_what() -> None:
+    """Of images and texts alone every vision and language expert sees its own; of pairs those below the start layer
+    do, too, and the vision-language expert sees both."""
+    model, batch = build_tiny(), random_batch(3)
+    words, patches = int(batch.text.mask_BT.sum()), 3 * 16
+    (figure,) = model.figures([batch])
+    notes = {group.name: group.note for group in figure.groups}
+    assert list(notes) == [
+        *(f"layer {layer}, {expert} expert" for layer in (1, 2) for expert in ("vision", "language")),
+        *(f"layer 3, {expert} expert" for expert in ("vision", "language", "vision-language")),
+    ]
+    assert notes["layer 1, vision expert"].startswith(f"{2 * patches} patches (100%)")
+    assert notes["layer 2, language expert"].startswith(f"{2 * words} words (100%)")
+    assert notes["layer 3, vision expert"].startswith(f"{patches} patches (100%)")
+    both = notes["layer 3, vision-language expert"]
+    assert both.startswith(f"{patches} patches") and f"{words} words" in both
+    for group in figure.groups:
+        ids = [patch.image_id for patch in group.patches]
+        assert sorted(ids) == (
+            [] if "language expert" in group.name and "vision" not in group.name else ["a", "b", "c"]
+        )
+    (alone,) = model.figures([dataclasses.replace(batch, image=None)])
+    assert {group.name.split(", ")[1] for group in alone.groups} == {"language expert"}
+    assert build_tiny(feed_forward="shared").figures([batch]) == []
+
+
+def test_an_experts_patch_is_the_one_it_changes_most() -> None:
+    model, batch = build_tiny(vl_start=3), dataclasses.replace(random_batch(2), text=None)
+    (figure,) = model.figures([batch])
+    block, states = model.blocks[0], []
+    with torch.no_grad(), block.experts["vision"].register_forward_hook(lambda _, x, y: states.extend([x[0], y])):
+        model.image_states(model.encode_image(batch.image), model.biases(0))
+    before, added = states
+    made = ((added * block.expert_scale).norm(dim=-1) / before.norm(dim=-1)).view(2, 17)[:, 1:]
+    told = {patch.image_id: patch.box for patch in figure.groups[0].patches}
+    assert len(told) == 2
+    for image_id, values in zip(batch.image_ids, made, strict=True):
+        row, column = divmod(int(values.argmax()), 4)
+        assert told[image_id] == (column / 4, row / 4, (column + 1) / 4, (row + 1) / 4)

@@ -119,3 +119,15 @@ def test_a_berts_files_and_who_reads_them_are_dependencies() -> None:
 def test_the_text_reads_back() -> None:
     found = stages()
     assert yaml.safe_load(render(found))["stages"] == found
+
+
+def test_a_backbone_is_made_anew_for_its_own_settings_and_weights_alone() -> None:
+    timm = {"model": "resnet18", "weights": "weights/r18.pth", "classes": "names.txt"}
+    found = stages(features={"source": "timm", "timm": timm})
+    assert params_of(found, "detector", "") == ["features.source", "features.timm"]
+    assert {"weights/r18.pth", "names.txt"} < set(found["detector"]["deps"])
+    assert "data/validated/boxed.parquet" not in found["detector"]["deps"], "it learns no boxes"
+    assert "features.timm" not in params_of(found, "features", ""), "data/detector has it"
+    package = stages(features={"source": "timm", "timm": {"weights": "package:some-weights"}})
+    assert package["detector"]["deps"] == ["packages/some-weights.json", "data/plan/code/stages/detector.json"]
+    assert params_of(stages(), "detector", "") == ["detector"]

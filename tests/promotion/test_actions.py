@@ -68,14 +68,14 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Any:
 
 def accuracy(workspace: Workspace) -> float:
     records = read_json(workspace.evaluation("vqa") / "scores.json")
-    return float(next(record["value"] for record in records if record["metric"] == "accuracy"))
+    return float(next(r["value"] for r in records if (r["metric"], r["split"]) == ("accuracy", "test")))
 
 
 def test_an_alias_is_scored_as_its_run_was(params: Params, workspace: Workspace) -> None:
     target = evaluate_alias(params, workspace, "vqa", "champion")
     assert target == workspace.reports / "aliases" / "vqa-champion"
     scored, was = (
-        {s["metric"]: s["value"] for s in read_json(folder / "scores.json")}
+        {(s["metric"], s["split"]): s["value"] for s in read_json(folder / "scores.json")}
         for folder in (target, workspace.evaluation("vqa"))
     )
     assert scored == was

@@ -11,7 +11,9 @@ import pytest
 from toy_registry import ToyRegistry, answers, toy_items
 
 from vlp_models.errors import DataError
+from vlp_models.params import PromotionParams
 from vlp_models.promotion.actions import explain
+from vlp_models.promotion.budget import Spending, spending
 
 WEAK, GOOD, BETTER, BEST = answers(0.3), answers(0.5), answers(0.7), answers(0.9)
 RUNS = ("regions", "pixels", "other")
@@ -59,8 +61,7 @@ def test_the_best_of_all_runs_becomes_the_one_champion(new: Any) -> None:
     done = registry.ledger.entries()[-1]
     assert (done["kind"], done["run"], done["run_model"]) == ("done", "regions", "tden")
     assert (done["from_run"], done["from_run_model"]) == ("pixels", "toy")
-    intent = registry.ledger.entries()[-2]
-    assert [c["version"] for c in intent["decision"]["candidates"]] == [4, 2, 3], "the newest version of each run"
+    assert [c["version"] for c in done["decision"]["candidates"]] == [4, 2, 3], "the newest version of each run"
     assert "champion is version 4 (run regions, tden) (was 2 (run pixels, toy))" in explain(second)[0]
 
 
@@ -87,6 +88,51 @@ def test_the_best_is_chosen_on_val_judged_on_test_and_the_uses_of_the_test_are_c
     third = registry.promote(runs=RUNS)
     assert (third.run, third.numbers["chosen_on"], third.numbers["test_uses"]) == ("regions", "test", 3)
     assert "the gain is too large by that choice" in "\n".join(explain(third))
+
+
+def test_each_decision_on_a_test_leaves_less_of_its_budget_and_the_same_question_is_one_decision(new: Any) -> None:
+    registry = new()
+    registry.add(GOOD)
+    registry.promote()
+    registry.add(WEAK)
+    errors = [registry.promote().numbers["error"] for _ in range(2)]
+    assert errors == pytest.approx([0.2 * 0.1 * 0.9] * 2, rel=1e-3)
+    entries = registry.ledger.entries()
+    test = entries[-1]["decision"]["numbers"]["test"]
+
+    def spent(version: int, test: str, **more: Any) -> Spending:
+        asked = (version, 1)
+        return spending(
+            entries, PromotionParams(), model=registry.model, test=test, asked=asked, confidence=0.95, **more
+        )
+
+    assert (spent(2, test).uses, spent(3, test).uses, spent(3, "fresh").uses) == (2, 3, 1)
+    assert spent(3, "fresh", choices=4).error == pytest.approx(0.02 / 4), "the best of four on this very test"
+    total = 0.0
+    for version in range(3, 60):
+        total += spent(version, test).error
+        assert spent(version, test).worn == (version > 13)
+        entries.append({**entries[-1], "version": version})
+    assert total < 0.2
+
+
+def test_seeds_of_a_design_stand_together_before_the_gate(new: Any) -> None:
+    """One lucky seed of three does not make a design better; and seeds of one design never beat each other."""
+    registry = new(seed_deviation=5.0)
+    for n, values in enumerate((GOOD, answers(0.5, 1), answers(0.5, 2))):
+        registry.add(values, made_by=(f"first-{n}", "tden"), cohort="first")
+    assert registry.promote(1).outcome == "promoted"
+    same = registry.promote(2)
+    assert (same.outcome, same.answer) == ("refused", "keep") and "in its seed alone" in same.reasons[0]
+    for n, values in enumerate((BETTER, answers(0.4, 3), answers(0.45, 4))):
+        registry.add(values, made_by=(f"second-{n}", "tden"), cohort="second")
+    lucky = registry.promote(4)
+    assert lucky.outcome == "refused" and lucky.numbers["gain"] > 10 > lucky.numbers["design_gain"]
+    assert (lucky.numbers["runs"], lucky.numbers["champion_runs"]) == (3, 3)
+    assert "seeds: 3 against 3 runs of a design" in "\n".join(explain(lucky))
+    for n in range(3):
+        registry.add(answers(0.8, n), made_by=(f"third-{n}", "tden"), cohort="third")
+    assert registry.promote(7).outcome == "promoted"
 
 
 def test_runs_that_params_does_not_have_do_not_compete_unless_asked_for(new: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_registry import toy_items
+from toy_registry import QUESTIONS, toy_items
 
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.bootstrap import interval
@@ -25,7 +25,8 @@ def side(values: Sequence[float], **more: Any) -> Measured:
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float], **rule: Any) -> Verdict:
-    return against(side(ours), side(theirs), GateParams(**rule), PARAMS)
+    """Over items alone, unless the rule says how seeds deviate."""
+    return against(side(ours), side(theirs), GateParams(**{"seed_deviation": 0.0, **rule}), PARAMS)
 
 
 def test_images_are_resampled_not_their_questions() -> None:
@@ -60,7 +61,8 @@ def test_order_of_the_items_does_not_matter_and_pairing_does() -> None:
     )
     found = measured([shuffled], Yardstick(metric="accuracy", split="test"))
     assert isinstance(found, Measured)
-    assert against(found, side(theirs.tolist()), GateParams(), PARAMS).numbers == straight.numbers
+    again = against(found, side(theirs.tolist()), GateParams(seed_deviation=0.0), PARAMS)
+    assert again.numbers == straight.numbers
 
 
 def test_direction_minimum_gain_and_confidence() -> None:
@@ -70,9 +72,45 @@ def test_direction_minimum_gain_and_confidence() -> None:
     assert not compare(high, low, min_gain=50.0).passed
     assert compare(high, low, min_gain=20.0).passed
     assert compare(high, low, min_gain=20.0, direction="higher").numbers["min_gain"] == 20.0
-    for wrong in ({"confidence": 1.0}, {"min_gain": -1.0}, {"floors": {"all": float("nan")}}):
+    wrongs = ({"confidence": 1.0}, {"min_gain": -1.0}, {"floors": {"all": float("nan")}}, {"seed_deviation": -1.0})
+    for wrong in (*wrongs, {"min_gain": 2.0, "relevant_gain": 1.0}):
         with pytest.raises(ParamsError):
             GateParams(**wrong)  # type: ignore[arg-type]
+
+
+def drawn(share: float, seed: int, images: int) -> list[float]:
+    """Answers to five questions an image, right or wrong."""
+    return [float(u < share) for u in np.random.default_rng(seed).random(images * QUESTIONS)]
+
+
+def test_no_gain_and_too_few_items_are_told_apart() -> None:
+    """The same two models: on a large test a gain of 3 is ruled out, on a small one it is not."""
+    many, few = (compare(drawn(0.5, 1, n), drawn(0.5, 2, n)) for n in (2000, 100))
+    assert many.answer == "keep" and "3 or more is ruled out" in many.reasons[0]
+    assert few.answer == "cannot tell" and few.numbers["too_few"] == "items"
+    assert many.numbers["detectable"] < 3 < few.numbers["detectable"]
+    seeds = compare(drawn(0.52, 1, 2000), drawn(0.5, 2, 2000), seed_deviation=2.0)
+    assert seeds.answer == "cannot tell" and seeds.numbers["too_few"] == "seeds", "more items would not help"
+    assert compare(drawn(0.6, 1, 2000), drawn(0.5, 2, 2000), seed_deviation=2.0).answer == "promote"
+
+
+def test_seeds_beside_a_run_make_the_gate_surer_or_less_sure() -> None:
+    """Five points between two runs. With three more seeds a side, all like these, it is the design; with some that are
+    the other way round, it was the seed."""
+    low, high = drawn(0.5, 1, 1500), drawn(0.55, 2, 1500)
+    one = compare(high, low, seed_deviation=1.5)
+    like = tuple([side(drawn(share, seed + n, 1500)) for n in range(3)] for share, seed in ((0.55, 10), (0.5, 20)))
+    mixed = tuple([side(drawn(s, 30 + n, 1500)) for n, s in enumerate(own)] for own in ((0.5, 0.49), (0.55, 0.56)))
+
+    def among(beside: Any) -> Verdict:
+        return against(side(high), side(low), GateParams(seed_deviation=1.5), PARAMS, error=0.01, beside=beside)
+
+    assert one.answer == "promote" and among(((), ())).answer == "cannot tell"
+    assert among(like).answer == "promote" and among(like).numbers["runs"] == 4
+    assert among(mixed).answer != "promote" and among(mixed).numbers["design_gain"] < 0
+    better, worse = [side(drawn(0.6, n, 1500)) for n in range(3)], [side(drawn(0.4, n, 1500)) for n in range(3)]
+    alone = against(side(low), side(high), GateParams(seed_deviation=1.5), PARAMS, beside=(better, worse))
+    assert alone.answer == "keep" and "this version of it is not" in alone.reasons[0]
 
 
 def test_of_the_champions_own_weights_no_gain_is_asked_and_no_loss_allowed() -> None:

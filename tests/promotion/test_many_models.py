@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ from vlp_models.evaluation.registered import lost, read_registered
 from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import write_sums
 from vlp_models.params import GateParams, Params, WorldParams, parse_params, read_yaml
+from vlp_models.pipeline.code import hash_source
 from vlp_models.promotion.actions import promote_task, rollback_task
 from vlp_models.promotion.evaluate_alias import evaluate_alias
+from vlp_models.promotion.verify import _code, verify
 from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import evaluate, register
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage
+from vlp_models.tracking.lineage import git_commit
+from vlp_models.tracking.logger import KEY
 from vlp_models.tracking.registry import bundle_of, load_predictor, set_challenger, versions_of_runs
-from vlp_models.workspace.paths import Workspace, hash_path, read_json
+from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 TOY = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}
@@ -292,3 +297,60 @@ def test_the_identity_of_an_old_version_is_that_of_its_bundle(params: Params, wo
         return hashlib.sha256(f"x\0{inner}\n".encode()).hexdigest()
 
     assert content_of(bundle) == folder("checkpoint") + folder("detector")[:16]
+
+
+def test_a_version_says_what_it_takes_and_gives_and_is_what_its_lineage_says(
+    params: Params, workspace: Workspace, recwarn: pytest.WarningsRecorder
+) -> None:
+    import mlflow.pyfunc
+
+    client = connect(params.tracking, workspace.root)
+    experiment = client.get_experiment_by_name(params.tracking.experiment)
+    trained = client.create_run(experiment.experiment_id, tags={KEY: "0a1b"}).info.run_id
+    write_json(workspace.training("finetune/second"), {"mlflow_key": "0a1b"})
+    register.run(params, workspace)
+    versions = versions_of_runs(client, "vlp-vqa", RUNS)
+    version = versions["second"]
+    assert not [w for w in recwarn if "type hints" in str(w.message)]
+
+    model = mlflow.pyfunc.load_model(f"models:/vlp-vqa/{version.version}")
+    (made,) = model.predict(model.input_example)
+    assert made["answer"] in ANSWERS
+    assert {column.name for column in model.metadata.signature.outputs} == made.keys()
+
+    inputs = client.get_run(version.run_id).inputs.dataset_inputs
+    assert {(one.dataset.name, one.tags[0].value) for one in inputs} == {
+        ("scenes", "training"),
+        ("scenes test", "evaluation"),
+        ("scenes val", "evaluation"),
+    }
+    scores = values(workspace.evaluation("second") / "scores.json")
+    assert client.get_run(trained).data.metrics["scenes.test.accuracy"] == scores["scenes", "accuracy"]
+    assert version.tags["trained_in"] == trained and "trained_in" not in versions["first"].tags
+
+    def found(number: str) -> dict[str, str]:
+        return {c.subject: c.state for c in verify(client, workspace, client.get_model_version("vlp-vqa", number))}
+
+    number = str(version.version)
+    whole = dict.fromkeys(("bundle", "lineage", "parents", "data", "scores"), "holds") | {"code": "unknown"}
+    assert found(number) == whole
+    shutil.rmtree(workspace.shards)
+    assert found(number) == whole | {"data": "unknown"}
+    client.log_text(version.run_id, '{"run": "second"}', "lineage/params.yaml")
+    assert found(number)["lineage"] == "differs"
+    (bundle_of(version) / "checkpoint" / "vocab.txt").write_text("a\n")
+    assert found(number)["bundle"] == "differs"
+
+
+def test_the_code_that_serves_a_version_is_held_against_its_commit(tmp_path: Path) -> None:
+    file = tmp_path / "vlp_models" / "serving" / "x.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("served = 1\n")
+    for command in ("init", "add .", "-c user.name=a -c user.email=a@b commit -m 1"):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True, capture_output=True)
+    commit, code = git_commit(tmp_path), {"serving/x.py": hash_source(file)}
+    other = {"serving/x.py": "0" * 64}
+    assert _code(tmp_path, commit, code)[0] == "holds"
+    assert _code(tmp_path, commit, other)[0] == "differs"
+    assert _code(tmp_path, f"{commit}+changes", other)[0] == "unknown"
+    assert _code(tmp_path, "1" * 40, code) == ("unknown", f"commit {'1' * 12} is not in this checkout")

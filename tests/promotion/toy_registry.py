@@ -1,6 +1,6 @@
 """A real MLflow on SQLite with versions whose scores are made up item by item; promotions as processes of their own.
 
-`python toy_registry.py ROOT MODEL VERSION KILL` promotes; KILL is `` or where the process dies by SIGKILL.
+`python toy_registry.py ROOT MODEL VERSION KILL [LEDGER]` promotes; KILL is `` or where the process dies by SIGKILL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vlp_models.promotion.ledger import Ledger
 from vlp_models.promotion.promote import Bench, Decision, promote, rollback
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage
-from vlp_models.tracking.registry import CHALLENGER, run_alias
+from vlp_models.tracking.registry import CHALLENGER, COHORT, run_alias
 
 TRACKING = TrackingParams(
     uri="sqlite:///mlflow.db", artifacts="artifacts", experiment="toy", model_prefix="toy", metric={"vqa": "accuracy"}
@@ -55,10 +55,10 @@ def toy_items(
 class ToyRegistry:
     """One model under a ledger. `reevaluated`: what the bench would measure of the champion on today's test data."""
 
-    def __init__(self, root: Path, model: str, **gate: Any) -> None:
-        self.root, self.model = root, model
-        self.client = connect(TRACKING, root)
-        self.ledger = Ledger(root / f"{model}.jsonl")
+    def __init__(self, root: Path, model: str, tracking: TrackingParams = TRACKING, **gate: Any) -> None:
+        self.root, self.model, self.tracking = root, model, tracking
+        self.client = connect(tracking, root)
+        self.ledger = Ledger(root / f"{model}.jsonl", f"{model}-ledger")
         self.gate = GateParams(**gate)
         self.reevaluated: ItemScores | None = None
         self.reevaluations = 0
@@ -71,17 +71,20 @@ class ToyRegistry:
         validation: dict[str, Any] | None = PASSED,
         items: Sequence[ItemScores] | None = None,
         made_by: tuple[str, str] | None = None,
+        cohort: str = "",
+        weights: str = "",
         **scores: Any,
     ) -> int:
-        """Registers a version with these scores as the challenger. made_by: its run and that run's model."""
-        experiment = self.client.get_experiment_by_name(TRACKING.experiment)
+        """Registers a version with these scores as the challenger. made_by: its run and that run's model. weights: what
+        its bundle holds; default: what no other does."""
+        experiment = self.client.get_experiment_by_name(self.tracking.experiment)
         assert experiment is not None
         run = self.client.create_run(experiment.experiment_id)
         folder = evaluation_folder([toy_items(values, **scores)] if items is None else items)
         with tempfile.TemporaryDirectory() as temporary:
             bundle = Path(temporary) / "artifacts" / "bundle"
             bundle.mkdir(parents=True)
-            (bundle / "weights").write_text(run.info.run_id)
+            (bundle / "weights").write_text(weights or run.info.run_id)
             self.client.log_artifacts(run.info.run_id, temporary, "model")
         log_lineage(self.client, run.info.run_id, {"validation": validation}, {})
         if not any(m.name == self.model for m in self.client.search_registered_models()):
@@ -91,9 +94,10 @@ class ToyRegistry:
             source=f"{run.info.artifact_uri}/model",
             run_id=run.info.run_id,
             tags={
-                "content": hashlib.sha256(run.info.run_id.encode()).hexdigest(),
+                "content": hashlib.sha256((weights or run.info.run_id).encode()).hexdigest(),
                 CURRENT: log_evaluation(self.client, run.info.run_id, folder),
                 **(dict(zip(("run", "model"), made_by, strict=True)) if made_by else {}),
+                **({COHORT: cohort, "weights": run.info.run_id} if cohort else {}),
             },
         )
         if made_by:
@@ -143,10 +147,14 @@ def evaluation_folder(items: Sequence[ItemScores]) -> Path:
     return folder
 
 
-def main(root: str, model: str, version: str, kill: str) -> None:
+def main(root: str, model: str, version: str, kill: str, ledger: str = "") -> None:
     from mlflow import MlflowClient
 
+    from vlp_models.promotion.log import RegistryLog
+
     registry = ToyRegistry(Path(root), model)
+    if ledger:  # as in another checkout
+        registry.ledger = Ledger(Path(ledger), registry.ledger.name)
     move = MlflowClient.set_registered_model_alias
 
     def dying(self: Any, name: str, alias: str, number: str) -> None:
@@ -159,7 +167,13 @@ def main(root: str, model: str, version: str, kill: str) -> None:
     def dying_untagged(self: Any, name: str, version: str, key: str, value: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def dying_early(self: Any, line: bytes) -> bool:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
     MlflowClient.set_registered_model_alias = dying  # type: ignore[method-assign]
+    if kill == "before the line":
+        RegistryLog.add = dying_early  # type: ignore[method-assign]
     if kill == "before the tags":
         MlflowClient.set_model_version_tag = dying_untagged  # type: ignore[method-assign, assignment]
     print("ready", flush=True)

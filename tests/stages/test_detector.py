@@ -90,7 +90,7 @@ def test_pictures_without_boxes_leave_its_input_as_it_is(tmp_path: Path) -> None
     more = [images[0] | {"image_id": name, "path": "x.png", "sha256": name} for name in ("a/1", "drawn/00", "z/9")]
     moved = [row | {"provenance": "another line"} for row in images]
     write_table([*more, *reversed(moved)], "images", workspace.validated)
-    write_boxed(*(read_table(name, workspace.validated) for name in ("images", "objects")), workspace.validated)
+    write_boxed(workspace.validated)
     assert (workspace.validated / FILE).read_bytes() == before
     for name in ("images", "objects"):  # that file is all it reads of data/validated
         (workspace.validated / f"{name}.parquet").unlink()

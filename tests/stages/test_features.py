@@ -20,7 +20,7 @@ from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.stages import detector
 from vlp_models.stages.features import run
-from vlp_models.vision import extract
+from vlp_models.vision import source
 from vlp_models.workspace.paths import Workspace, hash_path
 
 IDS = [f"drawn/{number}" for number in range(len(SPLITS))]
@@ -82,9 +82,9 @@ def test_only_new_images_are_extracted_and_nobody_can_tell(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[str] = []
-    read_image = extract.read_image
+    read_image = source.read_image
     monkeypatch.setattr(
-        extract, "read_image", lambda path, width, height: seen.append(path.name) or read_image(path, width, height)
+        source, "read_image", lambda path, width, height: seen.append(path.name) or read_image(path, width, height)
     )
     run(params_with(features=LENIENT), workspace)
     assert len(seen) == len(IDS)

@@ -148,6 +148,9 @@ def test_two_passes_go_on_from_one(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"detector_id": "toy"', '"detector_id": "other"'))
     with pytest.raises(CheckpointError, match="detector_id 'other'"):
         pretrain.run(with_(params, "two-pass", batch_size=4), workspace, "two-pass")
+    config.write_text(config.read_text().replace('"star"', '"moon"').replace('"circle"', '"disc"'))
+    with pytest.raises(CheckpointError, match=r"3 classes \(disc, square, \.\.\.\), .* 3 classes \(circle, square"):
+        pretrain.run(with_(params, "two-pass", batch_size=4), workspace, "two-pass")
 
 
 def test_another_architecture_takes_over_what_fits_and_says_so(

@@ -58,7 +58,7 @@ def tiny_params(root: Path) -> Params:
         trainer=replace(TRAINER, checkpoint_every_steps=100),
         pretrain={"tden": replace(params.pretrain["tden"], max_steps=2, batch_size=8)},
         finetune=runs,
-        evaluate=replace(params.evaluate, batch_size=5, bootstrap=50, gallery=4, blank_control=asked),
+        evaluate=replace(params.evaluate, splits=["test"], batch_size=5, bootstrap=50, gallery=4, blank_control=asked),
         tracking=replace(params.tracking, uri=""),
     )
 

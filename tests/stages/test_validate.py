@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from photos import photo
+from PIL import Image, ImageOps
 
 from vlp_models.data.boxed import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
+from vlp_models.duplicates.hashes import hash_image
+from vlp_models.duplicates.leaks import COPIES, PrintWriter
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
 from vlp_models.stages import validate
@@ -82,6 +88,7 @@ BROKEN: dict[str, dict[str, dict[str, Any]]] = {
         "id_unique": {"image_id": "d/good"},
         "split_known": {"split": "dev"},
         "split_disjoint": {"sha256": hashlib.sha256(b"d/tested").hexdigest()},
+        "near_disjoint": {},  # a changed copy of d/tested, by its print
         "image_side": {"width": 15},
         "image_pixels": {"width": 50_001, "height": 1_000},
         "sha256_form": {"sha256": "0" * 63},
@@ -186,6 +193,17 @@ def write_interim(workspace: Workspace, rows: Rows, source: str = "d", truth: st
         (directory / "truth.jsonl").write_text(truth)
 
 
+def write_prints(workspace: Workspace, pictures: dict[str, Image.Image], rows: Rows, source: str = "d") -> None:
+    """As `prepare` leaves them beside the tables."""
+    splits = {row["image_id"]: row["split"] for row in rows["images"]}
+    with PrintWriter(workspace.interim(source)) as prints:
+        for image_id, picture in pictures.items():
+            content = io.BytesIO()
+            picture.save(content, "PNG")
+            tested = splits[image_id] != "train"
+            prints.add(image_id, hash_image(content.getvalue(), ".png", 10**6, keypoints=True, tested=tested))
+
+
 def params_for(max_bad_fraction: float, *sources: str) -> Params:
     params = load_params(ROOT / "params.yaml")
     return dataclasses.replace(
@@ -208,6 +226,7 @@ def test_each_broken_row_is_set_aside_under_exactly_its_rule(tmp_path: Path) -> 
     for table, rules in BROKEN.items():
         rows[table] += [row(table, rule, **changes) for rule, changes in rules.items()]
     write_interim(workspace, rows)
+    write_prints(workspace, {"d/images-d/tested": photo(1), "d/images-near_disjoint": ImageOps.mirror(photo(1))}, rows)
     validate.run(params_for(0.99), workspace)
 
     broken: dict[str, set[str]] = defaultdict(set)
@@ -284,6 +303,57 @@ def test_a_row_of_two_images_follows_both(tmp_path: Path) -> None:
     }
     (left,) = read_table("image_pairs", workspace.validated).to_pylist()
     assert (left["pair_id"], left["other_image_ids"]) == ("d/image_pairs-good", ["d/good"])
+
+
+def test_changed_copies_of_a_tested_picture_leave_train_or_are_counted(tmp_path: Path) -> None:
+    """Also across datasets, and between val and test; a picture that is only alike stays."""
+    workspace, rows = Workspace(tmp_path), good_rows()
+    rows["images"] += [row("images", name) for name in ("cropped", "other")]
+    rows["images"] += [row("images", "framed", split="val")]
+    write_interim(workspace, rows)
+    tested = photo(1)
+    pictures = {"d/tested": tested, "other": photo(2), "framed": ImageOps.expand(tested, 20, "white")}
+    pictures["cropped"] = tested.crop((10, 20, 170, 140)).resize((320, 240))
+    write_prints(workspace, {f"d/images-{name}": picture for name, picture in pictures.items()}, rows)
+    far = {"images": [row("images", "x", image_id="e/1", source="e")]}
+    write_interim(workspace, far, "e")
+    write_prints(workspace, {"e/1": tested.rotate(90, expand=True)}, far, "e")
+
+    validate.run(params_for(0.9, "d", "e"), workspace)
+    found = {bad["row_id"]: bad["reason"] for bad in read_table("quarantine", workspace.validated).to_pylist()}
+    assert set(found) == {"d/images-cropped", "d/images-framed", "e/1"}
+    assert found["e/1"].startswith("the same picture is in test as d/images-d/tested (turned by")
+    assert "corners agree" in found["d/images-cropped"]
+    params = params_for(0.9, "d", "e")
+    near = dataclasses.replace(params.validate.near_duplicates, action="count")
+    params = dataclasses.replace(params, validate=dataclasses.replace(params.validate, near_duplicates=near))
+    validate.run(params, workspace)
+    assert not read_table("quarantine", workspace.validated).num_rows
+    copies = pq.read_table(workspace.validated / COPIES).to_pylist()
+    pairs = {(copy["image_id"], copy["copy_of"]) for copy in copies}
+    tested_id, framed = "d/images-d/tested", "d/images-framed"
+    expected = {
+        (framed, tested_id),
+        *((name, other) for name in ("d/images-cropped", "e/1") for other in (framed, tested_id)),
+    }
+    assert pairs == expected
+    assert json.loads((workspace.reports / "validation.json").read_text())["across_splits"]["copies"] == len(expected)
+
+
+def test_copied_sentences_are_counted_and_stay(tmp_path: Path) -> None:
+    workspace, rows = Workspace(tmp_path), good_rows(images=2)
+    texts = {"d/good": "A red ball lies on the grass.", "d/images-d/tested": "a RED ball lies on the grass"}
+    texts["d/images-more-0"] = "a red ball lies on green grass"
+    rows["captions"] = [row("captions", name, image_id=name, text=text) for name, text in texts.items()]
+    rows["captions"].append(row("captions", "far", image_id="d/images-d/tested", text="two dogs"))
+    write_interim(workspace, rows)
+    validate.run(params_for(0.0), workspace)
+    found = json.loads((workspace.reports / "validation.json").read_text())["across_splits"]["captions"]
+    assert {split: (n["captions"], n["equal"], n["one_word_apart"]) for split, n in found.items()} == {
+        "val": (1, 0, 1),
+        "test": (2, 1, 0),
+    }
+    assert read_table("captions", workspace.validated).num_rows == 4
 
 
 def test_too_many_bad_rows_stop_and_replace_nothing(tmp_path: Path) -> None:

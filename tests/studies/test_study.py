@@ -36,11 +36,11 @@ deviation = 0.01
 paper = "yes"
 """
 TWO = (
-    Arm(name="none", label="none at its best", pretraining=None, fine_tuning=FineTuning(budgets=(1, 3))),
+    Arm(name="none", label="none at its best", fine_tuning=FineTuning(budgets=(1, 3))),
     Arm(
         name="single",
         label="one pass",
-        pretraining=Pretraining(objectives=("mlm", "moc", "ism", "msg"), updates=2),
+        pretraining=(Pretraining(objectives=("mlm", "moc", "ism", "msg"), updates=2),),
         fine_tuning=FineTuning(budgets=(2,)),
     ),
 )
@@ -57,7 +57,7 @@ def test_tdens_study_is_whole() -> None:
     plan = STUDY.plan
     assert plan.seeds >= 2 and all(reached > 0.8 for _, _, reached in plan.power_table())
     assert {c.first for c in plan.contrasts} | {c.second for c in plan.contrasts} == {arm.name for arm in ARMS}
-    updates = {arm.name: arm.pretraining.updates for arm in ARMS if arm.pretraining}
+    updates = {arm.name: arm.updates for arm in ARMS}
     assert updates["two-pass-a"] == of_equal_compute(updates["single"], COST_A) < updates["two-pass-c"]
     assert updates["two-pass-c"] < updates["single"] == updates["encoder-alone"] == updates["two-pass-a-long"]
 
@@ -66,7 +66,7 @@ def test_every_arm_of_tdens_study_runs_and_is_another_one(data: Data) -> None:
     figures = {}
     for arm in ARMS:
         test = run_arm(arm.scaled(0.005), 1, data)["test"]
-        assert test.keys() == measure.METRICS.keys()
+        assert test.keys() == measure.METRICS.keys() - {"match_nll"}, "a margin has no likelihood"
         assert torch.isfinite(torch.tensor(list(test.values()))).all(), arm.name
         figures[arm.name] = test["nll"]
     assert len(set(figures.values())) == len(ARMS), figures
@@ -137,7 +137,8 @@ def test_fine_tuning_learns(data: Data) -> None:
     learner.captioning(60)
     assert measure.nll(learner.model, split) < before - 1
     learner.vqa(60)
-    assert measure.vqa(learner.model, learner.head, split, data) > 60
+    assert learner.head is not None
+    assert measure.answers(learner.model, learner.head, split, data)["vqa"] > 60
 
 
 def test_every_row_comes_once_an_epoch() -> None:
@@ -160,7 +161,7 @@ def study(tmp_path: Path) -> Study:
 def test_a_study_from_nothing_to_its_document(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     main(study, [])
     told = capsys.readouterr().out
-    assert "[4/4] single, seed 2: NLL" in told and "0 minutes left" in told
+    assert "[4/4] single, seed 2: NLL a token" in told and "0 minutes left" in told
     text = study.document.read_text()
     assert text.startswith("# A toy\n\n1 contrast was written down before the runs. Over 2 seeds")
     assert "| none at its best (`none`) | 2 |" in text and "best on val of 1, 3 updates" in text

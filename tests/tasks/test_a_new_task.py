@@ -33,7 +33,8 @@ from vlp_models.workspace.paths import Workspace, read_json
 root = Path(sys.argv[1])
 workspace = Workspace(root)
 run = {"guess": {"task": "guess_colour", "start": "pretrain/tden"}}
-params = write_workspace(root, finetune=run, evaluate={"bootstrap": 20, "blank_control": ["guess_colour"]})
+settings = {"splits": ["test"], "bootstrap": 20, "blank_control": ["guess_colour"]}
+params = write_workspace(root, finetune=run, evaluate=settings)
 workspace.validated.mkdir(parents=True)
 about = {"source": "toy", "split": "test", "path": "", "width": 10, "height": 10, "provenance": ""}
 rows = [{"image_id": f"toy/test{i:03d}", "sha256": "0" * 64, **about} for i in range(4)]

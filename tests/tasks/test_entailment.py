@@ -63,6 +63,7 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
     assert found["accuracy"].value == pytest.approx(100 * right / len(known))
     counts, baselines = Counter(truth), scored.baselines["accuracy"]
     assert baselines["majority label"] == pytest.approx(100 * counts["entailment"] / len(known), abs=1e-3)
+    assert baselines["hypothesis only"] == baselines["majority label"], "train's one word says nothing of these"
     assert baselines["image blanked"] == pytest.approx(100 * counts["neutral"] / len(known), abs=1e-3)
     annotations = 2 * len(known) + counts["neutral"]  # of three annotators one says neutral
     assert baselines["one annotator"] == pytest.approx(100 * annotations / (3 * len(known)), abs=1e-3)

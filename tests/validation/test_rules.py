@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vlp_models.data.tables import SCHEMAS, write_table
 from vlp_models.validation.columns import derive
-from vlp_models.validation.text import has_letters, is_clean, is_more_than_url
+from vlp_models.validation.crossing import Crossing, Others
+from vlp_models.validation.text import caption_key, count_words, has_letters, is_clean, is_more_than_url
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,31 @@ def test_text(text: str, letters: bool, clean: bool, more_than_url: bool) -> Non
     assert (has_letters(text), is_clean(text), is_more_than_url(text)) == (letters, clean, more_than_url)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Dog", 1),
+        ("a dog runs !", 4),
+        ("un café", 2),
+        ("一只狗在草地上奔跑。", 5),  # 9 letters
+        ("犬が芝生の上を走っている", 6),
+        ("สุนัขวิ่งบนหญ้า", 3),
+        ("개가 풀밭을 달린다", 3),  # Korean has spaces
+        ("狗", 1),
+        ("iPhone手机", 2),
+        ("", 0),
+    ],
+)
+def test_words_are_counted_by_script(text: str, words: int) -> None:
+    assert count_words(text) == words
+
+
+def test_captions_are_one_but_for_case_spaces_and_forms_of_letters() -> None:
+    assert caption_key(" Straße  frei") == caption_key("STRASSE FREI")
+    assert caption_key("caf\u00e9") == caption_key("CAFE\u0301")
+    assert caption_key("a dog") != caption_key("a dog.")
+
+
 @given(st.text())
 def test_text_rules_take_any_text(text: str) -> None:
     assert is_clean(text) or not is_clean("x" + text)
@@ -46,7 +74,15 @@ def image(name: str, split: str, sha256: str = "", **changes: Any) -> dict[str, 
     return {**row, **changes}
 
 
-def test_the_copy_that_is_tested_on_stays() -> None:
+def crossed(rows: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
+    """Image rows with what validate finds of them among all."""
+    write_table([{**dict.fromkeys(SCHEMAS["images"].names), **row} for row in rows], "images", directory)
+    with Crossing.within(directory) as crossing:
+        (others,) = crossing.of("images", [directory / "images.parquet"], len(rows))
+    return derive("images", rows, others)
+
+
+def test_the_copy_that_is_tested_on_stays(tmp_path: Path) -> None:
     rows = [
         image("a", "train", "same"),
         image("b", "val", "same"),
@@ -56,7 +92,7 @@ def test_the_copy_that_is_tested_on_stays() -> None:
         image("f", "val", "other"),
         image("g", "train", "other"),
     ]
-    also_in = {row["image_id"]: row["also_in"] for row in derive("images", rows, {}, set())}
+    also_in = {row["image_id"]: row["also_in"] for row in crossed(rows, tmp_path)}
     assert also_in == {
         "a": "test as c",
         "b": "test as c",
@@ -68,22 +104,25 @@ def test_the_copy_that_is_tested_on_stays() -> None:
     }, "a repeat within a split is no leak"
 
 
-def test_first_of_an_id_stays() -> None:
-    rows = derive("images", [image("a", "train"), image("a", "test", provenance="again")], {}, set())
+def test_first_of_an_id_stays(tmp_path: Path) -> None:
+    rows = crossed([image("a", "train"), image("a", "test", provenance="again")], tmp_path)
     assert [row["id_of"] for row in rows] == ["this row", "a"]
     assert [row["also_in"] for row in rows] == ["", ""], "the second is no image of its own, so no leak either"
 
 
 def test_rows_know_the_state_of_their_image() -> None:
     rows = [{"statement_id": n, "image_id": n, "text": "x", "provenance": ""} for n in "abc"]
-    states = [row["image_state"] for row in derive("statements", rows, {"a": image("a", "train")}, {"b"})]
+    states = [
+        row["image_state"]
+        for row in derive("statements", rows, Others(images={"a": image("a", "train")}, quarantined={"b"}))
+    ]
     assert states == ["good", "quarantined", "unknown"]
 
 
 def box(x1: float | None, y1: float, x2: float, y2: float) -> dict[str, Any]:
     corners = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
     rows = [{"object_id": "o", "image_id": "a", "category": "cup", "provenance": "", **corners}]
-    return derive("objects", rows, {"a": image("a", "train")}, set())[0]
+    return derive("objects", rows, Others(images={"a": image("a", "train")}))[0]
 
 
 def test_boxes() -> None:

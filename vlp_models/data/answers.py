@@ -77,6 +77,11 @@ def normalise_words(text: str) -> str:
     return " ".join(_CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
 
 
+def is_exact(answers: Sequence[str]) -> bool:
+    """Whether a question has one right answer, to be met exactly (DAQUAR), and no annotators who may differ."""
+    return len(answers) == 1
+
+
 def most_frequent(answers: Sequence[str]) -> str:
     """VQA's multiple-choice answer: the most frequent of the annotators' answers, the first given among equals."""
     return Counter(answers).most_common(1)[0][0]
@@ -89,18 +94,27 @@ def build_answer_vocabulary(questions: Iterable[Sequence[str]], min_count: int) 
         questions: the annotators' answers, one sequence a question; empty ones (hidden answers) are passed over.
         min_count: an answer enters from this many questions on (VQA v2 proper: 9, which gives 3,129 answers).
 
-    The rule of Teney et al. (2018), as ViLT and VLMo use it: the multiple-choice answer, normalised, commas deleted.
+    The rule of Teney et al. (2018), as ViLT and VLMo use it: the multiple-choice answer, normalised, commas deleted. A
+    question's one right answer (`is_exact`) stays as it is.
     """
-    counts = Counter(normalise_answer(most_frequent(answers)).replace(",", "") for answers in questions if answers)
+    counts = Counter(_entry(answers) for answers in questions if answers)
     kept = [answer for answer, n in counts.items() if n >= min_count]
     return sorted(kept, key=lambda answer: (-counts[answer], answer))
 
 
-def soft_scores(answers: Iterable[str], vocabulary: Mapping[str, int]) -> dict[int, float]:
+def _entry(answers: Sequence[str]) -> str:
+    return answers[0] if is_exact(answers) else normalise_answer(most_frequent(answers)).replace(",", "")
+
+
+def soft_scores(answers: Sequence[str], vocabulary: Mapping[str, int]) -> dict[int, float]:
     """Soft label of a question: answer index -> score; 0.3, 0.6, 0.9, 1 for 1, 2, 3, 4 or more annotators.
+
+    A question's one right answer (`is_exact`) scores 1.
 
     Counts the annotators' strings as they stand, as the published recipe does; `vocabulary`: answer -> index.
     """
+    if is_exact(answers):
+        return {vocabulary[answer]: 1.0 for answer in answers if answer in vocabulary}
     counts = Counter(answers)
     return {
         vocabulary[answer]: SOFT_SCORES[min(n, len(SOFT_SCORES) - 1)]

@@ -33,7 +33,14 @@ _MAX_BYTES = {
     "jpg": 128 * _MEGABYTE,
     "txt": _MEGABYTE,
 }
-_NAME = re.compile(r"([A-Za-z0-9_%-]+)\.([a-z.]+)", re.ASCII)
+_REGIONS: dict[str, type[np.floating[Any]]] = {
+    "features": np.float16,
+    "boxes": np.float32,
+    "class_probs": np.float16,
+    "scores": np.float32,
+}
+KEY = "[A-Za-z0-9_%-]"  # a character of an image's key
+_NAME = re.compile(rf"({KEY}+)\.([a-z.]+)", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +132,7 @@ def read_member(path: Path, name: str, offset: int, size: int) -> bytes:
     except FileNotFoundError:
         raise DataError(f"{path}: no such shard; `dvc repro shards` makes it") from None
     try:
-        data = os.pread(descriptor, BLOCK + size, offset - BLOCK)
+        data = os.pread(descriptor, BLOCK + size, offset - BLOCK) if offset >= BLOCK else b""
     finally:
         os.close(descriptor)
     # name in the first 100 bytes, size as octal digits in 124..136
@@ -150,33 +157,54 @@ def _decode_json(data: bytes) -> dict[str, Any]:
     return value
 
 
-def encode_regions(regions: RegionArrays) -> bytes:
+def encode_regions(regions: RegionArrays, where: str = "regions") -> bytes:
+    """A member's bytes. `where` is for the error.
+
+    Raises:
+        DataError: what `decode` would refuse: a value that is not finite (float16 ends at 65504), boxes outside [0, 1].
+    """
     import safetensors.numpy
 
-    return safetensors.numpy.save(
-        {
-            "features": np.ascontiguousarray(regions.features, dtype=np.float16),
-            "boxes": np.ascontiguousarray(regions.boxes, dtype=np.float32),
-            "class_probs": np.ascontiguousarray(regions.class_probs, dtype=np.float16),
-            "scores": np.ascontiguousarray(regions.scores, dtype=np.float32),
-        }
-    )
+    arrays = {name: np.ascontiguousarray(getattr(regions, name), dtype=dtype) for name, dtype in _REGIONS.items()}
+    try:
+        _check_regions(RegionArrays(**arrays))
+    except ValueError as error:
+        raise DataError(
+            f"{where}: {error}; mend it at its source, or `dvc repro --force --single-item features`"
+        ) from None
+    return safetensors.numpy.save(arrays)
 
 
 def _decode_regions(data: bytes) -> RegionArrays:
     import safetensors.numpy
 
     arrays = safetensors.numpy.load(data)
-    regions = RegionArrays(
-        features=arrays["features"],
-        boxes=arrays["boxes"],
-        class_probs=arrays["class_probs"],
-        scores=arrays["scores"],
-    )
-    n = len(regions)
-    if regions.boxes.shape != (n, 4) or len(regions.class_probs) != n or regions.scores.shape != (n,):
-        raise ValueError(f"arrays of different lengths: {[(k, v.shape) for k, v in sorted(arrays.items())]}")
+    missing = [name for name in _REGIONS if name not in arrays]
+    if missing:
+        raise ValueError(f"no {', '.join(missing)}")
+    regions = RegionArrays(**{name: arrays[name] for name in _REGIONS})
+    for name, dtype in _REGIONS.items():
+        if getattr(regions, name).dtype != dtype:
+            raise ValueError(f"{name} of type {getattr(regions, name).dtype} instead of {np.dtype(dtype).name}")
+    _check_regions(regions)
     return regions
+
+
+def _check_regions(regions: RegionArrays) -> None:
+    """
+    Raises:
+        ValueError: names the array whose shape or values can't be.
+    """
+    features, boxes, probs, scores = (getattr(regions, name) for name in _REGIONS)
+    rows = features.shape[:1]
+    shapes_fit = boxes.shape == (*rows, 4) and probs.shape[:1] == rows and scores.shape == rows
+    if not shapes_fit or features.ndim != 2 or probs.ndim != 2:
+        raise ValueError(f"arrays of different lengths: {[(k, getattr(regions, k).shape) for k in sorted(_REGIONS)]}")
+    for name in _REGIONS:
+        if not np.isfinite(getattr(regions, name)).all():
+            raise ValueError(f"{name} with a value that is not finite")
+    if boxes.size and not (boxes.min() >= 0 and boxes.max() <= 1):
+        raise ValueError(f"boxes from {boxes.min():g} to {boxes.max():g}, which are fractions of width and height")
 
 
 def _check_image(data: bytes) -> bytes:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from vlp_models.data.blocks import Layout
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
@@ -89,6 +92,15 @@ class AugmentedDataset(Dataset[Sample]):
         own = len(self._base)
         samples = self._base.__getitems__([i if i < own else self._own[i - own] for i in indices])
         return [s if i < own else self._written(s, self._more[i - own]) for i, s in zip(indices, samples, strict=True)]
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where the samples lie; None unless `base` is streamed."""
+        return None if self._base.layout is None else Layout.of(self._places, self._base.layout.block_bytes)
+
+    def _places(self) -> Iterator[NDArray[np.int64]]:
+        of_base = np.concatenate(list(self._base.places()))
+        yield np.concatenate([of_base, of_base[self._own]])
 
     def _written(self, sample: Sample, caption: Written) -> Sample:
         text = sample.text if self._control else caption.text

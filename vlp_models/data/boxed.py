@@ -5,13 +5,17 @@ Pictures without boxes, captions, or where a row was read from leave this table 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlp_models.data.outofcore import Database
+from vlp_models.data.tables import HELD, SCHEMAS, TableWriter, read_batches
 from vlp_models.errors import DataError
 
 FILE = "boxed.parquet"
@@ -19,22 +23,40 @@ OBJECT = ("category", "x1", "y1", "x2", "y2", "attributes")  # of a row of `obje
 IMAGE = ("image_id", "source", "split", "path", "width", "height", "sha256")  # of a row of `images`
 
 
-def write_boxed(images: pa.Table, objects: pa.Table, directory: Path) -> Path:
-    """Writes boxed.parquet: a row an image with a box, in the order of ids; its objects as in their table.
+def write_boxed(directory: Path) -> Path:
+    """Writes boxed.parquet beside the validated tables in `directory`: a row an image with a box, in the order of ids;
+    its objects as in their table."""
+    kinds = pa.struct([SCHEMAS["objects"].field(name) for name in OBJECT])
+    schema = pa.schema([*(SCHEMAS["images"].field(name) for name in IMAGE), ("objects", pa.list_(kinds))])
+    with TableWriter(FILE.removesuffix(".parquet"), directory, schema) as writer:
+        objects = directory / "objects.parquet"
+        if objects.exists() and pq.read_metadata(objects).num_rows:
+            for _, rows in groupby(_objects(directory), key=itemgetter("image_id")):
+                first, *others = rows
+                writer.append(
+                    {name: first[name] for name in IMAGE}
+                    | {"objects": [{name: row[f"of_{name}"] for name in OBJECT} for row in (first, *others)]}
+                )
+    return writer.path
 
-    Args:
-        images, objects: validated tables (data/tables.py).
-    """
-    of_image: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in objects.select(["image_id", *OBJECT]).to_pylist():
-        of_image[row.pop("image_id")].append(row)
-    columns = images.select(list(IMAGE)).sort_by("image_id")
-    rows = [row | {"objects": of_image[row["image_id"]]} for row in columns.to_pylist() if row["image_id"] in of_image]
-    kinds = pa.struct([objects.schema.field(name) for name in OBJECT])
-    schema = pa.schema([*(images.schema.field(name) for name in IMAGE), ("objects", pa.list_(kinds))])
-    path = directory / FILE
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
-    return path
+
+def _objects(directory: Path) -> Iterator[dict[str, Any]]:
+    """The objects with their image's columns; theirs under `of_...`."""
+    with Database.within(directory) as database:
+        for table, columns in (("images", IMAGE), ("objects", ("image_id", *OBJECT))):
+            schema = pa.schema([*(SCHEMAS[table].field(name) for name in columns), pa.field("row", pa.int64())])
+            database.load(table, _numbered(directory / f"{table}.parquet", list(columns)), schema)
+        chosen = [*(f"i.{name}" for name in IMAGE), *(f"o.{name} AS of_{name}" for name in OBJECT)]
+        joined = "FROM objects o JOIN images i ON o.image_id = i.image_id ORDER BY i.image_id, o.row"
+        for piece in database.stream(f"SELECT {', '.join(chosen)} {joined}"):
+            yield from piece.to_pylist()
+
+
+def _numbered(path: Path, columns: list[str]) -> Iterator[pa.Table]:
+    start = 0
+    for rows in read_batches([path], HELD, columns):
+        yield rows.append_column("row", pa.array(range(start, start + len(rows)), pa.int64()))
+        start += len(rows)
 
 
 def read_boxed(directory: Path) -> list[dict[str, Any]]:

@@ -1,13 +1,14 @@
 """The shards as a map-style dataset: sample i of a view, read where the index says.
 
-Texts and offsets are columns of one Arrow table; regions are read from the tar on demand. Worker processes share both
-with their parent (the table's memory, the system's file cache), so memory does not grow with their number.
+Texts and offsets are columns of Arrow (data/index.py); regions are read from the tar on demand. Worker processes share
+both with their parent, so memory does not grow with their number. Where shards are streamed, images come by the block
+(data/blocks.py), from a folder or an object store; the index is always the one in data/shards.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from vlp_models.data.archive import REGIONS, decode, read_member
+from vlp_models.data.archive import BLOCK, REGIONS, decode, read_member
+from vlp_models.data.blocks import BlockReader, Layout, padded
+from vlp_models.data.index import Index, read_index
 from vlp_models.data.sample import Sample, SeenImage
-from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS, index_name, shard_name
-from vlp_models.data.views import OTHER_IMAGES, VIEWS, View
+from vlp_models.data.shards import PLACE_COLUMNS, index_name, shard_name
+from vlp_models.data.store import Store
+from vlp_models.data.views import OTHER_IMAGES, VIEWS
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.limits import check_numbers
+from vlp_models.params import StreamParams
 
 _WAYS_OUT = {
     "regions": "no model of params.yaml read any when they were made: add this one to `models`, and `dvc repro shards`",
@@ -47,6 +53,21 @@ class ShardsManifest:
     def num_classes(self) -> int:
         return len(self.classes)
 
+    def check(self) -> None:
+        """
+        Raises:
+            TypeError, ValueError: a field is of another type, or too large to be true.
+        """
+        check_numbers({"feature_dim": self.feature_dim})
+        texts = (self.detector_id, *self.classes, *self.sources)
+        counts = (
+            [n for split in self.counts.values() for n in split.values()] if isinstance(self.counts, dict) else [""]
+        )
+        if not isinstance(self.feature_dim, int) or self.feature_dim < 0 or not all(isinstance(t, str) for t in texts):
+            raise TypeError("feature_dim is a whole number, the rest are names")
+        if not all(isinstance(n, int) and n >= 0 for n in counts):
+            raise TypeError("counts are whole numbers, by split and view")
+
 
 def read_manifest(directory: Path) -> ShardsManifest:
     """
@@ -56,16 +77,18 @@ def read_manifest(directory: Path) -> ShardsManifest:
     file = directory / "manifest.json"
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-        return ShardsManifest(
+        manifest = ShardsManifest(
             feature_dim=value["feature_dim"],
             classes=tuple(value["classes"]),
             detector_id=value["detector_id"],
             sources=tuple(value["sources"]),
             counts=value["counts"],
         )
+        manifest.check()
+        return manifest
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; `dvc repro shards` makes it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file}: not the manifest of shards: {error!r}; `dvc repro shards` makes it anew") from None
 
 
@@ -82,15 +105,20 @@ class ShardDataset(Dataset[Sample]):
         regions: bool = True,
         pixels: bool = False,
         captioned: bool = False,
+        stream: StreamParams | None = None,
+        by_block: bool = True,
     ) -> None:
         """
         Args:
             sources: dataset name -> how often an epoch has its samples; None or empty: every dataset once.
             regions, pixels: what of the image to read.
             captioned: of the view `images`, those with a reference caption only.
+            stream: where the tars lie, and how they are read; None or without an address: in `directory`, one by one.
+            by_block: what is streamed comes with its neighbours; False: alone, for a few of many.
 
         Raises:
-            DataError: no shards here, or no regions or pixels in them though asked for.
+            DataError: no shards here, or no regions or pixels in them though asked for, or others than at
+                `stream.address`.
             ParamsError: an unknown view, a source the shards do not hold, or repeats below 1.
         """
         if view not in VIEWS:
@@ -102,43 +130,80 @@ class ShardDataset(Dataset[Sample]):
         self._view = VIEWS[view]
         self._regions = regions and self._view.has_image
         self._pixels = pixels and self._view.has_image
-        self._table = _read_index(directory / index_name(split), self._view)
-        if captioned:
-            self._table = self._table.filter(pc.greater(pc.list_value_length(self._table["captions"]), 0))
-        self._rows = _select(self._table["source"], sources or {}, self.manifest.sources)
+        self._index = read_index(directory / index_name(split), self._view)
+        rows = self._index.where(pc.list_value_length(pc.field("captions")) > 0) if captioned else None
+        self._rows = _select(self._index, rows, sources or {}, self.manifest.sources)
         several = self._view.images == "several" and (self._regions or self._pixels)
-        self._others = _OtherImages(directory / index_name(split), self._table) if several else None
+        self._others = _OtherImages(directory / index_name(split), self._index) if several else None
         for kind, asked in (("regions", self._regions), ("pixels", self._pixels)):
-            if asked and len(self._rows) and not self._table[f"{kind}_size"][int(self._rows[0])].as_py():
+            if asked and len(self._rows) and not self._index.take([self._rows[0]])[0][f"{kind}_size"]:
                 raise DataError(f"{directory}: the shards hold no {kind}; {_WAYS_OUT[kind]}")
+        self.layout: Layout | None = None
+        self.blocks: BlockReader | None = None
+        if stream is not None and stream.address and (self._regions or self._pixels) and len(self._rows):
+            self._stream(stream, by_block)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def image_ids(self) -> list[str]:
         """Of each sample, from the index alone."""
-        found: list[str] = self._table["image_id"].take(self._rows).to_pylist()
+        found: list[str] = self._index.column("image_id").take(pa.array(np.asarray(self._rows))).to_pylist()
         return found
 
     def references(self) -> dict[str, tuple[str, ...]]:
         """Every reference caption of each image, from the index alone; of the view `images`."""
-        table = self._table.take(np.unique(self._rows)).select(["image_id", "captions"])
-        return {row["image_id"]: tuple(row["captions"] or ()) for row in table.to_pylist()}
+        rows = pa.array(np.unique(self._rows))
+        names, captions = (self._index.column(name).take(rows).to_pylist() for name in ("image_id", "captions"))
+        return {name: tuple(texts or ()) for name, texts in zip(names, captions, strict=True)}
 
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """A batch at once: what torch's DataLoader asks for where a dataset has it."""
-        numbers = self._rows[list(indices)]
-        rows = self._table.take(numbers).to_pylist()
+        numbers = [int(self._rows[index]) for index in indices]
+        rows = self._index.take(numbers)
         if self._others is None:
             others = [[{"image_id": name} for name in row.get(OTHER_IMAGES.name) or ()] for row in rows]
         else:
             others = [self._others.of(number) for number in numbers]
-        return [self._sample(row, behind) for row, behind in zip(rows, others, strict=True)]
+        fetched = self._fetch([*rows, *(other for behind in others for other in behind)])
+        return [self._sample(row, behind, fetched) for row, behind in zip(rows, others, strict=True)]
 
-    def _sample(self, row: dict[str, Any], others: Sequence[dict[str, Any]]) -> Sample:
+    def places(self) -> Iterator[NDArray[np.int64]]:
+        """int64 [n, 3], piece by piece: of each sample the shard, and where in it its image's members begin and end."""
+        kinds = [kind for kind, asked in (("pixels", self._pixels), ("regions", self._regions)) if asked]
+        columns = ["shard", *(f"{kind}_{what}" for kind in (kinds[0], kinds[-1]) for what in ("offset", "size"))]
+        for piece in self._index.pieces if isinstance(self._rows, range) else [self._rows]:
+            if isinstance(piece, np.ndarray):
+                found = [self._index.column(name).take(pa.array(piece)).to_numpy() for name in columns]
+            else:
+                found = [piece[name].to_numpy() for name in columns]
+            shard, begin, _, last, size = (column.astype(np.int64) for column in found)
+            yield np.stack([shard, begin - BLOCK, padded(last + size)], axis=1)
+
+    def _stream(self, stream: StreamParams, by_block: bool) -> None:
+        store = Store(stream.address, stream.patience, stream.first_wait)
+        if store.read("manifest.json") != (self._directory / "manifest.json").read_bytes():
+            raise DataError(
+                f"{store.where('manifest.json')}: not that of {self._directory}: other shards lie there; upload these, "
+                "or `dvc pull data/shards` of the commit that made the others"
+            )
+        if by_block:
+            self.layout = Layout.of(self.places, stream.block_mb << 20)
+        self.blocks = BlockReader(store, self.split, self.layout, stream.buffer_mb << 20)
+
+    def _fetch(self, places: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        """The members of the images that lie there, where shards are streamed."""
+        if self.blocks is None:
+            return {}
+        first, last = ("pixels" if self._pixels else "regions"), ("regions" if self._regions else "pixels")
+        return self.blocks.fetch(
+            (p["shard"], p[f"{first}_offset"] - BLOCK, padded(p[f"{last}_offset"] + p[f"{last}_size"])) for p in places
+        )
+
+    def _sample(self, row: dict[str, Any], others: Sequence[dict[str, Any]], fetched: Mapping[str, bytes]) -> Sample:
         """others: where each image behind the first lies."""
         return Sample(
             sample_id=row["sample_id"],
@@ -150,35 +215,41 @@ class ShardDataset(Dataset[Sample]):
                 for column in self._view.indexed
                 if column.name != "text"
             },
-            others=tuple(SeenImage(image_id=other["image_id"], **self._seen(other)) for other in others),
-            **self._seen(row),
+            others=tuple(SeenImage(image_id=other["image_id"], **self._seen(other, fetched)) for other in others),
+            **self._seen(row, fetched),
         )
 
-    def _seen(self, place: dict[str, Any]) -> dict[str, Any]:
+    def _seen(self, place: dict[str, Any], fetched: Mapping[str, bytes]) -> dict[str, Any]:
         """What was asked for of the image that lies there."""
         return {
-            "regions": self._read(place, "regions", REGIONS) if self._regions else None,
-            "pixels": self._read(place, "pixels", place["pixels_extension"]) if self._pixels else None,
+            "regions": self._read(place, "regions", REGIONS, fetched) if self._regions else None,
+            "pixels": self._read(place, "pixels", place["pixels_extension"], fetched) if self._pixels else None,
         }
 
-    def _read(self, row: dict[str, Any], kind: str, extension: str) -> Any:
-        shard = self._directory / shard_name(self.split, row["shard"])
-        name = f"{row['key']}.{extension}"
-        data = read_member(shard, name, row[f"{kind}_offset"], row[f"{kind}_size"])
+    def _read(self, row: dict[str, Any], kind: str, extension: str, fetched: Mapping[str, bytes]) -> Any:
+        shard: Path | str = self._directory / shard_name(self.split, row["shard"])
+        name, size = f"{row['key']}.{extension}", row[f"{kind}_size"]
+        if self.blocks is None:
+            data = read_member(Path(shard), name, row[f"{kind}_offset"], size)
+        else:
+            shard = self.blocks.store.where(shard_name(self.split, row["shard"]))
+            data = fetched.get(name, b"")
+            if len(data) != size:
+                raise DataError(f"{shard}: {name} is not where the index says; upload this shard again")
         return decode(extension, data, where=f"{shard}: {name}")
 
 
 class _OtherImages:
     """Where the images lie that rows name behind their first: each has a row of its own in the view `images`."""
 
-    def __init__(self, index: Path, rows: pa.Table) -> None:
+    def __init__(self, index: Path, rows: Index) -> None:
         """
         Raises:
             DataError: a row names an image that the split does not hold.
         """
-        ids = rows[OTHER_IMAGES.name].combine_chunks()
-        self._places = _read_index(index, VIEWS["images"]).select(PLACE_COLUMNS)
-        found = pc.index_in(ids.flatten(), value_set=self._places["image_id"].combine_chunks())
+        ids = rows.column(OTHER_IMAGES.name).combine_chunks()
+        self._places = read_index(index, VIEWS["images"])
+        found = pc.index_in(ids.flatten(), value_set=self._places.column("image_id").combine_chunks())
         if found.null_count:
             lost = ids.flatten().filter(pc.is_null(found))[0].as_py()
             raise DataError(f"{index}: no image {lost}, which a row names; `dvc repro shards` makes the shards anew")
@@ -188,8 +259,8 @@ class _OtherImages:
     def of(self, row: int) -> list[dict[str, Any]]:
         """The places of one row's, in order."""
         first = self._ends[row - 1] if row else 0
-        found: list[dict[str, Any]] = self._places.take(self._numbers[first : self._ends[row]]).to_pylist()
-        return found
+        found = self._places.take(self._numbers[first : self._ends[row]])
+        return [{name: place[name] for name in PLACE_COLUMNS} for place in found]
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
@@ -199,25 +270,22 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     return tuple(_plain(item, kind.value_type) for item in value or ())
 
 
-def _read_index(file: Path, view: View) -> pa.Table:
-    try:
-        columns = [*PLACE_COLUMNS, *(column.name for column in view.indexed)]
-        table = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view.name)])
-    except FileNotFoundError:
-        raise DataError(f"{file}: no such file; the shards have no split of this name, or are not built yet") from None
-    except pa.ArrowException as error:
-        raise DataError(f"{file}: not an index of shards: {error}; `dvc repro shards` makes it anew") from None
-    return table.combine_chunks()
+def _select(
+    index: Index, rows: NDArray[np.int64] | None, sources: Mapping[str, int], known: tuple[str, ...]
+) -> NDArray[np.int64] | range:
+    """The rows of an epoch, those of a dataset that is seen k times k times over.
 
-
-def _select(column: pa.ChunkedArray, sources: Mapping[str, int], known: tuple[str, ...]) -> np.ndarray:
-    """int64: the rows of an epoch, those of a dataset that is seen k times k times over."""
+    Args:
+        rows: those to choose from; None: all.
+    """
     if not sources:
-        return np.arange(len(column))
+        return range(len(index)) if rows is None else rows
+    chosen: list[NDArray[np.int64]] = []
     for name, repeats in sources.items():
         if name not in known:
             raise ParamsError(f"sources: no dataset `{name}` in the shards; there are: {', '.join(known)}")
         if repeats < 1:
             raise ParamsError(f"sources: `{name}: {repeats}`; leave a dataset out to not see it at all")
-    names = np.asarray(column.to_pylist(), dtype=object)
-    return np.concatenate([np.tile(np.flatnonzero(names == name), repeats) for name, repeats in sources.items()])
+        of_name = index.where(pc.field("source") == name)
+        chosen.append(np.tile(of_name if rows is None else np.intersect1d(of_name, rows), repeats))
+    return np.concatenate(chosen)

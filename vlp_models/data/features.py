@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
+from vlp_models.limits import check_numbers
 
 CHUNK_IMAGES = 512
 INDEX_SCHEMA = pa.schema(
@@ -85,7 +87,7 @@ def read_listing(path: Path) -> list[tuple[str, int]]:
         try:
             listing = [(str(image_id), int(count)) for image_id, count in json.loads((chunk.metadata() or {})[_IMAGES])]
             rows = chunk.get_slice("features").get_shape()[0]
-        except (KeyError, ValueError, TypeError, SafetensorError):
+        except (KeyError, IndexError, ValueError, TypeError, RecursionError, SafetensorError):
             raise DataError(f"{path}: not a features chunk; delete it and run `dvc repro features`") from None
     if sum(count for _, count in listing) != rows:
         raise DataError(f"{path}: lists other counts than its {rows} rows; delete it and run `dvc repro features`")
@@ -116,8 +118,12 @@ class FeatureStore:
             )
         try:
             index = pq.read_table(directory / "index.parquet", schema=INDEX_SCHEMA)
-        except (OSError, pa.ArrowInvalid) as error:
+            index.validate(full=True)
+        except (OSError, pa.ArrowException, ValueError) as error:
             raise DataError(f"{directory / 'index.parquet'}: {error}; `dvc repro features` makes it") from None
+        for name in INDEX_SCHEMA.names:
+            if index[name].null_count or (name != "image_id" and pc.any(pc.less(index[name], 0)).as_py()):
+                raise DataError(f"{directory / 'index.parquet'}: `{name}` is missing or negative; `dvc repro features`")
         columns = [index[name].to_pylist() for name in INDEX_SCHEMA.names]
         self._places = {image_id: place for image_id, *place in zip(*columns, strict=True)}
         self._chunks: dict[int, Any] = {}
@@ -141,8 +147,11 @@ class FeatureStore:
             self._chunks[number] = _open(self._directory / chunk_name(number)).__enter__()
         chunk = self._chunks[number]
         try:
-            return RegionArrays(**{name: _rows(chunk, name, start, count) for name in _DTYPES})
-        except SafetensorError as error:
+            regions = RegionArrays(**{name: _rows(chunk, name, start, count) for name in _DTYPES})
+            if any(len(getattr(regions, name)) != count for name in _DTYPES):
+                raise ValueError(f"the index lists {count} regions of {image_id}, the chunk has fewer")
+            return regions
+        except (SafetensorError, ValueError, TypeError) as error:
             raise DataError(f"{self._directory / chunk_name(number)}: {error}; `dvc repro features`") from None
 
 
@@ -172,7 +181,10 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         missing = [key for key in ("detector_id", "feature_dim", "classes") if key not in manifest]
-    except (OSError, ValueError, TypeError) as error:
+        check_numbers(manifest)
+        if not isinstance(manifest, dict):
+            raise TypeError("no object")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: {error}; `dvc repro features` makes it") from None
     if missing:
         raise DataError(f"{path}: lacks {', '.join(missing)}; `dvc repro features` makes it anew")

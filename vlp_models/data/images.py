@@ -2,15 +2,16 @@
 
 The header alone gives the format and the size; only an image within the pixel limit is decoded, whole, so that a
 truncated file is found here and not in an epoch's middle. Pillow's own limits stay on.
+
+Everybody sees a picture by `as_seen`: turned as its EXIF data says, RGB of 8 bits. Sizes and boxes are of that picture.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 FORMATS = {
@@ -22,16 +23,16 @@ FORMATS = {
     ".bmp": "BMP",
 }
 MAX_BYTES = 256 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageInfo:
-    """Width and height in pixels as stored (an EXIF rotation is not applied: public boxes refer to stored pixels)."""
-
-    width: int
-    height: int
-    sha256: str  # of the file's bytes
-    format: str  # Pillow's name: JPEG, PNG, ...
+_ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class ImageError(ValueError):
@@ -46,31 +47,17 @@ class ImageError(ValueError):
         return self.reason
 
 
-def probe(path: Path, max_pixels: int) -> ImageInfo:
-    """Checks one file.
+def open_checked(
+    content: bytes, suffix: str, max_pixels: int, limit: str = "validate.max_image_pixels is"
+) -> Image.Image:
+    """Opens an image and judges its header; nothing is decoded yet.
+
+    Args:
+        suffix: the file name's ending.
+        limit: how an error calls `max_pixels`.
 
     Raises:
-        ImageError: under one of the rules image_present, image_not_empty, image_readable (no image, or in a format
-            not in `FORMATS`), image_format (the ending says another format), image_not_a_bomb (more than `max_pixels`
-            by the header), image_decodes (truncated or damaged).
-    """
-    content = _read(path)
-    with open_checked(content, path.suffix, max_pixels) as image:
-        width, height = image.size
-        try:
-            image.draft("RGB", (1, 1))  # JPEG: reads every byte but reconstructs an eighth of the pixels
-            image.load()
-        except Exception as error:
-            raise undecodable(error) from None
-        found = format_of(image)
-    return ImageInfo(width=width, height=height, sha256=hashlib.sha256(content).hexdigest(), format=found)
-
-
-def open_checked(content: bytes, suffix: str, max_pixels: int) -> Image.Image:
-    """Opens an image and judges its header; nothing is decoded yet. `suffix`: the file name's ending.
-
-    Raises:
-        ImageError: under image_not_empty, image_readable, image_format or image_not_a_bomb.
+        ImageError: under image_not_empty, image_readable, image_format, image_not_a_bomb or image_still.
     """
     if not content:
         raise ImageError("image_not_empty", "an empty file")
@@ -87,9 +74,45 @@ def open_checked(content: bytes, suffix: str, max_pixels: int) -> Image.Image:
     if width * height > max_pixels:
         raise ImageError(
             "image_not_a_bomb",
-            f"{width}x{height} is {width * height:,} pixels; validate.max_image_pixels is {max_pixels:,}",
+            f"{width}x{height} is {width * height:,} pixels; {limit} {max_pixels:,}",
         )
+    if found != "JPEG" and _is_animated(image):
+        raise ImageError("image_still", "an animation; save the one picture of it that is meant as a file of its own")
     return image
+
+
+def as_seen(image: Image.Image) -> Image.Image:
+    """The picture as people see it, RGB of 8 bits, the first one of several; a copy, which no EXIF data turns again.
+
+    Pillow cuts 16 bits of grey off at 255, which leaves white; here they are scaled.
+    """
+    image = turned(image)
+    if image.mode.startswith("I"):  # 16 bits of grey, or 32 that hold 16
+        grey = np.asarray(image).astype(np.int64).clip(0, 65535)
+        image = Image.fromarray(((grey + 128) // 257).astype(np.uint8))
+    seen = image.convert("RGB")
+    seen.info = {}
+    return seen
+
+
+def turned(image: Image.Image) -> Image.Image:
+    """The picture the way up that its EXIF data says; it still carries these data."""
+    turn = _turn(image)
+    return image if turn is None else image.transpose(turn)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    try:
+        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # damaged EXIF data say nothing; the picture is there all the same
+        return None
+
+
+def _is_animated(image: Image.Image) -> bool:
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception as error:  # Pillow looks for a second frame
+        raise undecodable(error) from None
 
 
 def format_of(image: Image.Image) -> str:
@@ -101,7 +124,11 @@ def undecodable(error: Exception) -> ImageError:
     return ImageError("image_decodes", f"damaged or cut short: {_name(error)}: {error}")
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """
+    Raises:
+        ImageError: under image_present or image_not_a_bomb.
+    """
     try:
         if not path.is_file():
             raise ImageError("image_present", "a directory or a device" if path.exists() else "no such file")

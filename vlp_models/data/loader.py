@@ -131,15 +131,17 @@ class ResumableLoader(DataLoader[Batch]):
         rank: int = 0,
         world_size: int = 1,
         draws: bool = False,
+        make_order: Callable[..., EpochOrder] = EpochOrder,
     ) -> None:
         """
         Args:
+            make_order: another one where shards are streamed (data/block_order.py).
             draws: every sample gets a `draw`, another one each epoch: for training, where images are augmented.
 
         Raises:
             DataError: the dataset is too small for a single batch.
         """
-        order = EpochOrder(
+        order = make_order(
             length=len(dataset),  # type: ignore[arg-type]
             batch_size=batch_size,
             seed=seed,

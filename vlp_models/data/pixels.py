@@ -17,7 +17,7 @@ from PIL import Image
 
 from vlp_models.data.archive import MAX_IMAGE_PIXELS
 from vlp_models.data.batch import Pixels
-from vlp_models.data.images import ImageError, open_checked, undecodable
+from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
 from vlp_models.data.rand_augment import rand_augment
 from vlp_models.errors import DataError
 
@@ -32,7 +32,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 
 def decode(data: bytes, where: str) -> Image.Image:
-    """An image file's picture, RGB; its size is judged by the header, before anything is decoded.
+    """An image file's picture, RGB, as people see it; its size is judged by the header, before anything is decoded.
 
     Args:
         where: for the error.
@@ -43,7 +43,7 @@ def decode(data: bytes, where: str) -> Image.Image:
     try:
         with open_checked(data, "", MAX_IMAGE_PIXELS) as image:
             try:
-                return image.convert("RGB")
+                return as_seen(image)
             except Exception as error:  # Pillow's plugins raise anything on hostile files
                 raise undecodable(error) from None
     except ImageError as error:

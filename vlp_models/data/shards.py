@@ -108,7 +108,7 @@ class ShardWriter:
         place |= {"regions_offset": 0, "regions_size": 0}
         if record.regions is not None:
             place["regions_offset"], place["regions_size"] = self._write(
-                f"{key}.{REGIONS}", encode_regions(record.regions)
+                f"{key}.{REGIONS}", encode_regions(record.regions, f"image {record.image_id}")
             )
             self._counts["regions"] += len(record.regions)
         place |= {"image_id": record.image_id, "source": record.source, "shard": self._number, "key": key}

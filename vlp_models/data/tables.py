@@ -6,9 +6,10 @@ Ids are strings and carry their dataset's name (`scenes/17`), so tables of sever
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from vlp_models.data.views import TABLES
 
 SPLITS = ("train", "val", "test")
+HELD = 32_768  # rows that a `TableWriter` holds
 
 SCHEMAS: dict[str, pa.Schema] = {
     "images": pa.schema(
@@ -61,11 +63,83 @@ ID_COLUMN = {
 }
 
 
-def write_table(rows: list[dict[str, object]], name: str, directory: Path) -> Path:
+class TableWriter:
+    """Writes `<name>.parquet` from rows that come one by one, of which it holds `HELD`; the same rows give the same
+    bytes. Iterating ends the writing and reads the rows back."""
+
+    def __init__(self, name: str, directory: Path, schema: pa.Schema | None = None) -> None:
+        """schema: of a table that is none of `SCHEMAS`."""
+        self.path = directory / f"{name}.parquet"
+        self._schema = SCHEMAS[name] if schema is None else schema
+        self._held: list[dict[str, Any]] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._written = 0
+        self._closed = False
+
+    def append(self, row: dict[str, Any]) -> None:
+        if self._closed:
+            raise ValueError(f"{self.path}: written already")
+        self._held.append(row)
+        if len(self._held) == HELD:
+            self._flush()
+
+    def extend(self, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            self.append(row)
+
+    def write(self, rows: pa.Table) -> None:
+        """Many at once."""
+        self._flush()
+        if len(rows):
+            self._open().write_table(rows)
+            self._written += len(rows)
+
+    def close(self) -> None:
+        """Writes what is held. A table without rows is written as well."""
+        if self._closed:
+            return
+        self._flush()
+        if not self._written:
+            self._open().write_table(self._schema.empty_table())
+        self._open().close()
+        self._closed = True
+
+    def __len__(self) -> int:
+        return self._written + len(self._held)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.close()
+        for batch in read_batches([self.path], HELD):
+            yield from batch.to_pylist()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif self._writer is not None:
+            self._writer.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._open().write_table(pa.Table.from_pylist(self._held, schema=self._schema))
+            self._written += len(self._held)
+            self._held = []
+
+    def _open(self) -> pq.ParquetWriter:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.path, self._schema, compression="zstd")
+        return self._writer
+
+
+def write_table(rows: Iterable[dict[str, Any]], name: str, directory: Path) -> Path:
     """Writes rows as `<name>.parquet`; the same rows give the same bytes."""
-    path = directory / f"{name}.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMAS[name]), path, compression="zstd")
-    return path
+    with TableWriter(name, directory) as writer:
+        writer.extend(rows)
+    return writer.path
 
 
 def read_table(name: str, directory: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -75,6 +149,23 @@ def read_table(name: str, directory: Path, columns: Sequence[str] | None = None)
         empty = SCHEMAS[name].empty_table()
         return empty if columns is None else empty.select(list(columns))
     return pq.read_table(path, schema=SCHEMAS[name], columns=columns)
+
+
+def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of files of one schema, behind each other, `size` at a time; the last have what is left."""
+    held: list[pa.Table] = []
+    count = 0
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=size, columns=None if columns is None else list(columns)):
+                held.append(pa.Table.from_batches([batch]))
+                count += len(batch)
+                while count >= size:
+                    table = pa.concat_tables(held)
+                    yield table.slice(0, size)
+                    held, count = [table.slice(size)], count - size
+    if count:
+        yield pa.concat_tables(held)
 
 
 def object_words(row: Mapping[str, Any]) -> list[str]:

@@ -109,12 +109,16 @@ class Tokenizer:
             settings = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(f"{file}: no such file; the tokenizer stage writes it") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{file}: not valid JSON: {error}") from None
         if not isinstance(settings, dict) or settings.get("format") != FORMAT:
             raise DataError(f"{file}: not tokenizer settings of the form {FORMAT}")
+        if not isinstance(settings.get("lowercase"), bool):
+            raise DataError(f"{file}: `lowercase` must be true or false, found {settings.get('lowercase')!r}")
         accents = settings.get("strip_accents")
-        return cls.from_vocab(Path(directory) / "vocab.txt", bool(settings["lowercase"]), accents)
+        if accents is not None and not isinstance(accents, bool):
+            raise DataError(f"{file}: `strip_accents` must be true or false, found {accents!r:.60}")
+        return cls.from_vocab(Path(directory) / "vocab.txt", settings["lowercase"], accents)
 
     def save(self, directory: Path | str) -> None:
         """Writes vocab.txt and tokenizer.json (the settings); equal tokenizers give equal bytes."""

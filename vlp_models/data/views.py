@@ -134,7 +134,7 @@ _ALL = (
             TEXT,
             Column(name="question_type", type=pa.string(), slices=True),
             Column(name="answer_type", type=pa.string(), values=("yes/no", "number", "other", ""), slices=True),
-            Column(name="answers", type=pa.list_(pa.string())),  # ten annotators; empty where hidden
+            Column(name="answers", type=pa.list_(pa.string())),  # ten annotators, or the one right; empty: hidden
         ),
     ),
     View(

@@ -1,6 +1,7 @@
 """A batch: the good pairs of one drop as a folder that never changes again, named by its content.
 
 <batch>/pairs.jsonl       image, caption, split; the picture's hashes and size; the line it came from
+<batch>/prints.parquet    the pictures' prints (duplicates/prints.py), in the order of pairs.jsonl
 <batch>/images/ab/....jpg by sha256
 <batch>/quarantine.jsonl  every pair that was not taken, with rule and reason
 <batch>/manifest.json     the drop, the counts, the params
@@ -16,7 +17,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vlp_models.incoming.index import MANIFEST, PAIRS, unsigned
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlp_models.incoming.index import BLOCK, MANIFEST, PAIRS, PRINTS, unsigned
 from vlp_models.incoming.reading import Staging
 
 FORMAT = "vlp-batch/1"
@@ -56,10 +60,23 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
             }
 
     digest = _write_lines(folder / PAIRS, rows())
+    _write_prints(folder / PRINTS, staging)
     write_quarantine(folder / QUARANTINE, staging)
     manifest = {"format": FORMAT, **about, "counts": staging.counts(), "splits": splits, "rules": rules(staging)}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return digest[:16]
+
+
+def _write_prints(path: Path, staging: Staging) -> None:
+    cursor = staging.connection.execute(
+        "SELECT stored, print FROM images WHERE verdict IS NULL AND id IN "
+        "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
+    )
+    schema = pa.schema([("image", pa.string()), ("print", pa.binary())])
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while rows := cursor.fetchmany(BLOCK // 8):
+            images, prints = zip(*rows, strict=True)
+            writer.write_table(pa.table({"image": images, "print": prints}, schema=schema))
 
 
 def write_quarantine(path: Path, staging: Staging) -> None:

@@ -1,8 +1,9 @@
 """Which pictures of a drop are new: not in the drop already, not in the dataset, and in no split that is tested on.
 
 Two pictures are one if their bytes or their pixels are equal, or their perceptual hashes differ in at most `radius`
-bits. One picture in two splits is a leak, and it is the copy that would be learnt from that goes; one picture twice
-in a split is a duplicate, and the first stays.
+bits and their small copies look the same. Of what is tested on, changed copies count as well (duplicates/search.py).
+One picture in two splits is a leak, and it is the copy that would be learnt from that goes; one picture twice in a
+split is a duplicate, and the first stays.
 """
 
 from __future__ import annotations
@@ -13,18 +14,24 @@ from collections.abc import Iterator
 import numpy as np
 
 from vlp_models.data.tables import SPLITS
+from vlp_models.duplicates.alignment import by_turn
+from vlp_models.duplicates.leaks import batches, held_blocks, said
+from vlp_models.duplicates.near import NearHashes
+from vlp_models.duplicates.prints import Print
+from vlp_models.duplicates.search import Match, NearRules
 from vlp_models.incoming.index import HELD, HashIndex, Known, unsigned
-from vlp_models.incoming.near import NearHashes
 from vlp_models.incoming.reading import Staging
 
 _RANK = {split: -rank for rank, split in enumerate(SPLITS)}  # test before val before train
 Verdict = tuple[str, str, str]  # verdict, rule, reason
 
 
-def decide(staging: Staging, index: HashIndex, radius: int) -> None:
-    """Writes a verdict to every picture of the drop that is not new. `radius` -1: equal bytes or pixels only."""
+def decide(staging: Staging, index: HashIndex, radius: int, near: NearRules) -> None:
+    """Writes a verdict to every picture of the drop that is not new. `radius` -1: equal bytes or pixels only.
+    `near`: for changed copies of what is tested on."""
     _against_index(staging, index, radius)
-    _within_drop(staging, radius)
+    _changed_copies(staging, index, near)
+    _within_drop(staging, radius, near)
 
 
 def _against_index(staging: Staging, index: HashIndex, radius: int) -> None:
@@ -54,7 +61,34 @@ def _against_index(staging: Staging, index: HashIndex, radius: int) -> None:
             for theirs, ours in near.pairs(block):
                 distance = np.bitwise_count(block[theirs] ^ held[ours])
                 for number, image, bits in zip(ids[theirs], images[ours], distance, strict=True):
-                    meet(int(image), int(number), f"{bits} of 64 perceptual bits apart")
+                    if _look_the_same(index.print_of(int(number)), staging.print_of(int(image))):
+                        meet(int(image), int(number), f"{bits} of 64 perceptual bits apart")
+    _write(staging, verdicts)
+
+
+def _look_the_same(one: Print | None, other: Print | None) -> bool:
+    """What a hash proposes, by the small copies; a picture of an older batch has none, and the hash decides."""
+    return one is None or other is None or by_turn(one, 0, other) is not None
+
+
+def _changed_copies(staging: Staging, index: HashIndex, rules: NearRules) -> None:
+    """Of what is tested on, there or in the drop: neither side may learn from it."""
+    verdicts: dict[int, Verdict] = {}
+    splits = {image: split for image, split, *_ in _undecided(staging)}
+
+    def meet(image: int, number: int, match: Match) -> None:
+        found = _judge(splits[image], index.known(number), said(match))
+        if found and (image not in verdicts or verdicts[image][0] == "duplicate"):
+            verdicts[image] = found
+
+    for ids, near in held_blocks(index.prints(tested=True), rules):
+        for numbers, prints in batches(staging.prints()):
+            for match in near.matches(prints):
+                meet(numbers[match.other], ids[match.held], match)
+    for ids, near in held_blocks(staging.prints(tested=True), rules):
+        for numbers, prints in batches(index.prints(tested=False)):
+            for match in near.matches(prints):
+                meet(ids[match.held], numbers[match.other], match)
     _write(staging, verdicts)
 
 
@@ -67,11 +101,17 @@ def _judge(split: str, known: Known, how: str) -> Verdict | None:
     return None  # two training sets may share a picture
 
 
-def _within_drop(staging: Staging, radius: int) -> None:
+def _within_drop(staging: Staging, radius: int, rules: NearRules) -> None:
     rows = sorted(_undecided(staging), key=lambda row: (_RANK[row[1]], row[0]))
     values = np.unique(np.array([unsigned(row[4]) for row in rows if row[4] is not None], np.uint64))
     near = _neighbours(values, radius)
+    copies: dict[int, dict[int, str]] = defaultdict(dict)  # picture -> of which pictures of the drop, and how
+    for ids, held in held_blocks(staging.prints(tested=True), rules):
+        for numbers, prints in batches(staging.prints()):
+            for match in held.matches(prints):
+                copies[numbers[match.other]][ids[match.held]] = said(match)
     kept: dict[bytes | int, tuple[int, str]] = {}  # by either exact hash, and by the place of the perceptual one
+    new: dict[int, str] = {}  # picture -> split
     verdicts: dict[int, Verdict] = {}
     for image, split, sha256, pixels, perceptual in rows:
         place = None
@@ -82,8 +122,13 @@ def _within_drop(staging: Staging, radius: int) -> None:
             place = int(np.searchsorted(values, np.uint64(unsigned(perceptual))))
             if owner is None:
                 how = f"at most {radius} of 64 perceptual bits apart"
-                owner = next((kept[p] for p in (place, *near.get(place, ())) if p in kept), None)
+                own = staging.print_of(image)
+                owners = (kept[p] for p in (place, *near.get(place, ())) if p in kept)
+                owner = next((o for o in owners if _look_the_same(staging.print_of(o[0]), own)), None)
+        if owner is None and (held_copies := [o for o in copies.get(image, ()) if o in new]):
+            owner, how = (held_copies[0], new[held_copies[0]]), copies[image][held_copies[0]]
         if owner is None:
+            new[image] = split
             for key in (sha256, pixels) if place is None else (sha256, pixels, place):
                 kept.setdefault(key, (image, split))
             continue

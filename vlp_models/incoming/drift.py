@@ -13,7 +13,7 @@ import numpy as np
 from vlp_models.data.drift.measures import compare, compare_embeddings
 from vlp_models.data.drift.statistics import describe
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.params import Params
+from vlp_models.params import Params, to_plain
 from vlp_models.stages.reference import embed, reference_path
 from vlp_models.workspace.paths import Workspace, measured, need, read_json, write_json
 
@@ -112,23 +112,12 @@ def _add_embeddings(
 
 
 def _region_source(params: Params, workspace: Workspace) -> Any:
-    p = params.features
-    if p.source == "grid":
-        from vlp_models.vision.grid import GridSource
+    from vlp_models.vision.extractors import FROM_IMAGES, open_source
 
-        return GridSource(workspace.root)
-    if p.source != "detector" or not workspace.detector.exists():
+    source = params.features.source
+    if source not in FROM_IMAGES or (source != "grid" and not workspace.detector.exists()):
         return None
-    from vlp_models.vision.extract import DetectorSource, RegionExtractor
-
-    extractor = RegionExtractor.load(
-        workspace.detector,
-        "cpu",
-        min_score=p.min_score,
-        max_regions=p.max_regions,
-        content=p.content,
-    )
-    return DetectorSource(extractor, workspace.root)
+    return open_source(to_plain(params.features), workspace.detector, workspace.root)
 
 
 def _finish(report: dict[str, Any], workspace: Workspace) -> dict[str, Any]:

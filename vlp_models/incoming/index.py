@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
+from vlp_models.duplicates.prints import Print
 from vlp_models.errors import DataError
 
-PAIRS, MANIFEST = "pairs.jsonl", "manifest.json"
+PAIRS, PRINTS, MANIFEST = "pairs.jsonl", "prints.parquet", "manifest.json"
 BLOCK = 4096
-_VERSION = 1
+_VERSION = 2  # of the schema; pictures looked at with and without keypoints are two indexes
 _SCHEMA = """
 CREATE TABLE images (
     id INTEGER PRIMARY KEY, origin TEXT NOT NULL, image_id TEXT NOT NULL, split TEXT NOT NULL,
-    path TEXT, size INTEGER, mtime INTEGER, sha256 BLOB NOT NULL, pixels BLOB NOT NULL, perceptual INTEGER);
+    path TEXT, size INTEGER, mtime INTEGER, sha256 BLOB NOT NULL, pixels BLOB NOT NULL, perceptual INTEGER,
+    print BLOB);
 CREATE INDEX images_sha256 ON images (sha256);
 CREATE INDEX images_pixels ON images (pixels);
 CREATE INDEX images_origin ON images (origin, image_id);
@@ -49,10 +52,12 @@ class HashIndex:
     Args:
         path: the SQLite file.
         name: what the ids of the dataset's own pictures begin with.
+        keypoints: prints hold them.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, *, keypoints: bool) -> None:
         self._name = name
+        self._version = 2 * _VERSION + keypoints
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.connection = self._open(path)
@@ -68,10 +73,10 @@ class HashIndex:
             connection.execute("PRAGMA cache_size = -4096")  # KiB: the only memory the index takes
             connection.execute("PRAGMA temp_store = FILE")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version != _VERSION:
+            if version != self._version:
                 if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     raise sqlite3.DatabaseError("another version")
-                connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+                connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {self._version}; COMMIT;")
             return connection
         except BaseException:
             connection.close()
@@ -111,7 +116,7 @@ class HashIndex:
 
     def _read_batch(self, batch: Path) -> None:
         def rows() -> Iterator[tuple[Any, ...]]:
-            last = ""
+            last, prints = "", read_prints(batch / PRINTS)
             with (batch / PAIRS).open(encoding="utf-8") as lines:
                 for number, line in enumerate(lines, start=1):
                     try:
@@ -121,8 +126,11 @@ class HashIndex:
                         last = row["image"]
                         perceptual = None if row["perceptual"] is None else int(row["perceptual"], 16)
                         hashes = (bytes.fromhex(row["sha256"]), bytes.fromhex(row["pixels"]), signed(perceptual))
-                        yield (HELD + batch.name, f"{batch.name}/{last}", row["split"], *hashes)
-                    except (ValueError, KeyError, TypeError) as error:
+                        image, print_ = next(prints) if prints else (last, None)
+                        if image != last:
+                            raise ValueError(f"{PRINTS} has {image} where {last} is expected")
+                        yield (HELD + batch.name, f"{batch.name}/{last}", row["split"], *hashes, print_)
+                    except (ValueError, KeyError, TypeError, StopIteration) as error:
                         raise DataError(
                             f"{batch / PAIRS}:{number}: damaged ({error!r}); `dvc checkout {batch}.dvc` restores it"
                         ) from None
@@ -130,7 +138,8 @@ class HashIndex:
         manifest = read_batch_manifest(batch)
         with self._transaction():
             self.connection.executemany(
-                "INSERT INTO images (origin, image_id, split, sha256, pixels, perceptual) VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO images (origin, image_id, split, sha256, pixels, perceptual, print) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 rows(),
             )
             self.connection.execute(
@@ -159,14 +168,14 @@ class HashIndex:
         self,
         source: str,
         listed: Iterable[tuple[str, str, str]],
-        hash_files: Callable[[Iterator[tuple[int, str]]], Iterator[tuple[int, Any]]],
+        hash_files: Callable[[Iterator[tuple[int, str, bool]]], Iterator[tuple[int, Any]]],
     ) -> int:
         """Makes the index agree with the pictures of another dataset; hashes those that are new or changed.
 
         Args:
             source: the dataset's name.
             listed: (image id, split, path) of every picture to know.
-            hash_files: (number, path) -> (number, ImageHashes or an exception), in any order.
+            hash_files: (number, path, whether it is tested on) -> (number, ImageHashes or an exception), in any order.
 
         Returns:
             How many could not be read. They protect nothing; `prepare` sets them aside.
@@ -197,13 +206,14 @@ class HashIndex:
                 "(SELECT image_id, split, path, size, mtime FROM images WHERE origin = ?)",
                 (origin,),
             )
-        paths = ((number, path) for number, path in self._stream("SELECT rowid, path FROM wanted ORDER BY rowid"))
+        query = "SELECT rowid, path, split FROM wanted ORDER BY rowid"
+        paths = ((number, path, split != "train") for number, path, split in self._stream(query))
         block: list[tuple[Any, ...]] = []
         for number, found in hash_files(paths):
             if isinstance(found, Exception):
                 unreadable += 1
                 continue
-            block.append((origin, found.sha256, found.pixels, signed(found.perceptual), number))
+            block.append((origin, found.sha256, found.pixels, signed(found.perceptual), found.print.to_bytes(), number))
             if len(block) == BLOCK:
                 self._add_wanted(block)
                 block = []
@@ -213,8 +223,8 @@ class HashIndex:
     def _add_wanted(self, block: list[tuple[Any, ...]]) -> None:
         with self._transaction():
             self.connection.executemany(
-                "INSERT INTO images (origin, image_id, split, path, size, mtime, sha256, pixels, perceptual) "
-                "SELECT ?1, image_id, split, path, size, mtime, ?2, ?3, ?4 FROM wanted WHERE rowid = ?5",
+                "INSERT INTO images (origin, image_id, split, path, size, mtime, sha256, pixels, perceptual, print) "
+                "SELECT ?1, image_id, split, path, size, mtime, ?2, ?3, ?4, ?5 FROM wanted WHERE rowid = ?6",
                 block,
             )
 
@@ -246,6 +256,17 @@ class HashIndex:
             table = np.array(rows, np.int64)
             yield table[:, 0], np.ascontiguousarray(table[:, 1]).view(np.uint64)
 
+    def prints(self, *, tested: bool) -> Iterator[tuple[int, Print]]:
+        """(id, print) of the pictures that are tested on, or of those that are learnt from."""
+        sign = "!=" if tested else "="
+        query = f"SELECT id, print FROM images WHERE split {sign} 'train' AND print IS NOT NULL"
+        for number, content in self._stream(query):
+            yield number, Print.from_bytes(content)
+
+    def print_of(self, number: int) -> Print | None:
+        (content,) = self.connection.execute("SELECT print FROM images WHERE id = ?", (number,)).fetchone()
+        return None if content is None else Print.from_bytes(content)
+
     def _stream(self, query: str) -> Iterator[tuple[Any, ...]]:
         """Rows of a query whose table does not change meanwhile, a block at a time."""
         cursor = self.connection.cursor().execute(query)
@@ -276,6 +297,16 @@ def read_batch_manifest(batch: Path) -> dict[str, Any]:
         return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{batch / MANIFEST}: damaged ({error!r}); `dvc checkout {batch}.dvc` restores it") from None
+
+
+def read_prints(path: Path) -> Iterator[tuple[str, bytes]] | None:
+    """(image, print) of a batch's pictures in their order; None for a batch of a version that kept none."""
+
+    def rows() -> Iterator[tuple[str, bytes]]:
+        for block in pq.ParquetFile(path).iter_batches(BLOCK // 8):
+            yield from zip(block["image"].to_pylist(), block["print"].to_pylist(), strict=True)
+
+    return rows() if path.exists() else None
 
 
 def signed(value: int | None) -> int | None:

@@ -70,7 +70,7 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
 
 
 def _check(p: IncomingParams) -> None:
-    from vlp_models.incoming.near import MAX_RADIUS
+    from vlp_models.duplicates.near import MAX_RADIUS
 
     if not -1 <= p.radius <= MAX_RADIUS or not 0 <= p.max_bad_fraction <= 1 or p.settle_seconds < 0:
         raise ParamsError(
@@ -83,12 +83,12 @@ def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[
     from vlp_models.incoming.index import HashIndex
     from vlp_models.incoming.versioning import need_project
 
-    p = params.incoming
+    p, keypoints = params.incoming, params.validate.near_duplicates.keypoints
     dataset = workspace.root / p.dataset
     if p.track:
         need_project(workspace.root)
     refused = []
-    index = HashIndex(workspace.root / ".work" / "ingest" / "index.sqlite", dataset_name(params))
+    index = HashIndex(workspace.root / ".work" / "ingest" / "index.sqlite", dataset_name(params), keypoints=keypoints)
     try:
         index.sync_batches(dataset)
         for drop in drops:
@@ -169,6 +169,7 @@ def _judge(
     workspace: Workspace,
 ) -> tuple[str, str]:
     """Makes a batch of the drop in `partial` and adds the counts to `entry`; the batch's name, or why there is none."""
+    from vlp_models.duplicates.search import NearRules
     from vlp_models.incoming import batch as batches
     from vlp_models.incoming.decide import decide
     from vlp_models.incoming.reading import Staging
@@ -183,9 +184,16 @@ def _judge(
         except DataError as error:
             return "", str(error)
         protect(index, params, workspace, evaluates=staging.evaluates())
-        job = Job(folder=drop.folder, keep=partial, max_pixels=limits.max_image_pixels, min_side=limits.min_image_side)
+        near = NearRules(bits=limits.near_duplicates.bits, keypoints=limits.near_duplicates.keypoints)
+        job = Job(
+            folder=drop.folder,
+            keep=partial,
+            max_pixels=limits.max_image_pixels,
+            min_side=limits.min_image_side,
+            keypoints=near.keypoints,
+        )
         staging.hash_images(job, processes(p))
-        decide(staging, index, p.radius)
+        decide(staging, index, p.radius, near)
         entry |= staging.counts()
         listed = workspace.reports / "incoming" / f"{drop.name}.jsonl"
         listed.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from vlp_models.data.formats.base import RecordError, Tables, get_sentence, get_
 from vlp_models.data.formats.pairs import read_pairs
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import SPLITS
+from vlp_models.duplicates.prints import Print
 from vlp_models.errors import DataError
 from vlp_models.incoming.drops import Drop
 from vlp_models.incoming.index import BLOCK, signed
@@ -22,12 +24,13 @@ from vlp_models.incoming.workers import Job, hash_all, stored_name
 from vlp_models.params import ValidateParams
 from vlp_models.validation.columns import text_columns
 from vlp_models.validation.rules import Rule, holds, rules_for
+from vlp_models.validation.text import caption_key
 
 MAX_LISTING = 1 << 30  # bytes
 _SCHEMA = """
 CREATE TABLE images (
     id INTEGER PRIMARY KEY, path TEXT UNIQUE, split TEXT, provenance TEXT, sha256 BLOB, pixels BLOB,
-    perceptual INTEGER, width INTEGER, height INTEGER, stored TEXT, verdict TEXT, rule TEXT, reason TEXT);
+    perceptual INTEGER, print BLOB, width INTEGER, height INTEGER, stored TEXT, verdict TEXT, rule TEXT, reason TEXT);
 CREATE TABLE pairs (
     id INTEGER PRIMARY KEY, image INTEGER, caption TEXT, provenance TEXT, verdict TEXT, rule TEXT, reason TEXT);
 CREATE INDEX pairs_image ON pairs (image);
@@ -43,6 +46,7 @@ class Staging:
         for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096", "temp_store = FILE"):
             self.connection.execute(f"PRAGMA {setting}")
         self.connection.executescript(_SCHEMA)
+        self.connection.create_function("caption_key", 1, caption_key, deterministic=True)
 
     def close(self) -> None:
         self.connection.close()
@@ -79,7 +83,7 @@ class Staging:
         run(
             "UPDATE pairs SET verdict = 'duplicate', rule = 'caption_unique', reason = 'the image has this caption' "
             "WHERE verdict IS NULL AND id NOT IN (SELECT min(id) FROM pairs WHERE verdict IS NULL "
-            "GROUP BY image, lower(caption))"
+            "GROUP BY image, caption_key(caption))"
         )
         run("COMMIT")
 
@@ -90,7 +94,8 @@ class Staging:
     def hash_images(self, job: Job, processes: int) -> None:
         """Checks, hashes and keeps every picture that a sound row names."""
         cursor = self.connection.cursor().execute(
-            "SELECT id, path FROM images WHERE id IN (SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
+            "SELECT id, path, split != 'train' FROM images WHERE id IN "
+            "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
         )
         good: list[tuple[Any, ...]] = []
         bad: list[tuple[Any, ...]] = []
@@ -98,8 +103,8 @@ class Staging:
         def write() -> None:
             self.connection.execute("BEGIN")
             self.connection.executemany(
-                "UPDATE images SET sha256 = ?, pixels = ?, perceptual = ?, width = ?, height = ?, stored = ? "
-                "WHERE id = ?",
+                "UPDATE images SET sha256 = ?, pixels = ?, perceptual = ?, print = ?, width = ?, height = ?, "
+                "stored = ? WHERE id = ?",
                 good,
             )
             self.connection.executemany(
@@ -116,11 +121,24 @@ class Staging:
             if isinstance(found, ImageError):
                 bad.append((found.rule, printable(found.reason), number))
             else:
-                hashes = (found.sha256, found.pixels, signed(found.perceptual), found.width, found.height)
-                good.append((*hashes, stored_name(found), number))
+                hashes = (found.sha256, found.pixels, signed(found.perceptual), found.print.to_bytes())
+                good.append((*hashes, found.width, found.height, stored_name(found), number))
             if len(good) + len(bad) >= BLOCK:
                 write()
         write()
+
+    def prints(self, *, tested: bool = False) -> Iterator[tuple[int, Print]]:
+        """(id, print) of every picture without a verdict, or of those that are tested on alone."""
+        where = "AND split != 'train'" if tested else ""
+        cursor = self.connection.cursor().execute(
+            f"SELECT id, print FROM images WHERE print IS NOT NULL AND verdict IS NULL {where} ORDER BY id"
+        )
+        while rows := cursor.fetchmany(BLOCK // 8):
+            yield from ((number, Print.from_bytes(content)) for number, content in rows)
+
+    def print_of(self, number: int) -> Print | None:
+        (content,) = self.connection.execute("SELECT print FROM images WHERE id = ?", (number,)).fetchone()
+        return None if content is None else Print.from_bytes(content)
 
     def counts(self) -> dict[str, int]:
         """Pairs by what became of them, and `rows`, their sum."""
@@ -135,7 +153,7 @@ class Staging:
     def _add_unreadable(self, tables: Tables) -> None:
         for row in tables["quarantine"]:
             self._add_bad(printable(row["provenance"]), row["rule"], row["reason"])
-        tables["quarantine"].clear()
+        tables.rows["quarantine"] = []
 
     def _add_bad(self, provenance: str, rule: str, reason: str) -> None:
         self.connection.execute(

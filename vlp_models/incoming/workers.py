@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.data.images import FORMATS, MAX_BYTES, ImageError
+from vlp_models.duplicates.hashes import ImageHashes, hash_image
 from vlp_models.incoming.drops import read_inside
-from vlp_models.incoming.hashes import ImageHashes, hash_image
 
 TASK = 64  # pictures
 EXTENSIONS = {format_: suffix for suffix, format_ in reversed(FORMATS.items())}  # JPEG -> .jpg
@@ -35,6 +35,10 @@ class Job:
     keep: Path | None
     max_pixels: int
     min_side: int
+    keypoints: bool
+
+
+Item = tuple[int, str, bool]  # number, path, whether it is tested on
 
 
 def stored_name(hashes: ImageHashes) -> str:
@@ -43,10 +47,8 @@ def stored_name(hashes: ImageHashes) -> str:
     return f"images/{digest[:2]}/{digest}{EXTENSIONS[hashes.format]}"
 
 
-def hash_all(
-    items: Iterable[tuple[int, str]], job: Job, processes: int
-) -> Iterator[tuple[int, ImageHashes | ImageError]]:
-    """(number, path) -> (number, hashes or what is wrong with the picture), in the order given."""
+def hash_all(items: Iterable[Item], job: Job, processes: int) -> Iterator[tuple[int, ImageHashes | ImageError]]:
+    """The hashes of each picture, or what is wrong with it, under its number, in the order given."""
     stream = iter(items)
     first = list(islice(stream, TASK))
     if processes <= 1 or len(first) < TASK:  # not worth a process
@@ -57,7 +59,7 @@ def hash_all(
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads' locks
     with ProcessPoolExecutor(processes, context, initializer=_die_with_parent) as pool:
         waiting: deque[Future[list[tuple[int, ImageHashes | ImageError]]]] = deque()
-        task: list[tuple[int, str]] = first
+        task: list[Item] = first
         while task or waiting:
             if task:
                 waiting.append(pool.submit(_hash_some, task, job))
@@ -66,16 +68,17 @@ def hash_all(
             task = list(islice(stream, TASK)) if task else []
 
 
-def _hash_some(task: list[tuple[int, str]], job: Job) -> list[tuple[int, ImageHashes | ImageError]]:
+def _hash_some(task: list[Item], job: Job) -> list[tuple[int, ImageHashes | ImageError]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow on odd EXIF and on sizes that `max_pixels` rules on
-        return [(number, _hash_one(path, job)) for number, path in task]
+        return [(number, _hash_one(path, tested, job)) for number, path, tested in task]
 
 
-def _hash_one(path: str, job: Job) -> ImageHashes | ImageError:
+def _hash_one(path: str, tested: bool, job: Job) -> ImageHashes | ImageError:
     try:
         content = read_inside(job.folder, path) if job.folder else _read(path)
-        hashes = hash_image(content, os.path.splitext(path)[1], job.max_pixels)  # noqa: PTH122
+        suffix = os.path.splitext(path)[1]  # noqa: PTH122
+        hashes = hash_image(content, suffix, job.max_pixels, keypoints=job.keypoints, tested=tested)
         if min(hashes.width, hashes.height) < job.min_side:
             side = f"{hashes.width}x{hashes.height} pixels; the shorter side must have {job.min_side}"
             raise ImageError("image_side", side)

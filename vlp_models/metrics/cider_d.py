@@ -53,7 +53,7 @@ class DocumentFrequencies:
             images += 1
             seen: set[int] = set()
             for reference in references:
-                seen.update(_ngrams([words.setdefault(word, len(words) + 1) for word in reference]))
+                seen.update(ngrams_of([words.setdefault(word, len(words) + 1) for word in reference]))
             counts.update(seen)
         if len(words) > _MASK:
             raise DataError(f"the captions hold {len(words):,} different words; CIDEr-D counts up to {_MASK:,}")
@@ -134,9 +134,9 @@ class CiderD:
         ids: list[int] = []
         weights: list[float] = []
         for k, candidate in enumerate(candidates):
-            for ngram, count in _ngrams([number(word) for word in candidate]).items():
+            for ngram, count in ngrams_of([number(word) for word in candidate]).items():
                 i = self._ids.get(ngram, -1)
-                rows.append(k * ORDERS + _order(ngram))
+                rows.append(k * ORDERS + order_of(ngram))
                 ids.append(i)
                 weights.append(count * (self._log_images if i < 0 else self._idf[i]))
         total = len(candidates) * ORDERS
@@ -153,7 +153,7 @@ class CiderD:
         scale_K4R = norms_K41 * references.norms_4R
         cosine_K4R = dots.reshape(scale_K4R.shape) / np.where(scale_K4R > 0, scale_K4R, 1)
 
-        bigrams_K = np.array([_bigrams(candidate) for candidate in candidates], dtype=np.float64)
+        bigrams_K = np.array([bigrams_of(candidate) for candidate in candidates], dtype=np.float64)
         penalty_KR = np.exp(-((bigrams_K[:, None] - references.bigrams_R) ** 2) / (2 * SIGMA**2))
         return 10 * (cosine_K4R.mean(1) * penalty_KR).mean(1)
 
@@ -162,7 +162,7 @@ class CiderD:
         if not captions:
             raise DataError(f"image {image_id} has no reference caption to reward a description by")
         counts = [
-            _ngrams([self._words.setdefault(word, len(self._words) + 1) for word in caption]) for caption in captions
+            ngrams_of([self._words.setdefault(word, len(self._words) + 1) for word in caption]) for caption in captions
         ]
         ngrams = sorted(set().union(*counts), key=self._id)
         weights_DR = np.zeros((len(ngrams), len(captions)))
@@ -170,12 +170,12 @@ class CiderD:
             for r, count in enumerate(counts):
                 weights_DR[d, r] = count.get(ngram, 0) * self._idf[self._id(ngram)]
         norms_4R = np.zeros((ORDERS, len(captions)))
-        np.add.at(norms_4R, [_order(ngram) for ngram in ngrams], weights_DR**2)
+        np.add.at(norms_4R, [order_of(ngram) for ngram in ngrams], weights_DR**2)
         return _References(
             ids_D=np.array([self._id(ngram) for ngram in ngrams], dtype=np.int64),
             weights_DR=weights_DR,
             norms_4R=np.sqrt(norms_4R),
-            bigrams_R=np.array([_bigrams(caption) for caption in captions], dtype=np.float64),
+            bigrams_R=np.array([bigrams_of(caption) for caption in captions], dtype=np.float64),
         )
 
     def _id(self, ngram: int) -> int:
@@ -186,7 +186,7 @@ class CiderD:
         return i
 
 
-def _ngrams(numbers: Sequence[int]) -> Counter[int]:
+def ngrams_of(numbers: Sequence[int]) -> Counter[int]:
     """How often each n-gram occurs, n = 1..4."""
     counts: Counter[int] = Counter()
     for start in range(len(numbers)):
@@ -197,10 +197,10 @@ def _ngrams(numbers: Sequence[int]) -> Counter[int]:
     return counts
 
 
-def _order(ngram: int) -> int:
+def order_of(ngram: int) -> int:
     """n - 1: no word is 0, so the highest word's bits tell."""
     return (ngram.bit_length() - 1) // _BITS
 
 
-def _bigrams(words: Words) -> int:
+def bigrams_of(words: Words) -> int:
     return max(0, len(words) - 1)

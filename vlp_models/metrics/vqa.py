@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vlp_models.data.answers import normalise_answer
+from vlp_models.data.answers import is_exact, normalise_answer
 from vlp_models.errors import DataError
 from vlp_models.metrics.score import Score, mean_score
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQuestion:
-    """A question with its annotators' answers (ten; fewer are averaged alike)."""
+    """A question with its annotators' answers (ten; fewer are averaged alike), or with its one right answer."""
 
     question_id: str
     image_id: str
@@ -27,10 +27,12 @@ def question_accuracy(prediction: str, answers: Sequence[str]) -> float:
     """Accuracy of one prediction, 0 to 1: with ten annotators 0, .3, .6, .9 or 1.
 
     As in the official code, both sides are normalised only if the annotators differ: where all ten say `yes`,
-    `Yes` scores nothing.
+    `Yes` scores nothing. One right answer (DAQUAR) is to be met exactly: 0 or 1.
     """
     if not answers:
         raise ValueError("no answers: this question can't be scored")
+    if is_exact(answers):
+        return float(_trim(prediction) == _trim(answers[0]))
     prediction, given = _trim(prediction), [_trim(answer) for answer in answers]
     if len(set(given)) > 1:
         prediction, given = normalise_answer(prediction), [normalise_answer(answer) for answer in given]

@@ -6,14 +6,17 @@ of another architecture is an error that lists what differs, never a half-initia
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -24,6 +27,7 @@ from vlp_models.models.info import CheckpointInfo
 
 WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
 ANSWERS = "answers.json"  # where VQA's labels stood before other tasks had any
+SMALL = 1024  # widths that are no danger to memory, whatever they are of
 SUMS = "SHA256SUMS"  # of the files above and the tokenizer's, as `sha256sum --check` reads it
 
 
@@ -78,7 +82,8 @@ def verify(directory: Path) -> None:
         return
     except UnicodeDecodeError:
         lines = [""]
-    way_out = f"`dvc checkout {directory}` may have it whole; else copy or make the checkpoint anew"
+    # removed first: DVC takes a file whose size and time are as they were for the one that it knows
+    way_out = f"`rm -r {directory}` and `dvc checkout {directory}` may bring it back; else copy or make it anew"
     for line in lines:
         written, _, name = line.partition("  ")
         path = directory / name
@@ -105,7 +110,7 @@ def read_config(directory: Path) -> CheckpointInfo:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{file}: no such file; is {directory} a checkpoint of this project?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}; copy or make the checkpoint anew") from None
     try:
         return CheckpointInfo.from_json(config if isinstance(config, dict) else {})
@@ -126,7 +131,7 @@ def read_labels(directory: Path) -> list[str]:
         labels = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{directory / LABELS}: no such file: what the classifier chooses from is lost") from None
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: the labels of the classifier can't be read: {error}") from None
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise CheckpointError(f"{file}: not a list of strings")
@@ -162,9 +167,39 @@ def build_from_config(info: CheckpointInfo, tokenizer: Tokenizer, where: Path) -
         num_classes=len(info.classes),
     )
     try:
+        if _looks_too_large(info.model_config, where / WEIGHTS):
+            with torch.device("meta"):  # costs no memory, whatever the config asks for
+                _check_size(build_model(info.family, info.model_config, facts), where)
         return build_model(info.family, info.model_config, facts)
-    except ParamsError as error:
+    except (ParamsError, CheckpointError) as error:
         raise CheckpointError(f"{where / CONFIG}: {error}") from None
+    except Exception as error:  # the config is from outside: whatever a model makes of it, the file is at fault
+        raise CheckpointError(f"{where / CONFIG}: no {info.family} can be made of `model_config`: {error}") from None
+
+
+def _looks_too_large(config: Mapping[str, Any], weights: Path) -> bool:
+    """Whether the config has a width that no tensor of the file has, or more layers than the file has tensors.
+
+    Sound ones mostly don't, and are spared the outline, whose first use loads modules for two seconds.
+    """
+    try:
+        with safe_open(weights, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError):
+        read_weights(weights.parent)  # says what is the matter with it
+        return True
+    sides, text = {side for shape in shapes for side in shape}, json.dumps(config, default=str)
+    layers = [value for name, value in config.items() if "layers" in name and isinstance(value, int)]
+    numbers = {int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.])", text)}
+    return any(number > SMALL and number not in sides for number in numbers) or max(layers, default=0) > len(shapes)
+
+
+def _check_size(model: nn.Module, where: Path) -> None:
+    """Refuses to make a model that the weights can't fill."""
+    with contextlib.suppress(OSError):
+        stored, needed = (where / WEIGHTS).stat().st_size, sum(p.numel() for p in model.parameters())
+        if needed > stored:  # not even a byte a number
+            raise CheckpointError(f"describes {needed:,} weights, but {WEIGHTS} has {stored:,} bytes")
 
 
 def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:

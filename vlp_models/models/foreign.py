@@ -1,74 +1,21 @@
-"""Weights of other programs: read as hostile, and taken apart name by name so that nothing is missed or left over."""
+"""Weights of other programs, taken apart name by name so that nothing is missed or left over."""
 
 from __future__ import annotations
 
 import json
-import pickle
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
+from vlp_models.state_dicts import read_state_dict, some
 
-MAX_BYTES = 16 * 2**30
-WRAPPERS = ("model", "state_dict", "module")  # where programs put weights
-_SHOWN = 20
-
-
-def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a torch file that holds nothing which could run code.
-
-    Wrapped in `model`, `state_dict` or `module` or not, with DistributedDataParallel's `module.` before names or not.
-
-    Raises:
-        CheckpointError: no such file, too large, damaged, not only tensors and plain values, or no state dict.
-    """
-    try:
-        size = path.stat().st_size
-    except OSError:
-        raise CheckpointError(f"{path}: no such file") from None
-    _check_size(path, size)
-    state: Any
-    try:
-        if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            if zipfile.is_zipfile(path):  # torch's own zips are stored; a compressed one could unpack to anything
-                with zipfile.ZipFile(path) as archive:
-                    _check_size(path, sum(member.file_size for member in archive.infolist()))
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path}: holds more than tensors and plain values, so it is not loaded ({str(error).splitlines()[0]}); "
-            "where you trust it, save its state dict as .safetensors"
-        ) from None
-    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path}: damaged or no weights file: {str(error).splitlines()[0]}") from None
-    for wrapper in WRAPPERS:
-        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
-            state = state[wrapper]
-    if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
-        raise CheckpointError(f"{path}: not a state dict (names and tensors); save the model's state_dict()")
-    # A view may claim any shape over a few stored bytes; copying it would then fill the memory.
-    claimed = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    if claimed > 2 * size + 2**20:
-        raise CheckpointError(f"{path}: claims tensors of {claimed:,} bytes in a file of {size:,}")
-    if all(str(name).startswith("module.") for name in state):
-        return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
-    return {str(name): tensor for name, tensor in state.items()}
-
-
-def _check_size(path: Path, size: int) -> None:
-    if size > MAX_BYTES:
-        raise CheckpointError(f"{path}: {size >> 30} GiB; the limit is {MAX_BYTES >> 30}")
+__all__ = ["Asked", "Imported", "Taker", "read_json", "read_state_dict"]
 
 
 def read_json(file: Path, kind: type = dict) -> Any:
@@ -78,7 +25,7 @@ def read_json(file: Path, kind: type = dict) -> Any:
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: can't be read: {error}") from None
     if not isinstance(value, kind):
         raise CheckpointError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
@@ -118,13 +65,8 @@ class Taker:
         unexpected = sorted(n for n in self.state if n not in self.taken and not n.startswith(ignored or ("\0",)))
         parts = (("missing", self._missing), ("unexpected", unexpected), ("of another shape", self._misshapen))
         if any(names for _, names in parts):
-            lines = [f"  {len(names)} {word}: {_some(names)}" for word, names in parts if names]
+            lines = [f"  {len(names)} {word}: {some(names)}" for word, names in parts if names]
             raise CheckpointError(f"not {what}:\n" + "\n".join(lines))
-
-
-def _some(names: list[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 @dataclass(frozen=True, kw_only=True)

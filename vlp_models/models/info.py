@@ -7,10 +7,26 @@ design are the family's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vlp_models.limits import check_numbers
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "family": (str,),
+    "name": (str,),
+    "model_config": (dict,),
+    "task": (str, type(None)),
+    "max_text_len": (int,),
+    "max_regions": (int,),
+    "detector_id": (str,),
+    "feature_dim": (int,),
+    "classes": (list, tuple),
+    "blank_images": (bool,),
+    "options": (dict,),
+    "provenance": (dict,),
+}
 FORMAT, FORMAT_1 = "vlp-checkpoint/2", "vlp-checkpoint/1"
 
 
@@ -45,7 +61,7 @@ class CheckpointInfo:
     def from_json(cls, value: Mapping[str, Any]) -> CheckpointInfo:
         """
         Raises:
-            KeyError: a field that has no default is missing. ValueError: of another format.
+            KeyError: a field that has no default is missing. ValueError: of another format, or a value that can't be.
         """
         found = value.get("format")
         if found not in (FORMAT, FORMAT_1):
@@ -59,6 +75,8 @@ class CheckpointInfo:
         kept = {name: item for name, item in known.items() if name in fields}
         for name in ("family", "name", "model_config", "max_text_len"):
             kept[name] = known[name]
+        _check_types(kept)
+        check_numbers({**kept, "provenance": None})
         return cls(**{**kept, "classes": tuple(kept.get("classes", ()))})
 
     def to_json(self) -> dict[str, Any]:
@@ -71,3 +89,18 @@ class CheckpointInfo:
             "provenance": dict(self.provenance),
             "classes": list(self.classes),
         }
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if not isinstance(value, _TYPES[name]) or (isinstance(value, bool) and bool not in _TYPES[name]):
+            raise ValueError(f"`{name}` is {value!r:.60}")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"`{name}` is negative")
+    if not all(isinstance(word, str) for word in values.get("classes", ())):
+        raise ValueError("`classes` are names")
+
+
+def in_words(classes: Sequence[str]) -> str:
+    """How many classes of regions there are, and the first ones; the background is none."""
+    return f"{len(classes) - 1} classes ({', '.join(classes[1:3])}, ...)" if classes else "no classes"

@@ -9,20 +9,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.checkout import refuse_other_code
 from vlp_models.errors import ParamsError
 from vlp_models.params.augment import AugmentedParams, AugmentParams
 from vlp_models.params.cluster import ClusterParams
 from vlp_models.params.data import (
+    DetectorBackbone,
     DetectorParams,
     FeaturesParams,
     ShardsParams,
     SourceParams,
+    TimmParams,
     TokenizerParams,
     ValidateParams,
     WorldParams,
 )
 from vlp_models.params.flow import FlowParams
 from vlp_models.params.incoming import DriftParams, IncomingParams
+from vlp_models.params.nesting import check_nesting
 from vlp_models.params.operations import EvaluateParams, TrackingParams
 from vlp_models.params.optimizer import GroupParams, OptimizerParams
 from vlp_models.params.promotion import GateParams, PromotionParams
@@ -32,6 +36,7 @@ from vlp_models.params.runs import (
     FinetuneParams,
     ModelParams,
     PretrainParams,
+    StreamParams,
     TrainerParams,
     TrainingParams,
     split_start,
@@ -43,6 +48,7 @@ __all__ = [
     "AugmentParams",
     "AugmentedParams",
     "ClusterParams",
+    "DetectorBackbone",
     "DetectorParams",
     "DriftParams",
     "EvaluateParams",
@@ -64,6 +70,8 @@ __all__ = [
     "ShardsParams",
     "SnapshotParams",
     "SourceParams",
+    "StreamParams",
+    "TimmParams",
     "TokenizerParams",
     "TrackingParams",
     "TrainerParams",
@@ -140,7 +148,8 @@ def load_params(path: Path | str = "params.yaml") -> Params:
     """Reads and checks params.yaml.
 
     Raises:
-        ParamsError: the file is missing, is no YAML mapping, breaks the schema, or names what is not there.
+        ParamsError: the file is missing, is no YAML mapping, breaks the schema, or names what is not there; or the
+            code that runs is not that of its folder (vlp_models/checkout.py).
     """
     return parse_params(read_yaml(path), str(path))
 
@@ -154,12 +163,18 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
     import yaml
 
     path = Path(path)
+    refuse_other_code(path.parent)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+        text = path.read_text(encoding="utf-8")
+        check_nesting(text)
+        raw = yaml.load(text, Loader=loader)
     except FileNotFoundError:
         raise ParamsError(f"{path}: no such file; run from the project's root, or pass --params") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # also a date or a number that there can't be
         raise ParamsError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected one section per stage, found {type(raw).__name__}")

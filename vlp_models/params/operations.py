@@ -15,7 +15,7 @@ class EvaluateParams:
     batch_size: PositiveInt = 100
     beam_size: PositiveInt = 3
     max_caption_len: PositiveInt = 24
-    splits: list[Split] = field(default_factory=lambda: ["test"])
+    splits: list[Split] = field(default_factory=lambda: ["val", "test"])
     blank_control: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked
     bootstrap: PositiveInt = 1000  # resamples behind each 95% interval
     gallery: NonNegativeInt = 24

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from vlp_models.params.augment import AugmentedParams
 from vlp_models.params.optimizer import OptimizerParams
-from vlp_models.params.ranges import NonNegativeInt, PositiveInt
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from vlp_models.params.recipe import PassesParams, RecipeParams
 from vlp_models.params.snapshots import SnapshotParams
 
@@ -41,6 +41,27 @@ class ModelParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamParams:
+    """How a training reads the tars of data/shards; the index is read in data/shards in any case.
+
+    address    a folder or `s3://bucket/prefix` that holds a copy of data/shards; empty: data/shards, where every sample
+               is looked up by itself
+    block_mb   one request's share of a tar, of neighbouring images
+    window     blocks that are mixed with each other
+    buffer_mb  of blocks that a process holds
+    patience   seconds that the store may be away
+    first_wait  seconds before it is asked a second time; doubled each time
+    """
+
+    address: str = ""
+    block_mb: PositiveInt = 4
+    window: PositiveInt = 4
+    buffer_mb: PositiveInt = 1024
+    patience: NonNegativeFloat = 300.0
+    first_wait: NonNegativeFloat = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerParams:
     """How to run a training loop; the same for pretraining and fine-tuning."""
 
@@ -54,6 +75,7 @@ class TrainerParams:
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp from two processes on
     num_nodes: PositiveInt = 1  # `devices` is per node
     parallel: PositiveInt = 1  # fine-tunings that `vlp run` trains beside each other, each with its share of the CPUs
+    stream: StreamParams = field(default_factory=StreamParams)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,8 +78,13 @@ def _packages(path: Path, root: Path) -> list[tuple[str, ...]]:
 
 @functools.cache
 def _sha256(path: Path, changed: int) -> str:
-    content = path.read_bytes()
-    return hashlib.sha256(_without_tables(content) if path.name == "__init__.py" else content).hexdigest()
+    return hash_source_text(path.read_bytes(), path.name)
+
+
+def hash_source_text(content: bytes, name: str) -> str:
+    """`hash_source` of what a file holds, such as git's of another commit."""
+    package = name.rpartition("/")[2] == "__init__.py"
+    return hashlib.sha256(_without_tables(content) if package else content).hexdigest()
 
 
 def _without_tables(source: bytes) -> bytes:

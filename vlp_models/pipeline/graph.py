@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from vlp_models.params import FinetuneParams, ModelParams, Params
+from vlp_models.weight_files import library_of
 from vlp_models.workspace.packages import dependency
 
 FILE = "dvc.yaml"
@@ -26,7 +27,7 @@ READS = "data/plan/reads.json"  # what of images the models read
 JUDGED_BY = ("promotion.split", "promotion.choose_on", "promotion.tasks")
 NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run
 # Params that change a training's result; how often it logs or saves is none of them.
-HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision")
+HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "stream")
 JUDGING = ("beam_size", "max_caption_len", "splits", "blank_control", "bootstrap")
 # Sections that decide which stages there are, and what they read.
 SHAPING = (
@@ -87,7 +88,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
         "prepare": _each(
             {name: {"root": source.root, "format": source.format} for name, source in params.data.items()},
             cmd="vlp stage prepare ${key}",
-            params=["data.${key}", *given("validate.max_image_pixels")],
+            params=["data.${key}", *given("validate.max_image_pixels", "validate.near_duplicates")],
             deps=["${item.root}", code("stages", "prepare"), code("formats", "${item.format}")],
             outs=["data/interim/${key}"],
         ),
@@ -99,18 +100,18 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
         },
     }
     if regions:
-        weights = [params.detector.weights] if params.detector.source == "weights" and params.detector.weights else []
-        learnt = [] if params.detector.source == "none" else ["data/validated/boxed.parquet"]
+        settings = ("features.source", "features.timm") if params.features.source == "timm" else ("detector",)
         stages["detector"] = {
             "cmd": "vlp stage detector",
-            "params": given("detector"),
-            "deps": [*learnt, *weights, code("stages", "detector")],
+            "params": given(*settings),
+            "deps": [*_read_by_detector(params), code("stages", "detector")],
             "outs": ["data/detector"],
             "metrics": ["reports/detector.json"],
         }
         stages["features"] = {
             "cmd": "vlp stage features",
-            "params": given(*(f"features.{key}" for key in raw.get("features", {}) if key != "batch_size")),
+            # The backbone of `features.timm` is in data/detector.
+            "params": given(*(f"features.{k}" for k in raw.get("features", {}) if k not in ("batch_size", "timm"))),
             "deps": [
                 "data/validated/images.parquet",
                 *(["data/validated/objects.parquet"] if params.features.source == "boxes" else []),
@@ -259,6 +260,7 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
         "deps": [
             *(f"checkpoints/finetune/{name}" for name in registered),
             *(f"reports/eval/{name}" for name in registered),
+            *(f"reports/training/finetune/{name}.json" for name in registered),  # which run of MLflow has its curve
             "reports/validation.json",
             "data/validated",  # an image to try a version out on
             *(["data/detector"] if regions else []),
@@ -338,7 +340,16 @@ def vocabulary_source(params: Params) -> list[tuple[str, str]]:
 def packages(params: Params) -> list[tuple[str, str]]:
     """What params.yaml may take from installed packages, with the places where it says so."""
     words = [(model.words, f"models.{name}.words") for name, model in params.models.items() if model.words]
-    return [*vocabulary_source(params), *words]
+    return [*vocabulary_source(params), *words, *_eyes(params)]
+
+
+def _eyes(params: Params) -> list[tuple[str, str]]:
+    """The weights of backbone or detector that are no library's own, with the place where params.yaml says so."""
+    if params.features.source == "timm":
+        found = [(params.features.timm.weights, "features.timm.weights")]
+    else:
+        found = [(params.detector.weights, "detector.weights")] if params.detector.source == "weights" else []
+    return [(weights, where) for weights, where in found if weights and not library_of(weights)]
 
 
 def _other_architecture(params: Params, run: str) -> str:
@@ -346,6 +357,15 @@ def _other_architecture(params: Params, run: str) -> str:
     model = params.pretrain[run].model
     same = params.model_at(params.start_of("pretrain", run)) == model
     return NOTHING if same else f"checkpoints/initial/{model}"
+
+
+def _read_by_detector(params: Params) -> list[str]:
+    """What the stage that makes detector or backbone ready reads."""
+    if params.features.source == "timm":
+        classes = params.features.timm.classes
+        return [*(dependency(weights) for weights, _ in _eyes(params)), *([classes] if classes else [])]
+    learnt = [] if params.detector.source == "none" else ["data/validated/boxed.parquet"]
+    return [*learnt, *(dependency(weights) for weights, _ in _eyes(params))]
 
 
 def _augmented(run: FinetuneParams) -> str:

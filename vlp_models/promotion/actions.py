@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
+from vlp_models.promotion.budget import WORN
 from vlp_models.redaction import redact
 from vlp_models.tasks import TASKS
 from vlp_models.workspace.paths import Workspace, write_json
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from vlp_models.promotion.ledger import Ledger
 
 REFUSED = 3  # exit code
-WORN = 20  # decisions on one test from which on a fresh one is asked for
 
 
 def promote_task(
@@ -98,7 +99,7 @@ def explain(decision: Decision) -> list[str]:
     head = {
         "promoted": f"{decision.model}: champion is {what}{before}",
         "rolled back": f"{decision.model}: champion is {what}{before}; back at the one before",
-        "refused": f"{decision.model}: {what} refused; champion stays "
+        "refused": f"{decision.model}: {decision.answer or 'keep'}: {what} refused; champion stays "
         + (f"version {decision.champion}{was}" if decision.champion else "vacant"),
         "unchanged": f"{decision.model}: nothing to promote: " + "; ".join(decision.reasons),
     }[decision.outcome]
@@ -113,6 +114,7 @@ def explain(decision: Decision) -> list[str]:
             f"{numbers['gain']:+.2f} ({interval}) on {numbers['n']:,} items"
             + (", the champion evaluated anew" if numbers.get("champion_reevaluated") else "")
         )
+        lines += _about_the_gain(numbers)
     elif "value" in numbers:
         lines.append(f"  {numbers['metric']} {numbers['value']:.2f} on {numbers['n']:,} items")
     lines += _about_the_test(numbers)
@@ -125,6 +127,23 @@ def explain(decision: Decision) -> list[str]:
     return lines
 
 
+def _about_the_gain(numbers: dict[str, Any]) -> list[str]:
+    """What could have been seen, and what makes it uncertain."""
+    if "detectable" not in numbers:
+        return []
+    lines = [
+        f"  smallest gain that would be shown in {numbers['power']:.0%} of cases: {numbers['detectable']:.2f}; of "
+        f"interest is {numbers['relevant_gain']:g}"
+    ]
+    if numbers["deviation_seeds"]:
+        lines.append(
+            f"  seeds: {numbers['runs']} against {numbers['champion_runs']} runs of a design, a run deviates by "
+            f"{numbers['seed_deviation']:.2f}; of the gain's deviation, items make {numbers['deviation_items']:.2f}, "
+            f"seeds {numbers['deviation_seeds']:.2f}"
+        )
+    return lines
+
+
 def _about_the_test(numbers: dict[str, Any]) -> list[str]:
     lines = []
     if numbers.get("chosen_on"):
@@ -132,8 +151,9 @@ def _about_the_test(numbers: dict[str, Any]) -> list[str]:
         own = "; the gain is too large by that choice, put val among `evaluate.splits`" if split == judged else ""
         lines.append(f"  chosen among several on {split}{own}")
     if numbers.get("test_uses", 1) > 1:
-        more = "; take a fresh one" if numbers["test_uses"] >= WORN else ""
-        lines.append(f"  decisions on this test so far, this one included: {numbers['test_uses']}{more}")
+        more = "; take a fresh one" if numbers.get("budget_left", 1) < WORN else ""
+        left = f", which leave {numbers['budget_left']:.0%} of its error budget" if "budget_left" in numbers else ""
+        lines.append(f"  decisions on this test so far, this one included: {numbers['test_uses']}{left}{more}")
     return lines
 
 
@@ -151,9 +171,8 @@ def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[s
     from vlp_models.tracking.registry import model_name
 
     _check_task(task)
-    ledger = ledger_of(params, workspace)
     model = model_name(params.tracking, task)
-    entries = [entry for entry in ledger.entries() if entry["model"] == model]
+    entries = [entry for entry in _all_entries(params, workspace) if entry["model"] == model]
     rows = []
     for place, entry in enumerate(entries):
         if entry["kind"] == "done" and place and entries[place - 1]["kind"] == "intent":
@@ -163,10 +182,30 @@ def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[s
     return rows
 
 
+def _all_entries(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
+    """The registry's, which all checkouts share; the file's where there is no registry, or none of its ledger yet."""
+    from vlp_models.errors import TrackingError
+    from vlp_models.promotion.ledger import check
+    from vlp_models.promotion.log import RegistryLog
+    from vlp_models.tracking.client import connect, is_there, tracking_uri
+
+    ledger = ledger_of(params, workspace)
+    if params.tracking.uri and is_there(tracking_uri(params.tracking, workspace.root)):
+        try:
+            with mlflow_errors(params):
+                lines = RegistryLog(connect(params.tracking, workspace.root), ledger.name).lines()
+        except TrackingError as error:
+            print(f"the ledger as of {ledger.path}: {error}", file=sys.stderr)
+        else:
+            if lines:
+                return check(lines, ledger.name)
+    return ledger.entries()
+
+
 def ledger_of(params: Params, workspace: Workspace) -> Ledger:
     from vlp_models.promotion.ledger import Ledger
 
-    return Ledger(workspace.root / params.promotion.ledger)
+    return Ledger(workspace.root / params.promotion.ledger, f"{params.tracking.model_prefix}-ledger")
 
 
 def report_path(workspace: Workspace, task: str) -> Path:

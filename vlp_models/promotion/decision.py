@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vlp_models.promotion.gate import Answer
+
 Outcome = Literal["promoted", "refused", "unchanged", "rolled back"]
 
 
@@ -12,6 +14,8 @@ Outcome = Literal["promoted", "refused", "unchanged", "rolled back"]
 class Decision:
     """What was decided on `version` of the registered model `model`.
 
+    outcome: what happened to the aliases. answer: what the gate said: promote, keep (the champion) or cannot tell;
+        empty where it was not asked.
     champion: the version that held the place before. run, run_model: which run made `version`, and whose model that
     is; champion_run, champion_run_model: the same of `champion`. candidates: all that were looked at, best first.
     """
@@ -23,6 +27,7 @@ class Decision:
     champion: int | None
     reasons: list[str]
     numbers: dict[str, Any]
+    answer: Answer | Literal[""] = ""
     forced: bool = False
     run: str = ""
     run_model: str = ""

@@ -1,23 +1,27 @@
 """The gate: may this version become champion? Pure arithmetic on stored scores; nothing here talks to MLflow.
 
 Asked of the challenger: finite scores of the wanted metric, a passed validation, the floors of every slice. If there is
-a champion: a gain on the same test items that a paired bootstrap over images (NLVR: sentences) bears out.
+a champion: a gain on the same test items that a paired bootstrap over images (NLVR: sentences) and seeds bears out. A
+gain that it does not bear out is either ruled out, or this test can't tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from vlp_models.metrics.bootstrap import gain, paired
+from vlp_models.metrics.gains import gain_over_seeds
 from vlp_models.metrics.items import ItemScores
 from vlp_models.metrics.score import Evidence
 from vlp_models.params.promotion import GateParams, PromotionParams
 
 ALL = "all"
+POWER = 0.8  # with which `detectable` would be shown
+
+Answer = Literal["promote", "keep", "cannot tell"]
 
 
 class NotComparable(Exception):
@@ -26,14 +30,28 @@ class NotComparable(Exception):
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What the gate found. Empty `reasons`: the version may pass."""
+    """What the gate found. Empty `reasons`: the version may pass.
+
+    told: whether a reason says that the version should not be champion; else the test can't tell.
+    """
 
     reasons: list[str] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
+    told: bool = True
 
     @property
     def passed(self) -> bool:
         return not self.reasons
+
+    @property
+    def answer(self) -> Answer:
+        return "promote" if self.passed else "keep" if self.told else "cannot tell"
+
+    def join(self, other: Verdict) -> None:
+        """Takes over what the other found as well. One reason to keep the champion is enough."""
+        self.told = (bool(self.reasons) and self.told) or (bool(other.reasons) and other.told)
+        self.numbers |= other.numbers
+        self.reasons += other.reasons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,43 +154,90 @@ def by_itself(challenger: Measured, rule: GateParams, validation: dict[str, Any]
     return verdict
 
 
-def against(challenger: Measured, champion: Measured, rule: GateParams, params: PromotionParams) -> Verdict:
-    """The gain over the champion, on the same items.
+def against(
+    challenger: Measured,
+    champion: Measured,
+    rule: GateParams,
+    params: PromotionParams,
+    *,
+    error: float | None = None,
+    beside: tuple[Sequence[Measured], Sequence[Measured]] = ((), ()),
+) -> Verdict:
+    """The gain over the champion, on the same items: of design over design where runs of either stand beside them.
+
+    Args:
+        error: the chance of promoting what is no better that this decision may take; default: the gate's own.
+        beside: other runs of the challenger's design, and of the champion's, from other seeds.
 
     Raises:
         NotComparable: other test data or another scorer.
     """
-    check_comparable(challenger, champion)
+    error = 1 - rule.confidence if error is None else error
+    ours, theirs = [challenger, *beside[0]], [champion, *beside[1]]
+    for other in (*theirs, *beside[0]):
+        check_comparable(challenger, other)
     sign = 1.0 if rule.direction == "higher" else -1.0
-    ours, theirs = _in_order(challenger), _in_order(champion)
-    difference = paired(ours, theirs)
-    statistic = difference.statistic
-    signed = Evidence(
-        groups=difference.groups, parts_NK=difference.parts_NK, statistic=lambda sums_SK: sign * statistic(sums_SK)
-    )
-    value = sign * (challenger.value() - champion.value())
+    metric, relevant = challenger.metric, rule.relevant(challenger.metric)
+    own = sign * (challenger.value() - champion.value())
     numbers: dict[str, Any] = {
         "champion_value": round(champion.value(), 4),
-        "gain": round(value, 4),
+        "gain": round(own, 4),
         "min_gain": rule.min_gain,
+        "relevant_gain": relevant,
         "confidence": rule.confidence,
+        "power": POWER,
+        "runs": len(ours),
+        "champion_runs": len(theirs),
     }
-    found = gain(signed, above=rule.min_gain, confidence=rule.confidence, resamples=params.resamples, seed=params.seed)
-    if found is None:
-        return Verdict(reasons=["no confidence: fewer than two images to resample"], numbers=numbers)
-    share, low, high = found
-    if not (np.isfinite(low) and np.isfinite(high)):
-        return Verdict(reasons=[f"non-finite: {challenger.metric} of a resample is no number"], numbers=numbers)
-    numbers |= {"share_above_min_gain": round(share, 4), "gain_low": round(low, 4), "gain_high": round(high, 4)}
-    # The value itself, too: a resample's share alone could pass on a skewed metric.
-    if share >= rule.confidence and value > rule.min_gain:
-        return Verdict(numbers=numbers)
-    reason = (
-        f"gain: {challenger.metric} {challenger.value():.2f} against the champion's {champion.value():.2f}: a gain of "
-        f"{value:+.2f} ({low:+.2f} to {high:+.2f}); more than {rule.min_gain:g} in {share:.1%} of the resamples, "
-        f"{rule.confidence:.1%} are needed"
+    found = gain_over_seeds(
+        [side.evidence for side in ours],
+        [side.evidence for side in theirs],
+        seed_deviation=rule.deviation(metric),
+        resamples=params.resamples,
+        seed=params.seed,
+        sign=sign,
     )
-    return Verdict(reasons=[reason], numbers=numbers)
+    if found is None:
+        return _untold("no confidence: fewer than two images to resample", numbers)
+    if not np.isfinite(found.draws_S).all():
+        return _untold(f"non-finite: {metric} of a resample is no number", numbers)
+    low, high = found.interval(error)
+    p, detectable = found.p_above(rule.min_gain), found.detectable(rule.min_gain, error, POWER)
+    numbers |= {
+        "design_gain": round(found.value, 4),
+        "share_above_min_gain": round(1 - p, 4),
+        "gain_low": round(low, 4),
+        "gain_high": round(high, 4),
+        "detectable": round(detectable, 4),
+        "deviation_items": round(found.items, 4),
+        "deviation_seeds": round(found.seeds, 4),
+        "seed_deviation": None if found.seed_deviation is None else round(found.seed_deviation, 4),
+    }
+    # The value itself, too: a resample's share alone could pass on a skewed metric, and of a better design this one
+    # version need not be better.
+    if p <= error and min(found.value, own) > rule.min_gain:
+        return Verdict(numbers=numbers)
+    of_designs = f", of its design over {len(ours)} against {len(theirs)} seeds {found.value:+.2f}"
+    said = (
+        f"gain: {metric} {challenger.value():.2f} against the champion's {champion.value():.2f}: {own:+.2f}"
+        f"{of_designs if len(ours) + len(theirs) > 2 else ''} ({low:+.2f} to {high:+.2f})"
+    )
+    if p <= error:
+        return Verdict(reasons=[f"{said}: the design is better, this version of it is not"], numbers=numbers)
+    if high < relevant:
+        ruled_out = f"{said}: a gain of {relevant:g} or more is ruled out"
+        return Verdict(reasons=[ruled_out], numbers=numbers)
+    cause = "seeds" if found.seeds > found.items else "items"
+    numbers["too_few"] = cause
+    return _untold(
+        f"{said}: a gain above {rule.min_gain:g} is not shown, nor is one of {relevant:g} ruled out. The smallest that "
+        f"would be shown in {POWER:.0%} of cases is {detectable:.2f}; too few {cause} keep it from being smaller",
+        numbers,
+    )
+
+
+def _untold(reason: str, numbers: dict[str, Any] | None = None) -> Verdict:
+    return Verdict(reasons=[reason], numbers=numbers or {}, told=False)
 
 
 def as_good(challenger: Measured, champion: Measured, rule: GateParams) -> Verdict:
@@ -210,14 +275,3 @@ def check_comparable(challenger: Measured, champion: Measured) -> None:
     width = champion.evidence.parts_NK.shape[1]
     if challenger.evidence.parts_NK.shape[1] != width:
         raise NotComparable("the two were scored by different statistics")
-
-
-def _in_order(side: Measured) -> Evidence:
-    """By item id, so that both sides have row by row the same item."""
-    order = sorted(range(len(side.evidence.items)), key=side.evidence.items.__getitem__)
-    return Evidence(
-        groups=[side.evidence.groups[i] for i in order],
-        parts_NK=side.evidence.parts_NK[order],
-        statistic=side.evidence.statistic,
-        items=[side.evidence.items[i] for i in order],
-    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError, VLPError
 from vlp_models.metrics.items import ItemScores
 from vlp_models.params.promotion import PromotionParams
+from vlp_models.promotion.cohort import COHORT, runs_beside
 from vlp_models.promotion.gate import (
     Measured,
     NotComparable,
@@ -61,33 +62,44 @@ def judge(
     number: int,
     champion: int | None,
     bench: Bench,
+    error: Callable[[str], float] | None = None,
 ) -> Verdict:
-    """The gate's verdict on version `number`; whatever can't be read is a reason to refuse."""
+    """The gate's verdict on version `number`; of what can't be read or measured it can't tell.
+
+    Args:
+        error: of a test: the chance of error that this decision may take; default: the gate's own.
+    """
     rule = params.gate(task)
     version = version_of(client, model, number)
     if version is None:
-        return Verdict(reasons=[f"unregistered: {model} has no version {number}"])
+        return Verdict(reasons=[f"unregistered: {model} has no version {number}"], told=False)
     try:
         check_readable(version, bench.content_of)
         scores = latest_evaluation(client, version)
         lineage = read_lineage(client, version)
-    except (VLPError, OSError) as error:
-        return Verdict(reasons=[f"unreadable version: {error}"])
+    except (VLPError, OSError) as reason:
+        return Verdict(reasons=[f"unreadable version: {reason}"], told=False)
     challenger = measured(scores, yardstick) if scores else "missing metric: no scores per item are stored"
     if isinstance(challenger, str):
-        return Verdict(reasons=[challenger])
+        return Verdict(reasons=[challenger], told=False)
     verdict = by_itself(challenger, rule, (lineage or {}).get("validation"), params.allowed_unvalidated)
     if champion is not None:
         try:
             other, fresh = _champion_on(client, model, champion, challenger, yardstick, bench, lineage or {})
-            if _weights(version) and _weights(version) == _weights(version_of(client, model, champion)):
+            before = version_of(client, model, champion)
+            if _weights(version) and _weights(version) == _weights(before):
                 gained = as_good(challenger, other, rule)
+            elif before is not None and (cohort := version.tags.get(COHORT)) and cohort == before.tags.get(COHORT):
+                gained = Verdict(reasons=["gain: none: it differs from the champion in its seed alone"])
             else:
-                gained = against(challenger, other, rule, params)
-            verdict.numbers |= {**gained.numbers, "champion_reevaluated": fresh}
-            verdict.reasons += gained.reasons
-        except (VLPError, OSError, NotComparable) as error:
-            verdict.reasons.append(f"champion, version {champion}, can't be compared with: {error}")
+                beside = tuple(runs_beside(client, v, challenger, yardstick) for v in (version, before))
+                allowed = None if error is None else error(challenger.test)
+                gained = against(challenger, other, rule, params, error=allowed, beside=beside)  # type: ignore[arg-type]
+            gained.numbers["champion_reevaluated"] = fresh
+        except (VLPError, OSError, NotComparable) as reason:
+            said = f"champion, version {champion}, can't be compared with: {reason}"
+            gained = Verdict(reasons=[said], told=False)
+        verdict.join(gained)
     return verdict
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.promotion.ledger import Entry, Ledger, LedgerError, State
+from vlp_models.promotion.ledger import Entry, Ledger, State
 from vlp_models.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, by_alias
 
 if TYPE_CHECKING:
@@ -29,70 +29,130 @@ def move_champion(
     decision: dict[str, Any],
     makers: dict[str, str],
 ) -> None:
-    """Intent, aliases, end. `action`: promote or rollback; `makers`: the runs and models behind the two versions."""
+    """The ledger's line, which decides, then the aliases, which follow it.
+
+    action: promote or rollback; makers: the runs and models behind the two versions.
+
+    Raises:
+        Overtaken: another checkout was quicker; nothing has moved.
+    """
     before = ledger.state(model).champion
     entry = {"action": action, "task": task, "model": model, "version": to, "from": before, "by": by, **makers}
-    ledger.append({**entry, "kind": "intent", "decision": decision})
-    client.set_registered_model_alias(model, CHAMPION, str(to))
-    _finish(client, ledger, entry)
+    ledger.append({**entry, "kind": "done", "decision": decision, "content": _content(client, model, to)})
+    _follow(client, ledger, model)
     mirror(client, ledger, model)
 
 
 def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str, by: str) -> State:
     """Compares ledger and registry, ends what was begun, and returns the state that both now hold.
 
-    An intent whose alias has moved is completed, one whose alias has not is undone. A champion that was set past the
-    ledger is taken over, with a warning and an entry of its own.
+    Aliases that a kill kept from following the ledger follow it now. A champion that was set past the ledger is taken
+    over, with a warning and an entry of its own; so is that of a registry that was lost or put back to an earlier day.
 
     Raises:
-        LedgerError: the ledger's chain is broken, or its end is not what MLflow has seen.
+        LedgerError: the ledger's chain is broken.
+        Overtaken: another checkout was quicker.
     """
-    _check_head(client, ledger, model)
+    entries, hashes = ledger.entries(), ledger.hashes()
     state = ledger.state(model)
-    found = _alias(client, model, CHAMPION)
     if state.pending is not None:
-        intent = state.pending
-        kept = {"action", "task", "model", "version", "from", "run", "run_model", "from_run", "from_run_model"}
-        entry = {key: value for key, value in intent.items() if key in kept}
-        entry |= {"by": by, "after": "an interruption"}
-        if found == intent["version"]:
-            _finish(client, ledger, entry)
-        else:
-            ledger.append({**entry, "kind": "undone"})
+        state = _end_intent(client, ledger, state.pending, model, by)
+    head = _head(client, model)
+    seen = head["seq"] if head is not None and hashes and head["ledger"] == hashes[0] else 0
+    if seen > len(entries):
+        print(f"{ledger.path}: MLflow has seen {seen} lines, {len(entries)} are left; going on", file=sys.stderr)
+    found = _alias(client, model, CHAMPION)
+    if found != state.champion and state.moved > seen and _is_same(client, model, state, found):
+        _follow(client, ledger, model)
+        found = _alias(client, model, CHAMPION)
+    if found != state.champion or (found is not None and not _is_as_promoted(client, model, state, found)):
+        _adopt(client, ledger, state, found, anew=head is None, task=task, model=model, by=by)
         state = ledger.state(model)
-    if found != state.champion:
-        _adopt(client, ledger, state, found, task=task, model=model, by=by)
-        state = ledger.state(model)
-    if found is not None:
-        _set_alias(client, model, PREVIOUS, state.previous)
+        _follow(client, ledger, model)
+    if state.champion is not None:
+        _set_previous(client, model, state)
         mirror(client, ledger, model)
     elif ledger.entries() and _known(client, model):
         mirror(client, ledger, model)
     return state
 
 
-def _finish(client: MlflowClient, ledger: Ledger, entry: Entry) -> None:
-    """What follows the champion's alias, whether it moved just now or before an interruption."""
-    model, version = entry["model"], entry["version"]
-    if _alias(client, model, CHALLENGER) == version:
-        client.delete_registered_model_alias(model, CHALLENGER)
-    ledger.append({**entry, "kind": "done"})
-    _set_alias(client, model, PREVIOUS, ledger.state(model).previous)
+def _end_intent(client: MlflowClient, ledger: Ledger, intent: Entry, model: str, by: str) -> State:
+    """Of ledgers from before one line decided: an intent whose alias has moved is completed, another one undone."""
+    kept = {"action", "task", "model", "version", "from", "run", "run_model", "from_run", "from_run_model"}
+    entry = {key: value for key, value in intent.items() if key in kept} | {"by": by, "after": "an interruption"}
+    moved = _alias(client, model, CHAMPION) == intent["version"]
+    ledger.append({**entry, "kind": "done" if moved else "undone"})
+    return ledger.state(model)
+
+
+def _follow(client: MlflowClient, ledger: Ledger, model: str) -> None:
+    """The aliases follow the ledger, and the registry's own, should another checkout have added to it meanwhile."""
+    while True:
+        state = ledger.state(model)
+        _set_alias(client, model, CHAMPION, state.champion)
+        if state.champion is not None and _alias(client, model, CHALLENGER) == state.champion:
+            client.delete_registered_model_alias(model, CHALLENGER)
+        _set_previous(client, model, state)
+        if not ledger.refresh():
+            return
+
+
+def _set_previous(client: MlflowClient, model: str, state: State) -> None:
+    """None where it was deleted, or the registry means another version by its number."""
+    before = state.previous
+    sound = before is not None and _is_as_promoted(client, model, state, before)
+    _set_alias(client, model, PREVIOUS, before if sound else None)
+
+
+def _is_same(client: MlflowClient, model: str, state: State, found: int | None) -> bool:
+    """Whether the ledger's champion is still the version that was promoted, and nobody has chosen another one since."""
+    before = state.champions[:-1] + sorted(state.withdrawn)
+    return (
+        state.champion is not None
+        and (found is None or found in before)
+        and _is_as_promoted(client, model, state, state.champion)
+    )
+
+
+def _is_as_promoted(client: MlflowClient, model: str, state: State, version: int) -> bool:
+    """Whether the registry has this number, and still means by it what the ledger does."""
+    known = dict(_tags(client, model))
+    return version in known and state.contents.get(version, "") in ("", known[version].get("content", ""))
+
+
+def _content(client: MlflowClient, model: str, version: int) -> str:
+    return str(next((tags.get("content", "") for number, tags in _tags(client, model) if number == version), ""))
+
+
+def _tags(client: MlflowClient, model: str) -> list[tuple[int, dict[str, str]]]:
+    return [(int(v.version), dict(v.tags)) for v in client.search_model_versions(f"name='{model}'")]
 
 
 def _adopt(
-    client: MlflowClient, ledger: Ledger, state: State, found: int | None, *, task: str, model: str, by: str
+    client: MlflowClient, ledger: Ledger, state: State, found: int | None, *, anew: bool, task: str, model: str, by: str
 ) -> None:
+    """anew: the registry knows of no decision on this model: it was lost, and registered again."""
+    said = f"version {state.champion}" if state.champion else "none"
+    registry = _tags(client, model)
+    known = dict(registry)
+    if anew and found is None and state.champion is not None and (content := state.contents.get(state.champion)):
+        # The champion may be there by another number.
+        found = max((number for number, tags in registry if tags.get("content") == content), default=None)
+    moved = any(n in known and known[n].get("content") != c for n, c in state.contents.items())
+    renumbered = moved or (anew and bool(state.champions))
     if found is None:
         champions: list[int] = []
+    elif renumbered or not state.champions:
+        before = _alias(client, model, PREVIOUS)
+        champions = [*([before] if before not in (None, found) else []), found]  # type: ignore[list-item]
     elif found in state.champions:
         champions = state.champions[: state.champions.index(found) + 1]
     else:
-        before = _alias(client, model, PREVIOUS) if not state.champions else None
-        champions = [*state.champions, *([before] if before not in (None, found) else []), found]  # type: ignore[list-item]
-    said = f"version {state.champion}" if state.champion else "none"
+        champions = [*state.champions, found]
     now = f"version {found}" if found else "none"
     print(f"{model}: the ledger's champion is {said}, the registry's {now}: taken over from there", file=sys.stderr)
+    contents = {str(number): tags.get("content", "") for number, tags in registry if number in champions}
     ledger.append(
         {
             "kind": "adopted",
@@ -102,27 +162,11 @@ def _adopt(
             "version": found,
             "from": state.champion,
             "champions": champions,
+            "contents": contents,
+            "renumbered": renumbered,
             "by": by,
         }
     )
-
-
-def _check_head(client: MlflowClient, ledger: Ledger, model: str) -> None:
-    """The last lines have no successor that would betray a change; MLflow's copy of their hash does."""
-    hashes = ledger.hashes()
-    ledger.entries()  # the chain
-    head = _head(client, model)
-    if head is None or not hashes:
-        return
-    if head["ledger"] != hashes[0]:
-        print(f"{ledger.path}: not the ledger that MLflow knows for {model}; going on with this one", file=sys.stderr)
-        return
-    if head["seq"] > len(hashes):
-        raise LedgerError(
-            f"{ledger.path}, line {len(hashes) + 1}: missing: MLflow has seen {head['seq']} lines of this ledger"
-        )
-    if hashes[head["seq"] - 1] != head["sha256"]:
-        raise LedgerError(f"{ledger.path}, line {head['seq']}: not what was written: its sha256 differs from MLflow's")
 
 
 def mirror(client: MlflowClient, ledger: Ledger, model: str) -> None:

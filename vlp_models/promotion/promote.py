@@ -3,10 +3,11 @@
 A task has one champion, whichever run and model it came from: of the newest versions of all runs the best one stands
 before the gate.
 
-In this order, so that a kill at any point is mended by the next call: the intent goes to the ledger, `champion` moves
-(from here on it is done), `challenger` and `previous` follow, the end goes to the ledger, MLflow's tags mirror it. All
-of it, the decision included, happens under the ledger's lock: of promotions at the same time one decides first, and the
-next one meets its champion.
+In this order, so that a kill at any point is mended by the next call: the decision goes to the ledger (from here on it
+is done), `champion`, `challenger` and `previous` follow, MLflow's tags mirror it. All of it, the decision included,
+happens under the ledger's lock: of promotions at the same time one decides first, and the next one meets its champion.
+Between checkouts there is no lock: the registry takes one line at a time (promotion/log.py), and who comes second
+decides anew.
 """
 
 from __future__ import annotations
@@ -14,35 +15,41 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.errors import DataError
 from vlp_models.params.promotion import PromotionParams
+from vlp_models.promotion.budget import Spending, spending
 from vlp_models.promotion.candidates import Candidate, compared, maker, versions_to_compare
 from vlp_models.promotion.decision import Decision, Outcome
-from vlp_models.promotion.gate import Yardstick
+from vlp_models.promotion.gate import Answer, Yardstick
 from vlp_models.promotion.judge import Bench, check_readable, judge, version_of
-from vlp_models.promotion.ledger import Ledger, State
+from vlp_models.promotion.ledger import Ledger, Overtaken, State
+from vlp_models.promotion.log import RegistryLog
 from vlp_models.promotion.moves import mirror, move_champion, put_in_order
 from vlp_models.redaction import redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+TRIES = 5  # against other checkouts that decide at the same time
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
     """version: to be judged. why_not: why it needs no judging; empty: it does. yardstick: what it is judged by.
-    chosen_on: the split on which it was the best of several; empty: there was no choice."""
+    chosen_on: the split on which it was the best of several; empty: there was no choice. measured: of how many."""
 
     version: int | None
     yardstick: Yardstick
     why_not: str = ""
     candidates: list[Candidate] = field(default_factory=list)
     chosen_on: str = ""
+    measured: int = 1
 
 
 def promote(
@@ -72,39 +79,85 @@ def promote(
         LedgerError: the ledger was changed.
         DataError: nothing is registered under `model`.
     """
-    with ledger.locked():
-        state = put_in_order(client, ledger, task=task, model=model, by=by)
-        rule = params.gate(task)
-        yardstick = Yardstick(metric=rule.metric or metric, split=params.split, datasets=(dataset,) if dataset else ())
-        asked = _asked_for(client, state, model, version, runs, yardstick, rule.direction, params.choose_on)
-        decide = functools.partial(_decision, client, task, model, asked, state)
-        if asked.version is None or asked.why_not:
-            return decide("unchanged", [asked.why_not])
-        verdict = judge(client, params, task, model, asked.yardstick, asked.version, state.champion, bench)
-        if "test" in verdict.numbers:
-            verdict.numbers["test_uses"] = 1 + _uses(ledger, model, verdict.numbers["test"])
-            verdict.numbers |= {"chosen_on": asked.chosen_on} if asked.chosen_on else {}
-        forced = bool(force_first and state.champion is None and verdict.reasons and verdict.numbers)
-        if not verdict.passed and not forced:
-            decision = decide("refused", verdict.reasons, verdict.numbers)
-            entry = {"kind": "refused", "action": "promote", "from": state.champion, "decision": decision.plain()}
-            about = {"task": task, "model": model, "version": asked.version, "by": by, **decision.makers()}
-            ledger.append({**entry, **about})
-            mirror(client, ledger, model)
-            return decision
-        decision = decide("promoted", verdict.reasons, verdict.numbers, forced=forced)
-        move_champion(
-            client,
-            ledger,
-            "promote",
-            task=task,
-            model=model,
-            to=asked.version,
-            by=by,
-            decision=decision.plain(),
-            makers=decision.makers(),
+    with ledger.locked(_log(client, ledger)):
+        for last in (*[False] * (TRIES - 1), True):
+            try:
+                return _promote(
+                    client, ledger, params, task, model, metric, dataset, bench, by, runs, version, force_first
+                )
+            except Overtaken as error:
+                if last:
+                    raise
+                print(f"{error}; deciding anew", file=sys.stderr)
+                ledger.refresh()
+    raise AssertionError("unreachable")
+
+
+def _promote(
+    client: MlflowClient,
+    ledger: Ledger,
+    params: PromotionParams,
+    task: str,
+    model: str,
+    metric: str,
+    dataset: str,
+    bench: Bench,
+    by: str,
+    runs: Sequence[str],
+    version: int | None,
+    force_first: bool,
+) -> Decision:
+    state = put_in_order(client, ledger, task=task, model=model, by=by)
+    rule = params.gate(task)
+    yardstick = Yardstick(metric=rule.metric or metric, split=params.split, datasets=(dataset,) if dataset else ())
+    asked = _asked_for(client, state, model, version, runs, yardstick, rule.direction, params.choose_on)
+    decide = functools.partial(_decision, client, task, model, asked, state)
+    if asked.version is None or asked.why_not:
+        return decide("unchanged", [asked.why_not])
+    choices = asked.measured if asked.chosen_on == params.split else 1
+
+    def spent(test: str) -> Spending:
+        question = (asked.version or 0, state.champion)
+        found = ledger.entries()
+        return spending(
+            found, params, model=model, test=test, asked=question, confidence=rule.confidence, choices=choices
         )
+
+    verdict = judge(
+        client,
+        params,
+        task,
+        model,
+        asked.yardstick,
+        asked.version,
+        state.champion,
+        bench,
+        lambda test: spent(test).error,
+    )
+    if "test" in verdict.numbers:
+        verdict.numbers |= spent(verdict.numbers["test"]).numbers(params.error_budget)
+        verdict.numbers |= {"chosen_on": asked.chosen_on} if asked.chosen_on else {}
+    forced = bool(force_first and state.champion is None and verdict.reasons and verdict.numbers)
+    if not verdict.passed and not forced:
+        decision = decide("refused", verdict.reasons, verdict.numbers, answer=verdict.answer)
+        entry = {"kind": "refused", "action": "promote", "from": state.champion, "decision": decision.plain()}
+        about = {"task": task, "model": model, "version": asked.version, "by": by, **decision.makers()}
+        ledger.append({**entry, **about})
+        mirror(client, ledger, model)
         return decision
+    decision = decide("promoted", verdict.reasons, verdict.numbers, answer=verdict.answer, forced=forced)
+    move_champion(
+        client,
+        ledger,
+        "promote",
+        task=task,
+        model=model,
+        to=asked.version,
+        by=by,
+        decision=decision.plain(),
+        makers=decision.makers(),
+    )
+    return decision
 
 
 def rollback(
@@ -116,7 +169,7 @@ def rollback(
         LedgerError: the ledger was changed.
         DataError: there is no champion before, or it is not registered any more, or damaged.
     """
-    with ledger.locked():
+    with ledger.locked(_log(client, ledger)):
         state = put_in_order(client, ledger, task=task, model=model, by=by)
         if state.previous is None:
             now = f"version {state.champion} is its first" if state.champion else "it has none"
@@ -183,14 +236,20 @@ def _asked_for(
     if best.version == state.champion:
         others = f", and the best of {len(open_to_all)} candidates" if len(open_to_all) > 1 else ""
         why_not = f"version {best.version} is the champion already{others}"
-    chosen_on = on.split if sum(c.value is not None for c in open_to_all) > 1 else ""
-    return _Asked(version=best.version, yardstick=yardstick, why_not=why_not, candidates=found, chosen_on=chosen_on)
+    several = max(1, sum(c.value is not None for c in open_to_all))
+    chosen_on = on.split if several > 1 else ""
+    return _Asked(
+        version=best.version,
+        yardstick=yardstick,
+        why_not=why_not,
+        candidates=found,
+        chosen_on=chosen_on,
+        measured=several,
+    )
 
 
-def _uses(ledger: Ledger, model: str, test: str) -> int:
-    """How often this test has decided before: each time it is a little less of a test."""
-    asked = [e for e in ledger.entries() if e["model"] == model and e["kind"] in ("intent", "refused")]
-    return sum(e.get("decision", {}).get("numbers", {}).get("test") == test for e in asked)
+def _log(client: MlflowClient, ledger: Ledger) -> RegistryLog | None:
+    return RegistryLog(client, ledger.name) if ledger.name else None
 
 
 def _decision(
@@ -203,6 +262,7 @@ def _decision(
     reasons: list[str],
     numbers: dict[str, Any] | None = None,
     *,
+    answer: Answer | Literal[""] = "",
     forced: bool = False,
 ) -> Decision:
     run, run_model = maker(None if asked.version is None else version_of(client, model, asked.version))
@@ -217,6 +277,7 @@ def _decision(
         champion=state.champion,
         reasons=redacted(reasons),
         numbers=json.loads(json.dumps(numbers or {}, allow_nan=False)),
+        answer=answer,
         forced=forced,
         run=run,
         run_model=run_model,

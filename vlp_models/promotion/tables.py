@@ -57,10 +57,12 @@ def print_history(rows: list[dict[str, Any]], *, as_json: bool = False) -> None:
 def describe(row: dict[str, Any]) -> str:
     """An entry in a few words."""
     kind, action = row["kind"], row["action"]
+    answer = row.get("decision", {}).get("answer", "")
     words = {
         "done": {"promote": "promoted", "rollback": "rolled back"}.get(action, action),
         "intent": f"{action} interrupted",
         "undone": f"{action} undone",
+        "refused": f"refused: {answer}" if answer else "refused",
     }.get(kind, kind)
     if row.get("decision", {}).get("forced"):
         words += " (forced)"

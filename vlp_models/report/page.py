@@ -14,6 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlp_models.data.inputs import RegionInput
+from vlp_models.evaluation.decisions import hash_of, read_decisions
 from vlp_models.models.outline import inputs_of
 from vlp_models.params import Params
 from vlp_models.report.charts import interval_bar, line_chart
@@ -22,7 +23,7 @@ from vlp_models.report.examples import Examples, read_examples
 from vlp_models.report.pictures import Pictures
 from vlp_models.report.records import Record, flatten, optional, reads_regions
 from vlp_models.report.shown import shown_by_models
-from vlp_models.report.table import is_headline
+from vlp_models.report.table import is_headline, without
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.workspace.paths import Workspace, read_json
 
@@ -68,22 +69,34 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
     environment.filters["cost"] = cost
     template = environment.get_template("page.html.j2")
     tables = result_tables(params, workspace, records)
+    decisions = read_decisions(workspace.reports)
     return template.render(
         facts=facts(params, workspace, records),
         warnings=warnings(params, records),
-        headlines=headlines(tables),
+        headlines=headlines(tables, params.promotion.split),
         tables=tables,
         curves=curves(params, workspace),
         validation=validation,
         quarantined=quarantined(workspace),
+        repeated=(validation or {}).get("across_splits", {}).get("captions", {}),
+        seen=seen_before(records),
         has_docs=(workspace.reports / "data_docs" / "index.html").exists(),
         detector=flatten(detector or {}),
         drift=optional(workspace.reports / "drift.json"),
+        decisions=decisions,
+        decisions_hash=hash_of(decisions),
         timings=timings(params, workspace),
         galleries=galleries(params, workspace, missing),
         shown=shown_by_models(params, workspace),
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
     )
+
+
+def seen_before(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The headline figures with and without what was there to learn from; older evaluations don't say."""
+    chosen = [r for r in records if is_headline(r) and r["value"] is not None and r.get("seen")]
+    names = ("without_pictures", "without_both")
+    return [{**record, **{name: without(record["seen"][name]) for name in names}} for record in chosen]
 
 
 def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -169,8 +182,10 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
     return tables
 
 
-def headlines(tables: Sequence[ResultTable]) -> list[dict[str, Any]]:
-    """The headline figures of every design, for the cards on top."""
+def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:
+    """The headline figures of every design, for the cards on top; of the split judged by, if it was scored."""
+    judged = [table for table in tables if table.place.endswith(f", {split}")]
+    tables = judged or tables
     return [
         {**row, "place": table.place}
         for table in tables

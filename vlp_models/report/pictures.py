@@ -79,8 +79,9 @@ class Pictures:
             with Image.open(self._root / path) as image:
                 if image.width * image.height > self._max_pixels:
                     return Picture(image_id=image_id, problem=f"{image.width} x {image.height} pixels: too large")
-                x1, y1, x2, y2 = (round(v * s) for v, s in zip(box, image.size * 2, strict=True))
-                part = _on_grey(image).crop((x1, y1, max(x1 + 1, x2), max(y1 + 1, y2)))
+                whole = _on_grey(image)
+                x1, y1, x2, y2 = (round(v * s) for v, s in zip(box, whole.size * 2, strict=True))
+                part = whole.crop((x1, y1, max(x1 + 1, x2), max(y1 + 1, y2)))
                 factor = side / max(part.size)
                 part = part.resize([max(1, round(s * factor)) for s in part.size])
         except (OSError, ValueError, Image.DecompressionBombError) as error:
@@ -106,11 +107,13 @@ def _as_data(image: Any) -> str:
 
 
 def _on_grey(image: Any) -> Any:
-    """RGB; what is transparent becomes mid-grey, as NLVR's pictures are shown."""
+    """RGB, as people see it; what is transparent becomes mid-grey, as NLVR's pictures are shown."""
     from PIL import Image
 
+    from vlp_models.data.images import as_seen, turned
+
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
+        rgba = turned(image).convert("RGBA")
         base = Image.new("RGBA", rgba.size, (205, 205, 205, 255))
         return Image.alpha_composite(base, rgba).convert("RGB")
-    return image.convert("RGB")
+    return as_seen(image)

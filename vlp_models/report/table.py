@@ -16,6 +16,20 @@ def is_headline(record: dict[str, Any]) -> bool:
     return record["task"] in TASKS and record["metric"] in task_class(record["task"]).headlines
 
 
+def _unseen(record: dict[str, Any]) -> str:
+    """The value on items whose picture and sentences were not there to learn from."""
+    figure = (record.get("seen") or {}).get("without_both")
+    return "" if figure is None else f"{figure['value']:.1f}"
+
+
+def without(figure: dict[str, Any] | None) -> str:
+    """A score without what was seen, its interval and what is left of the items."""
+    if figure is None:
+        return "too few left"
+    ends = "" if figure["low"] is None else f" ({figure['low']:.1f} to {figure['high']:.1f})"
+    return f"{figure['value']:.1f}{ends}, {figure['n']:,} items"
+
+
 def print_results(summary: Path) -> None:
     """Prints the main metrics of every run, in percent, with interval and baselines: one table a task, dataset and
     split, so that runs of all models stand below each other."""
@@ -41,6 +55,7 @@ def print_results(summary: Path) -> None:
         table.add_column("value", justify="right", no_wrap=True, min_width=5)
         table.add_column("95% interval", no_wrap=True, min_width=14)
         table.add_column("to compare with", overflow="fold")
+        table.add_column("unseen", justify="right", no_wrap=True)
         for record in records:
             compared = "\n".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
             cells = (
@@ -50,6 +65,7 @@ def print_results(summary: Path) -> None:
                 "-" if record["value"] is None else f"{record['value']:.1f}",
                 "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}",
                 record["note"] if record["value"] is None else compared,
+                _unseen(record),
             )
             table.add_row(*(Text(cell) for cell in cells))  # Text: a name in brackets is no markup
         console.print(table)

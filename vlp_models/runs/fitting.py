@@ -17,10 +17,11 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
 from vlp_models.models.checkpoint import load_strictly, write_checkpoint
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.info import CheckpointInfo, in_words
 from vlp_models.models.protocols import Adopts
 from vlp_models.params import Params, TrainerParams, to_plain
 from vlp_models.pipeline.code import identity
+from vlp_models.runs.provenance import training_inputs
 from vlp_models.tracking.lineage import lineage
 from vlp_models.tracking.logger import STATE, MLflowRun
 from vlp_models.tracking.spool import tracked
@@ -73,14 +74,17 @@ def check_same_data(
     """
     manifest = inputs.manifest
     if before.detector_id:
+        if before.classes != tuple(manifest.classes):
+            raise CheckpointError(
+                f"{start}: made from features with {in_words(before.classes)}, the shards hold another detector's or "
+                f"backbone's with {in_words(manifest.classes)}; {way_out}"
+            )
         for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
             if getattr(before, name) != now:
                 raise CheckpointError(
                     f"{start}: made from features with {name} {getattr(before, name)!r}, the shards hold {now!r}; "
                     f"{way_out}"
                 )
-        if before.classes != tuple(manifest.classes):
-            raise CheckpointError(f"{start}: made with other detector classes than the shards'; {way_out}")
     if Tokenizer.load(start).vocabulary != inputs.tokenizer.vocabulary:
         raise CheckpointError(f"{start}: made with another vocabulary than data/tokenizer; {way_out}")
 
@@ -152,6 +156,8 @@ def work_directory(
     hardware = {"accelerator": trainer.accelerator, "devices": trainer.devices, "precision": trainer.precision}
     if (trainer.strategy, trainer.num_nodes) != ("auto", 1):
         hardware |= {"strategy": trainer.strategy, "num_nodes": trainer.num_nodes}
+    if trainer.stream.address:
+        hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}  # they decide the order of samples
     value = {"trainer": hardware, **settings, "code": identity(modules)}
     return workspace.work(stage.replace("@", "-"), fingerprint(value, files))
 
@@ -166,7 +172,13 @@ def tracking(
         workspace.root, params=to_plain(params), data=workspace.shards / "manifest.json", command=f"dvc repro {stage}"
     )
     run = MLflowRun(
-        params.tracking, workspace.root, work, name=stage, run_params=settings, tags={**facts, **tags, "stage": stage}
+        params.tracking,
+        workspace.root,
+        work,
+        name=stage,
+        run_params=settings,
+        tags={**facts, **tags, "stage": stage},
+        inputs=training_inputs(workspace, next(iter(next(iter(settings.values())).values())).get("sources")),
     )
     return tracked(run, work)
 
@@ -184,8 +196,12 @@ def publish(
     counts: dict[str, int],
     start: str,
     result: FitResult,
+    tracker: MLflowRun | None = None,
 ) -> list[Path]:
-    """Writes checkpoints/RUN, the curve, and what the training came to and cost (`run`: kind/name). Returns them."""
+    """Writes checkpoints/RUN, the curve, and what the training came to and cost (`run`: kind/name). Returns them.
+
+    tracker: the MLflow run that has the curve; `register` adds the scores there.
+    """
     from vlp_models.training.log import as_csv, final_numbers
 
     counts = {**counts, "parameters": sum(p.numel() for p in module.parameters()), "steps": result.steps}
@@ -205,6 +221,7 @@ def publish(
         "seconds": result.seconds,
         "samples_per_s": result.samples_per_second,
         "peak_memory_mb": result.peak_memory_mb,
+        "mlflow_key": tracker.key if tracker is not None else "",
     }
     write_json(workspace.training(run), report)
     return [workspace.checkpoint(run), workspace.curve(run), workspace.training(run)]

@@ -34,9 +34,14 @@ FORMATS: dict[str, str] = {
     "soho-parts": "vlp_models.models.soho.convert_parts:read_parts",
     "vlmo": "vlp_models.models.vlmo.public.convert:read_vlmo",
     "beit": "vlp_models.models.vlmo.public.beit:read_beit",
+    "timm": "vlp_models.models.pretrained_timm:read_timm",
 }
 # formats that fill a part of a model, which params.yaml must describe
-PARTS = {"bert": "BERT fills the text side", "beit": "BEiT fills the image side"}
+PARTS = {
+    "bert": "BERT fills the text side",
+    "beit": "BEiT fills the image side",
+    "timm": "timm's weights fill the image side",
+}
 PRESET = "preset.yaml"  # beside imported weights: the model in params.yaml that begins with them
 UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained a task on sets no limit
 
@@ -60,8 +65,9 @@ def import_checkpoint(
         form: `xmodaler-tden`, `unified-vlp`, `vlmo`, `soho`: `source` is a file of the public code; a task's becomes
             that task's checkpoint, its classifier included. The others fill a part of a model whose architecture is
             that of params.yaml's `models.NAME.config`; the rest stays fresh (`models.NAME.seed`). `bert`: a folder
-            with a BERT's files, or package:NAME. `beit`: a file of BEiT's weights. `soho-parts`: a CNN's weights file,
-            or a folder with one (backbone.safetensors) and BERT's files.
+            with a BERT's files, or package:NAME. `beit`: a file of BEiT's weights. `timm`: a file, `package:NAME` or
+            `timm:NAME` with the weights of SOHO's CNN or of a ViT. `soho-parts`: a CNN's weights file, or a folder with
+            one (backbone.safetensors) and BERT's files.
         task: which task's model it is, where the file leaves it open.
         heads: attention heads; 0: as the format usually has them.
         answers: of a VQA model: a JSON list of what its classifier's rows stand for.

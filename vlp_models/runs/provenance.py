@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vlp_models.data.tables import read_table
+from vlp_models.models import FAMILIES
 from vlp_models.params import Params, split_start, to_plain
+from vlp_models.pipeline.code import PACKAGE, identity
+from vlp_models.tasks import TASKS
+from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.lineage import git_commit
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
@@ -35,6 +42,44 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
         "parents": _parents(params, workspace, checkpoint, config),
         "target": f"finetune@{run}",
     }
+
+
+def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
+    """The same for runs that differ in their seeds alone: one hash over their design, the data they learned from, the
+    settings of the trainings that they come from but for seeds and names, and the code of these."""
+    checkpoint = f"finetune/{run}"
+    config = read_json(workspace.checkpoint(checkpoint) / "config.json")
+    inputs = config.get("provenance", {}).get("inputs", {})
+    family, settings, code = params.family_at(checkpoint), [], set[str]()
+    for name in params.chain(checkpoint):
+        kind, key = split_start(name)
+        if kind != "initial":
+            own = to_plain(getattr(params, kind)[key])
+            settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "design")})
+            code |= {f"{PACKAGE}.stages.{kind}", FAMILIES[family]}
+    places = [TASKS[params.finetune[run].task], *code]
+    about = {
+        "design": params.design_of(run),
+        "model": config.get("model_config"),
+        "settings": settings,
+        "data": {name: digest for name, digest in sorted(inputs.items()) if name.startswith("index-")},
+        "code": identity(sorted(place for place in places if place.startswith(f"{PACKAGE}."))),
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) -> list[DataInput]:
+    """What a training reads: the train split of its datasets (default: all), and val for its losses."""
+    manifest, index = workspace.shards / "manifest.json", workspace.shards / "index-train.parquet"
+    if not manifest.exists() or not index.exists():
+        return []
+    about, uri = read_json(manifest), workspace.relative(workspace.shards)
+    counts = {name: n for name, n in about.get("counts", {}).get("train", {}).items() if isinstance(n, int)}
+    digest = hash_path(index)
+    return [
+        DataInput(name=name, context="training", digest=digest, uri=uri, counts=counts)
+        for name in sources or about.get("sources", [])
+    ]
 
 
 def lineage_files(workspace: Workspace) -> dict[str, str]:

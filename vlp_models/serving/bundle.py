@@ -11,12 +11,15 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vlp_models.errors import CheckpointError, VLPError
+from vlp_models.limits import check_numbers
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.pipeline.code import PACKAGE, files_behind, hash_source
+from vlp_models.vision.extractors import FROM_IMAGES
 from vlp_models.workspace.finished import link_or_copy
 from vlp_models.workspace.paths import hash_file, hash_path, write_json
 
@@ -26,7 +29,6 @@ CONTENT = "content.json"
 CODE = "code"  # the folder beside `artifacts/` that MLflow keeps a version's own code in
 UNHASHED = (CONTENT, "README.md")  # the card tells of scores, which are measured again
 SERVED_BY = (f"{PACKAGE}.tracking.pyfunc_model", f"{PACKAGE}.serving.predictor")
-FROM_IMAGES = ("detector", "grid")  # `features.source`: what can be made again of an image alone
 
 
 def bundle_info(bundle: Path) -> CheckpointInfo:
@@ -46,7 +48,7 @@ def checkpoint_info(directory: Path) -> CheckpointInfo:
     file = directory / "config.json"
     try:
         return CheckpointInfo.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: does not say what the checkpoint is ({error})") from None
 
 
@@ -123,7 +125,7 @@ def _written(bundle: Path) -> dict[str, dict[str, str]] | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {what: {str(k): str(v) for k, v in found[what].items()} for what in ("files", "code")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: does not say what the bundle holds ({error})") from None
 
 
@@ -155,15 +157,45 @@ def not_served(bundle: Path) -> str:
     if info.task is None or task_class(info.task).words is None:
         return f"the task {info.task} is not served"
     if info.detector_id:
-        source = json.loads((bundle / FEATURES).read_text(encoding="utf-8"))["source"]
+        source = read_made(bundle)["source"]
         if source not in FROM_IMAGES:
             return f"its regions come from `{source}`, which can't be made from an image"
     return ""
 
 
-def try_out(bundle: Path, images: Sequence[Path]) -> str:
-    """Predicts for one image (or as many as the task looks at) through the bundle, as a server would. Returns why not;
-    empty: it can be served.
+def read_made(bundle: Path) -> dict[str, Any]:
+    """features.json: how the regions were made, with `source`, `min_score`, `max_regions` and `content`.
+
+    Raises:
+        CheckpointError: missing, damaged, or a value that can't be.
+    """
+    file = bundle / FEATURES
+    try:
+        made = json.loads(file.read_text(encoding="utf-8"))
+        check_numbers(made)
+        found = {key: made[key] for key in ("source", "min_score", "max_regions")}
+        found["content"] = made.get("content", "roi")  # bundles before there was a choice do not say
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{file}: does not say how the regions were made ({error!r})") from None
+    kinds = {"source": str, "min_score": (int, float), "max_regions": int, "content": str}
+    for key, kind in kinds.items():
+        if not isinstance(found[key], kind) or isinstance(found[key], bool):  # type: ignore[arg-type]
+            raise CheckpointError(f"{file}: `{key}` is {found[key]!r:.60}; take the bundle from the registry anew")
+    if found["content"] not in ("roi", "probabilities") or found["max_regions"] < 1:
+        raise CheckpointError(f"{file}: `content` or `max_regions` can't be; take the bundle from the registry anew")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """problem: why the bundle can't be served; empty: it can. predicted: what it says of an image."""
+
+    problem: str = ""
+    predicted: dict[str, Any] = field(default_factory=dict)
+
+
+def try_out(bundle: Path, images: Sequence[Path]) -> Trial:
+    """Predicts for one image (or as many as the task looks at) through the bundle, as a server would.
 
     Args:
         images: the first one that is there is taken, in every place.
@@ -173,7 +205,7 @@ def try_out(bundle: Path, images: Sequence[Path]) -> str:
 
     there = next((path for path in images if path.is_file()), None)
     if there is None:
-        return "no image of the val or test split is on this disk to try it with"
+        return Trial(problem="no image of the val or test split is on this disk to try it with")
     try:
         predictor = Predictor(bundle)
         words = task_class(predictor.task).words
@@ -181,7 +213,7 @@ def try_out(bundle: Path, images: Sequence[Path]) -> str:
         count = 1 if words is None else words.images
         made = predictor.predict([there] if count == 1 else [[there] * count], texts)
     except VLPError as error:
-        return str(error)
+        return Trial(problem=str(error))
     except Exception as error:  # whatever breaks here would break in a server
-        return f"{type(error).__name__}: {error}"
-    return "" if len(made) == 1 and made[0] else "it predicts nothing"
+        return Trial(problem=f"{type(error).__name__}: {error}")
+    return Trial(predicted=made[0]) if len(made) == 1 and made[0] else Trial(problem="it predicts nothing")

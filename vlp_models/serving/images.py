@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import os
 import re
 from contextlib import suppress
@@ -12,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from vlp_models.data.images import ImageError, as_seen, open_checked
 from vlp_models.errors import DataError
 
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 1024 * 1024
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+MIN_SIDE = 4  # pixels: of less there is nothing to be seen
 
 
 def open_images(value: Any, count: int, *, requested: bool = False) -> list[Image.Image]:
@@ -40,7 +40,7 @@ def open_images(value: Any, count: int, *, requested: bool = False) -> list[Imag
 
 
 def open_image(value: Any, *, requested: bool = False) -> Image.Image:
-    """Opens one image and converts it to RGB.
+    """Opens one image and converts it to RGB, as people see it (EXIF rotation applied).
 
     Args:
         value: a path, base64 text (a `data:` URI or bare), encoded bytes, or a uint8 array [H, W, 3] or [H, W].
@@ -49,12 +49,17 @@ def open_image(value: Any, *, requested: bool = False) -> Image.Image:
             taken from there, and what can't be had is answered in the same words whether it exists or not.
 
     Raises:
-        DataError: not readable, not an image, or more pixels than `MAX_PIXELS` (read from the header, before decoding).
+        DataError: not readable, not an image, an animation, smaller than `MIN_SIDE`, or more pixels than `MAX_PIXELS`
+            (read from the header, before decoding).
     """
     if isinstance(value, Image.Image):
-        return value.convert("RGB")
+        return _large_enough(as_seen(value), "the image")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and not isinstance(value[0], str)):
-        return _from_array(np.asarray(value))
+        try:
+            array = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            raise DataError("an image array is [H, W, 3] or [H, W]; found lists of different lengths") from None
+        return _from_array(array)
     if isinstance(value, (bytes, bytearray)):
         return _decode(bytes(value), "image bytes")
     if isinstance(value, (str, Path)):
@@ -104,17 +109,24 @@ def _unbase64(text: str) -> bytes:
 
 def _decode(data: bytes, name: str) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise DataError(f"{name}: {image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
-        return image.convert("RGB")
-    except UnidentifiedImageError:  # its text holds an address in memory
-        raise DataError(f"{name}: not a readable image") from None
-    except (OSError, Image.DecompressionBombError, ValueError) as error:
+        with open_checked(data, "", MAX_PIXELS, limit="the limit is") as image:
+            seen = as_seen(image)
+    except ImageError as error:
         raise DataError(f"{name}: not a readable image ({error})") from None
+    except Exception as error:  # Pillow's plugins raise anything on hostile files
+        raise DataError(f"{name}: not a readable image ({type(error).__name__}: {error})") from None
+    return _large_enough(seen, name)
+
+
+def _large_enough(image: Image.Image, name: str) -> Image.Image:
+    if min(image.size) < MIN_SIDE:
+        raise DataError(f"{name}: {image.width}x{image.height} pixels; a picture has at least {MIN_SIDE} a side")
+    return image
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
+    if not array.size:
+        raise DataError(f"an image array has pixels; found {array.shape}")
     if array.dtype != np.uint8:
         if not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > 255:
             raise DataError(f"an image array holds integers 0..255; found {array.dtype}")
@@ -125,4 +137,4 @@ def _from_array(array: np.ndarray) -> Image.Image:
         raise DataError(
             f"an image array is [H, W, 3] or [H, W] with at most {MAX_PIXELS:,} pixels; found {array.shape}"
         )
-    return Image.fromarray(np.ascontiguousarray(array))
+    return _large_enough(Image.fromarray(np.ascontiguousarray(array)), "an image array")

@@ -1,12 +1,12 @@
 """From an image on disk to a caption, an answer or a verdict: the model, and what makes its input, in one object.
 
 A bundle is a directory with `checkpoint/` (docs/contracts.md) and, for a model that reads regions, `detector/` and
-`features.json` (how the regions were made); it is what the registry stores.
+`features.json` (how the regions were made); it is what the registry stores. `detector/` holds a detector or a
+backbone, with its weights.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,7 @@ from vlp_models.serving.images import open_images
 
 if TYPE_CHECKING:
     from vlp_models.data.inputs import ModelInputs
-    from vlp_models.vision.extract import RegionExtractor
-    from vlp_models.vision.grid import GridExtractor
+    from vlp_models.vision.source import Extractor
 
 
 class Predictor:
@@ -30,6 +29,7 @@ class Predictor:
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.data.inputs import RegionInput
+        from vlp_models.models.info import in_words
         from vlp_models.serving.bundle import check_content
         from vlp_models.tasks.load import load_task_model
 
@@ -46,7 +46,12 @@ class Predictor:
         self.device = device
         self.inputs: ModelInputs = self.task_model.model.inputs  # type: ignore[assignment]
         self.extractor = _extractor(bundle, device) if isinstance(self.inputs.image, RegionInput) else None
-        trained_on = self.task_model.info.detector_id
+        trained_on, classes = self.task_model.info.detector_id, self.task_model.info.classes
+        if self.extractor is not None and classes and self.extractor.classes != tuple(classes):
+            raise CheckpointError(
+                f"{bundle}: the model was trained on features with {in_words(classes)}, but this bundle's detector has "
+                f"{in_words(self.extractor.classes)}; it needs the one that its features were made with"
+            )
         if self.extractor is not None and self.extractor.detector_id != trained_on:
             raise CheckpointError(
                 f"{bundle}: the model was trained on features of detector {trained_on}, "
@@ -91,25 +96,14 @@ class Predictor:
         return self.task_model.predict(batch, samples)
 
 
-def _extractor(bundle: Path, device: str) -> GridExtractor | RegionExtractor:
+def _extractor(bundle: Path, device: str) -> Extractor:
     """What turns pixels into the regions the model learned from."""
-    from vlp_models.vision.extract import RegionExtractor
-    from vlp_models.vision.grid import GridExtractor
+    from vlp_models.serving.bundle import read_made
+    from vlp_models.vision.extractors import FROM_IMAGES, open_extractor
 
-    try:
-        made = json.loads((bundle / "features.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{bundle / 'features.json'}: does not say how the regions were made ({error})") from None
-    if made["source"] == "grid":
-        return GridExtractor()
-    if made["source"] != "detector":
+    made = read_made(bundle)
+    if made["source"] not in FROM_IMAGES:
         raise CheckpointError(
             f"{bundle}: the model was trained on features from `{made['source']}`, which can't be made from an image"
         )
-    return RegionExtractor.load(
-        bundle / "detector",
-        device,
-        min_score=made["min_score"],
-        max_regions=made["max_regions"],
-        content=made.get("content", "roi"),  # bundles before there was a choice do not say
-    )
+    return open_extractor(made, bundle / "detector", device)

@@ -1,7 +1,7 @@
 """detector: what turns pixels into regions, trained here or loaded.
 
-`source: train` learns the boxes of the train split; `weights` takes a file; `none` is for imported features and
-symbols. Average precision is measured on the val split.
+`source: train` learns the boxes of the train split; `weights` takes a file or torchvision's own; `none` is for imported
+features and symbols. Average precision is measured on the val split. With `features.source: timm` it is a backbone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.data.boxed import read_boxed
 from vlp_models.data.tables import object_words
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import DetectorParams, Params, to_plain
+from vlp_models.params import DetectorParams, Params, TimmParams, to_plain
 from vlp_models.workspace.paths import (
     Workspace,
     hash_file,
@@ -36,24 +36,29 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Writes data/detector and reports/detector.json.
 
     Raises:
+        MissingToolError: weights of a package that is not installed.
         DataError: `validate` has not run; `source: train` and no box in the train split.
-        CheckpointError: `source: weights` and no file, or one of another architecture.
+        CheckpointError: `source: weights` or a backbone, and no weights, or those of another architecture.
         ParamsError: an unknown dataset in `sources`, a missing path, or a number that can't be.
         NonFiniteLossError: training diverged.
     """
     p = params.detector
-    _check(p, params)
+    backbone = params.features.source == "timm"
+    if not backbone:
+        _check(p, params)
     with measured(workspace, "detector"), output_directory(workspace.detector) as directory:
-        if p.source == "none":
+        if backbone:
+            report: Report = _make_backbone(params.features.timm, workspace, directory)
+        elif p.source == "none":
             from vlp_models.vision.state import save_no_detector
 
-            report: Report = {"detector_id": save_no_detector(directory, {"source": "none"}), "source": "none"}
+            report = {"detector_id": save_no_detector(directory, {"source": "none"}), "source": "none"}
         else:
             report = _make(params, workspace, directory)
         write_manifest(
             directory,
             stage="detector",
-            params=to_plain(p),
+            params=to_plain(params.features.timm if backbone else p),
             counts=report.get("counts", {}),
             detector_id=report["detector_id"],
         )
@@ -69,11 +74,23 @@ def _check(p: DetectorParams, params: Params) -> None:
         )
     if p.source == "weights" and not p.weights:
         raise ParamsError(
-            "params.yaml: `detector.source: weights` needs `detector.weights`, a .safetensors or .pth file"
+            "params.yaml: `detector.source: weights` needs `detector.weights`: a .safetensors or .pth file, or "
+            "`torchvision` for its COCO weights"
         )
     for name, value in {"steps": p.steps, "batch_size": p.batch_size, "feature_dim": p.feature_dim, "lr": p.lr}.items():
         if p.source == "train" and value <= 0:
             raise ParamsError(f"params.yaml: `detector.{name}: {value}`; must be above zero")
+
+
+def _make_backbone(p: TimmParams, workspace: Workspace, directory: Path) -> Report:
+    from vlp_models.vision.backbone_state import make_backbone, save_backbone
+
+    backbone = make_backbone(p, workspace.root)
+    config = backbone.model.config
+    identity = save_backbone(directory, backbone, {"source": "timm", "weights": p.weights})
+    parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
+    counts = {"classes": config.num_classes, "parameters": parameters, "feature_dim": config.feature_dim}
+    return {"source": "timm", "backbone": config.model, "detector_id": identity, "counts": counts}
 
 
 def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
@@ -158,8 +175,8 @@ def _train(
         raise DataError(
             f"{workspace.validated}: the train split has no object boxes to learn from"
             + (f" in {', '.join(p.sources)}" if p.sources else "")
-            + "; set detector.source to `weights` with a detector of your own, or to `none` and features.source to "
-            "`tsv` or `npz` (imported features)"
+            + "; set features.source to `timm` (a backbone, no boxes needed), detector.source to `weights` with a "
+            "detector of your own, or to `none` and features.source to `tsv` or `npz` (imported features)"
         )
     classes = (BACKGROUND, *sorted({item["category"] for row in train_rows for item in row["objects"]}))
     words = tuple(sorted({word for row in train_rows for item in row["objects"] for word in object_words(item)}))
@@ -183,17 +200,30 @@ def _train(
 def _load(
     p: DetectorParams, rows: list[dict[str, Any]], workspace: Workspace
 ) -> tuple[FasterRCNN, DetectorConfig, tuple[str, ...], dict[str, Any]]:
-    from vlp_models.vision.published import load_published
+    from vlp_models.vision.published import fetch_published, load_published
+    from vlp_models.weight_files import file_of, library_of
 
-    path = workspace.root / p.weights
-    names = sorted({item["category"] for row in rows for item in row["objects"]})
-    detector = load_published(path, p.backbone, names)
-    training = {"source": "weights", "file": path.name, "sha256": hash_file(path)}
+    where = "params.yaml: `detector.weights`"
+    training: dict[str, Any] = {"source": "weights"}
+    if library_of(p.weights):
+        detector = fetch_published(p.weights, p.backbone, where)
+        training |= {"weights": p.weights}
+    else:
+        path = file_of(p.weights, workspace.root, where)
+        names = sorted({item["category"] for row in rows for item in row["objects"]})
+        detector = load_published(path, p.backbone, names)
+        training |= {"file": path.name, "sha256": hash_file(path)}
     return detector.model, detector.config, detector.classes, training
 
 
 def _print(report: Report) -> None:
     print(f"detector {report['detector_id']}: {report['source']}", end="")
+    if report["source"] == "timm":
+        print(
+            f", {report['backbone']} of {report['counts']['parameters']:,} parameters, "
+            f"{report['counts']['classes']:,} classes",
+            end="",
+        )
     if "seconds" in report:
         print(
             f", {report['counts']['train_images']:,} images, {report['counts']['classes']} classes, "

@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.evaluation.contamination import Seen, learnt, without_seen
 from vlp_models.evaluation.hashes import data_hash, test_hash
 from vlp_models.evaluation.slices import slices_of
 from vlp_models.metrics.bootstrap import interval
@@ -54,6 +56,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
     from vlp_models.data.dataset import ShardDataset
+    from vlp_models.evaluation.nearest import nearest
     from vlp_models.evaluation.predicting import predict_all
     from vlp_models.runs.device import device_for
     from vlp_models.tasks.load import load_task_model
@@ -79,6 +82,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
         "data": data_hash(workspace.shards),
     }
     sources = dict.fromkeys(_datasets(finetune), 1)
+    before = learnt(params, workspace, key)
     blank_too = model.task in settings.blank_control and not model.blank_images
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
@@ -108,12 +112,17 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
                 own = [predictions[i] for i in chosen]
                 asked = [samples[i] for i in chosen]
                 with _status(f"scoring {key} on {source} {split}") as progress:
-                    here = Place(source=source, validated=workspace.validated, progress=progress)
+                    here = Place(
+                        source=source,
+                        validated=workspace.validated,
+                        neighbours=partial(nearest, workspace.shards, split, source),
+                        progress=progress,
+                    )
                     model.write_official(own, here, split, directory)
                     scored = model.score(own, asked, here)
                 items += _items(model, scored, here, split, asked)
                 place = {"dataset": source, "split": split, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()}
-                records += _records(scored, settings, facts | place)
+                records += _records(scored, settings, facts | place, before.seen(asked) if before else None)
         if not records:
             splits = ", ".join(settings.splits)
             raise DataError(f"evaluate {key}: nothing to score in {splits}; see `evaluate.splits` in params.yaml")
@@ -133,7 +142,9 @@ def _datasets(finetune: FinetuneParams) -> list[str]:
     return finetune.evaluate_on or list(finetune.sources)
 
 
-def _records(scored: Scored, settings: EvaluateParams, facts: dict[str, Any]) -> list[dict[str, Any]]:
+def _records(
+    scored: Scored, settings: EvaluateParams, facts: dict[str, Any], seen: Seen | None
+) -> list[dict[str, Any]]:
     return [
         {
             **facts,
@@ -143,6 +154,9 @@ def _records(scored: Scored, settings: EvaluateParams, facts: dict[str, Any]) ->
             "baselines": scored.baselines.get(score.metric, {}),
             "n": score.n,
             "note": score.note,
+            "seen": None
+            if seen is None
+            else without_seen(score, seen, resamples=settings.bootstrap, seed=facts["seed"]),
         }
         for score in scored.scores
     ]

@@ -1,4 +1,4 @@
-"""features: the regions of every validated image, from the detector, from symbols or imported.
+"""features: the regions of every validated image, from the detector or backbone, from symbols or imported.
 
 Each chunk is a part that any process can make. Finished ones wait under .work; after an interruption only the others
 are made. The regions of an image that the last run has seen are taken over from it, if the same code and settings made
@@ -51,7 +51,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
 
     Raises:
         DataError: an image or an imported file can't be read, or a split has more than 1% of images without features.
-        CheckpointError: `source: detector` and there is none.
+        CheckpointError: `source: detector` or `timm`, and data/detector does not hold that.
         ParamsError: a missing path, or a number that can't be.
     """
     p = params.features
@@ -119,10 +119,6 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
         from vlp_models.vision.symbols import SymbolSource
 
         return SymbolSource(read_table("objects", workspace.validated).to_pylist(), p.max_regions)
-    if p.source == "grid":
-        from vlp_models.vision.grid import GridSource
-
-        return GridSource(workspace.root)
     if p.source == "tsv":
         from vlp_models.vision.tsv import open_tsv
 
@@ -133,25 +129,20 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
         return open_npz(workspace.root / p.path, p.max_regions, p.order)
     import torch
 
-    from vlp_models.vision.extract import DetectorSource, RegionExtractor
+    from vlp_models.vision.extractors import open_source
 
-    need(workspace.detector, "detector")
+    if p.source != "grid":
+        need(workspace.detector, "detector")
     cuda = torch.cuda.is_available() and params.trainer.accelerator != "cpu"
-    extractor = RegionExtractor.load(
-        workspace.detector,
-        "cuda" if cuda else "cpu",
-        min_score=p.min_score,
-        max_regions=p.max_regions,
-        content=p.content,
-    )
-    return DetectorSource(extractor, workspace.root)
+    return open_source(to_plain(p), workspace.detector, workspace.root, "cuda" if cuda else "cpu")
 
 
 def _identity(params: Params, source: RegionSource) -> dict[str, Any]:
     """What an image's regions depend on besides the image."""
-    settings = {name: value for name, value in to_plain(params.features).items() if name != "batch_size"}
+    settings = {name: v for name, v in to_plain(params.features).items() if name not in ("batch_size", "timm")}
     module = type(source).__module__
-    versions = {name: metadata.version(name) for name in ("numpy", "pillow", "torch", "torchvision")}
+    packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if params.features.source == "timm" else [])]
+    versions = {name: metadata.version(name) for name in packages}
     return {
         "features": settings,
         "detector_id": source.detector_id,

@@ -74,6 +74,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             collate=task_model.collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
+            stream=params.trainer.stream,
             seed=p.seed,
             captioned=task_model.captioned_only(task_model.options),
             written=written,
@@ -106,6 +107,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             counts={"train_samples": len(loaders.train), "val_samples": len(loaders.val)},
             start=p.start,
             result=result,
+            tracker=tracker,
         )
         keep(workspace, work, stage, outputs)
         forget(work)

@@ -1,22 +1,27 @@
 """prepare: one dataset in its public format -> the canonical tables.
 
 Every image file is opened and checked (data/images.py); an unreadable one goes to quarantine with its reason, and the
-rows that depend on it follow in `validate`.
+rows that depend on it follow in `validate`. Rows pass through: memory does not grow with them, unless a format is one
+document that its reader must hold (COCO's JSON).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from vlp_models.data.formats import read_source
-from vlp_models.data.formats.base import Row, Tables
-from vlp_models.data.images import ImageError, ImageInfo, probe
-from vlp_models.data.tables import SCHEMAS, write_table
+from vlp_models.data.formats.base import Row, Tables, spooled
+from vlp_models.data.images import ImageError
+from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, TableWriter, read_batches
+from vlp_models.duplicates.hashes import ImageHashes, examine
+from vlp_models.duplicates.leaks import PrintWriter
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
 from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
@@ -34,24 +39,24 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     source = params.data[key]
     with measured(workspace, f"prepare@{key}"):
         _check_root(params, key, workspace.root / source.root)
-        tables = read_source(key, source, workspace.root)
-        found = len(tables["images"])
-        if not source.outside:
-            _keep_inside(tables, key, workspace.root / source.root, source.images)
-        _probe_images(tables, params.validate.max_image_pixels, workspace)
-        if not (tables["images"] or tables["texts"]):
-            raise DataError(_no_image(key, source, found, tables))
         with output_directory(workspace.interim(key)) as directory:
-            for name in SCHEMAS:
-                write_table(tables[name], name, directory)
-            if tables["truth"]:
-                lines = (json.dumps(row, ensure_ascii=False, sort_keys=True) for row in tables["truth"])
-                (directory / "truth.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            with spooled(directory):
+                tables = read_source(key, source, workspace.root)
+            found = len(tables["images"])
+            with PrintWriter(directory) as prints:
+                failed = _check_images(tables, key, params, workspace, prints)
+            if not (tables["images"] or tables["texts"]):
+                raise DataError(_no_image(key, source, found, failed))
+            tables.close()
             counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
             write_manifest(
                 directory,
                 stage="prepare",
-                params={"data": to_plain(source), "max_image_pixels": params.validate.max_image_pixels},
+                params={
+                    "data": to_plain(source),
+                    "max_image_pixels": params.validate.max_image_pixels,
+                    "near_duplicates": to_plain(params.validate.near_duplicates),
+                },
                 counts=counts | {"left_out": dict(tables.left_out)},
             )
     print(f"prepare {key}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items() if count))
@@ -69,62 +74,90 @@ def _check_root(params: Params, key: str, root: Path) -> None:
     raise DataError(f"{root.absolute()}: no such directory, so there is no dataset `{key}`; {way_out}")
 
 
-def _keep_inside(tables: Tables, key: str, root: Path, images: str) -> None:
-    """Moves rows to quarantine whose file lies outside of the dataset: a listing from elsewhere must not bring in what
-    else is on this disk. By the path as it is written: a link in the dataset is its owner's."""
-    folders = [Path(os.path.abspath(folder)) for folder in (root, root / images)]  # noqa: PTH100 (no links followed)
-    good: list[Row] = []
-    for row in tables["images"]:
-        path = Path(os.path.abspath(row["path"]))  # noqa: PTH100
-        if any(path.is_relative_to(folder) for folder in folders):
-            good.append(row)
-        else:
-            reason = f"{path}: outside of data.{key}.root and data.{key}.images; data.{key}.outside: true allows it"
-            tables.set_aside("images", row["image_id"], "image_inside", reason, row["provenance"])
-    tables["images"][:] = good
-
-
-def _probe_images(tables: Tables, max_pixels: int, workspace: Workspace) -> None:
-    """Fills in width, height and sha256; rows whose file fails move to quarantine."""
+def _check_images(tables: Tables, key: str, params: Params, workspace: Workspace, prints: PrintWriter) -> str:
+    """Fills in width, height and sha256, and writes the prints; rows whose file fails move to quarantine. Returns what
+    is said of the first that does."""
     from rich.console import Console
     from rich.progress import track
 
-    def look(row: Row) -> ImageInfo | ImageError:
-        try:
-            return probe(Path(row["path"]), max_pixels)
-        except ImageError as error:
-            return error
+    source, limits = params.data[key], params.validate
+    folders = _folders(workspace.root / source.root, source.images)
+    listed = tables["images"]
+    assert isinstance(listed, TableWriter) and tables.directory is not None
+    listed.close()
+    waiting = listed.path.rename(tables.directory / ".listed.parquet")
+    checked = tables.rows["images"] = TableWriter("images", tables.directory)
+    first = ""
 
-    good: list[Row] = []
+    def look(row: Row) -> tuple[Row, ImageHashes | ImageError]:
+        if not source.outside and (error := _outside(Path(row["path"]), folders, key)):
+            return row, error
+        keypoints, tested = limits.near_duplicates.keypoints, row["split"] != SPLITS[0]
+        try:
+            return row, examine(Path(row["path"]), limits.max_image_pixels, keypoints=keypoints, tested=tested)
+        except ImageError as error:
+            error.reason = f"{workspace.relative(Path(row['path']))}: {error.reason}"
+            return row, error
+
     # Pillow's decoders and hashlib let go of the interpreter's lock
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow on odd EXIF and on sizes that `max_pixels` rules on
         results = track(
-            pool.map(look, tables["images"]),
+            _ahead(pool, look, (row for table in read_batches([waiting], HELD) for row in table.to_pylist())),
             description="checking images",
-            total=len(tables["images"]),
+            total=len(listed),
             console=Console(stderr=True),
             disable=not sys.stderr.isatty(),
             transient=True,
         )
-        for row, result in zip(tables["images"], results, strict=True):
+        for row, result in results:
             path = workspace.relative(Path(row["path"]))
-            if isinstance(result, ImageError):
-                tables.set_aside("images", row["image_id"], result.rule, f"{path}: {result.reason}", row["provenance"])
-            elif row["width"] is not None and (row["width"], row["height"]) != (result.width, result.height):
+            if not isinstance(result, ImageError):
+                if row["width"] is None or (row["width"], row["height"]) == (result.width, result.height):
+                    size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
+                    prints.add(row["image_id"], result)
+                    checked.append({**row, **size, "path": path})
+                    continue
                 reason = f"{path}: {result.width}x{result.height}, listed as {row['width']}x{row['height']}"
-                tables.set_aside("images", row["image_id"], "image_size", reason, row["provenance"])
-            else:
-                size = {"width": result.width, "height": result.height, "sha256": result.sha256}
-                good.append({**row, **size, "path": path})
-    tables["images"][:] = good
+                result = ImageError("image_size", reason)
+            tables.set_aside("images", row["image_id"], result.rule, result.reason, row["provenance"])
+            first = first or f"{row['image_id']} ({row['provenance']}): {result.reason}"
+    waiting.unlink()
+    return first
 
 
-def _no_image(key: str, source: SourceParams, found: int, tables: Tables) -> str:
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], many: int = 256) -> Iterator[R]:
+    """`pool.map`, with `many` items under way at most."""
+    under_way: deque[Future[R]] = deque()
+    for item in items:
+        if len(under_way) == many:
+            yield under_way.popleft().result()
+        under_way.append(pool.submit(function, item))
+    while under_way:
+        yield under_way.popleft().result()
+
+
+def _folders(root: Path, images: str) -> list[Path]:
+    return [Path(os.path.abspath(folder)) for folder in (root, root / images)]  # noqa: PTH100 (no links followed)
+
+
+def _outside(path: Path, folders: list[Path], key: str) -> ImageError | None:
+    """Why a file is not looked at that lies outside of the dataset: a listing from elsewhere must not bring in what
+    else is on this disk. By the path as it is written: a link in the dataset is its owner's."""
+    path = Path(os.path.abspath(path))  # noqa: PTH100
+    if any(path.is_relative_to(folder) for folder in folders):
+        return None
+    reason = f"{path}: outside of data.{key}.root and data.{key}.images; data.{key}.outside: true allows it"
+    return ImageError("image_inside", reason)
+
+
+def _no_image(key: str, source: SourceParams, found: int, failed: str) -> str:
     if not found:
         return f"data.{key}: no image is listed in the dataset under {source.root}; check its files in params.yaml"
-    first = next(row for row in tables["quarantine"] if row["table"] == "images")
     return (
-        f"data.{key}: none of {found} images is readable; the first, {first['row_id']} ({first['provenance']}): "
-        f"{first['reason']}; check data.{key}.images in params.yaml"
+        f"data.{key}: none of {found} images is readable; the first, {failed}; check data.{key}.images in params.yaml"
     )

@@ -96,6 +96,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             collate=collate,
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
+            stream=params.trainer.stream,
             seed=p.seed,
             captioned=p.captions_per_image > 0,
             **reader.flags,
@@ -127,6 +128,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             counts={"train_samples": len(loaders.train), "val_samples": len(loaders.val)},
             start=start_name,
             result=result,
+            tracker=tracker,
         )
         write_json(workspace.figures(run_name), to_plain(_figures(model, loaders.val, collate, p.batch_size)))
         keep(workspace, work, stage, [*outputs, workspace.figures(run_name)])

@@ -5,16 +5,17 @@ Runs after pretrain, and again whenever that does: the statistics are always tho
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from vlp_models.data.drift.statistics import describe, project
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.tables import read_table
+from vlp_models.data.outofcore import Database
+from vlp_models.data.tables import HELD, SCHEMAS, read_batches
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, PretrainParams
@@ -39,23 +40,24 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         regions, _ = reads(params)  # what a workspace without them holds is left over from earlier params
         store = FeatureStore(need(workspace.features, "features")) if regions else None
         sources = list(learnt_by(params).sources)
-        images = read_table("images", validated)
-        images = images.filter(pc.equal(images["split"], "train"))
-        if sources:
-            images = images.filter(pc.is_in(images["source"], pa.array(sources)))
-        captions = read_table("captions", validated)
-        texts = captions.filter(pc.is_in(captions["image_id"], images["image_id"].combine_chunks()))["text"]
-        found = describe(
-            texts.to_pylist(),
-            zip(images["width"].to_pylist(), images["height"].to_pylist(), strict=True),
-            Tokenizer.load(need(workspace.tokenizer, "tokenizer")),
-        )
-        found["batches"] = batches_of(images["path"].to_pylist(), params.incoming.dataset)
-        found["embedding"] = {
-            "detector_id": store.detector_id if store else "",
-            "seed": SEED,
-            "points": _sample(images, store) if store else [],
-        }
+        with Database.within(workspace.root / ".work") as database:
+            for name in ("images", "captions"):
+                path = validated / f"{name}.parquet"
+                database.load(name, read_batches([path] if path.exists() else [], HELD), SCHEMAS[name])
+            chosen = _learnt(sources)
+            texts = f"SELECT text FROM captions c SEMI JOIN ({chosen}) i ON c.image_id = i.image_id"
+            found = describe(
+                (row["text"] for row in _rows(database, texts)),
+                ((row["width"], row["height"]) for row in _rows(database, chosen)),
+                Tokenizer.load(need(workspace.tokenizer, "tokenizer")),
+            )
+            found["batches"] = batches_of((row["path"] for row in _rows(database, chosen)), params.incoming.dataset)
+            by_hash = (row["image_id"] for row in _rows(database, f"{chosen} ORDER BY sha256, image_id"))
+            found["embedding"] = {
+                "detector_id": store.detector_id if store else "",
+                "seed": SEED,
+                "points": _sample(by_hash, store) if store else [],
+            }
         write_text(reference_path(workspace), json.dumps(found, sort_keys=True, ensure_ascii=False) + "\n")
     print(f"reference: {found['captions']:,} captions, {found['images']:,} images of the train split")
 
@@ -76,7 +78,17 @@ def reference_path(workspace: Workspace) -> Path:
     return workspace.root / "data" / "reference.json"
 
 
-def batches_of(paths: list[str], dataset: str) -> list[str]:
+def _learnt(sources: list[str]) -> str:
+    """The images that are learnt from, as a query; no source: of every dataset."""
+    names = ", ".join("'{}'".format(name.replace("'", "''")) for name in sources)
+    return "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
+
+
+def _rows(database: Database, query: str) -> Iterator[dict[str, Any]]:
+    return chain.from_iterable(piece.to_pylist() for piece in database.stream(query))
+
+
+def batches_of(paths: Iterable[str], dataset: str) -> list[str]:
     """The batches of the incoming dataset that these images lie in."""
     root = Path(dataset)
     parts = (Path(path).relative_to(root).parts for path in paths if Path(path).is_relative_to(root))
@@ -89,10 +101,11 @@ def embed(features: np.ndarray, seed: int) -> list[list[float]]:
     return rows
 
 
-def _sample(images: pa.Table, store: FeatureStore) -> list[list[float]]:
-    """Embeddings of the images with the smallest hashes: a sample by content, the same on every machine."""
+def _sample(image_ids: Iterable[str], store: FeatureStore) -> list[list[float]]:
+    """Embeddings of the images with the smallest hashes, which come first: a sample by content, the same on every
+    machine."""
     means: list[Any] = []
-    for image_id in images.sort_by("sha256")["image_id"].to_pylist():
+    for image_id in image_ids:
         if len(means) == SAMPLE:
             break
         regions = store.get(image_id).features

@@ -19,7 +19,20 @@ from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, candidates
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, to_plain
-from vlp_models.serving.bundle import BUNDLE, checkpoint_info, content_of, not_served, try_out, weights_of, write_bundle
+from vlp_models.runs.provenance import training_inputs
+from vlp_models.serving.bundle import (
+    BUNDLE,
+    Trial,
+    checkpoint_info,
+    content_of,
+    not_served,
+    try_out,
+    weights_of,
+    write_bundle,
+)
+from vlp_models.tasks.items import read_items
+from vlp_models.tracking.datasets import DataInput
+from vlp_models.tracking.evaluations import ITEMS
 from vlp_models.workspace.paths import Workspace, measured, need, write_json
 
 IMAGES_TRIED = 50  # of which the first that is on this disk
@@ -30,6 +43,7 @@ class Tried:
     """A run whose bundle is made.
 
     challenger: it is the best of its task. not_served: why nobody expects it to predict from an image; empty: it does.
+    predicted: what it said of an image.
     """
 
     task: str
@@ -38,6 +52,7 @@ class Tried:
     bundle: Path
     info: CheckpointInfo
     not_served: str
+    predicted: dict[str, Any]
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -94,25 +109,34 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
                     bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features)
                 )
                 why_not = not_served(bundle)
-                problem = "" if why_not else try_out(bundle, images)
-                if problem:
+                trial = Trial() if why_not else try_out(bundle, images)
+                if trial.problem:
                     raise CheckpointError(
                         f"register: run `{candidate.run}` (model `{candidate.model}`, task {task}) can't be served: "
-                        f"{problem}. Nothing was registered"
+                        f"{trial.problem}. Nothing was registered"
                     )
                 best = place == 0 and candidate.value is not None
                 tried.append(
-                    Tried(task=task, candidate=candidate, challenger=best, bundle=bundle, info=info, not_served=why_not)
+                    Tried(
+                        task=task,
+                        candidate=candidate,
+                        challenger=best,
+                        bundle=bundle,
+                        info=info,
+                        not_served=why_not,
+                        predicted=trial.predicted,
+                    )
                 )
         yield tried
 
 
 def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> tuple[dict[str, Any], bool]:
     """The version's receipt, and whether it is new."""
-    from vlp_models.runs.provenance import lineage_files, lineage_record
+    from vlp_models.runs.provenance import cohort_of, lineage_files, lineage_record
     from vlp_models.tracking.card import model_card
     from vlp_models.tracking.lineage import lineage
-    from vlp_models.tracking.registry import model_name, register
+    from vlp_models.tracking.registry import COHORT, model_name, register
+    from vlp_models.tracking.trained import trained_in
 
     candidate, name = one.candidate, model_name(params.tracking, one.task)
     facts = lineage(
@@ -137,17 +161,33 @@ def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> 
             "task": one.task,
             "weights": weights_of(one.bundle),
             "seed": str(candidate.seed),
+            COHORT: cohort_of(params, workspace, candidate.run),
             "served": f"no: {one.not_served}" if one.not_served else "yes",
         },
         card=model_card(
             name=name, info=one.info, scores=candidate.scores, lineage=facts | about, not_served=one.not_served
         ),
         evaluation=workspace.evaluation(candidate.run),
+        predicted=one.predicted,
+        inputs=_inputs(params, workspace, one),
+        trained_in=trained_in(client, workspace.training(f"finetune/{candidate.run}")),
         lineage=lineage_record(params, workspace, candidate.run),
         files=lineage_files(workspace),
     )
     receipt = {"name": name, "version": registered.version, **about, "content": content, "challenger": one.challenger}
     return receipt, registered.created
+
+
+def _inputs(params: Params, workspace: Workspace, one: Tried) -> list[DataInput]:
+    """The data that the version learned from, and that it was scored on."""
+    run = params.finetune[one.candidate.run]
+    items = read_items(workspace.evaluation(one.candidate.run) / ITEMS)
+    scored = {(s.dataset, s.split, s.test): len(s.items) for s in items}
+    uri = workspace.relative(workspace.shards)
+    return training_inputs(workspace, run.sources) + [
+        DataInput(name=f"{dataset} {split}", context="evaluation", digest=test, uri=uri, counts={"items": count})
+        for (dataset, split, test), count in sorted(scored.items())
+    ]
 
 
 def _test_images(workspace: Workspace) -> list[Path]:

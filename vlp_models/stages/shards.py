@@ -1,7 +1,8 @@
 """shards: the validated tables with what the models read of images (region features, image files), for training.
 
 Each shard is a part that any process can make; finished ones wait under .work, and after an interruption only the
-others are made. The result does not depend on who made them.
+others are made. The result does not depend on who made them. Which rows belong to an image is a join on disk, handed
+out shard by shard.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlp_models.data.archive import check_tar
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
+from vlp_models.data.outofcore import Database, InStep
 from vlp_models.data.shards import ImageRecord, ShardWriter, join_parts
-from vlp_models.data.tables import SPLITS, read_table
+from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, read_batches, read_table
 from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.outline import inputs_of
@@ -96,18 +97,18 @@ def run(
         validated = need(workspace.validated, "validate")
         held = needs(inputs_of(params.models) if inputs is None else inputs, p.pixels)
         store = FeatureStore(need(workspace.features, "features")) if held.regions else None
-        images = read_table("images", validated)
         if store is not None:
-            _check_features(images, store, workspace)
-        tables = {name: read_table(name, validated) for name, view in TABLES.items() if view.has_image}
+            _check_features(validated, store, workspace)
         texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}
         work = _work(workspace, to_plain(p), held)
         features = workspace.features if held.regions else None
         make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, pixels=held.pixels)
         counts: dict[str, dict[str, int]] = {}
         with output_directory(workspace.shards) as directory:
-            every = chain.from_iterable(_shards(images, tables, split, p.images_per_shard) for split in SPLITS)
-            names = list(mapper.map(make, every))
+            with Database.within(directory) as database:
+                joined = _Joined(database, validated)
+                every = chain.from_iterable(_shards(joined, split, p.images_per_shard) for split in SPLITS)
+                names = list(mapper.map(make, every))
             for split in SPLITS:
                 parts = [work / name for name in names if name.startswith(f"{split}-")]
                 parts += _without_images(texts, split, work)
@@ -118,9 +119,7 @@ def run(
                 stage="shards",
                 params=to_plain(p),
                 counts=counts,
-                sources=sorted(
-                    {name for table in (images, *texts.values()) for name in table["source"].unique().to_pylist()}
-                ),
+                sources=_sources(validated, texts),
                 feature_dim=store.feature_dim if store else 0,
                 classes=store.classes if store else [],
                 num_classes=len(store.classes) if store else 0,
@@ -145,9 +144,8 @@ def _work(workspace: Workspace, settings: dict[str, Any], held: Needs) -> Path:
     return workspace.work("shards", fingerprint(what, inputs))
 
 
-def _shards(images: pa.Table, tables: dict[str, pa.Table], split: str, size: int) -> Iterator[Shard]:
-    of_split = images.filter(pc.equal(images["split"], split)).sort_by("image_id")
-    records = _progress(_records(of_split, tables, size), len(of_split), split)
+def _shards(joined: _Joined, split: str, size: int) -> Iterator[Shard]:
+    records = _progress(joined.records(size), joined.choose(split), split)
     number = 0
     while rows := list(islice(records, size)):
         yield split, number, rows
@@ -210,41 +208,73 @@ def _total(parts: Iterable[Path]) -> dict[str, int]:
     return dict(total)
 
 
-def _check_features(images: pa.Table, store: FeatureStore, workspace: Workspace) -> None:
-    missing = [image_id for image_id in images["image_id"].to_pylist() if image_id not in store]
+def _check_features(validated: Path, store: FeatureStore, workspace: Workspace) -> None:
+    total, missing = 0, 0
+    some: list[str] = []
+    for table in read_batches([validated / "images.parquet"], HELD, ["image_id"]):
+        lost = [image_id for image_id in table["image_id"].to_pylist() if image_id not in store]
+        total, missing, some = total + len(table), missing + len(lost), sorted([*some, *lost])[:3]
     if missing:
         raise DataError(
-            f"{workspace.features}: no features for {len(missing):,} of {len(images):,} images, such as "
-            f"{', '.join(sorted(missing)[:3])}; `dvc repro features` makes them, or import the missing ones"
+            f"{workspace.features}: no features for {missing:,} of {total:,} images, such as "
+            f"{', '.join(some)}; `dvc repro features` makes them, or import the missing ones"
         )
 
 
-def _records(images: pa.Table, tables: dict[str, pa.Table], block: int) -> Iterator[dict[str, Any]]:
-    """Each row of `images` with its rows of every table under `rows`; `block` images are held at a time."""
-    grouped = {name: _group(table, images["image_id"], TABLES[name].id_column) for name, table in tables.items()}
-    for start in range(0, len(images), block):
-        rows = images.slice(start, block).to_pylist()
-        for row in rows:
-            row["rows"] = {name: [] for name in tables}
-        for name, (table, position) in grouped.items():
-            first, last = np.searchsorted(position, [start, start + len(rows)])
-            for place, text in zip(position[first:last], table.slice(first, last - first).to_pylist(), strict=True):
-                rows[place - start]["rows"][name].append(text)
-        yield from rows
+def _sources(validated: Path, texts: Mapping[str, pa.Table]) -> list[str]:
+    found = {name for table in texts.values() for name in table["source"].unique().to_pylist()}
+    for table in read_batches([validated / "images.parquet"], HELD, ["source"]):
+        found.update(table["source"].unique().to_pylist())
+    return sorted(found)
 
 
-def _group(table: pa.Table, image_ids: pa.ChunkedArray, id_column: str) -> tuple[pa.Table, np.ndarray]:
-    """The rows of these images, in the images' order and then by id; and for each the place of its image."""
-    position = pc.index_in(table["image_id"], value_set=image_ids.combine_chunks())
-    kept = pc.is_valid(position)
-    table = table.filter(kept).append_column("_image", position.filter(kept))
-    table = table.sort_by([("_image", "ascending"), (id_column, "ascending")])
-    return table, table["_image"].to_numpy()
+class _Joined:
+    """The images of one split after the other, in the order of their ids, each with its rows of every table."""
+
+    def __init__(self, database: Database, validated: Path) -> None:
+        self._database = database
+        self._tables = [name for name, view in TABLES.items() if view.has_image]
+        for name in ("images", *self._tables):
+            path = validated / f"{name}.parquet"
+            database.load(name, read_batches([path] if path.exists() else [], HELD), SCHEMAS[name])
+
+    def choose(self, split: str) -> int:
+        """How many images the split has."""
+        self._database.run(
+            "CREATE OR REPLACE TABLE places AS SELECT image_id, row_number() OVER (ORDER BY image_id) - 1 AS row "
+            f"FROM images WHERE split = '{split}'"
+        )
+        found = self._database.value("SELECT count(*) FROM places")
+        assert isinstance(found, int)
+        return found
+
+    def records(self, block: int) -> Iterator[dict[str, Any]]:
+        """Each image with its rows of every table under `rows`; of `block` images at a time."""
+        joined = "p.row, t.* FROM {} t JOIN places p ON t.image_id = p.image_id ORDER BY p.row"
+        images = InStep(self._database.stream(f"SELECT {joined.format('images')}"))
+        texts = {
+            name: InStep(self._database.stream(f"SELECT {joined.format(name)}, t.{TABLES[name].id_column}"))
+            for name in self._tables
+        }
+        for start in count(0, block):
+            rows = images.before(start + block)
+            if not rows:
+                return
+            for row in rows:
+                row["rows"] = {name: [] for name in self._tables}
+            for name, of_table in texts.items():
+                for text in of_table.before(start + block):
+                    rows[text.pop("row") - start]["rows"][name].append(text)
+            for row in rows:
+                del row["row"]
+            yield from rows
 
 
 def _read_pixels(path: Path) -> tuple[bytes, str]:
-    """The image file as it is where it is a PNG or a JPEG; else (WebP, GIF, BMP) as a PNG."""
+    """The image file as it is where it is a PNG or a JPEG; else (WebP, GIF, BMP) as a PNG of what is seen."""
     from PIL import Image
+
+    from vlp_models.data.images import as_seen
 
     try:
         data = path.read_bytes()
@@ -252,7 +282,7 @@ def _read_pixels(path: Path) -> tuple[bytes, str]:
             if image.format in ("PNG", "JPEG"):
                 return data, {"PNG": "png", "JPEG": "jpg"}[image.format]
             buffer = io.BytesIO()
-            image.convert("RGB").save(buffer, "PNG")
+            as_seen(image).save(buffer, "PNG")
             return buffer.getvalue(), "png"
     except OSError as error:
         raise DataError(f"{path}: {error}; it was readable at `validate`: `dvc repro validate`") from None

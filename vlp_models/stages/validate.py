@@ -1,7 +1,8 @@
 """validate: the door. The tables of every dataset, stacked; good rows go on, bad ones to quarantine with a reason.
 
-Images are judged first, since every other row depends on one. The reports are written in any case; data/validated is
-replaced only if no table lost more than `validate.max_bad_fraction` of its rows.
+Images are judged first, since every other row depends on one. Rows pass through a batch at a time, so that memory does
+not grow with them. The reports are written in any case; data/validated is replaced only if no table lost more than
+`validate.max_bad_fraction` of its rows.
 """
 
 from __future__ import annotations
@@ -9,18 +10,25 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from vlp_models.data.boxed import write_boxed
-from vlp_models.data.tables import ID_COLUMN, read_table, write_table
+from vlp_models.data.formats.base import TRUTH
+from vlp_models.data.outofcore import Database
+from vlp_models.data.tables import HELD, ID_COLUMN, SPLITS, TableWriter, read_batches
+from vlp_models.duplicates.leaks import FILE, Copy, find_copies, where_else, write_copies
+from vlp_models.duplicates.search import NearRules
+from vlp_models.duplicates.sentences import likenesses
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
 from vlp_models.validation.columns import derive
+from vlp_models.validation.crossing import Crossing
 from vlp_models.validation.rules import Rule, rules_for
 from vlp_models.workspace.paths import (
     Workspace,
@@ -31,24 +39,40 @@ from vlp_models.workspace.paths import (
     write_manifest,
 )
 
+if TYPE_CHECKING:
+    from vlp_models.validation.suites import Suites
+
 Row = dict[str, Any]
 EXAMPLES = 3
+ROWS = 65_536  # of a batch: what is held as Python objects, and checked at once
 
 
 @dataclass(kw_only=True)
 class _Verdict:
     """What became of one table."""
 
-    rows: int  # records met, the unreadable ones included
-    good: pa.Table
-    quarantine: list[Row]
-    bad: int  # rows lost; one may break several rules
+    rows: int = 0  # records met, the unreadable ones included
+    good: int = 0
+    bad: int = 0  # rows lost; one may break several rules
     checked: dict[str, int] = field(default_factory=dict)  # rule -> rows it was asked about
     failed: Counter[str] = field(default_factory=Counter)
+    first: dict[str, Row] = field(default_factory=dict)  # the first row in quarantine of each rule
+    others: list[Row] = field(default_factory=list)  # the first of the rest
+    splits: Counter[str] = field(default_factory=Counter)  # of the good images
 
     @property
     def bad_fraction(self) -> float:
         return self.bad / self.rows if self.rows else 0.0
+
+    @property
+    def examples(self) -> list[Row]:
+        """The first row of each rule, then others."""
+        return [*self.first.values(), *self.others][:EXAMPLES]
+
+    def set_aside(self, row: Row) -> None:
+        self.failed[row["rule"]] += 1
+        if self.first.setdefault(row["rule"], row) is not row and len(self.others) < EXAMPLES:
+            self.others.append(row)
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -59,30 +83,33 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     with measured(workspace, "validate"):
         sources = [need(workspace.interim(name), f"prepare@{name}") for name in params.data]
-        unreadable = [row for source in sources for row in read_table("quarantine", source).to_pylist()]
-        verdicts = _judge(sources, unreadable, params.validate, workspace.reports / "data_docs")
-        report = _report(verdicts, params.validate)
-        write_json(workspace.reports / "validation.json", report)
-        _refuse(verdicts, params.validate, workspace)
-        good = set(verdicts["images"].good["image_id"].to_pylist())
+        copies = _copies(sources, params.validate)
+        leaks = where_else(copies) if params.validate.near_duplicates.action == "set_aside" else {}
+        docs = workspace.reports / "data_docs"
         with output_directory(workspace.validated) as directory:
-            for name, verdict in verdicts.items():
-                write_table(verdict.good.to_pylist(), name, directory)
-            write_boxed(verdicts["images"].good, verdicts["objects"].good, directory)
-            quarantine = [row for verdict in verdicts.values() for row in verdict.quarantine]
-            quarantine += [row for row in unreadable if row["table"] not in verdicts]  # lines of ground truth
-            write_table(quarantine, "quarantine", directory)
-            truth = [line for source in sources for line in _truth(source, good)]
-            if truth:
-                (directory / "truth.jsonl").write_text("".join(truth), encoding="utf-8")
-            counts: dict[str, Any] = {name: len(verdict.good) for name, verdict in verdicts.items()}
+            with Crossing.within(directory) as crossing:
+                verdicts = _judge(sources, params.validate, docs, directory, crossing, leaks)
+            repeated = repeated_captions(directory)
+            report = _report(verdicts, params.validate) | {"across_splits": {"copies": len(copies), **repeated}}
+            write_json(workspace.reports / "validation.json", report)
+            _refuse(verdicts, params.validate, workspace)
+            write_copies(directory, copies)
+            write_boxed(directory)
+            quarantined = _join_quarantine(sources, directory)
+            truth = _write_truth(sources, directory)
+            counts: dict[str, Any] = {name: verdict.good for name, verdict in verdicts.items()}
             write_manifest(
                 directory,
                 stage="validate",
                 params={"validate": to_plain(params.validate), "sources": list(params.data)},
-                counts=counts | {"quarantine": len(quarantine), "truth": len(truth)},
-                splits=dict(sorted(Counter(verdicts["images"].good["split"].to_pylist()).items())),
+                counts=counts | {"quarantine": quarantined, "truth": truth},
+                splits=dict(sorted(verdicts["images"].splits.items())),
             )
+    for split, found in repeated["captions"].items():
+        print(
+            f"validate: of {found['captions']:,} captions of {split}, {found['equal']:,} are also in train, "
+            f"{found['one_word_apart']:,} but for a word"
+        )
     lost = sum(verdict.bad for verdict in verdicts.values())
     print(
         "validate: "
@@ -91,57 +118,124 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     )
 
 
-def _judge(sources: list[Path], unreadable: list[Row], params: ValidateParams, docs: Path) -> dict[str, _Verdict]:
+def _copies(sources: list[Path], params: ValidateParams) -> list[Copy]:
+    """Of pictures that are tested on, across all datasets (vlp_models/duplicates)."""
+    tested = _tested(_files(sources, "images"))
+    rules = NearRules(bits=params.near_duplicates.bits, keypoints=params.near_duplicates.keypoints)
+    return find_copies([source / FILE for source in sources], lambda name: tested.get(name, SPLITS[0]), rules)
+
+
+def _tested(files: list[Path]) -> dict[str, str]:
+    """Of each image that is tested on, the split: few, beside those that are learnt from."""
+    found: dict[str, str] = {}
+    for table in read_batches(files, HELD, ["image_id", "split"]):
+        rows = zip(table["image_id"].to_pylist(), table["split"].to_pylist(), strict=True)
+        found |= {image: split for image, split in rows if split != SPLITS[0]}
+    return found
+
+
+def repeated_captions(directory: Path) -> dict[str, Any]:
+    """Of each split that is tested on, how many of its captions are in train, too, or all but one word of them; the
+    first of each as an example. They stay: short sentences meet by chance, and generated ones by design."""
+    tested = _tested(_files([directory], "images"))
+
+    def captions() -> Iterator[tuple[str, str]]:
+        for table in read_batches(_files([directory], "captions"), HELD, ["image_id", "text"]):
+            for image, text in zip(table["image_id"].to_pylist(), table["text"].to_pylist(), strict=True):
+                yield tested.get(image, SPLITS[0]), text
+
+    asked = [entry for entry in captions() if entry[0] != SPLITS[0]]
+    told = likenesses([text for _, text in asked], (text for split, text in captions() if split == SPLITS[0]))
+    found: dict[str, Any] = {}
+    for name in SPLITS[1:]:
+        rows = [(text, likeness) for (split, text), likeness in zip(asked, told, strict=True) if split == name]
+        if rows:
+            like = {kind: [text for text, likeness in rows if likeness == kind] for kind in ("equal", "one word apart")}
+            counts = {kind.replace(" ", "_"): len(same) for kind, same in like.items()}
+            found[name] = {"captions": len(rows), **counts, "examples": {k: same[:1] for k, same in like.items()}}
+    return {"captions": found}
+
+
+def _judge(
+    sources: list[Path],
+    params: ValidateParams,
+    docs: Path,
+    directory: Path,
+    crossing: Crossing,
+    leaks: Mapping[str, str],
+) -> dict[str, _Verdict]:
+    """Writes the good rows of each table to `directory`, and the others to one quarantine a table."""
     from vlp_models.validation.suites import Suites
 
     shutil.rmtree(docs, ignore_errors=True)
     suites = Suites(docs)
     verdicts: dict[str, _Verdict] = {}
-    images: dict[str, Row] = {}
-    bad_images: set[str] = set()
     for name in ID_COLUMN:  # images come first
-        table = pa.concat_tables([read_table(name, source) for source in sources])
-        rules = rules_for(name, params)
-        rows = derive(name, table.to_pylist(), images, bad_images)
-        broken = suites.check(name, rows, rules) if rows else [[] for _ in rules]
-        set_aside = [row for row in unreadable if row["table"] == name]
-        verdicts[name] = _verdict(name, table, rows, rules, broken, set_aside)
+        unreadable = (row for row in _unreadable(sources) if row["table"] == name)
+        with (
+            TableWriter(name, directory) as good,
+            TableWriter("quarantine", _aside(directory, name)) as quarantine,
+        ):
+            verdicts[name] = _verdict(
+                name,
+                _files(sources, name),
+                unreadable,
+                rules_for(name, params),
+                suites,
+                crossing,
+                leaks,
+                good,
+                quarantine,
+            )
         if name == "images":
-            images = {row["image_id"]: row for row in verdicts[name].good.to_pylist()}
-            bad_images = {row["row_id"] for row in verdicts[name].quarantine} - images.keys()
+            crossing.know_images(good.path, quarantine.path)
     suites.build_docs()
     return verdicts
 
 
 def _verdict(
-    name: str, table: pa.Table, rows: list[Row], rules: list[Rule], broken: list[list[int]], set_aside: list[Row]
+    name: str,
+    files: list[Path],
+    unreadable: Iterator[Row],
+    rules: list[Rule],
+    suites: Suites,
+    crossing: Crossing,
+    leaks: Mapping[str, str],
+    good: TableWriter,
+    quarantine: TableWriter,
 ) -> _Verdict:
-    """Sorts one table's rows; `set_aside` are those that could not even be read."""
-    quarantine = list(set_aside)
-    failed = Counter(row["rule"] for row in set_aside)
-    for rule, numbers in zip(rules, broken, strict=True):
-        failed[rule.name] += len(numbers)
-        for number in numbers:
-            row = rows[number]
-            quarantine.append(
-                {
+    """Sorts one table's rows; `unreadable` are those that could not even be read."""
+    verdict = _Verdict()
+    for row in unreadable:
+        quarantine.append(row)
+        verdict.set_aside(row)
+        verdict.bad += 1
+    unread, met_unread, start = verdict.bad, list(verdict.failed), 0
+    for table, others in zip(read_batches(files, ROWS), crossing.of(name, files, ROWS), strict=True):
+        rows = derive(name, table.to_pylist(), others, start, leaks)
+        broken = suites.check(name, rows, rules)
+        for rule, numbers in zip(rules, broken, strict=True):
+            for number in numbers:
+                row = rows[number - start]
+                entry = {
                     "table": name,
                     "row_id": row[ID_COLUMN[name]],
                     "rule": rule.name,
                     "reason": rule.reason.format_map(row),
                     "provenance": row["provenance"],
                 }
-            )
-    bad = {number for numbers in broken for number in numbers}
-    total = len(rows) + len(set_aside)
-    return _Verdict(
-        rows=total,
-        good=table.filter(pa.array([number not in bad for number in range(len(rows))], pa.bool_())),
-        quarantine=quarantine,
-        bad=len(bad) + len(set_aside),
-        checked=dict.fromkeys(failed, total) | {rule.name: len(rows) for rule in rules},
-        failed=failed,
-    )
+                quarantine.append(entry)
+                verdict.set_aside(entry)
+        bad = {number for numbers in broken for number in numbers}
+        kept = table.filter(pa.array([number not in bad for number in range(start, start + len(rows))], pa.bool_()))
+        if name == "images":
+            verdict.splits.update(kept["split"].to_pylist())
+        good.write(kept)
+        verdict.bad += len(bad)
+        start += len(rows)
+    verdict.rows, verdict.good = start + unread, len(good)
+    verdict.checked = dict.fromkeys(met_unread, verdict.rows) | {rule.name: start for rule in rules}
+    return verdict
 
 
 def _report(verdicts: dict[str, _Verdict], params: ValidateParams) -> dict[str, Any]:
@@ -149,7 +243,7 @@ def _report(verdicts: dict[str, _Verdict], params: ValidateParams) -> dict[str, 
         "tables": {
             name: {
                 "rows": verdict.rows,
-                "good": len(verdict.good),
+                "good": verdict.good,
                 "bad": verdict.bad,
                 "bad_percent": round(100 * verdict.bad_fraction, 3),
             }
@@ -171,9 +265,9 @@ def _refuse(verdicts: dict[str, _Verdict], params: ValidateParams, workspace: Wo
             continue
         lines.append(f"  {name}: {verdict.bad:,} of {verdict.rows:,} rows are bad ({verdict.bad_fraction:.2%})")
         lines += [f"    {rule}: {count:,}" for rule, count in verdict.failed.most_common() if count]
-        for row in _examples(verdict.quarantine):
+        for row in verdict.examples:
             lines.append(f"    e.g. {row['row_id'] or '(no id)'} ({row['provenance']}): {row['rule']}: {row['reason']}")
-    if not len(verdicts["images"].good):
+    if not verdicts["images"].good:
         lines.append("  images: no good one is left")
     if lines:
         docs = workspace.reports / "data_docs" / "index.html"
@@ -186,20 +280,61 @@ def _refuse(verdicts: dict[str, _Verdict], params: ValidateParams, workspace: Wo
         )
 
 
-def _examples(quarantine: list[Row]) -> list[Row]:
-    """The first row of each rule, then the others."""
-    first: dict[str, Row] = {}
-    for row in quarantine:
-        first.setdefault(row["rule"], row)
-    others = [row for row in quarantine if row is not first[row["rule"]]]
-    return [*first.values(), *others][:EXAMPLES]
+def _files(sources: list[Path], name: str) -> list[Path]:
+    paths = (source / f"{name}.parquet" for source in sources)
+    return [path for path in paths if path.exists()]
 
 
-def _truth(source: Path, good_images: set[str]) -> Iterator[str]:
-    path = source / "truth.jsonl"
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if json.loads(line)["image_id"] in good_images:
-                yield line
+def _unreadable(sources: list[Path]) -> Iterator[Row]:
+    for table in read_batches(_files(sources, "quarantine"), HELD):
+        yield from table.to_pylist()
+
+
+def _aside(directory: Path, name: str) -> Path:
+    """Where the quarantine of one table waits for the others."""
+    folder = directory / ".quarantine" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _join_quarantine(sources: list[Path], directory: Path) -> int:
+    """One table of them all, and of what no table is made of: lines of ground truth."""
+    parts = [_aside(directory, name) / "quarantine.parquet" for name in ID_COLUMN]
+    with TableWriter("quarantine", directory) as writer:
+        for table in read_batches(parts, HELD):
+            writer.write(table)
+        writer.extend(row for row in _unreadable(sources) if row["table"] not in ID_COLUMN)
+    shutil.rmtree(directory / ".quarantine")
+    return len(writer)
+
+
+def _write_truth(sources: list[Path], directory: Path) -> int:
+    """The lines about good images; no file where there are none. Returns how many."""
+    lines = (line for source in sources if (source / TRUTH).exists() for line in _lines(source / TRUTH))
+    first = next(lines, None)
+    if first is None:
+        return 0
+    schema = pa.schema([("number", pa.int64()), ("image_id", pa.string()), ("line", pa.string())])
+    count = 0
+    with Database.within(directory) as database:
+        database.load("truth", _pieces(chain((first,), lines), schema), schema)
+        images = directory / "images.parquet"
+        database.load("images", read_batches([images], HELD, ["image_id"]), pa.schema([("image_id", pa.string())]))
+        kept = "SELECT line FROM truth t SEMI JOIN images i ON t.image_id = i.image_id ORDER BY number"
+        for piece in database.stream(kept):
+            with (directory / TRUTH).open("a", encoding="utf-8", newline="\n") as file:
+                file.writelines(piece["line"].to_pylist())
+            count += len(piece)
+    return count
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from file
+
+
+def _pieces(lines: Iterator[str], schema: pa.Schema) -> Iterator[pa.Table]:
+    numbered = enumerate(lines)
+    while held := list(islice(numbered, HELD)):
+        rows = [{"number": number, "image_id": json.loads(line)["image_id"], "line": line} for number, line in held]
+        yield pa.Table.from_pylist(rows, schema=schema)

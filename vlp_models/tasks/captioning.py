@@ -17,6 +17,7 @@ from vlp_models.decoding.beam import beam_search
 from vlp_models.decoding.greedy import greedy
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.caption import CaptionSet, constant_caption, human_agreement, score_caption_sets
+from vlp_models.metrics.consensus import Consensus
 from vlp_models.metrics.truth import score_truth
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.models.protocols import Generates, GeneratesByMasks
@@ -37,6 +38,9 @@ from vlp_models.tasks.scoring import (
     variant,
 )
 from vlp_models.workspace.paths import Workspace, write_json
+
+NEIGHBOURS = 30
+CONSENSUS = f"consensus of {NEIGHBOURS} neighbours"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +186,8 @@ class Captioning(TaskModel):
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
         """The beam's captions under the plain metric names, the greedy ones beside them.
 
-        Baselines: one constant caption learnt from train, and people (each image's last reference against the others).
+        Baselines: one constant caption learnt from train, the caption that training images which look alike agree on
+        (metrics/consensus.py), and people (each image's last reference against the others).
         """
         references = {sample.image_id: list(sample["captions"]) for sample in samples}
         captions = {p["image_id"]: p["caption"] for p in predictions}
@@ -193,6 +198,9 @@ class Captioning(TaskModel):
         }
         if constant:
             sets["constant caption"] = CaptionSet(candidates=dict.fromkeys(references, constant), references=references)
+        borrowed = _borrowed(list(references), place)
+        if borrowed:
+            sets[CONSENSUS] = CaptionSet(candidates=borrowed, references=references)
         if predictions and "caption_blank" in predictions[0]:
             blank = {p["image_id"]: p["caption_blank"] for p in predictions}
             sets[BLANKED] = CaptionSet(candidates=blank, references=references)
@@ -245,3 +253,17 @@ class Captioning(TaskModel):
                 )
             )
         return cards
+
+
+def _borrowed(image_ids: Sequence[str], place: Place) -> dict[str, str]:
+    """For each image the caption that its nearest training images agree on; nothing unless every image has one."""
+    place.progress("captions of similar training images")
+    near = place.neighbours(image_ids)
+    if not all(near.get(image_id) for image_id in image_ids):
+        return {}
+    captions: dict[str, list[str]] = {}
+    for row in train_rows("captions", place, ["text"]).to_pylist():
+        captions.setdefault(row["image_id"], []).append(row["text"])
+    consensus = Consensus(captions)
+    found = {image_id: consensus.of(near[image_id][:NEIGHBOURS]) for image_id in image_ids}
+    return found if all(found.values()) else {}

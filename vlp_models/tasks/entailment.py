@@ -17,6 +17,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import ENTAILMENT
 from vlp_models.metrics.classification import Labelled, commonest_label, score_labels
+from vlp_models.metrics.hypothesis_only import HypothesisOnly
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.classification import classification
@@ -92,8 +93,9 @@ class Entailment(TaskModel):
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
         """Accuracy, macro F1 and each label's recall, over the hypotheses whose label is known.
 
-        Baselines: the commonest label of train, the mean annotator (by the dataset's own annotations, whose majority
-        is the label), and the same model with the images blanked.
+        Baselines: the commonest label of train, what train's hypotheses alone teach (metrics/hypothesis_only.py), the
+        mean annotator (by the dataset's own annotations, whose majority is the label), and the same model with the
+        images blanked.
         """
         place.progress("entailment accuracy")
         known = [(p, sample) for p, sample in zip(predictions, samples, strict=True) if sample["gold_label"]]
@@ -106,10 +108,12 @@ class Entailment(TaskModel):
 
         scores = score_labels(rows([p["prediction"] for p, _ in known]), self.labels)
         others = {}
-        train = train_rows("hypotheses", place, ["gold_label"])["gold_label"].to_pylist()
-        commonest = commonest_label(label for label in train if label is not None)
-        if commonest in self._index and known:
+        train = train_rows("hypotheses", place, ["text", "gold_label"]).to_pylist()
+        labelled = [(row["text"], row["gold_label"]) for row in train if row["gold_label"] in self._index]
+        if labelled and known:
+            commonest, blind = commonest_label(label for _, label in labelled), HypothesisOnly(labelled)
             others["majority label"] = score_labels(rows([commonest] * len(known)), self.labels)
+            others["hypothesis only"] = score_labels(rows([blind.predict(s.text) for _, s in known]), self.labels)
         if known and "prediction_blank" in known[0][0]:
             others[BLANKED] = score_labels(rows([p["prediction_blank"] for p, _ in known]), self.labels)
             scores += blank_control(scores[0], others[BLANKED][0])

@@ -25,11 +25,14 @@ class Place:
 
     source     the dataset
     validated  the folder of the validated tables, for baselines and ground truth
+    neighbours image ids -> for each the training images of the dataset that look most alike, nearest first; nothing
+               where nobody knows
     progress   is told what is being worked out
     """
 
     source: str
     validated: Path
+    neighbours: Callable[[Sequence[str]], Mapping[str, Sequence[str]]] = lambda image_ids: {}
     progress: Callable[[str], None] = lambda text: None
 
 

@@ -11,12 +11,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vlp_models.data.answers import most_frequent, soft_scores
+from vlp_models.data.answers import is_exact, most_frequent, soft_scores
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
 from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, question_accuracy, score_vqa
+from vlp_models.metrics.wups import score_wups
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.models.protocols import Fuses, FusesApart
 from vlp_models.objectives.loss import Loss, Part
@@ -126,7 +127,8 @@ class VQA(TaskModel):
         return [prediction["answer"], *likely]
 
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
-        """Official accuracy overall, per answer type, per question type.
+        """Official accuracy overall, per answer type, per question type; of questions with one right answer the share
+        that is met exactly, and WUPS.
 
         Baselines, learnt from train: the commonest answer overall, per question type and per question text.
         """
@@ -151,6 +153,16 @@ class VQA(TaskModel):
             blank = score_vqa({p["question_id"]: p["answer_blank"] for p in predictions}, questions)
             baselines[BLANKED] = blank
             scores += blank_control(scores[0], blank[0])
+        exact = [(p["answer"], q) for p, q in zip(predictions, questions, strict=True) if is_exact(q.answers)]
+        if exact:
+            place.progress("WUPS")
+            asked = [question for _, question in exact]
+            scores += score_wups(
+                [answer for answer, _ in exact],
+                [question.answers[0] for question in asked],
+                [question.question_id for question in asked],
+                [question.image_id for question in asked],
+            )
         return Scored(scores=scores, baselines=by_metric(baselines))
 
     def write_official(

@@ -26,7 +26,7 @@ def model_card(
     size = ", ".join(f"{key} {info.model_config[key]}" for key in sizes if key in info.model_config)
     served = f"It is not served: {not_served}." if not_served else "Input: an image, and a text where the task has one."
     regions = (
-        f"""The bundle holds the detector whose region features it was trained on
+        f"""The bundle holds the detector or backbone whose region features it was trained on
 (`{info.detector_id}`); with another detector it refuses to load."""
         if info.detector_id
         else "It reads no regions: the bundle holds no detector."

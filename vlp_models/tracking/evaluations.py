@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EVALUATIONS, LINEAGE = "evaluations", "lineage"
 ITEMS, SCORES, RECORD = "items.parquet", "scores.json", "lineage.json"
 YAML = (".yaml", ".yml", "dvc.lock")
+LINEAGE_HASH = "lineage"  # tag of a version: sha256 of its lineage.json
 CURRENT = "evaluation"  # tag of a version: the folder of its latest evaluation
 
 
@@ -88,16 +89,20 @@ def latest_evaluation(client: MlflowClient, version: ModelVersion) -> list[ItemS
         )
 
 
-def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    """
+def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """Returns the sha256 of the record as it is kept.
+
     Args:
         files: name -> text, kept as they are but for secrets.
     """
-    client.log_text(
-        run_id, json.dumps(redacted(dict(record)), indent=2, sort_keys=True, ensure_ascii=False), f"{LINEAGE}/{RECORD}"
-    )
-    for name, text in files.items():
-        client.log_text(run_id, redact_yaml(text) if name.endswith(YAML) else redact(text), f"{LINEAGE}/{name}")
+    kept = {name: redact_yaml(text) if name.endswith(YAML) else redact(text) for name, text in files.items()}
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in kept.items()}
+    record = {**redacted(dict(record)), "kept": hashes}
+    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
+    client.log_text(run_id, text, f"{LINEAGE}/{RECORD}")
+    for name, kept_text in kept.items():
+        client.log_text(run_id, kept_text, f"{LINEAGE}/{name}")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_lineage(client: MlflowClient, version: ModelVersion) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
 from vlp_models.redaction import redact, redacted
 from vlp_models.tracking.client import connect, tracking_uri
+from vlp_models.tracking.datasets import DataInput, log_inputs
 from vlp_models.training.log import read_log
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class MLflowRun:
         name: str,
         run_params: dict[str, Any],
         tags: dict[str, str],
+        inputs: Sequence[DataInput] = (),
     ) -> None:
         self.params = params
         self.root = root
@@ -58,6 +61,7 @@ class MLflowRun:
         self._name = name
         self._run_params = run_params
         self._tags = tags
+        self._inputs = inputs
         self._uri = redact(tracking_uri(params, root))  # to tell of, and to know the server again by
         self._client: MlflowClient | None = None
         self._state = self._read_state()
@@ -87,11 +91,15 @@ class MLflowRun:
     @property
     def record(self) -> dict[str, Any]:
         """What `from_record` makes the same run of."""
-        return {"name": self._name, "run_params": self._run_params, "tags": self._tags, "state": self._state}
+        inputs = [one.plain() for one in self._inputs]
+        about = {"name": self._name, "run_params": self._run_params, "tags": self._tags, "inputs": inputs}
+        return {**about, "state": self._state}
 
     @classmethod
     def from_record(cls, params: TrackingParams, root: Path, work: Path, record: dict[str, Any]) -> MLflowRun:
-        run = cls(params, root, work, name=record["name"], run_params=record["run_params"], tags=record["tags"])
+        about = {key: record[key] for key in ("name", "run_params", "tags")}
+        inputs = [DataInput(**one) for one in record.get("inputs", [])]  # earlier versions kept none
+        run = cls(params, root, work, **about, inputs=inputs)
         if not run._state["key"]:  # else its own state is newer
             run._state = record["state"]
         return run
@@ -156,6 +164,7 @@ class MLflowRun:
             self._write_state()
         if not self._state["params"]:
             self._log_params(client)
+            log_inputs(client, self._state["run_id"], self._inputs)
             self._state["params"] = True
             self._write_state()
         self._client = client

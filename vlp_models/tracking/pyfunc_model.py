@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import pandas as pd
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
 
@@ -23,8 +24,10 @@ class VisionLanguageModel(PythonModel):
 
         self.predictor = Predictor(Path(context.artifacts["bundle"]))
 
-    # No type hints on `model_input`: MLflow would read them as a schema and refuse arrays.
-    def predict(self, context, model_input, params=None) -> list[dict[str, Any]]:  # type: ignore[no-untyped-def]
+    # The one type hint that MLflow makes no schema of (it would refuse arrays), and without one it warns at every load.
+    def predict(
+        self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
         images = list(model_input["image"])
         texts = [str(text) for text in model_input["text"]] if "text" in model_input else None
         return self.predictor.predict(images, texts, requested=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,25 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError
 from vlp_models.params import TrackingParams
 from vlp_models.serving.bundle import BUNDLE
-from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage, read_lineage, run_of
+from vlp_models.tracking.datasets import DataInput, log_inputs
+from vlp_models.tracking.evaluations import (
+    CURRENT,
+    LINEAGE_HASH,
+    log_evaluation,
+    log_lineage,
+    read_lineage,
+    run_of,
+)
 from vlp_models.tracking.held import version_with
+from vlp_models.tracking.signature import example, signature
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+COHORT = "cohort"  # tag of a version: the same for runs that differ in their seeds alone
+PARENT = "mlflow.parentRunId"  # MLflow's own tag
 # What loading and predicting import, whatever the model's family.
 REQUIREMENTS = (
     *("torch", "torchvision", "timm", "transformers", "tokenizers", "safetensors"),
@@ -60,6 +71,9 @@ def register(
     tags: dict[str, str],
     card: str,
     evaluation: Path,
+    predicted: Mapping[str, Any],
+    inputs: Sequence[DataInput],
+    trained_in: str,
     lineage: Mapping[str, Any],
     files: Mapping[str, str],
 ) -> Registered:
@@ -71,15 +85,21 @@ def register(
     Args:
         bundle: serving/bundle.py.
         content: the identity of the version (`serving.bundle.content_of`).
-        metrics: logged on the run and on the logged model, so that the UI can compare versions.
+        metrics: logged on the run, on that of its training, and on the logged model, so that the UI can compare them.
         evaluation: the folder with its scores (reports/eval/RUN).
+        predicted: what it said of an image; empty where it is not served.
+        inputs: the data that it learned from and was scored on.
+        trained_in: the id of its training's run; empty where MLflow has none.
         lineage, files: what `vlp lineage` will tell; files: name -> text.
     """
+    if trained_in:
+        _log_scores(client, trained_in, metrics)
     existing = version_with(client, name, content)
     if existing is not None:
         known = read_lineage(client, existing)
         if known is None or not (known.get("validation") or {}).get("passed"):
-            log_lineage(client, run_of(existing), lineage, files)
+            digest = log_lineage(client, run_of(existing), lineage, files)
+            client.set_model_version_tag(name, str(existing.version), LINEAGE_HASH, digest)
         folder = log_evaluation(client, run_of(existing), evaluation)
         lacking = {key: value for key, value in tags.items() if key not in existing.tags}
         for key, value in {**lacking, CURRENT: folder}.items():
@@ -94,14 +114,16 @@ def register(
         (bundle / "README.md").write_text(card, encoding="utf-8")
         code = Path(temporary) / "code" / package.name
         shutil.copytree(package, code, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-        mlflow.set_tags(tags)
+        mlflow.set_tags(tags | ({PARENT: trained_in} if trained_in else {}))
         mlflow.log_metrics(metrics)
+        log_inputs(client, mlflow.active_run().info.run_id, inputs)  # type: ignore[union-attr]
         info = mlflow.pyfunc.log_model(
             name=name,
             python_model=str(package / "tracking" / "pyfunc_model.py"),
             artifacts={BUNDLE: str(bundle)},
             code_paths=[str(code)],
-            signature=_signature(task),
+            signature=signature(task, predicted),
+            input_example=example(task) if predicted else None,
             pip_requirements=_pinned(REQUIREMENTS),
             metadata={"task": task, "content": content},
         )
@@ -109,14 +131,20 @@ def register(
         mlflow.log_text(card, "model_card.md")
         run_id = mlflow.active_run().info.run_id  # type: ignore[union-attr]
         folder = log_evaluation(client, run_id, evaluation)
-        log_lineage(client, run_id, lineage, files)
+        lineage_hash = log_lineage(client, run_id, lineage, files)
         if not _has_model(client, name):
             client.create_registered_model(name, description=f"{task}: the versions this pipeline made")
         version = client.create_model_version(
             name=name,
             source=f"models:/{info.model_id}",
             run_id=run_id,
-            tags={**tags, "content": content, CURRENT: folder},
+            tags={
+                **tags,
+                "content": content,
+                CURRENT: folder,
+                LINEAGE_HASH: lineage_hash,
+                **({"trained_in": trained_in} if trained_in else {}),
+            },
             description=card,
             model_id=info.model_id,
         )
@@ -193,22 +221,16 @@ def _registering(client: MlflowClient, name: str, content: str) -> Any:
     return mlflow.start_run(run_name=f"register {name}", tags={"vlp.registering": content})
 
 
+def _log_scores(client: MlflowClient, run_id: str, metrics: Mapping[str, float]) -> None:
+    """On the run of the training, beside its curve; the same scores once."""
+    known = client.get_run(run_id).data.metrics
+    for key, value in metrics.items():
+        if known.get(key) != value:
+            client.log_metric(run_id, key, value)
+
+
 def _has_model(client: MlflowClient, name: str) -> bool:
     return any(model.name == name for model in client.search_registered_models(f"name='{name}'"))
-
-
-def _signature(task: str) -> Any:
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema
-    from mlflow.types.schema import AnyType
-
-    from vlp_models.tasks import task_class
-
-    columns: list[Any] = [ColSpec(AnyType(), "image")]
-    words = task_class(task).words
-    if words is not None and words.text:
-        columns.append(ColSpec(DataType.string, "text"))
-    return ModelSignature(inputs=Schema(columns))
 
 
 def _pinned(names: tuple[str, ...]) -> list[str]:

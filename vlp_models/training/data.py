@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ from torch.utils.data import Subset
 
 from vlp_models.data.augmented import AugmentedDataset, Written
 from vlp_models.data.batch import Batch
+from vlp_models.data.block_order import BlockOrder
 from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.loader import ResumableLoader
+from vlp_models.data.loader import EpochOrder, ResumableLoader
 from vlp_models.data.sample import Sample
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import StreamParams
 
 MAX_VALIDATION_SAMPLES = 1000
 
@@ -36,11 +39,13 @@ class LoaderFactory:
         control: bool = False,
         regions: bool = True,
         pixels: bool = False,
+        stream: StreamParams | None = None,
     ) -> None:
         """
         Args:
             regions, pixels: what of the images is read (`InputReader.flags`).
             captioned: of the view `images`, those with a reference caption only.
+            stream: where the images are read, and how; without an address, one by one in `shards`.
             written, control: what the train split's captions are augmented by (data/augmented.py).
 
         Raises:
@@ -48,14 +53,18 @@ class LoaderFactory:
             ParamsError: `sources` names a dataset the shards do not hold.
         """
         flags = {"captioned": captioned, "regions": regions, "pixels": pixels}
-        train = ShardDataset(shards, "train", view, sources, **flags)
+        train = ShardDataset(shards, "train", view, sources, **flags, stream=stream)
         if not len(train):
             raise DataError(f"{shards}: the train split has no {view}; check `data` and `sources` in params.yaml")
         self.train = AugmentedDataset(train, written, control=control) if written else train
-        val = ShardDataset(shards, "val", view, sources, **flags)
+        val = ShardDataset(shards, "val", view, sources, **flags, stream=stream, by_block=False)
         # evenly over the split, so that every dataset in it is seen
         count = min(len(val), MAX_VALIDATION_SAMPLES)
         self.val = Subset(val, np.linspace(0, max(0, len(val) - 1), count).astype(int).tolist())
+        layout = self.train.layout
+        self._order: Callable[..., EpochOrder] = EpochOrder
+        if layout is not None and stream is not None:
+            self._order = partial(BlockOrder, layout=layout, window=stream.window)
         self._collate = collate
         self._batch_size = batch_size
         self._num_workers = num_workers
@@ -82,6 +91,7 @@ class LoaderFactory:
             rank=rank,
             world_size=world_size,
             draws=True,
+            make_order=self._order,
         )
         if not len(self.val):
             return train, None

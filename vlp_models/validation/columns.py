@@ -1,32 +1,37 @@
 """Derived columns: what a rule needs to know of a row beyond its own table, worked out before the check.
 
-Rows are plain dicts. Every function returns new rows with more keys; `row` is the position, which names a row where
-its id can't.
+Rows are plain dicts, a batch of a table; what depends on rows outside of the batch comes from crossing.py. Every
+function returns new rows with more keys; `row` is the position in the table, which names a row where its id can't.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from vlp_models.data.tables import ID_COLUMN, SPLITS
 from vlp_models.data.views import OTHER_IMAGES, TABLES
 from vlp_models.validation import text as language
+from vlp_models.validation.crossing import Others
 
 Row = dict[str, Any]
 
 
-def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_images: set[str]) -> list[Row]:
+def derive(
+    table: str, rows: list[Row], others: Others, first: int = 0, leaks: Mapping[str, str] | None = None
+) -> list[Row]:
     """Rows with the columns that the rules of `table` look at.
 
-    `images`: the good images by id; `quarantined_images`: ids of the others. Both are unused for the images table.
+    Args:
+        others: what is known of other rows.
+        first: the position of the batch's first row in the table.
+        leaks: of images that are copies of what is tested on, where and how (vlp_models/duplicates/leaks.py).
     """
-    rows = [{**row, "row": number} for number, row in enumerate(rows)]
-    first = _first_rows(rows, ID_COLUMN[table])
-    for row in rows:
-        owner = first[row[ID_COLUMN[table]]]
-        row["id_of"] = "this row" if owner is row else owner["provenance"]
+    alone = {"id_of": "this row", **ALONE.get(table, {})}
+    rows = [
+        {**row, "row": number, **alone, **others.found.get(number, {})} for number, row in enumerate(rows, start=first)
+    ]
+    images, quarantined_images = others.images, others.quarantined
     view = TABLES.get(table)
     if table != "images" and (view is None or view.has_image):
         for row in rows:
@@ -42,28 +47,19 @@ def derive(table: str, rows: list[Row], images: dict[str, Row], quarantined_imag
             row |= text_columns(row["text"])
     if table in OWN_COLUMNS:
         OWN_COLUMNS[table](rows, images)
+    if table == "images":
+        for row in rows:
+            told = row["also_in"] or row["id_of"] != "this row"
+            row["near_in"] = "" if told else (leaks or {}).get(row["image_id"], "")
     return rows
 
 
-def _first_rows(rows: list[Row], column: str) -> dict[Any, Row]:
-    first: dict[Any, Row] = {}
-    for row in rows:
-        first.setdefault(row[column], row)
-    return first
+# What crossing.py tells of a row, where there is nothing to tell.
+ALONE = {"images": {"also_in": ""}, "captions": {"same_as": ""}}
 
 
 def _add_image_columns(rows: list[Row], images: dict[str, Row]) -> None:
-    # one picture in two splits: the copy that is tested on stays, the copy that is learnt from goes
-    rank = {split: number for number, split in enumerate(SPLITS)}
-    last: dict[str, Row] = {}
     for row in rows:
-        known = row["sha256"] and row["split"] in rank and row["id_of"] == "this row"
-        if known and (row["sha256"] not in last or rank[row["split"]] > rank[last[row["sha256"]]["split"]]):
-            last[row["sha256"]] = row
-    for row in rows:
-        kept = last.get(row["sha256"])
-        leaks = kept and row["split"] in rank and row["split"] != kept["split"] and row["id_of"] == "this row"
-        row["also_in"] = f"{kept['split']} as {kept['image_id']}" if kept and leaks else ""
         sized = row["width"] is not None and row["height"] is not None
         row["side"] = min(row["width"], row["height"]) if sized else None
         row["pixels"] = row["width"] * row["height"] if sized else None
@@ -92,22 +88,11 @@ def other_images_columns(row: Row, images: dict[str, Row], quarantined_images: s
 def text_columns(text: str | None) -> Row:
     """What the rules of every text look at."""
     return {
-        "words": None if text is None else len(text.split()),
+        "words": None if text is None else language.count_words(text),
         "text_letters": None if text is None else language.has_letters(text),
         "text_clean": None if text is None else language.is_clean(text),
         "text_not_url": None if text is None else language.is_more_than_url(text),
     }
-
-
-def _add_same_as(rows: list[Row], images: dict[str, Row]) -> None:
-    first: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        row["same_as"] = ""
-        if row["text"] is None or row["id_of"] != "this row":
-            continue
-        owner = first.setdefault((row["image_id"], row["text"].casefold().strip()), row)
-        if owner is not row:
-            row["same_as"] = owner["caption_id"]
 
 
 def _add_answer_columns(rows: list[Row], images: dict[str, Row]) -> None:
@@ -151,7 +136,6 @@ def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:
 # What the rules of one table look at besides (rules.OWN_RULES); each adds columns to the rows in place.
 OWN_COLUMNS: dict[str, Callable[[list[Row], dict[str, Row]], None]] = {
     "images": _add_image_columns,
-    "captions": _add_same_as,
     "questions": _add_answer_columns,
     "choices": _add_choice_columns,
     "objects": _add_box_columns,

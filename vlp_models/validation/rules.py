@@ -143,6 +143,13 @@ def _images(params: ValidateParams) -> list[Rule]:
         ),
         Rule(
             table="images",
+            name="near_disjoint",
+            column="near_in",
+            check=OneOf(("",)),
+            reason="the same picture is in {near_in}: this copy must not be learnt from",
+        ),
+        Rule(
+            table="images",
             name="image_side",
             column="side",
             check=Between(low=params.min_image_side),
@@ -242,8 +249,8 @@ def _questions(params: ValidateParams) -> list[Rule]:
             table="questions",
             name="ten_answers",
             column="labelled_answers",
-            check=OneOf((ANSWERS_PER_QUESTION,)),
-            reason=f"{{labelled_answers}} answers, expected {ANSWERS_PER_QUESTION}",
+            check=OneOf((ANSWERS_PER_QUESTION, 1)),
+            reason=f"{{labelled_answers}} answers, expected {ANSWERS_PER_QUESTION}, or the one that is right",
         ),
     ]
 

@@ -1,5 +1,8 @@
 """The rules as Great Expectations suites: one per table, in a context that lives in memory and leaves only Data Docs.
 
+A table is checked a batch at a time. The docs have a page of its first batch, and of those behind it the first
+`PAGES` in which a rule is broken.
+
 This is the only file that knows Great Expectations; importing it costs seconds.
 """
 
@@ -8,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,8 @@ from great_expectations.data_context.types.base import (
 from vlp_models.validation.rules import Between, Check, Matches, OneOf, Present, Rule
 
 HARMLESS = str.maketrans({"<": "\u2039", ">": "\u203a", "&": "\uff06"})
+PAGES = 20
+RESULTS = {"result_format": "COMPLETE", "unexpected_index_column_names": ["row"]}
 ROW = "row"  # the column that names a row: its id may be what is wrong with it
 
 
@@ -47,9 +53,35 @@ class Suites:
         )
         self._context = gx.get_context(mode="ephemeral", project_config=config)
         self._source = self._context.data_sources.add_pandas("validate")
+        self._checkpoints: dict[str, gx.Checkpoint] = {}
+        self._pages: Counter[str] = Counter()
 
     def check(self, table: str, rows: list[dict[str, Any]], rules: list[Rule]) -> list[list[int]]:
-        """For each rule, the positions (`row`) of the rows that break it; `rows` must not be empty."""
+        """For each rule, the positions (`row`) of the rows that break it; `rows`, a batch, must not be empty."""
+        if new := table not in self._checkpoints:
+            self._checkpoints[table] = self._checkpoint(table, rules)
+        checkpoint = self._checkpoints[table]
+        columns = [ROW, *dict.fromkeys(rule.column for rule in rules)]
+        frame = pd.DataFrame({column: [_shown(row[column]) for row in rows] for column in columns})
+        batch = {"dataframe": frame}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not new:
+                (definition,) = checkpoint.validation_definitions
+                found = definition.data.get_batch(batch_parameters=batch).validate(
+                    definition.suite, result_format=RESULTS
+                )
+                paged = not found.success and self._pages[table] < PAGES
+            if new or paged:
+                (found,) = checkpoint.run(batch_parameters=batch).run_results.values()
+                self._pages[table] += not new
+        results: dict[str, Any] = {}
+        for result in found.results:
+            assert result.expectation_config is not None
+            results[result.expectation_config.meta["rule"]] = result
+        return [_rows(results[rule.name]) for rule in rules]
+
+    def _checkpoint(self, table: str, rules: list[Rule]) -> gx.Checkpoint:
         suite = self._context.suites.add(gx.ExpectationSuite(name=table))
         for rule in rules:
             suite.add_expectation(_expectation(rule))
@@ -60,24 +92,9 @@ class Suites:
                 suite=suite,
             )
         )
-        checkpoint = self._context.checkpoints.add(
-            gx.Checkpoint(
-                name=table,
-                validation_definitions=[definition],
-                result_format={"result_format": "COMPLETE", "unexpected_index_column_names": [ROW]},
-            )
+        return self._context.checkpoints.add(
+            gx.Checkpoint(name=table, validation_definitions=[definition], result_format=RESULTS)
         )
-        columns = [ROW, *dict.fromkeys(rule.column for rule in rules)]
-        frame = pd.DataFrame({column: [_shown(row[column]) for row in rows] for column in columns})
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            outcome = checkpoint.run(batch_parameters={"dataframe": frame})
-        (validation,) = outcome.run_results.values()
-        found: dict[str, Any] = {}
-        for result in validation.results:
-            assert result.expectation_config is not None
-            found[result.expectation_config.meta["rule"]] = result
-        return [_rows(found[rule.name]) for rule in rules]
 
     def build_docs(self) -> None:
         """Writes index.html and the pages of every suite checked so far."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
+from torchvision.models import get_model
+from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from vlp_models.vision.config import DetectorConfig
+from vlp_models.vision.config import PUBLISHED, DetectorConfig
 from vlp_models.vision.roi_align import SeparableRoIAlign
 
 STRIDE = 8  # of the small backbone's map
@@ -24,12 +25,15 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
     Args:
         num_classes: background included.
     """
-    if config.backbone == "resnet50_fpn":
-        model = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=num_classes)
+    if config.backbone in PUBLISHED:
+        model = get_model(f"fasterrcnn_{config.backbone}", weights=None, weights_backbone=None, num_classes=num_classes)
         if config.feature_dim != model.roi_heads.box_predictor.cls_score.in_features:
             pooled = model.backbone.out_channels * model.roi_heads.box_roi_pool.output_size[0] ** 2
             model.roi_heads.box_head = TwoMLPHead(pooled, config.feature_dim)
             model.roi_heads.box_predictor = FastRCNNPredictor(config.feature_dim, num_classes)
+        for module in model.backbone.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = config.norm_eps
         model.transform = _Resize(config, size_divisible=32)
         return model
     backbone = _SmallBackbone(config.channels)

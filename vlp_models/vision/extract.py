@@ -9,10 +9,10 @@ features of the proposals instead.)
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from torch import Tensor
 from torchvision.ops import nms
 
 from vlp_models.data.sample import RegionArrays
-from vlp_models.vision.images import read_image, to_tensor
-from vlp_models.vision.source import Row
+from vlp_models.vision.images import to_tensor
+from vlp_models.vision.source import FromImages
 from vlp_models.vision.state import Detector, load_detector
+from vlp_models.vision.threads import one_thread
 
 Content = Literal["roi", "probabilities"]
 SAME_OBJECT_IOU = 0.3  # on scenes, 0.5 leaves 1.8 stray regions an image and 0.3 leaves 0.2, for 2% of the objects
@@ -125,37 +126,8 @@ class RegionExtractor:
         )
 
 
-class DetectorSource:
-    """A `RegionSource` that reads the image files. An unreadable one is a `DataError`: validation has seen it whole."""
-
-    by_content = True
-
-    def __init__(self, extractor: RegionExtractor, root: Path) -> None:
-        self.detector_id = extractor.detector_id
-        self.classes = extractor.classes
-        self.feature_dim = extractor.feature_dim
-        self.device = extractor.device
-        self._extractor = extractor
-        self._root = root
-
-    def regions(
-        self, images: Sequence[Row], advance: Callable[[int], None]
-    ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
-        found = []
-        for row in images:
-            found += self._extractor.extract([read_image(self._root / row["path"], row["width"], row["height"])])
-            advance(1)
-        return found, []
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+class DetectorSource(FromImages):
+    """A `RegionSource` of what a detector finds."""
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

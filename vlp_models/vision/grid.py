@@ -1,22 +1,20 @@
 """A grid over the image as regions: what needs no detector, no boxes and no weights.
 
 Each cell is scaled to a few pixels and their colours are its feature. It is crude, and it lets one's own pairs train
-from the first minute; a detector, trained or loaded, is what to move on to.
+from the first minute; a backbone or a detector is what to move on to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
 from vlp_models.data.sample import RegionArrays
-from vlp_models.vision.images import read_image, to_tensor
-from vlp_models.vision.source import Row
+from vlp_models.vision.images import to_tensor
+from vlp_models.vision.source import FromImages
 
 CELLS = 4  # along each side
 PIXELS = 8  # of a cell, along each side
@@ -28,6 +26,7 @@ class GridExtractor:
     detector_id = f"grid-{CELLS}-{PIXELS}"
     classes: tuple[str, ...] = ()
     feature_dim = PIXELS * PIXELS * 3
+    device = "cpu"
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
         return [self._regions(to_tensor(i) if isinstance(i, Image.Image) else i) for i in images]
@@ -46,24 +45,5 @@ class GridExtractor:
         )
 
 
-class GridSource:
-    """A `RegionSource` over image files."""
-
-    detector_id = GridExtractor.detector_id
-    classes = GridExtractor.classes
-    feature_dim = GridExtractor.feature_dim
-    by_content = True
-    device = "cpu"
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._extractor = GridExtractor()
-
-    def regions(
-        self, images: Sequence[Row], advance: Callable[[int], None]
-    ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
-        found = []
-        for row in images:
-            found += self._extractor.extract([read_image(self._root / row["path"], row["width"], row["height"])])
-            advance(1)
-        return found, []
+class GridSource(FromImages):
+    """A `RegionSource` of cells of a grid."""

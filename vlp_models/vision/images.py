@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlp_models.data.images import FORMATS
+from vlp_models.data.images import FORMATS, as_seen
 from vlp_models.errors import DataError
 
 
@@ -28,12 +28,14 @@ def read_image(path: Path, width: int, height: int) -> Tensor:
     """
     try:
         with Image.open(path, formats=sorted(set(FORMATS.values()))) as image:
-            if image.size != (width, height):
+            # the header's size may be that of a picture that lies on its side
+            seen = as_seen(image) if sorted(image.size) == sorted((width, height)) else image
+            if seen.size != (width, height):
                 raise DataError(
-                    f"{path}: {image.width}x{image.height} pixels, but {width}x{height} when it was validated; "
+                    f"{path}: {seen.width}x{seen.height} pixels, but {width}x{height} when it was validated; "
                     "run `dvc repro validate` again"
                 )
-            return to_tensor(image)
+            return to_tensor(seen)
     except DataError:
         raise
     except Exception as error:  # Pillow's plugins raise anything on hostile files

@@ -46,7 +46,7 @@ def package_files(source: str, where: str) -> dict[str, Path]:
     try:
         found = metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        install = f"-r {LOCK}" if name in LOCKED else name
+        install = f"--no-deps -r {LOCK}" if name in LOCKED else name
         raise MissingToolError(f"`{where}: {source}`: not installed; `uv pip install {install}` brings it") from None
     files = {
         file.as_posix(): Path(str(found.locate_file(file)))

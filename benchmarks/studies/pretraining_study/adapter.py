@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,26 +10,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretraining_study.arms import DrawnPretraining, Pretraining
+from pretraining_study.arms import Pretraining
 from pretraining_study.data import Data, Images, Texts
-from vlp_models.data.batch import Batch, Regions, Text
+from pretraining_study.pictures import Pictures
+from pretraining_study.sizes import sizes
+from vlp_models.data.batch import Batch, Image, Pixels, Regions, Text
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.greedy import greedy
+from vlp_models.decoding.sampling import sample
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.protocols import Embeds, Fuses, Generates
+from vlp_models.models.protocols import Contrasts, Embeds, Fuses, Generates, ScoresPairs
+from vlp_models.objectives.classification import classification
+from vlp_models.objectives.contrast import image_text_contrast
 from vlp_models.objectives.ism import match_in_batch
+from vlp_models.objectives.moving_average import update_moving_averages
 from vlp_models.objectives.vqa import soft_label_answers
-from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams
+from vlp_models.params import GroupParams, ObjectiveParams, OptimizerParams, PassesParams, RecipeParams
+from vlp_models.training.groups import Freezing
 from vlp_models.training.optim import build_optimizer, build_scheduler
 from vlp_models.training.passes import make_loss
 
-# (batch, number of the update, generator of corruption) -> a scalar to differentiate
-StepLoss = Callable[[Batch, int, torch.Generator], Tensor]
 MAX_CAPTION = 24  # tokens, [SEP] included
+NEEDS: dict[str, tuple[type, ...]] = {  # task -> what a model must be, one of these
+    "captioning": (Generates,),
+    "vqa": (Fuses,),
+    "retrieval": (Embeds, ScoresPairs),
+}
 
 
-def regions(images: Images, rows: Tensor) -> Regions:
-    """Some of the images, no wider than the one with most regions."""
+def image(images: Images | Pictures, rows: Tensor) -> Image:
+    """Some of the images; regions are no more than the image with most of them has."""
+    if isinstance(images, Pictures):
+        return Pixels(pixels_B3HW=images.normalised(rows))
     mask_BR = images.mask_IR[rows]
     width = int(mask_BR.sum(1).max())
     return Regions(
@@ -40,58 +52,52 @@ def regions(images: Images, rows: Tensor) -> Regions:
     )
 
 
-def blanked(batch: Batch) -> Batch:
-    """With nothing to see."""
-    return replace(batch, image=batch.image.blanked())
-
-
 def text(texts: Texts) -> Text:
     return Text(ids_BT=texts.ids_NT, mask_BT=texts.mask_NT)
 
 
-def batch(images: Images, texts: Texts, targets: Tensor | None = None) -> Batch:
-    """The texts, each with its image."""
+def batch(images: Images | Pictures, texts: Texts, targets: Tensor | None = None, *, reads: str = "pairs") -> Batch:
+    """The texts, each with its image, or what `Pretraining.reads` leaves of the two."""
     owners = texts.owner_N
     names = tuple(map(str, owners.tolist()))
-    return Batch(sample_ids=names, image_ids=names, image=regions(images, owners), text=text(texts), targets=targets)
+    whole = Batch(sample_ids=names, image_ids=names, text=text(texts), targets=targets)
+    if reads == "texts":
+        return whole
+    seen = image(images, owners)
+    if reads == "blanked":
+        seen = seen.blanked()
+    return replace(whole, image=seen, text=None if reads == "images" else whole.text)
 
 
 def build(family: str, config: Mapping[str, Any], data: Data) -> nn.Module:
     """A fresh model; its weights depend on torch's global seed alone."""
-    setting = data.setting
-    sizes = {
-        "hidden": setting.hidden,
-        "heads": setting.heads,
-        "intermediate": 4 * setting.hidden,
-        "object_layers": setting.layers,
-        "sentence_layers": setting.layers,
-        "encoder_layers": setting.layers,
-        "decoder_layers": setting.layers,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "init_std": setting.hidden**-0.5,
-        "separate_region_norms": True,
-    }
-    if family == "unified_vlp":
-        own = ("hidden", "heads", "intermediate", "dropout", "attention_dropout", "init_std")
-        sizes = {name: sizes[name] for name in own} | {"layers": 4 * setting.layers, "region_slots": 0, "max_masked": 0}
     facts = DataFacts(
         vocab_size=data.tokenizer.vocab_size,
         mask_id=data.tokenizer.mask_id,
-        feature_dim=setting.feature_dim,
+        feature_dim=data.setting.feature_dim,
         num_classes=data.classes,
     )
-    return build_model(family, {**sizes, **config}, facts)
+    return build_model(family, {**sizes(family, data.setting), **config}, facts)
 
 
-def pretraining_loss(model: nn.Module, wanted: Pretraining, *, family: str) -> StepLoss:
-    objectives, mix = {name: ObjectiveParams() for name in wanted.objectives}, "sum"
-    if isinstance(wanted, DrawnPretraining):
-        shares = zip(wanted.objectives, wanted.shares, strict=True)
-        objectives, mix = {name: ObjectiveParams(share=share) for name, share in shares}, "draw"
-    recipe = RecipeParams(objectives=objectives, mix=mix, mask_probability=wanted.mask_probability)  # type: ignore[arg-type]
-    loss = make_loss(model, recipe, PassesParams(scheme=wanted.passes), name=family)
-    return lambda batch, update, generator: loss(batch, update=update, generator=generator).mean
+class StepLoss:
+    """What an update of pretraining minimises. updates_per_batch: how many in a row learn from one batch."""
+
+    def __init__(self, model: nn.Module, wanted: Pretraining, *, family: str) -> None:
+        count = len(wanted.objectives)
+        shares, weights = wanted.shares or (1.0,) * count, wanted.weights or (1.0,) * count
+        rows = zip(wanted.objectives, weights, shares, strict=True)
+        recipe = RecipeParams(
+            objectives={name: ObjectiveParams(weight=weight, share=share) for name, weight, share in rows},
+            mix=wanted.mix,
+            mask_probability=wanted.mask_probability,
+            reuse_batch=wanted.mix == "turns",
+        )
+        self._loss = make_loss(model, recipe, PassesParams(scheme=wanted.passes), name=family)
+        self.updates_per_batch = getattr(self._loss, "updates_per_batch", 1)
+
+    def __call__(self, batch: Batch, update: int, generator: torch.Generator) -> Tensor:
+        return self._loss(batch, update=update, generator=generator).mean
 
 
 def optimiser(module: nn.Module, *, lr: float, updates: int) -> tuple[torch.optim.Optimizer, Any]:
@@ -101,7 +107,23 @@ def optimiser(module: nn.Module, *, lr: float, updates: int) -> tuple[torch.opti
     return made, build_scheduler(made, updates, params)
 
 
+def begin_training(module: nn.Module, frozen: Sequence[str]) -> None:
+    """Training mode, and everything learns but these parts."""
+    module.requires_grad_(True)
+    Freezing(module, {name: GroupParams(frozen=True) for name in frozen}).train(0)
+
+
+def after_update(module: nn.Module) -> None:
+    """What is no parameter but follows the batches, such as the codes of a dictionary."""
+    update_moving_averages(module)
+
+
 # ---- The tasks -------------------------------------------------------------------------------------------------
+
+
+def can(model: nn.Module, task: str) -> bool:
+    """Whether the model can be fine-tuned on `task` (arms.TASKS)."""
+    return isinstance(model, NEEDS[task])
 
 
 def caption_losses(model: nn.Module, batch: Batch) -> Tensor:
@@ -111,11 +133,11 @@ def caption_losses(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(logits_MV.float(), batch.text.following(at_BT), reduction="none")
 
 
-def describe(model: nn.Module, images: Images, rows: Tensor, tokenizer: Tokenizer) -> list[str]:
+def describe(model: nn.Module, images: Images | Pictures, rows: Tensor, tokenizer: Tokenizer) -> list[str]:
     """Greedy descriptions."""
     found = greedy(
         model,  # type: ignore[arg-type]
-        regions(images, rows),
+        image(images, rows),
         max_len=MAX_CAPTION,
         bos_id=tokenizer.cls_id,
         eos_id=tokenizer.sep_id,
@@ -123,9 +145,23 @@ def describe(model: nn.Module, images: Images, rows: Tensor, tokenizer: Tokenize
     return [tokenizer.decode(hypothesis.ids) for hypothesis in found]
 
 
-def can(model: nn.Module, task: str) -> bool:
-    """Whether the model can be fine-tuned on `task` (arms.TASKS)."""
-    return isinstance(model, {"captioning": Generates, "vqa": Fuses, "retrieval": Embeds}[task])
+def write(
+    model: nn.Module, images: Images | Pictures, tokenizer: Tokenizer, draws: int, generator: torch.Generator
+) -> list[list[str]]:
+    """Of each image `draws` descriptions from the model's own distribution, the likeliest by token first. One that did
+    not end is left out."""
+    drawn = sample(
+        model,  # type: ignore[arg-type]
+        image(images, torch.arange(len(images))),
+        max_len=MAX_CAPTION,
+        bos_id=tokenizer.cls_id,
+        eos_id=tokenizer.sep_id,
+        num_samples=draws,
+        generator=generator,
+    )
+    ended = [[h for h in of_image if len(h.ids) < MAX_CAPTION] for of_image in drawn]
+    ranked = [sorted(of_image, key=lambda h: -h.score / (len(h.ids) + 1)) for of_image in ended]
+    return [[tokenizer.decode(h.ids) for h in of_image] for of_image in ranked]
 
 
 def answer_head(model: nn.Module, answers: Sequence[str]) -> nn.Linear:
@@ -141,17 +177,47 @@ def answer_logits(model: nn.Module, head: nn.Linear, batch: Batch) -> Tensor:
 
 
 def answer_loss(model: nn.Module, head: nn.Linear, batch: Batch) -> Tensor:
+    """Nats a question: whether each answer is right, in the light of the soft scores."""
     assert batch.targets is not None
     return soft_label_answers(answer_logits(model, head, batch), batch.targets).mean
 
 
-def matching_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The triplet loss that retrieval is fine-tuned with; captions of one image are no negatives of each other."""
-    texts_BE = model.embed_text(batch.text)  # type: ignore[operator]
-    return match_in_batch(texts_BE, model.embed_image(batch.image), batch.image_ids).mean  # type: ignore[operator]
+def embeds(model: nn.Module) -> bool:
+    """Whether it retrieves by two vectors, not by fusing each pair."""
+    return isinstance(model, Embeds)
 
 
-def similarity(model: nn.Module, images: Images, texts: Texts) -> Tensor:
-    """[N, I]: every text with every image."""
+def matching_loss(model: nn.Module, batch: Batch, others: int, generator: torch.Generator) -> Tensor:
+    """What retrieval is fine-tuned with; captions of one image are no negatives of each other. By contrast, where the
+    model has a temperature; else by a margin. A model without vectors tells a caption's own image from `others`."""
+    if not isinstance(model, Embeds):
+        ids = torch.tensor([int(name) for name in batch.image_ids])
+        other_BB = (ids[:, None] != ids).float()
+        drawn_BK = torch.multinomial(other_BB, min(others, int(other_BB.sum(1).min())), generator=generator)
+        images_BK = torch.cat([torch.arange(len(ids))[:, None], drawn_BK], 1)
+        scores_BK = pair_scores(model, batch.image, batch.text, images_BK)
+        return classification(scores_BK, torch.zeros(len(ids), dtype=torch.int64), name="match").mean
+    texts_BE, images_BE = model.embed_text(batch.text), model.embed_image(batch.image)
+    if isinstance(model, Contrasts):
+        return image_text_contrast(texts_BE, images_BE, batch.image_ids, model.contrast_scale()).mean
+    return match_in_batch(texts_BE, images_BE, batch.image_ids).mean
+
+
+def pair_scores(model: nn.Module, images: Image, texts: Text, images_NK: Tensor) -> Tensor:
+    """Of each text with these of the images, which are encoded once. [N, K]"""
+    count, width = images_NK.shape
+    repeated = texts.select(torch.arange(count).repeat_interleave(width))
+    state = model.encode_image(images)  # type: ignore[operator]
+    return model.score(state, repeated, images_NK.flatten()).view(count, width)  # type: ignore[operator]
+
+
+def similarity(model: nn.Module, images: Images | Pictures, texts: Texts) -> Tensor:
+    """[N, I]: every text with every image; times the temperature's inverse, where there is one."""
     every = torch.arange(len(images))
-    return model.embed_text(text(texts)) @ model.embed_image(regions(images, every)).T  # type: ignore[operator]
+    found = model.embed_text(text(texts)) @ model.embed_image(image(images, every)).T  # type: ignore[operator]
+    return found * model.contrast_scale() if isinstance(model, Contrasts) else found
+
+
+def has_temperature(model: nn.Module) -> bool:
+    """Whether similarities are logits, so that they have a likelihood."""
+    return isinstance(model, Contrasts) or not isinstance(model, Embeds)

@@ -11,57 +11,71 @@ TASKS = ("captioning", "vqa", "retrieval")
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """passes: one, or two with scheduled sampling (Li et al. 2021, equations 1 to 3). updates: of `Setting.batch`."""
+    """One pretraining; an arm may have several in a chain, each with an optimiser and a schedule of its own.
+
+    updates          the optimiser's. Of `turns`, a cycle of the objectives learns from one batch
+    mix, shares      as a recipe's: `draw` needs shares, as many as objectives
+    weights          of the losses, as many as objectives; none given: 1 each
+    passes           one, or two with scheduled sampling (Li et al. 2021, equations 1 to 3)
+    reads            pairs; texts alone; images alone; or texts beside an image with nothing to see, for a model that
+                     reads no text without one
+    where            the web's noisy pairs, or the target's own captions: the images that are then fine-tuned on
+    frozen           parts of the model that do not learn (`GroupsParameters`)
+    """
 
     objectives: tuple[str, ...]
     updates: int
+    mix: Literal["sum", "draw", "turns"] = "sum"
+    shares: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
     passes: Literal["single", "a", "b", "c"] = "single"
     mask_probability: float = 0.15
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawnPretraining(Pretraining):
-    """Each sample learns one of the objectives, drawn with these shares, which are as many.
-
-    texts_first: updates on the same texts with nothing to see, with the objectives and shares of `texts_learn`, before
-    the pairs: a text model to begin with.
-    """
-
-    shares: tuple[float, ...]
-    texts_first: int = 0
-    texts_learn: Mapping[str, float] = field(default_factory=dict)
+    reads: Literal["pairs", "texts", "images", "blanked"] = "pairs"
+    where: Literal["web", "target"] = "web"
+    frozen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """budgets: updates of a run. Of several, each a run of its own with its own schedule, the best on val counts."""
+    """budgets: updates of a run. Of several, each a run of its own with its own schedule, the best on val counts.
+
+    captioner: an arm that writes captions of the target's training images, to fine-tune on besides.
+    written: at most so many of each image.
+    """
 
     budgets: tuple[int, ...] = (100,)
     lr_factor: float = 1.0  # of the setting's rate
+    captioner: Arm | None = None
+    written: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """name: of its results. label: of its row. config: of the model, over the setting's sizes."""
+    """name: of its results. label: of its row. config: of the model, over the setting's sizes. pretraining: one after
+    the other; none: from fresh weights. tasks: of those that the model can do."""
 
     name: str
     label: str
     family: str = "tden"
-    pretraining: Pretraining | None
+    pretraining: tuple[Pretraining, ...] = ()
     fine_tuning: FineTuning = field(default_factory=FineTuning)
     config: Mapping[str, Any] = field(default_factory=dict)
+    tasks: tuple[str, ...] = TASKS
+
+    @property
+    def updates(self) -> int:
+        """Of all its pretraining."""
+        return sum(part.updates for part in self.pretraining)
 
     def scaled(self, share: float) -> Arm:
         """With `share` of all updates, at least one: for a look before the long run."""
         if share == 1:
             return self
-        part = self.pretraining
-        if part is not None:
-            part = replace(part, updates=max(1, round(part.updates * share)))
-        if isinstance(part, DrawnPretraining) and part.texts_first:
-            part = replace(part, texts_first=max(1, round(part.texts_first * share)))
-        budgets = tuple(dict.fromkeys(max(1, round(b * share)) for b in self.fine_tuning.budgets))
-        return replace(self, pretraining=part, fine_tuning=replace(self.fine_tuning, budgets=budgets))
+        parts = tuple(replace(part, updates=max(1, round(part.updates * share))) for part in self.pretraining)
+        tuning = self.fine_tuning
+        budgets = tuple(dict.fromkeys(max(1, round(b * share)) for b in tuning.budgets))
+        captioner = tuning.captioner and tuning.captioner.scaled(share)
+        return replace(self, pretraining=parts, fine_tuning=replace(tuning, budgets=budgets, captioner=captioner))
 
 
 def of_equal_compute(updates: int, cost_ratio: float) -> int:

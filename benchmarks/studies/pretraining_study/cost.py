@@ -16,17 +16,17 @@ from pretraining_study.learn import pretraining
 
 def update_costs(arms: Sequence[Arm], data: Data, rounds: int) -> dict[str, float]:
     """CPU seconds of an update, forward, backward and optimiser, by arm: the mean of the middle half of `rounds`, of
-    which there must be no more than any arm has updates.
+    which there must be no more than any arm has updates. Of a chain these are the first ones.
 
     The arms take turns, update by update, so that whatever else the machine does is done to all of them.
     """
     torch.set_num_threads(1)
     under_way = {}
     for arm in arms:
-        if arm.pretraining is not None:
+        if arm.pretraining:
             torch.manual_seed(0)
             model = adapter.build(arm.family, arm.config, data)
-            under_way[arm.name] = pretraining(model, arm.pretraining, data, family=arm.family, seed=0)
+            under_way[arm.name] = pretraining(model, arm, data, data.train(1), seed=0)
     seconds: dict[str, list[float]] = {name: [] for name in under_way}
     for _ in range(rounds):
         for name, updates in under_way.items():

@@ -1,7 +1,8 @@
 """The data of a study: the web's pairs, and the small clean target.
 
 Regions are symbols through a noisy projection, in place of a detector: each object's shape, colour, size, texture and
-place, noise on each, times a fixed random matrix. Nothing is drawn or read, so a study needs no pipeline.
+place, noise on each, times a fixed random matrix. For models that read pixels (`Setting.side`) the scenes are drawn
+instead (pictures.py). Nothing is read, so a study needs no pipeline.
 
 Shape suffixes: I images, R regions, F feature dimension, C classes, N texts, T tokens, Q questions, A answers.
 """
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pretraining_study.pictures import Pictures, draw
 from pretraining_study.setting import Setting
 from vlp_models.data.answers import build_answer_vocabulary, soft_scores
 from vlp_models.data.tokenizer import Tokenizer
@@ -37,7 +39,7 @@ from vlp_models.worlds.scenes.world import (
     sample_scene,
 )
 
-SIDE = 64  # pixels on which the scenes' hidden parts are counted; nothing is drawn
+SIDE = 64  # pixels on which the scenes' hidden parts are counted where nothing is drawn
 _SYMBOLS = (*SHAPES, *COLOURS, *SIZES, *TEXTURES)
 _PARTS = {"web": 0, "train": 1, "val": 2, "test": 3, "language": 4}
 _LANGUAGE = 400  # scenes of whose captions and questions the vocabularies are made; nobody learns from them
@@ -75,7 +77,7 @@ class Split:
     """Images with their captions and questions. answers: ten for each question; scores_QA: soft labels."""
 
     scenes: tuple[Scene, ...]
-    images: Images
+    images: Images | Pictures
     captions: Texts
     questions: Texts
     answers: tuple[tuple[str, ...], ...]
@@ -117,8 +119,8 @@ class Data:
         self._answer_index = {answer: number for number, answer in enumerate(self.answers)}
 
     @cached_property
-    def web(self) -> tuple[Images, Texts]:
-        return self._images("web", self._web_scenes), self._texts(self._alt_texts, range(len(self._alt_texts)))
+    def web(self) -> tuple[Images | Pictures, Texts]:
+        return self._images("web", self._web_scenes), self.texts(self._alt_texts, range(len(self._alt_texts)))
 
     @cached_property
     def val(self) -> Split:
@@ -140,13 +142,15 @@ class Data:
         return np.random.default_rng([self.setting.world_seed, _PARTS[part], number, stream])
 
     def _scene(self, part: str, number: int) -> Scene:
-        return sample_scene(self._rng(part, number, 0), image_id=f"{part}{number}", split=part, side=SIDE)
+        side = self.setting.side or SIDE
+        return sample_scene(self._rng(part, number, 0), image_id=f"{part}{number}", split=part, side=side)
 
     def _told(self, part: str, scene: Scene) -> list[str]:
         return captions(scene, self._rng(part, _number(part, scene), 1), misspelt=0.0)
 
     def _alt_text(self, number: int, scene: Scene) -> str:
-        other = sample_scene(self._rng("web", number, 3), image_id="", split="web", side=SIDE)
+        side = self.setting.side or SIDE
+        other = sample_scene(self._rng("web", number, 3), image_id="", split="web", side=side)
         return alt_text(scene, other, self._rng("web", number, 1), self.setting.noise).text
 
     def _asked(self, part: str, scenes: Sequence[Scene]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
@@ -168,21 +172,23 @@ class Data:
         return Split(
             scenes=scenes,
             images=self._images(part, scenes),
-            captions=self._texts(
+            captions=self.texts(
                 [text for texts in told for text in texts], [i for i, texts in enumerate(told) for _ in texts]
             ),
-            questions=self._texts([text for _, text, _ in asked], [image for image, _, _ in asked]),
+            questions=self.texts([text for _, text, _ in asked], [image for image, _, _ in asked]),
             answers=tuple(answers for _, _, answers in asked),
             scores_QA=scores_QA,
         )
 
-    def _texts(self, texts: Sequence[str], owners: Sequence[int]) -> Texts:
+    def texts(self, texts: Sequence[str], owners: Sequence[int]) -> Texts:
         encoded = self.tokenizer.encode_batch(texts, self.setting.max_text_len)
         return Texts(
             words=tuple(texts), ids_NT=encoded.ids_BT, mask_NT=encoded.mask_BT, owner_N=torch.tensor(list(owners))
         )
 
-    def _images(self, part: str, scenes: Sequence[Scene]) -> Images:
+    def _images(self, part: str, scenes: Sequence[Scene]) -> Images | Pictures:
+        if self.setting.side:
+            return draw(scenes, [self._rng(part, _number(part, scene), 5) for scene in scenes])
         count, regions = len(scenes), MAX_OBJECTS
         features = np.zeros((count, regions, self.setting.feature_dim), dtype=np.float32)
         boxes = np.zeros((count, regions, 4), dtype=np.float32)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
 from pretraining_study import adapter
-from pretraining_study.arms import DrawnPretraining, Pretraining
+from pretraining_study.arms import Arm, Pretraining
 from pretraining_study.data import Data, Split, Texts, take
 
 CLIP = 1.0  # largest gradient norm
+OTHERS = 3  # images that a caption's own is told from, by a model that fuses each pair
+# (where, what is read) -> the streams of chance for the order and for what is hidden
+_STREAMS = {
+    ("web", "pairs"): (1, 2),
+    ("web", "blanked"): (6, 7),
+    ("web", "texts"): (6, 7),
+    ("web", "images"): (8, 9),
+    ("target", "pairs"): (10, 11),
+}
 
 
 def orders(count: int, size: int, updates: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -32,16 +42,22 @@ def orders(count: int, size: int, updates: int, generator: torch.Generator) -> I
 
 
 def updates_of(
-    modules: nn.Module, step: Callable[[Tensor, int], Tensor], rows: Iterator[Tensor], *, lr: float, updates: int
+    modules: nn.Module,
+    step: Callable[[Tensor, int], Tensor],
+    rows: Iterator[Tensor],
+    *,
+    lr: float,
+    updates: int,
+    frozen: Sequence[str] = (),
 ) -> Iterator[int]:
     """`step(rows, update)` gives the loss of each update. Yields the update's number when it is done.
 
     Raises:
         FloatingPointError: a loss is no number.
     """
+    adapter.begin_training(modules, frozen)
     optimizer, schedule = adapter.optimiser(modules, lr=lr, updates=updates)
     parameters = [p for p in modules.parameters() if p.requires_grad]
-    modules.train()
     for update, chosen in enumerate(rows):
         loss = step(chosen, update)
         if not torch.isfinite(loss):
@@ -50,44 +66,35 @@ def updates_of(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
+        adapter.after_update(modules)
         schedule.step()
         yield update
-    modules.eval()
+    modules.requires_grad_(True).eval()
 
 
-def pretraining(model: nn.Module, wanted: Pretraining, data: Data, *, family: str, seed: int) -> Iterator[int]:
-    """On the web's pairs, update by update. Batches are the same for every arm of a seed, up to the shorter one's
-    end."""
-    images, texts = data.web
-    if isinstance(wanted, DrawnPretraining) and wanted.texts_first:
-        yield from _on_texts(model, wanted, data, family=family, seed=seed)
-    loss = adapter.pretraining_loss(model, wanted, family=family)
-    order, corruption = (torch.Generator().manual_seed(1000 * seed + stream) for stream in (1, 2))
-
-    def step(rows: Tensor, update: int) -> Tensor:
-        return loss(adapter.batch(images, take(texts, rows)), update, corruption)
-
-    rows = orders(len(texts), data.setting.batch, wanted.updates, order)
-    yield from updates_of(model, step, rows, lr=data.setting.lr, updates=wanted.updates)
+def pretraining(model: nn.Module, arm: Arm, data: Data, split: Split, *, seed: int) -> Iterator[int]:
+    """One after the other, update by update. split: the target's training images."""
+    for part in arm.pretraining:
+        yield from _pretraining(model, part, data, split, family=arm.family, seed=seed)
 
 
-def _on_texts(model: nn.Module, wanted: DrawnPretraining, data: Data, *, family: str, seed: int) -> Iterator[int]:
-    """The web's texts without their images."""
-    images, texts = data.web
-    learn = DrawnPretraining(
-        objectives=tuple(wanted.texts_learn),
-        shares=tuple(wanted.texts_learn.values()),
-        updates=wanted.texts_first,
-        mask_probability=wanted.mask_probability,
-    )
-    loss = adapter.pretraining_loss(model, learn, family=family)
-    order, corruption = (torch.Generator().manual_seed(1000 * seed + stream) for stream in (6, 7))
+def _pretraining(
+    model: nn.Module, wanted: Pretraining, data: Data, split: Split, *, family: str, seed: int
+) -> Iterator[int]:
+    """Batches are the same for every arm of a seed that reads the same, up to the shorter one's end."""
+    images, texts = data.web if wanted.where == "web" else (split.images, split.captions)
+    loss = adapter.StepLoss(model, wanted, family=family)
+    streams = _STREAMS[wanted.where, wanted.reads]
+    order, corruption = (torch.Generator().manual_seed(1000 * seed + stream) for stream in streams)
 
     def step(rows: Tensor, update: int) -> Tensor:
-        return loss(adapter.blanked(adapter.batch(images, take(texts, rows))), update, corruption)
+        chosen = adapter.batch(images, take(texts, rows), reads=wanted.reads)
+        return loss(chosen, update, corruption)
 
-    rows = orders(len(texts), data.setting.batch, learn.updates, order)
-    return updates_of(model, step, rows, lr=data.setting.lr, updates=learn.updates)
+    times = loss.updates_per_batch
+    rows = orders(len(texts), data.setting.batch, -(-wanted.updates // times), order)
+    repeated = islice((each for each in rows for _ in range(times)), wanted.updates)
+    yield from updates_of(model, step, repeated, lr=data.setting.lr, updates=wanted.updates, frozen=wanted.frozen)
 
 
 class Learner:
@@ -96,7 +103,7 @@ class Learner:
     def __init__(self, model: nn.Module, data: Data, split: Split, *, seed: int, lr: float) -> None:
         self.model, self.data, self.split, self.seed, self.lr = model, data, split, seed, lr
         torch.manual_seed(1000 * seed + 5)
-        self.head = adapter.answer_head(model, data.answers)
+        self.head = adapter.answer_head(model, data.answers) if adapter.can(model, "vqa") else None
 
     def captioning(self, updates: int) -> None:
         def step(texts: Texts) -> Tensor:
@@ -105,18 +112,22 @@ class Learner:
         self._fit(self.model, self.split.captions, lambda rows: step(take(self.split.captions, rows)), updates)
 
     def vqa(self, updates: int) -> None:
-        questions, images = self.split.questions, self.split.images
+        questions, images, head = self.split.questions, self.split.images, self.head
+        assert head is not None
 
         def step(rows: Tensor) -> Tensor:
             chosen = adapter.batch(images, take(questions, rows), self.split.scores_QA[rows])
-            return adapter.answer_loss(self.model, self.head, chosen)
+            return adapter.answer_loss(self.model, head, chosen)
 
-        self._fit(nn.ModuleList([self.model, self.head]), questions, step, updates)
+        self._fit(nn.ModuleDict({"model": self.model, "head": head}), questions, step, updates)
 
     def retrieval(self, updates: int) -> None:
+        chance = torch.Generator().manual_seed(1000 * self.seed + 4)
+
         def step(rows: Tensor) -> Tensor:
             texts = take(self.split.captions, rows)
-            return adapter.matching_loss(self.model, adapter.batch(self.split.images, texts))
+            chosen = adapter.batch(self.split.images, texts)
+            return adapter.matching_loss(self.model, chosen, OTHERS, chance)
 
         self._fit(self.model, self.split.captions, step, updates)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretraining_study import adapter
@@ -18,12 +19,16 @@ from vlp_models.worlds.scenes.language import words_of
 
 AT_ONCE = 250
 
+CANDIDATES = 10  # images for a caption, of a model that fuses each pair
+
 # metric -> (what it is called, whether less is better, digits)
 METRICS: dict[str, tuple[str, bool, int]] = {
     "nll": ("NLL a token, nats", True, 3),
     "cider": ("CIDEr", False, 1),
     "true": ("true captions, %", False, 1),
+    "answer_nll": ("NLL of a question's answers, nats", True, 3),
     "vqa": ("VQA accuracy, %", False, 1),
+    "match_nll": ("NLL of a caption's image, nats", True, 3),
     "r1": ("R@1, %", False, 1),
 }
 
@@ -62,20 +67,57 @@ def cider(told: Sequence[str], references: Sequence[Sequence[str]]) -> float:
 
 
 @torch.no_grad()
-def vqa(model: nn.Module, head: nn.Linear, split: Split, data: Data) -> float:
-    """The official accuracy, in percent."""
-    scores = []
+def answers(model: nn.Module, head: nn.Linear, split: Split, data: Data) -> dict[str, float]:
+    """`answer_nll`: of the soft scores of all answers, a question. `vqa`: the official accuracy, in percent."""
+    total, scores = 0.0, []
     for rows in _pieces(len(split.questions)):
-        chosen = adapter.batch(split.images, take(split.questions, rows))
-        best = adapter.answer_logits(model, head, chosen).argmax(-1).tolist()
+        chosen = adapter.batch(split.images, take(split.questions, rows), split.scores_QA[rows])
+        logits_QA = adapter.answer_logits(model, head, chosen).double()
+        total += float(F.binary_cross_entropy_with_logits(logits_QA, split.scores_QA[rows].double(), reduction="sum"))
         scores += [
-            question_accuracy(data.answers[a], split.answers[q]) for a, q in zip(best, rows.tolist(), strict=True)
+            question_accuracy(data.answers[a], split.answers[q])
+            for a, q in zip(logits_QA.argmax(-1).tolist(), rows.tolist(), strict=True)
         ]
-    return 100 * float(np.mean(scores))
+    return {"answer_nll": total / len(scores), "vqa": 100 * float(np.mean(scores))}
 
 
 @torch.no_grad()
-def retrieval(model: nn.Module, split: Split) -> float:
-    """R@1 of captions searching images, in percent: an image of which the caption is true counts as found."""
-    best_N = adapter.similarity(model, split.images, split.captions).argmax(1).numpy()
-    return 100 * float(split.true_NI[np.arange(len(best_N)), best_N].mean())
+def retrieval(model: nn.Module, split: Split) -> dict[str, float]:
+    """Of captions searching images: `r1`, in percent; an image of which the caption is true counts as found.
+    `match_nll`, where scores are logits: of those images together.
+
+    A model that fuses each pair searches `CANDIDATES` images for one caption of each image: its own, and others of
+    which the caption is not true.
+    """
+    if adapter.embeds(model):
+        scores_NI = adapter.similarity(model, split.images, split.captions).double()
+        true_NI = torch.from_numpy(split.true_NI)
+    else:
+        scores_NI, true_NI = _among_few(model, split)
+    best_N = scores_NI.argmax(1, keepdim=True)
+    found = {"r1": 100 * float(true_NI.gather(1, best_N).double().mean())}
+    if adapter.has_temperature(model):
+        right_N = scores_NI.masked_fill(~true_NI, float("-inf")).logsumexp(1)
+        found["match_nll"] = float((scores_NI.logsumexp(1) - right_N).mean())
+    return found
+
+
+def _among_few(model: nn.Module, split: Split) -> tuple[Tensor, Tensor]:
+    """[I, CANDIDATES] scores, and which of them are of the caption's own image: the first column."""
+    owners = split.captions.owner_N
+    first_I = torch.tensor([int((owners == i).nonzero()[0]) for i in range(len(split.images))])
+    wrong_II = torch.from_numpy(~split.true_NI)[first_I].double()
+    count = min(CANDIDATES - 1, int(wrong_II.sum(1).min()))
+    drawn_IK = torch.multinomial(wrong_II, count, generator=torch.Generator().manual_seed(0))  # for every arm the same
+    images_IK = torch.cat([torch.arange(len(first_I))[:, None], drawn_IK], 1)
+    every = adapter.image(split.images, torch.arange(len(split.images)))
+    texts = take(split.captions, first_I)
+    scores_IK = torch.cat(
+        [
+            adapter.pair_scores(model, every, adapter.text(take(texts, rows)), images_IK[rows])
+            for rows in torch.arange(len(first_I)).split(AT_ONCE // CANDIDATES)
+        ]
+    )
+    own_IK = torch.zeros_like(images_IK, dtype=torch.bool)
+    own_IK[:, 0] = True
+    return scores_IK.double(), own_IK

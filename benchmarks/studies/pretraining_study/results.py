@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from pretraining_study.arms import Arm
 from pretraining_study.setting import Setting
+from pretraining_study.sizes import sizes
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,7 +55,8 @@ class Results:
             lock.release()
 
     def _file(self, arm: Arm, seed: int) -> Path:
-        made_of = self.setting.fingerprint(arm.family, arm.pretraining, arm.fine_tuning, dict(arm.config))
+        families = {one.family: sizes(one.family, self.setting) for one in (arm, arm.fine_tuning.captioner) if one}
+        made_of = self.setting.fingerprint(arm, families)
         return self.directory / f"{arm.name}-{made_of}" / f"seed-{seed}.json"
 
 

@@ -20,7 +20,8 @@ class Setting:
     val, test        target images, the same for every seed
     feature_dim      of a region: its symbols through a fixed random projection
     feature_noise    standard deviation of what is added to each symbol (0 or 1) before the projection
-    hidden, layers   of the model; `layers` in each of its stacks
+    side, patch      of a drawn scene and of a patch of it, in pixels. side 0: nothing is drawn, models read regions
+    hidden, layers   of the model; sizes.py makes each family's of them
     batch            of pretraining, captioning, VQA and retrieval alike
     """
 
@@ -33,6 +34,8 @@ class Setting:
     questions: int = 6
     feature_dim: int = 32
     feature_noise: float = 0.3
+    side: int = 0
+    patch: int = 8
     hidden: int = 64
     heads: int = 4
     layers: int = 1

@@ -15,6 +15,7 @@ from typing import Any
 
 from pretraining_study.arms import Arm
 from pretraining_study.contrasts import Plan, compare, judge, read_plan
+from pretraining_study.measure import METRICS
 from pretraining_study.results import ROOT, Results
 from pretraining_study.setting import Setting
 from pretraining_study.write_up import summary, write_up
@@ -117,10 +118,16 @@ def work(arms: Sequence[Arm], seeds: Sequence[int], setting: Setting, results: R
             taken.setdefault(arm.name, []).append(time.perf_counter() - start)
         left = [a.name for a, s in parts if results.read(a, s) is None]
         print(
-            f"[{len(parts) - len(left)}/{len(parts)}] {arm.name}, seed {seed}: NLL {result['test']['nll']:.4f}, "
+            f"[{len(parts) - len(left)}/{len(parts)}] {arm.name}, seed {seed}: {_first(result['test'])}, "
             f"{sum(result['seconds'].values()):.0f} CPU s; about {time_left(taken, left) / 60:.0f} minutes left",
             flush=True,
         )
+
+
+def _first(test: Mapping[str, float]) -> str:
+    """Of the first task that the arm was measured on."""
+    metric = next(metric for metric in METRICS if metric in test)
+    return f"{METRICS[metric][0]} {test[metric]:.4f}"
 
 
 def time_left(taken: dict[str, list[float]], left: Sequence[str]) -> float:

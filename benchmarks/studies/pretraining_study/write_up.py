@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pretraining_study.arms import Arm, DrawnPretraining
+from pretraining_study.arms import Arm, Pretraining
 from pretraining_study.contrasts import CANNOT_TELL, HOLDS, OPPOSITE, Finding, Plan, compare
 from pretraining_study.measure import METRICS
+from pretraining_study.sizes import sizes
 from pretraining_study.statistics import detectable
 
 if TYPE_CHECKING:
@@ -68,12 +69,25 @@ def _contrasts(plan: Plan, findings: Sequence[Finding], found: Found) -> str:
     seeds = max(f.found.n for f in findings)
     planned = "" if seeds >= plan.seeds else f" The plan asks for {plan.seeds} seeds: this is a first part of it."
     return "\n".join(rows) + (
-        "\n\nDifferences are of the same seed's two arms. NLL is that of the held-out references given the image: less "
-        "is better, so a difference below zero speaks for the first arm. `holds`: the difference has the paper's "
+        "\n\nDifferences are of the same seed's two arms. An NLL is of what is held out: less is better, so a "
+        f"difference below zero speaks for the first arm. {_measures(plan)}`holds`: the difference has the paper's "
         "direction and p, "
         f"corrected for all {len(findings)} contrasts, is below {plan.alpha:g}. `size` compares the interval, which is "
         f"not corrected, with the smallest difference that matters.{planned}"
     )
+
+
+_MEANINGS = {
+    "nll": "NLL a token: of the references, each token given the image and those before it.",
+    "answer_nll": "NLL of answers: of the soft scores of all answers to a question.",
+    "match_nll": "NLL of a caption's image: of the images of which a caption is true, among those that it is compared "
+    "with.",
+}
+
+
+def _measures(plan: Plan) -> str:
+    used = {contrast.metric for contrast in plan.contrasts}
+    return "".join(f"{text} " for metric, text in _MEANINGS.items() if metric in used)
 
 
 def _lists(findings: Sequence[Finding]) -> list[str]:
@@ -111,7 +125,10 @@ def arm_table(arms: Sequence[Arm], found: Found) -> str:
             continue
         cells = []
         for metric in metrics:
-            digits, values = METRICS[metric][2], [r["test"][metric] for r in results]
+            digits, values = METRICS[metric][2], [r["test"][metric] for r in results if metric in r["test"]]
+            if not values:
+                cells.append("")
+                continue
             spread = f" (sd {statistics.stdev(values):.{digits}f})" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.{digits}f}{spread}")
         rows.append(f"| {arm.label} (`{arm.name}`) | {len(results)} | {' | '.join(cells)} |")
@@ -128,6 +145,9 @@ def _others(plan: Plan, found: Found) -> str:
     for first, second in dict.fromkeys((c.first, c.second) for c in plan.contrasts):
         cells = []
         for metric in metrics:
+            if not all(metric in row for arm in (first, second) for row in values[arm].values()):
+                cells.append("")
+                continue
             difference = compare(values, first, second, metric)
             cells.append(_difference(difference.mean, difference.half, metric))
         rows.append(f"| {first} - {second} | {' | '.join(cells)} |")
@@ -138,9 +158,9 @@ def _others(plan: Plan, found: Found) -> str:
 
 
 def _measured(found: Found) -> list[str]:
-    """The metrics of the tasks that the models can do."""
+    """The metrics of the tasks that some arm was fine-tuned on."""
     results = [r["test"] for rows in found.values() for r in rows.values()]
-    return [metric for metric in METRICS if all(metric in result for result in results)]
+    return [metric for metric in METRICS if any(metric in result for result in results)]
 
 
 def _power(plan: Plan, findings: Sequence[Finding]) -> str:
@@ -164,6 +184,12 @@ def _power(plan: Plan, findings: Sequence[Finding]) -> str:
 
 def _setting(study: Study) -> str:
     s, n = study.setting, study.setting.noise
+    seen = (
+        f"- Images: the scenes, drawn at {s.side} by {s.side} pixels, and nothing is cropped."
+        if s.side
+        else f"- Regions: symbols of the objects with noise of {s.feature_noise:g}, through a fixed random projection "
+        f"to {s.feature_dim} numbers. There is no detector."
+    )
     lines = [
         f"- Pretraining: {s.web:,} scenes with one alt text each, of which {n.mismatched:.0%} describe another scene "
         f"and {n.boilerplate:.0%} stand in boilerplate; {n.hypernyms:.0%} of the nouns are hypernyms, "
@@ -171,25 +197,22 @@ def _setting(study: Study) -> str:
         f"- Target: {s.train} images a seed with five clean captions and {s.questions} questions each; {s.val} images "
         f"to choose a budget by; {s.test} to measure on.",
         "- A seed draws the target's images, the weights, the order and the masks. The web, val and test are common.",
-        f"- Regions: symbols of the objects with noise of {s.feature_noise:g}, through a fixed random projection to "
-        f"{s.feature_dim} numbers. There is no detector.",
-        f"- Model: {s.hidden} wide, {s.heads} heads, {s.layers} layer a module; AdamW at {s.lr:g}, batches of "
-        f"{s.batch}.",
+        seen,
+        f"- Model: {s.hidden} wide, {s.heads} heads, {_layers(study)}; AdamW at {s.lr:g}, batches of {s.batch}.",
         *(f"- {note}" for note in study.notes),
         "",
         "| arm | pretraining | updates | fine-tuning |",
         "|---|---|---|---|",
     ]
     for arm in study.arms:
-        p, budgets = arm.pretraining, arm.fine_tuning.budgets
-        what = f"{' + '.join(p.objectives).upper()}, {p.passes}" if p else "none"
-        if isinstance(p, DrawnPretraining):
-            what = _drawn(dict(zip(p.objectives, p.shares, strict=True)))
-            what = f"{p.texts_first} updates on texts ({_drawn(p.texts_learn)}); {what}" if p.texts_first else what
+        budgets = arm.fine_tuning.budgets
         updates = (
             f"{budgets[0]} updates" if len(budgets) == 1 else f"best on val of {', '.join(map(str, budgets))} updates"
         )
-        lines.append(f"| {arm.label} (`{arm.name}`) | {what} | {p.updates if p else 0} | {updates} |")
+        if arm.fine_tuning.captioner:
+            updates += f", with {arm.fine_tuning.written} captions an image that another model wrote"
+        what = "; then ".join(map(_told_part, arm.pretraining)) or "none"
+        lines.append(f"| {arm.label} (`{arm.name}`) | {what} | {arm.updates} | {updates} |")
     where, script = (
         path.relative_to(study.root) if path.is_relative_to(study.root) else path.name
         for path in (study.contrasts, study.script)
@@ -202,13 +225,35 @@ def _setting(study: Study) -> str:
     return "\n".join(lines)
 
 
-def _drawn(shares: Mapping[str, float]) -> str:
-    return "drawn: " + ", ".join(f"{share:g} {name}" for name, share in shares.items() if share)
+def _layers(study: Study) -> str:
+    """As the families of the arms have them."""
+    told = []
+    for family in dict.fromkeys(arm.family for arm in study.arms):
+        own = sizes(family, study.setting)
+        counts = [f"{name.replace('_', ' ')} {value}" for name, value in own.items() if name.endswith("layers")]
+        told.append(f"{family} with {', '.join(counts)}")
+    return "; ".join(told)
+
+
+def _told_part(part: Pretraining) -> str:
+    """One pretraining, in words."""
+    names = [name.upper() for name in part.objectives]
+    if part.mix == "draw":
+        told = "drawn: " + ", ".join(f"{s:g} {name}" for s, name in zip(part.shares, part.objectives, strict=True) if s)
+    else:
+        weights = part.weights or (1.0,) * len(names)
+        weighed = [name if weight == 1 else f"{weight:g} {name}" for weight, name in zip(weights, names, strict=True)]
+        told = " + ".join(weighed) if part.mix == "sum" else f"{', '.join(weighed)} in turns"
+    told += "" if part.passes == "single" else f", two passes, {part.passes.upper()}"
+    of = {"pairs": "", "texts": ", texts alone", "images": ", images alone", "blanked": ", texts without their images"}
+    told += of[part.reads] + (", on the target's own pairs" if part.where == "target" else "")
+    frozen = f", frozen: {', '.join(part.frozen).replace('_', ' ')}" if part.frozen else ""
+    return f"{told}{frozen} ({part.updates})"
 
 
 def _cost(arms: Sequence[Arm], found: Found) -> str:
     rows = [
-        "| arm | pretraining, CPU s | fine-tuning and measuring, CPU s | budgets chosen: captioning, VQA, retrieval |",
+        "| arm | pretraining, CPU s | fine-tuning and measuring, CPU s | budgets chosen |",
         "|---|---|---|---|",
     ]
     total, commits = 0.0, set()
@@ -220,10 +265,13 @@ def _cost(arms: Sequence[Arm], found: Found) -> str:
         for r in results:
             commits.add(r.get("commit", ""))
             total += sum(r["seconds"].values())
-            seconds["pretraining"].append(r["seconds"]["pretraining"])
+            seconds["pretraining"].append(r["seconds"]["pretraining"] + r["seconds"].get("writing", 0.0))
             seconds["rest"].append(r["seconds"]["fine-tuning"] + r["seconds"]["measuring"])
         means = [f"{statistics.mean(seconds[name]):.0f}" for name in ("pretraining", "rest")]
-        budgets = ["/".join(map(str, sorted({r["budgets"][task] for r in results}))) for task in results[0]["budgets"]]
+        budgets = [
+            f"{task} {'/'.join(map(str, sorted({r['budgets'][task] for r in results})))}"
+            for task in results[0]["budgets"]
+        ]
         rows.append(f"| {arm.label} | {' | '.join(means)} | {', '.join(budgets)} |")
     runs = sum(len(rows) for rows in found.values())
     load = statistics.mean(r["load"] for rows in found.values() for r in rows.values())

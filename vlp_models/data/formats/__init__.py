@@ -16,6 +16,13 @@ FORMATS = {
     "vcr": "vlp_models.data.formats.vcr:read",
     "texts": "vlp_models.data.formats.texts:read",
     "snli_ve": "vlp_models.data.formats.snli_ve:read",
+    "esnli_ve": "vlp_models.data.formats.esnli_ve:read",
+    "flickr8k": "vlp_models.data.formats.flickr8k:read",
+    "flickr30k": "vlp_models.data.formats.flickr30k:read",
+    "daquar": "vlp_models.data.formats.daquar:read",
+    "conceptual_captions": "vlp_models.data.formats.conceptual_captions:read",
+    "sbu": "vlp_models.data.formats.sbu:read",
+    "visual_genome": "vlp_models.data.formats.visual_genome:read",
 }
 
 

@@ -3,22 +3,94 @@
 A reader is a function `read(name, params, base) -> Tables`: `name` is the dataset's name, `base` the directory that
 `params.root` is relative to. It opens no image. It raises `DataError` for a file that is missing or not in the
 format at all; a single record it can't read becomes a quarantine row and the rest goes on.
+
+A reader appends rows and does not look at them again, so that they need not stay in memory: within `spooled`, they go
+to files.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TextIO
 
-from vlp_models.data.tables import SCHEMAS
+from vlp_models.data.tables import SCHEMAS, TableWriter
 from vlp_models.errors import DataError
 
 Row = dict[str, Any]
+TRUTH = "truth.jsonl"
+
+
+class Rows(Protocol):
+    """Rows of one table: a list, or a file in the making."""
+
+    def append(self, row: Row, /) -> None: ...
+    def extend(self, rows: Iterable[Row], /) -> None: ...
+    def __iter__(self) -> Iterator[Row]: ...
+    def __len__(self) -> int: ...
+
+
+_spool: ContextVar[Path | None] = ContextVar("spool", default=None)
+
+
+@contextmanager
+def spooled(directory: Path) -> Iterator[None]:
+    """The next `Tables` made within writes its rows to files of `directory` instead of holding them."""
+    token = _spool.set(directory)
+    try:
+        yield
+    finally:
+        _spool.reset(token)
+
+
+def _take_spool() -> Path | None:
+    directory = _spool.get()
+    _spool.set(None)
+    return directory
+
+
+def _rows(directory: Path | None) -> dict[str, Rows]:
+    if directory is None:
+        return {name: [] for name in (*SCHEMAS, "truth")}
+    writers: dict[str, Rows] = {name: TableWriter(name, directory) for name in SCHEMAS}
+    return writers | {"truth": _Lines(directory / TRUTH)}
+
+
+class _Lines:
+    """`Rows` without a schema: a JSON object a line; no file where there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._count = 0
+
+    def append(self, row: Row) -> None:
+        if self._file is None:
+            self._file = self._path.open("w", encoding="utf-8", newline="\n")
+        self._file.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
+        self._count += 1
+
+    def extend(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self.append(row)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Row]:
+        self.close()
+        if self._count:
+            with self._path.open(encoding="utf-8", newline="\n") as file:
+                yield from map(json.loads, file)
 
 
 @dataclass
@@ -29,11 +101,21 @@ class Tables:
     the prepare stage fills these in from the file itself. `truth` rows hold `image_id` and whatever the source knows.
     """
 
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in (*SCHEMAS, "truth")})
+    directory: Path | None = field(default_factory=_take_spool)  # of the files; None: rows are lists
     left_out: Counter[str] = field(default_factory=Counter)  # sound records of no use here, by kind: crowd regions
+    rows: dict[str, Rows] = field(init=False)
 
-    def __getitem__(self, table: str) -> list[Row]:
+    def __post_init__(self) -> None:
+        self.rows = _rows(self.directory)
+
+    def __getitem__(self, table: str) -> Rows:
         return self.rows[table]
+
+    def close(self) -> None:
+        """Ends the files, where rows go to files."""
+        for rows in self.rows.values():
+            if isinstance(rows, TableWriter | _Lines):
+                rows.close()
 
     def set_aside(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
         """Counts one bad row. `row_id` may be empty where the record has no readable id."""
@@ -142,8 +224,35 @@ def is_utf8(text: str) -> bool:
 
 def read_text(path: Path, purpose: str) -> str:
     """The file's text without a byte-order mark; bytes that are not UTF-8 survive as surrogates (see `is_utf8`)."""
-    try:
+    with _readable(path, purpose):
         return path.read_bytes().decode("utf-8-sig", "surrogateescape")
+
+
+def open_lines(path: Path, purpose: str, *, universal: bool = False) -> Iterator[str]:
+    """The lines of `read_text(path).split("\\n")`, one at a time: what a large file is read by.
+
+    universal: `\\r` and `\\r\\n` end lines as well.
+    """
+    with _readable(path, purpose):
+        file = path.open(encoding="utf-8-sig", errors="surrogateescape", newline=None if universal else "\n")
+    with file:
+        ended = True
+        while line := _next_line(file, path, purpose):
+            ended = line.endswith("\n")
+            yield line.removesuffix("\n")
+        if ended:
+            yield ""
+
+
+def _next_line(file: TextIO, path: Path, purpose: str) -> str:
+    with _readable(path, purpose):
+        return file.readline()
+
+
+@contextmanager
+def _readable(path: Path, purpose: str) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise DataError(f"{path}: no such file ({purpose}); check the paths of this dataset in params.yaml") from None
     except OSError as error:
@@ -161,6 +270,8 @@ def read_json(path: Path, purpose: str) -> Any:
         ) from None
     except RecursionError:
         raise DataError(f"{path}: nested too deeply for {purpose}") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise DataError(f"{path}: not {purpose}: {error}") from None
 
 
 def read_records(path: Path, key: str, purpose: str) -> Iterator[tuple[str, Any]]:
@@ -181,7 +292,7 @@ def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator
     """
     good = bad = 0
     # split on "\n" alone: str.splitlines also breaks at U+2028, which JSON strings may hold
-    for number, line in enumerate(read_text(path, purpose).split("\n"), start=1):
+    for number, line in enumerate(open_lines(path, purpose), start=1):
         if not line.strip():
             continue
         provenance = f"{path.name}:{number}"

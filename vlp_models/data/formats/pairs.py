@@ -6,6 +6,8 @@ new images do not move old ones (except where a handful would leave a split empt
 
 `pairs` may be a pattern (`*/pairs.jsonl`): the files it matches are read in the order of their names, and ids begin
 with the folder of the file. A dataset in batches grows without a file being rewritten.
+
+Memory does not grow with the rows: they are read one by one, and which of them name the same image is a join on disk.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import pyarrow as pa
 
 from vlp_models.data.formats.base import (
     RecordError,
@@ -24,15 +29,34 @@ from vlp_models.data.formats.base import (
     get_text,
     image_row,
     join_id,
+    open_lines,
     read_lines,
-    read_text,
 )
+from vlp_models.data.outofcore import Database
+from vlp_models.data.tables import HELD, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 MAX_RECORD_LINES = 50  # of a text that has line breaks
 JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
+
+
+MENTIONS = pa.schema(
+    [
+        ("number", pa.int64()),
+        ("key", pa.string()),  # the image's id without the dataset
+        ("split", pa.string()),
+        *((name, pa.string()) for name in ("path", "caption_id", "text", "provenance")),
+    ]
+)
+# of each image, its first mention; and each mention beside it
+_FIRST = "SELECT key, min(number) AS number FROM mentions GROUP BY key"
+_IMAGES = f"SELECT m.* FROM mentions m JOIN ({_FIRST}) f ON m.number = f.number ORDER BY m.number"
+_CAPTIONS = f"""
+    SELECT m.*, f.split AS first_split, f.provenance AS first_provenance
+    FROM mentions m JOIN ({_IMAGES}) f ON m.key = f.key ORDER BY m.number
+"""
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
@@ -44,7 +68,19 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     if not params.pairs:
         raise DataError(f"params: data.{name}.pairs: name the CSV or JSONL file, relative to data.{name}.root")
     tables = Tables()
-    images: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory(prefix=".pairs-", dir=tables.directory) as place:
+        with TableWriter("mentions", Path(place), MENTIONS) as mentions:
+            _read_mentions(name, params, base, tables, mentions)
+        with Database.within(Path(place)) as database:
+            database.load("mentions", read_batches([mentions.path], HELD), MENTIONS)
+            mentions.path.unlink()
+            _add_images(name, tables, database)
+            _add_captions(name, tables, database)
+    return tables
+
+
+def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, mentions: TableWriter) -> None:
+    """A row for each pair that can be read."""
     files = _files(name, base / params.root, params.pairs)
     rows = ((path, prefix, *found) for path, prefix in files for found in read_pairs(path, tables))
     for number, (path, prefix, provenance, record) in enumerate(rows, start=1):
@@ -58,46 +94,89 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                 raise RecordError(f"`image` is not a path: {image!r}")
             text = get_sentence(record, "caption")
             split = get_text(record, "split").strip().lower() if record.get("split") is not None else ""
-            key = prefix + image.lstrip("/") if prefix else image
-            if key not in images:
-                images[key] = image_row(
-                    join_id(name, key.lstrip("/")),
-                    source=name,
-                    split=split,
-                    path=os.path.normpath(path.parent / image),
-                    provenance=provenance,
-                )
-            elif images[key]["split"] != split:
-                first = images[key]
-                raise RecordError(
-                    f"the image is {split or 'of no split'} here and {first['split'] or 'of none'} in "
-                    f"{first['provenance']}",
-                    rule="split_disjoint",
-                )
-            tables["captions"].append(
+            mentions.append(
                 {
+                    "number": number,
+                    "key": prefix + image.lstrip("/") if prefix else image,
+                    "split": split,
+                    "path": os.path.normpath(path.parent / image),
                     "caption_id": row_id,
-                    "image_id": images[key]["image_id"],
                     "text": text,
                     "provenance": provenance,
                 }
             )
-    if not any(row["split"] for row in images.values()):
-        for image, split in split_by_hash(list(images)).items():
-            images[image]["split"] = split
-    tables["images"].extend(images.values())
-    return tables
+
+
+def _add_images(name: str, tables: Tables, database: Database) -> None:
+    def found() -> Iterator[Row]:
+        for piece in database.stream(_IMAGES):
+            yield from piece.to_pylist()
+
+    named = database.value(f"SELECT count(*) FROM ({_IMAGES}) WHERE split <> ''")
+    divided = None if named else _Divided(row["key"] for row in found())
+    tables["images"].extend(
+        image_row(
+            join_id(name, row["key"].lstrip("/")),
+            source=name,
+            split=divided.split_of(row["key"]) if divided else row["split"],
+            path=row["path"],
+            provenance=row["provenance"],
+        )
+        for row in found()
+    )
+
+
+def _add_captions(name: str, tables: Tables, database: Database) -> None:
+    for piece in database.stream(_CAPTIONS):
+        for row in piece.to_pylist():
+            with tables.record("captions", row["provenance"], row["caption_id"]):
+                if row["split"] != row["first_split"]:
+                    raise RecordError(
+                        f"the image is {row['split'] or 'of no split'} here and {row['first_split'] or 'of none'} in "
+                        f"{row['first_provenance']}",
+                        rule="split_disjoint",
+                    )
+                tables["captions"].append(
+                    {
+                        "caption_id": row["caption_id"],
+                        "image_id": join_id(name, row["key"].lstrip("/")),
+                        "text": row["text"],
+                        "provenance": row["provenance"],
+                    }
+                )
+
+
+class _Divided:
+    """`split_by_hash`, name by name: only where a split would stay empty must all names be at hand."""
+
+    MANY = 1000  # of so many names one split is empty once in 10^45 times
+
+    def __init__(self, names: Iterable[str]) -> None:
+        few: list[str] = []
+        for name in names:
+            few.append(name)
+            if len(few) > self.MANY:
+                self._few: dict[str, str] | None = None
+                return
+        self._few = split_by_hash(few)
+
+    def split_of(self, name: str) -> str:
+        return _split(name) if self._few is None else self._few[name]
 
 
 def split_by_hash(names: list[str]) -> dict[str, str]:
     """name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
     order = sorted(names, key=_bucket)
-    splits = {name: "train" if _bucket(name) < 0.8 else "val" if _bucket(name) < 0.9 else "test" for name in order}
+    splits = {name: _split(name) for name in order}
     # val twice: what is taken for train may have been the only one of val.
     for wanted, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
         if len(order) >= 3 and wanted not in splits.values():
             splits[order[candidate]] = wanted
     return splits
+
+
+def _split(name: str) -> str:
+    return "train" if _bucket(name) < 0.8 else "val" if _bucket(name) < 0.9 else "test"
 
 
 def _bucket(name: str) -> float:
@@ -137,8 +216,7 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
 
 def _read_csv(path: Path, delimiter: str, tables: Tables) -> Iterator[tuple[str, Row]]:
     """(provenance, row) of each record; the line is the record's first."""
-    text = read_text(path, "image-caption pairs").replace("\r\n", "\n").replace("\r", "\n")
-    lines = [line + "\n" for line in text.split("\n")]
+    lines = (line + "\n" for line in open_lines(path, "image-caption pairs", universal=True))
     header: list[str] = []
     for number, row in _parse(lines, delimiter, path, tables):
         provenance = f"{path.name}:{number}"
@@ -160,26 +238,59 @@ def _read_csv(path: Path, delimiter: str, tables: Tables) -> Iterator[tuple[str,
         raise DataError(f"{path}: empty; expected a header line and one line per pair")
 
 
-def _parse(lines: list[str], delimiter: str, path: Path, tables: Tables) -> Iterator[tuple[int, list[str]]]:
+def _parse(lines: Iterator[str], delimiter: str, path: Path, tables: Tables) -> Iterator[tuple[int, list[str]]]:
     """(line, fields) of each record. A line with broken quoting costs that line, not those its quote swallows."""
-    start = consumed = 0
-
-    def ahead() -> Iterator[str]:
-        """From `start` on; a record that reaches too far is broken, or each open quote would cost all that follows."""
-        for place in range(start, len(lines)):
-            if place - start - consumed >= MAX_RECORD_LINES:
-                raise csv.Error(f"a quote is open for {MAX_RECORD_LINES} lines")
-            yield lines[place]
-
-    while start < len(lines):
-        consumed = 0
-        reader = csv.reader(ahead(), delimiter=delimiter, strict=True)
+    ahead = _Ahead(lines)
+    while ahead:
+        reader = csv.reader(ahead, delimiter=delimiter, strict=True)
         try:
             for row in reader:
-                first, consumed = consumed, reader.line_num
-                yield start + first + 1, row
+                yield ahead.first, row
+                ahead.drop(reader.line_num)
             return
         except csv.Error as error:
-            bad = start + consumed + 1
-            tables.set_aside("captions", "", "record_readable", f"broken quoting: {error}", f"{path.name}:{bad}")
-            start = bad
+            tables.set_aside(
+                "captions", "", "record_readable", f"broken quoting: {error}", f"{path.name}:{ahead.first}"
+            )
+            ahead.drop_one()
+
+
+class _Ahead:
+    """Lines, of which those of the record under way are kept, so that they can be read again."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+        self._record: list[str] = []  # the lines of the record under way that were read
+        self._place = 0  # how many of them this pass has seen
+        self._dropped = 0  # lines of finished records, in this pass
+        self.first = 1  # the number of the record's first line
+
+    def __bool__(self) -> bool:
+        """Whether any line is left."""
+        self._place = self._dropped = 0
+        if not self._record:
+            self._record = [line for line in (next(self._lines, None),) if line is not None]
+        return bool(self._record)
+
+    def __iter__(self) -> _Ahead:
+        return self
+
+    def __next__(self) -> str:
+        """The next line; a record that reaches too far is broken, or each open quote would cost all that follows."""
+        if self._place >= MAX_RECORD_LINES:
+            raise csv.Error(f"a quote is open for {MAX_RECORD_LINES} lines")
+        if self._place == len(self._record):
+            self._record.append(next(self._lines))
+        self._place += 1
+        return self._record[self._place - 1]
+
+    def drop(self, read: int) -> None:
+        """A record ends; `read` lines were read since this pass began."""
+        count = read - self._dropped
+        self._record, self._place, self._dropped = self._record[count:], self._place - count, read
+        self.first += count
+
+    def drop_one(self) -> None:
+        """The record's first line is broken: the next one begins another."""
+        self._record = self._record[1:]
+        self.first += 1

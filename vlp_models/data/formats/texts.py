@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlp_models.data.formats.base import Tables, is_utf8, join_id, need_root, read_text
+from vlp_models.data.formats.base import Tables, is_utf8, join_id, need_root, open_lines
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -28,7 +28,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
             raise DataError(f"params: data.{name}.texts.{split}: expected one of {', '.join(SPLITS)}")
         kept = 0
         for file in files:
-            for number, line in enumerate(read_text(root / file, "texts, one a line").split("\n"), start=1):
+            for number, line in enumerate(open_lines(root / file, "texts, one a line"), start=1):
                 text = " ".join(line.split())
                 if not text or (params.limit and kept >= params.limit):
                     continue

@@ -86,4 +86,6 @@ def _row(name: str, question: Any, annotation: Any, provenance: str) -> dict[str
         row["question_type"] = get_text(annotation, "question_type")
         row["answer_type"] = get_text(annotation, "answer_type")
         row["answers"] = [get_text(answer, "answer") for answer in get(annotation, "answers", list)]
+        if len(row["answers"]) == 1:  # elsewhere that is a question with one right answer
+            raise RecordError("1 answer, expected 10", rule="ten_answers")
     return row

@@ -44,7 +44,7 @@ hidden, E embedding, H heads, V vocabulary, G the pairs of all processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -55,6 +55,7 @@ from vlp_models.data.batch import Batch, Image, Pixels, Text
 from vlp_models.data.inputs import ModelInputs, PixelInput
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.adopt import Adopted
+from vlp_models.models.figures import Figure
 from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.init import init_weights
 from vlp_models.models.layers.masks import padding_mask
@@ -81,7 +82,8 @@ Way = Literal["vision", "language", "pair"]
 
 
 class VLMo(nn.Module):
-    """Meets `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `Adopts`, on pixels."""
+    """Meets `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `Adopts`, `ShowsItself`,
+    on pixels."""
 
     config_class: ClassVar[type] = VLMoConfig
     objectives: tuple[str, ...]
@@ -463,6 +465,12 @@ class VLMo(nn.Module):
                 group = path[0] if path[0] in parts else "heads"
             groups.setdefault(group, []).append(parameter)
         return groups
+
+    def figures(self, batches: Iterable[Batch]) -> list[Figure]:
+        """Which expert saw what of these images and texts (seen.py)."""
+        from vlp_models.models.vlmo.seen import seen_by_experts
+
+        return seen_by_experts(self, batches)
 
     def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
         """Takes over what fits of another VLMo's weights (`adopting.py`)."""

@@ -1,0 +1,167 @@
+"""Copies found, and strangers mistaken for copies: `python benchmarks/duplicates.py ROOT...`.
+
+ROOT is any folder of photos. The first photos (in the order of a hash of their names) are tested on; each is changed in
+each way, and every changed copy is held against all those tested on, as a training picture would be. The others are
+held against them unchanged. A copy counts as found if its own original is named; any other name is a false one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+
+from vlp_models.duplicates.prints import Print, take_print
+from vlp_models.duplicates.search import NearPictures, NearRules
+
+Change = Callable[[Image.Image, random.Random], Image.Image]
+BATCH = 256
+ENDINGS = (".jpg", ".jpeg", ".png")
+OTHERS = "others, as they are"
+
+
+def saved(image: Image.Image, quality: int) -> Image.Image:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return Image.open(io.BytesIO(buffer.getvalue())).convert("RGB")
+
+
+def scaled(image: Image.Image, by: float) -> Image.Image:
+    return image.resize((max(1, round(image.width * by)), max(1, round(image.height * by))), Image.Resampling.BICUBIC)
+
+
+def cropped(image: Image.Image, share: float, rng: random.Random) -> Image.Image:
+    """`share` of the width and as much of the height are gone, somewhere."""
+    width, height = round(image.width * (1 - share)), round(image.height * (1 - share))
+    x, y = rng.randint(0, image.width - width), rng.randint(0, image.height - height)
+    return image.crop((x, y, x + width, y + height))
+
+
+def written_on(image: Image.Image, rng: random.Random) -> Image.Image:
+    """Two lines of large text on a bar, about a sixth of the picture."""
+    image, height = image.copy(), image.height
+    draw, bar = ImageDraw.Draw(image), height // 6
+    top = rng.choice((0, height // 2 - bar // 2, height - bar))
+    draw.rectangle((0, top, image.width, top + bar), fill=rng.choice(("black", "white", "yellow")))
+    draw.text((image.width // 20, top + bar // 8), "WHEN YOU SEE IT", fill="red", font_size=bar * 0.6)
+    return image
+
+
+def shifted(image: Image.Image, rng: random.Random) -> Image.Image:
+    """Brightness, contrast and saturation by up to 30%, hue by up to 15 degrees."""
+    for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+        image = enhance(image).enhance(rng.uniform(0.7, 1.3))
+    hue, saturation, value = image.convert("HSV").split()
+    by = rng.randint(-11, 11)
+    return Image.merge("HSV", (hue.point(lambda h: (h + by) % 256), saturation, value)).convert("RGB")
+
+
+CHANGES: dict[str, Change] = {
+    "saved anew, JPEG quality 50": lambda image, rng: saved(image, 50),
+    "scaled to a half": lambda image, rng: scaled(image, 0.5),
+    "scaled by 1.5": lambda image, rng: scaled(image, 1.5),
+    "bordered, 10% on each side": lambda image, rng: ImageOps.expand(
+        image, image.width // 10, rng.choice(("black", "white", "gray"))
+    ),
+    "mirrored": lambda image, rng: ImageOps.mirror(image),
+    "turned by 90 degrees": lambda image, rng: image.transpose(Image.Transpose.ROTATE_90),
+    "turned by 3 degrees": lambda image, rng: image.rotate(rng.choice((-3, 3)), Image.Resampling.BICUBIC),
+    "cropped by 5%": lambda image, rng: cropped(image, 0.05, rng),
+    "cropped by 10%": lambda image, rng: cropped(image, 0.10, rng),
+    "cropped by 20%": lambda image, rng: cropped(image, 0.20, rng),
+    "colours shifted": shifted,
+    "grey": lambda image, rng: ImageOps.grayscale(image).convert("RGB"),
+    "text laid over": written_on,
+    "mirrored, cropped by 10%, saved anew": lambda image, rng: saved(ImageOps.mirror(cropped(image, 0.1, rng)), 70),
+}
+
+
+def print_of(task: tuple[Path, str, bool]) -> Print:
+    path, change, held = task
+    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    if change:
+        image = CHANGES[change](image, random.Random(f"{path.name} {change}"))
+    return take_print(image, keypoints=True, mirror=held)
+
+
+def batches(prints: Iterable[Print]) -> Iterable[list[Print]]:
+    stream = iter(prints)
+    while batch := list(islice(stream, BATCH)):
+        yield batch
+
+
+def measure(held: NearPictures, prints: Iterable[Print], own: bool) -> dict[str, Any]:
+    """Of copies (`own`: copy number n is of held picture n) or of strangers."""
+    asked = found = 0
+    false: list[tuple[int, int]] = []
+    for batch in batches(prints):
+        for match in held.matches(batch):
+            if own and match.held == asked + match.other:
+                found += 1
+            else:
+                false.append((asked + match.other, match.held))
+        asked += len(batch)
+    return {"asked": asked, "found": found, "false": false}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("roots", type=Path, nargs="+")
+    parser.add_argument("--changed", type=int, default=1000)
+    parser.add_argument("--others", type=int, default=6000)
+    parser.add_argument("--skip", type=int, default=0, help="photos to leave out: those that limits were chosen on")
+    parser.add_argument("--bits", type=int, default=8)
+    parser.add_argument("--no-keypoints", action="store_true")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    photos = sorted(
+        (path for root in options.roots for path in root.rglob("*") if path.suffix.lower() in ENDINGS),
+        key=lambda path: hashlib.sha256(path.name.encode()).digest(),
+    )
+    changed = photos[options.skip : options.skip + options.changed]
+    others = (photos[: options.skip] + photos[options.skip + options.changed :])[: options.others]
+    rules = NearRules(bits=options.bits, keypoints=not options.no_keypoints)
+    print(f"{len(changed)} photos changed, {len(others)} others", file=sys.stderr)
+    with ProcessPoolExecutor(options.processes) as pool:
+        clock = time.perf_counter()
+        tested = list(pool.map(print_of, [(path, "", True) for path in changed], chunksize=16))
+        held = NearPictures(tested, rules)
+        rows: dict[str, Any] = {}
+        for change in CHANGES:
+            tasks = [(path, change, False) for path in changed]
+            rows[change] = measure(held, pool.map(print_of, tasks, chunksize=16), own=True)
+            say(change, rows[change])
+        tasks = [(path, "", False) for path in others]
+        start = time.perf_counter()
+        strangers = list(pool.map(print_of, tasks, chunksize=16))
+        made = time.perf_counter() - start
+        start = time.perf_counter()
+        rows[OTHERS] = measure(held, strangers, own=False)
+        rows[OTHERS] |= {"print_seconds": round(made, 1), "search_seconds": round(time.perf_counter() - start, 1)}
+        say(OTHERS, rows[OTHERS])
+    for change, row in rows.items():
+        asked = others if change == OTHERS else changed
+        row["false"] = [[asked[n].name, changed[h].name] for n, h in row["false"]]
+    if options.out:
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"{time.perf_counter() - clock:.0f} s", file=sys.stderr)
+
+
+def say(change: str, row: dict[str, Any]) -> None:
+    print(f"{change:40} {row['found']:6} of {row['asked']:6}, false {len(row['false'])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""What prepare, validate, shards and the loader need for many pairs: `python benchmarks/scale.py [--pairs N ...]`.
+
+Makes, in a temporary folder, that many generated pictures of 16 x 16 pixels with a caption each, as a dataset of format
+`pairs`, in which every 200th pair is bad in one of several ways. Each stage runs in a process of its own. Its seconds,
+and the most memory that the process held, are written down beside those of the same process before it began to work;
+the counts are checked. The fit is a straight line through the sizes, read off at 10^8 pairs: a guess that assumes that
+nothing but the number of rows changes (the disk must hold what is spilled, and the machine's file cache be as useful).
+
+`--local` is where the pictures lie; 10^6 of them are 4 GB of small files. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "scale-cpu.json"
+STAGES = ("prepare", "validate", "shards", "loader", "streamed")
+FAR = 10**8
+COLOURS, THINGS = ("red", "blue", "green", "grey"), ("cat", "dog", "house", "tree", "box", "cup", "car", "boat")
+
+STAGE = """
+import dataclasses, json, os, resource, sys, time
+from pathlib import Path
+from vlp_models.params import load_params
+from vlp_models.workspace.paths import Workspace
+name, root = sys.argv[1], Path(sys.argv[2])
+params, workspace = load_params(root / "params.yaml"), Workspace(root)
+now = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+if name in ("loader", "streamed"):
+    from vlp_models.training.data import LoaderFactory
+    stream = {}
+    if name == "streamed":
+        from vlp_models.params import StreamParams
+        stream = {"stream": StreamParams(address=str(workspace.shards), buffer_mb=128)}
+    before, start = now(), time.perf_counter()
+    factory = LoaderFactory(workspace.shards, "captions", sources={}, collate=list, batch_size=256, num_workers=0,
+                            seed=1, regions=False, pixels=True, **stream)
+    loader, _ = factory(0, 1)
+    first, ids = time.perf_counter() - start, set()
+    count = 0
+    for number, batch in enumerate(loader):
+        count += len(batch)
+        if number == int(sys.argv[3]):
+            break
+    more = {"samples": count, "of": len(factory.train), "to_open_s": round(first, 2)}
+else:
+    import importlib
+    stage = importlib.import_module(f"vlp_models.stages.{name}")
+    if name == "validate":
+        import vlp_models.validation.suites
+    before, start, more = now(), time.perf_counter(), {}
+    more_arguments = {"inputs": []} if name == "shards" else {}
+    stage.run(params, workspace, "many" if name == "prepare" else "", **more_arguments)
+seconds = time.perf_counter() - start
+# VmHWM of the process alone: pages of mapped files, which the system may drop, count in it as well
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print("RESULT", json.dumps({"seconds": round(seconds, 1), "before_mb": round(before),
+      "peak_mb": round(int(status["VmHWM"].split()[0]) / 1024), **more}))
+"""
+
+
+def picture(number: int) -> bytes:
+    """A PNG of 16 x 16 pixels whose first rows say its number."""
+    rows = b"".join(b"\0" + (b"%048d" % (number * row)) for row in range(1, 17))  # 0: no filter; 48 bytes: 16 pixels
+    header = struct.pack(">IIBBBBB", 16, 16, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def caption(number: int) -> str:
+    colour, other = (COLOURS[number // k % len(COLOURS)] for k in (1, 4))
+    thing, behind = (THINGS[number // k % len(THINGS)] for k in (16, 128))
+    return f"a {colour} {thing} stands in front of a {other} {behind} at place {number}"
+
+
+def write_some(task: tuple[str, int, int]) -> list[str]:
+    """Pictures and lines `first` to `last`. Of 1,000 pairs five are bad, each in a way of its own."""
+    folder, first, last = task
+    lines = []
+    for number in range(first, last):
+        data, text, name = picture(number), caption(number), f"images/{number // 1000:05d}/{number}.png"
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        what = number % 1000
+        if what == 7:
+            data = data[: len(data) // 2]
+        elif what == 207:
+            text = "1 + 1"
+        elif what == 407:
+            name, text = f"images/{(number - 1) // 1000:05d}/{number - 1}.png", caption(number - 1).upper()  # once more
+        elif what == 607:
+            name = f"images/lost/{number}.png"
+        elif what == 807:
+            text = "word"
+        if what not in (407, 607):
+            path.write_bytes(data)
+        lines.append(json.dumps({"image": name, "caption": text}) + "\n")
+    return lines
+
+
+def make_project(root: Path, pairs: int) -> None:
+    import yaml
+
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["data"] = {"many": {"format": "pairs", "root": "data/raw/many", "pairs": "pairs.jsonl"}}
+    params["shards"] |= {"pixels": True, "images_per_shard": 5000}
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    folder = root / "data" / "raw" / "many"
+    folder.mkdir(parents=True)
+    tasks = [(str(folder), first, min(first + 1000, pairs)) for first in range(0, pairs, 1000)]
+    with ProcessPoolExecutor(2) as pool, (folder / "pairs.jsonl").open("w") as listing:
+        for lines in pool.map(write_some, tasks):
+            listing.writelines(lines)
+
+
+def measure(root: Path, stage: str, batches: int) -> dict[str, float]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(root)}
+    command = [sys.executable, "-c", STAGE, stage, str(root), str(batches)]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{stage}:\n{done.stdout}{done.stderr}")
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    found: dict[str, float] = json.loads(line.removeprefix("RESULT "))
+    return found
+
+
+def check(root: Path, pairs: int) -> None:
+    """Each kind of bad pair was found as often as it was made."""
+    report = json.loads((root / "reports" / "validation.json").read_text())
+    failed = {(rule["table"], rule["rule"]): rule["failed"] for rule in report["rules"]}
+    for where, table, rule in (
+        (7, "images", "image_decodes"),
+        (207, "captions", "text_letters"),
+        (407, "captions", "caption_unique"),
+        (607, "images", "image_present"),
+        (807, "captions", "caption_words"),
+    ):
+        made = len(range(where, pairs, 1000))
+        assert failed.get((table, rule), 0) == made, (table, rule, failed.get((table, rule)), made)
+
+
+def fit(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Least squares through (pairs, value), each run weighted alike relative to its size."""
+    sizes = np.array([run["pairs"] for run in runs], float)
+    found = {}
+    for name in ("seconds", "peak_mb"):
+        values = np.array([run[name] for run in runs], float)
+        if len(runs) > 1:
+            slope, base = np.polyfit(sizes, values, 1, w=1 / np.sqrt(sizes))
+            found |= {f"{name}_per_million": round(slope * 1e6, 1), f"{name}_at_{FAR:.0e}": round(base + slope * FAR)}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--batches", type=int, default=200, help="batches of 256 that the loaders hand out")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--local", type=Path, default=None, help="a folder for the pictures")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    runs: dict[str, list[dict[str, float]]] = {stage: [] for stage in options.stages}
+    for pairs in options.pairs:
+        with tempfile.TemporaryDirectory(dir=options.local) as name:
+            root = Path(name)
+            start = time.perf_counter()
+            make_project(root, pairs)
+            print(f"{pairs:,} pairs, made in {time.perf_counter() - start:.0f} s", flush=True)
+            for stage in options.stages:
+                found = {"pairs": pairs, **measure(root, stage, options.batches)}
+                found["load_average"] = round(os.getloadavg()[0], 2)
+                runs[stage].append(found)
+                print(stage, json.dumps(found), flush=True)
+                if stage == "validate":
+                    check(root, pairs)
+    result = {
+        "machine": {"cpus": os.cpu_count(), "system": platform.system(), "python": platform.python_version()},
+        "stages": {stage: {"runs": found, "fit": fit(found)} for stage, found in runs.items()},
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""SOHO's claims about its visual dictionary (table 7), put to a set-up that can tell: contrasts written down before.
+
+    make ablations-soho                   (= python benchmarks/studies/soho.py)
+    python benchmarks/studies/soho.py --power
+    python benchmarks/studies/soho.py --seeds 2 --share 0.1      a look before the long run
+    python benchmarks/studies/soho.py --first-seed 101 --seeds 3 --arms none middle      a pilot of other seeds
+
+Killed, it goes on where it was; several processes with the same arguments share the work. Writes
+docs/ablations/soho.md and benchmarks/results/study-soho.json. The contrasts are in soho.toml, beside this file.
+What the paper says of inference time is asked by benchmarks/soho_inference.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one core a process
+
+from pathlib import Path
+
+from pretraining_study.arms import Arm, FineTuning, Pretraining
+from pretraining_study.setting import Setting
+from pretraining_study.study import Study, main
+
+UPDATES = 300  # every pair of the web one and a half times
+
+
+def arm(name: str, label: str, codes: int) -> Arm:
+    objectives = ("mlm", "mvm", "itm") if codes else ("mlm", "itm")
+    return Arm(
+        name=name,
+        label=label,
+        family="soho",
+        pretraining=(Pretraining(objectives=objectives, updates=UPDATES),),
+        fine_tuning=FineTuning(budgets=(100,)),
+        tasks=("vqa", "retrieval"),
+        config={"dictionary_size": codes},
+    )
+
+
+SETTING = Setting(side=48, web=6_400, batch=32, lr=1e-3)
+ARMS = (
+    arm("without", "no dictionary", 0),
+    arm("small", "32 codes", 32),
+    arm("middle", "128 codes", 128),
+    arm("large", "512 codes", 512),
+)
+
+STUDY = Study(
+    name="soho",
+    title="What of SOHO's visual dictionary shows on a small set-up that can tell",
+    script=Path(__file__).resolve(),
+    arms=ARMS,
+    contrasts=Path(__file__).resolve().with_suffix(".toml"),
+    setting=SETTING,
+    notes=(
+        "Images become 36 cells of 8 pixels, by a CNN of three short stages from fresh weights, which AdamW trains as "
+        "everything else. 32, 128 and 512 codes are in the place of the paper's 1024, 2048 and 8192.",
+        "A pair has one text of its own and one of another image. Without a dictionary there is no MVM.",
+        "Retrieval fuses each pair: of each test image one caption, and its own image among ten, of the other nine of "
+        "which it is not true. It is fine-tuned by telling the own image from three others.",
+    ),
+)
+
+if __name__ == "__main__":
+    main(STUDY)

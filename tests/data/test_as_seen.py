@@ -1,0 +1,82 @@
+"""A picture is what people see: turned as its EXIF data says, once, and RGB of 8 bits whatever the file holds."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from vlp_models.data.images import ImageError, as_seen
+from vlp_models.data.pixels import decode
+from vlp_models.duplicates.hashes import examine, hash_image
+from vlp_models.serving.images import open_image
+from vlp_models.vision.images import read_image
+
+UPRIGHT = Image.fromarray(np.random.default_rng(3).integers(0, 256, (20, 30, 3), np.uint8))
+
+
+def file_of(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def lying(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return file_of(UPRIGHT, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_way_in_turns_a_picture_as_its_exif_data_says(tmp_path: Path, orientation: int) -> None:
+    """Against Pillow's own `exif_transpose`."""
+    path = tmp_path / "lying.png"
+    path.write_bytes(lying(orientation))
+    with Image.open(path) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    info = examine(path, 10**6)
+    assert (info.height, info.width) == expected.shape[:2]
+    assert np.array_equal(decode(path.read_bytes(), ""), expected)
+    assert np.array_equal(open_image(path), expected)
+    assert np.array_equal(read_image(path, info.width, info.height).permute(1, 2, 0).numpy(), expected)
+    hashes = hash_image(path.read_bytes(), ".png", 10**6)
+    assert (hashes.height, hashes.width) == expected.shape[:2]
+    assert hashes.pixels == hash_image(file_of(Image.fromarray(expected)), ".png", 10**6).pixels
+
+
+def test_a_picture_is_turned_once() -> None:
+    with Image.open(io.BytesIO(lying(6))) as image:
+        once = as_seen(image)
+    assert np.array_equal(as_seen(once), once) and np.array_equal(ImageOps.exif_transpose(once), once)
+
+
+def test_damaged_exif_data_cost_nothing() -> None:
+    content = file_of(UPRIGHT, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xffgarbage", quality=95)
+    assert decode(content, "").size == UPRIGHT.size
+
+
+def test_sixteen_bits_are_scaled_and_not_cut_off() -> None:
+    levels = np.array([[0, 128, 257, 32_768, 65_535]] * 4, np.uint16)
+    seen = np.asarray(decode(file_of(Image.fromarray(levels)), ""))
+    assert seen.shape == (4, 5, 3) and seen[0, :, 0].tolist() == [0, 0, 1, 128, 255]
+
+
+def test_cmyk_has_its_colours() -> None:
+    colours = Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK")
+    seen = np.asarray(decode(file_of(colours, "JPEG", quality=100), ""))
+    assert np.abs(seen.astype(int) - (200, 40, 90)).max() <= 3
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
+def test_an_animation_is_no_picture(tmp_path: Path, form: str) -> None:
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
+    path = tmp_path / f"moving.{form.lower()}"
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    with pytest.raises(ImageError, match="an animation") as caught:
+        examine(path, 10**6)
+    assert caught.value.rule == "image_still"
+    frames[0].save(path)
+    assert examine(path, 10**6).width == 20, "one frame is a picture"

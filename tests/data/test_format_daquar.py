@@ -1,0 +1,93 @@
+"""DAQUAR: two lines a question, photos by their number, answers that are sets, and a line that is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlp_models.data.formats import read_source
+from vlp_models.data.formats.base import Tables
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+PAIRS = [
+    ("what is on the desk in the image1 ?", "tape_dispenser, book"),
+    ("how many chairs are there in the image1 ?", "3"),
+    ("what is the color of the sofa in this image2 behind the door in the image2 ?", "red"),
+    ("what is on the floor in the image3 ?", "book, tape_dispenser, book"),
+]
+
+
+def write(root: Path, pairs: list[tuple[str, str]] = PAIRS) -> None:
+    (root / "images").mkdir(parents=True)
+    (root / "all_qa_pairs.txt").write_text("\n".join(line for pair in pairs for line in pair))
+    (root / "train_images_list.txt").write_text("image1\nimage3")
+    (root / "test_images_list.txt").write_text("image2\n")
+    (root / "images" / "image3.png").touch()
+
+
+def load(tmp_path: Path, **params: Any) -> Tables:
+    return read_source("d", SourceParams(format="daquar", root="d", **params), tmp_path)
+
+
+def test_questions_photos_and_answers(tmp_path: Path) -> None:
+    write(tmp_path / "d")
+    tables = load(tmp_path)
+    assert not tables["quarantine"]
+    assert [(row["image_id"], row["split"], Path(row["path"]).name) for row in tables["images"]] == [
+        ("d/image1", "train", "image1.jpg"),
+        ("d/image2", "test", "image2.jpg"),
+        ("d/image3", "train", "image3.png"),
+    ]
+    assert tables["questions"][0] == {
+        "question_id": "d/1",
+        "image_id": "d/image1",
+        "text": "what is on the desk in the image ?",
+        "question_type": "what",
+        "answer_type": "other",
+        "answers": ["book, tape_dispenser"],
+        "provenance": "all_qa_pairs.txt:1",
+    }
+    kinds = [(row["question_type"], row["answer_type"]) for row in tables["questions"]]
+    assert kinds == [("what", "other"), ("how many", "number"), ("what color", "other"), ("what", "other")]
+    assert tables["questions"][3]["answers"] == tables["questions"][0]["answers"], "an answer is a set"
+    assert not any(digit in row["text"] for row in tables["questions"] for digit in "0123456789")
+
+
+def test_a_file_a_split_gives_the_same_questions(tmp_path: Path) -> None:
+    write(tmp_path / "d")
+    whole = load(tmp_path)
+    (tmp_path / "d" / "all_qa_pairs.txt").unlink()
+    for split, chosen in (("train", [0, 1, 3]), ("test", [2])):
+        lines = "\n".join(line for number in chosen for line in PAIRS[number])
+        (tmp_path / "d" / f"qa.894.raw.{split}.txt").write_text(lines)
+    tables = load(tmp_path)
+    assert {row["image_id"]: row["split"] for row in tables["images"]} == {
+        row["image_id"]: row["split"] for row in whole["images"]
+    }
+    assert sorted(row["text"] for row in tables["questions"]) == sorted(row["text"] for row in whole["questions"])
+    held = load(tmp_path, held_out=1.0)
+    assert {row["split"] for row in held["images"]} == {"val", "test"}
+
+
+def test_a_missing_line_costs_its_own_pair(tmp_path: Path) -> None:
+    lines = [line for pair in PAIRS for line in pair]
+    write(tmp_path / "d", [])
+    for missing, lost in ((3, "a question without an answer"), (4, "a question names its photo")):
+        (tmp_path / "d" / "all_qa_pairs.txt").write_text("\n".join(lines[:missing] + lines[missing + 1 :]))
+        tables = load(tmp_path)
+        assert len(tables["questions"]) == 3
+        (row,) = tables["quarantine"]
+        assert row["reason"].startswith(lost)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    with pytest.raises(DataError, match=r"holds neither all_qa_pairs\.txt nor qa\.894"):
+        load(tmp_path)
+    (tmp_path / "d" / "all_qa_pairs.txt").write_text("a text\nand another\n")
+    (tmp_path / "d" / "train_images_list.txt").write_text("image1\n")
+    with pytest.raises(DataError, match="no question about a photo"):
+        load(tmp_path)

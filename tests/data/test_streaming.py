@@ -1,0 +1,182 @@
+"""Shards streamed from a folder and from an S3 server: what a map-style reader gives, whatever happens on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s3_server import BUCKET, Server, credentials, s3_server
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.sample import Sample
+from vlp_models.data.shards import ImageRecord
+from vlp_models.errors import DataError
+from vlp_models.params import StreamParams
+from vlp_models.training.data import LoaderFactory
+
+IMAGES = 14
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    pytest.importorskip("moto")
+    with s3_server() as found:
+        yield found
+
+
+@pytest.fixture
+def shards(build_shards: Callable[..., Path], record: Callable[..., ImageRecord]) -> Path:
+    """14 images with two captions each, three images a tar."""
+    records = [record(i, pixels=True) for i in range(IMAGES)]
+    return build_shards(train=records, val=[record(100, pixels=True)])
+
+
+@pytest.fixture
+def remote(
+    server: Server, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> StreamParams:
+    credentials(monkeypatch, server, tmp_path)
+    return StreamParams(address=server.upload(shards, request.node.name), patience=20, first_wait=0.05)
+
+
+def loader_of(shards: Path, stream: StreamParams, *, workers: int = 0, rank: int = 0, ranks: int = 1) -> Any:
+    factory = LoaderFactory(
+        shards,
+        "captions",
+        sources={},
+        collate=list,  # type: ignore[arg-type]
+        batch_size=4,
+        num_workers=workers,
+        seed=3,
+        pixels=True,
+        stream=stream,
+    )
+    return factory(rank, ranks)[0]
+
+
+def told(samples: list[Sample]) -> list[tuple[Any, ...]]:
+    """All that makes a sample, in a form that can be compared."""
+    return [
+        (s.sample_id, s.image_id, s.text, s.draw, s.pixels, s.regions.features.tobytes(), s.regions.boxes.tobytes())
+        for s in samples
+        if s.regions is not None
+    ]
+
+
+def test_samples_are_those_of_the_map_style_reader(shards: Path, remote: StreamParams) -> None:
+    plain = ShardDataset(shards, "train", "captions", pixels=True)
+    for stream in (remote, replace(remote, address=str(shards))):
+        dataset = ShardDataset(shards, "train", "captions", pixels=True, stream=stream)
+        assert told(dataset.__getitems__(range(len(dataset)))) == told(plain.__getitems__(range(len(plain))))
+        assert dataset.blocks is not None and dataset.blocks.requests == 5, "one a shard of three images"
+        alone = ShardDataset(shards, "train", "captions", pixels=True, stream=stream, by_block=False)
+        assert told(alone.__getitems__([9, 2, 2, 27])) == [told(plain.__getitems__([i]))[0] for i in (9, 2, 2, 27)]
+        # of two captions an image and a dataset twice in an epoch
+        twice = ShardDataset(shards, "train", "images", {"scenes": 2}, regions=False, pixels=True, stream=stream)
+        assert Counter(s.image_id for s in twice.__getitems__(range(len(twice)))) == Counter(
+            {s.image_id: 2 for s in plain.__getitems__(range(len(plain)))}
+        )
+
+
+def test_each_pair_once_an_epoch_however_many_workers_and_ranks(shards: Path, remote: StreamParams) -> None:
+    loader = loader_of(shards, remote)
+    epochs = [[told(batch) for batch in loader] for _ in range(2)]
+    for epoch in epochs:
+        ids = [sample[0] for batch in epoch for sample in batch]
+        assert len(ids) == len(set(ids)) == 2 * IMAGES
+    assert epochs[0] != epochs[1]
+    for workers in (1, 2):
+        assert [told(batch) for batch in loader_of(shards, remote, workers=workers)] == epochs[0], workers
+    for workers in (0, 2):
+        halves = [loader_of(shards, remote, workers=workers, rank=rank, ranks=2) for rank in range(2)]
+        joined = [told([*one, *two]) for one, two in zip(*halves, strict=True)]
+        assert joined == epochs[0], workers
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_after_a_batch_it_goes_on_with_the_next(workers: int, shards: Path, remote: StreamParams) -> None:
+    whole, states = [], []
+    reference = loader_of(shards, remote)
+    for _ in range(2):
+        for batch in reference:
+            whole.append(told(batch))
+            states.append(reference.state_dict())
+    for done in (0, 2, 6, 11) if not workers else (2, 6):  # 6: the last of an epoch
+        loader = loader_of(shards, remote, workers=workers)
+        loader.load_state_dict(states[done])
+        rest: list[Any] = []
+        while len(rest) < len(whole) - done - 1:
+            rest += [told(batch) for batch in loader]
+        assert rest == whole[done + 1 :], done
+
+
+def test_a_server_that_is_away_is_waited_for(server: Server, shards: Path, remote: StreamParams) -> None:
+    """It is away for a few seconds here, and may be for `patience`: five minutes by default."""
+    wanted = [told(batch) for batch in loader_of(shards, remote)]
+    loader = loader_of(shards, replace(remote, buffer_mb=1, patience=60))
+    found, back = [], threading.Timer(3.0, server.start)
+    for number, batch in enumerate(loader):
+        found.append(told(batch))
+        if number == 0:
+            assert loader.dataset.dataset.blocks is not None
+            loader.dataset.dataset.blocks._held.clear()  # what was read before must be asked for again
+            server.stop()
+            back.start()
+            stopped = time.monotonic()
+    back.join()
+    assert found == wanted
+    assert time.monotonic() - stopped >= 3.0
+
+    dataset = ShardDataset(shards, "train", "captions", stream=replace(remote, patience=1.0))
+    server.stop()
+    try:
+        with pytest.raises(DataError, match=r"train-00000\.tar: the store did not answer for 1 s.*goes on from"):
+            dataset[0]
+    finally:
+        server.start()
+
+
+def test_a_shard_cut_short_is_read_again_and_then_named(server: Server, shards: Path, remote: StreamParams) -> None:
+    key = f"{remote.address.removeprefix(f's3://{BUCKET}/')}/train-00001.tar"
+    whole = (shards / "train-00001.tar").read_bytes()
+    plain = ShardDataset(shards, "train", "captions")[7]
+    dataset = ShardDataset(shards, "train", "captions", stream=replace(remote, first_wait=0.5))
+    server.client.put_object(Bucket=BUCKET, Key=key, Body=whole[:3000])
+    with pytest.raises(DataError, match=r"train-00001\.tar: cut short: [\d,]+ of [\d,]+ bytes .* 3 times; upload this"):
+        dataset[7]
+    heal = threading.Timer(0.3, server.client.put_object, kwargs={"Bucket": BUCKET, "Key": key, "Body": whole})
+    heal.start()
+    assert told([dataset[7]]) == told([plain])
+    server.client.put_object(Bucket=BUCKET, Key=key, Body=bytes(len(whole)))
+    dataset = ShardDataset(shards, "train", "captions", stream=remote)
+    with pytest.raises(DataError, match=r"train-00001\.tar: .*upload this shard again"):
+        dataset[7]
+
+
+def test_what_is_denied_missing_or_another_is_named(
+    server: Server, shards: Path, remote: StreamParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moto import settings
+    from moto.core.authorization import ActionAuthenticatorMixin
+
+    prefix = remote.address.removeprefix(f"s3://{BUCKET}/")
+    dataset = ShardDataset(shards, "train", "captions", stream=remote)
+    server.client.delete_object(Bucket=BUCKET, Key=f"{prefix}/train-00002.tar")
+    with pytest.raises(DataError, match=rf"no such s3 bucket {BUCKET}, key {prefix}/train-00002\.tar; upload"):
+        dataset[14]
+    monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
+    monkeypatch.setattr(ActionAuthenticatorMixin, "request_count", 0)
+    with pytest.raises(DataError, match=rf"denied to s3 bucket {BUCKET}, key {prefix}/manifest\.json .*s3:GetObject"):
+        ShardDataset(shards, "train", "captions", stream=remote)
+    monkeypatch.undo()
+
+    credentials(monkeypatch, server, shards)
+    server.client.put_object(Bucket=BUCKET, Key=f"{prefix}/manifest.json", Body=b"{}")
+    with pytest.raises(DataError, match=r"manifest\.json: not that of .*: other shards lie there"):
+        ShardDataset(shards, "train", "captions", stream=remote)

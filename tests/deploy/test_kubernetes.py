@@ -1,0 +1,81 @@
+"""The shipped manifests against the API's own schema, as Prefect's worker would send them, and what they must forbid.
+
+No cluster is needed, and none was asked.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate holds the API's schemas")
+
+FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
+VERSION = "1.33"
+TEMPLATE = json.loads((FOLDER / "job-template.json").read_text())
+DEPLOYMENTS = yaml.safe_load((FOLDER / "prefect.yaml").read_text())["deployments"]
+
+
+def job(variables: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a run: the template filled in by Prefect's own code, and what its worker does to it."""
+    from prefect.utilities.templating import apply_values
+
+    defaults = {k: v["default"] for k, v in TEMPLATE["variables"]["properties"].items() if "default" in v}
+    values = {**defaults, "name": "run", "command": "prefect flow-run execute", **variables}
+    unknown = set(values) - set(TEMPLATE["variables"]["properties"])
+    assert not unknown, f"the template has no variable {unknown}"
+    manifest: dict[str, Any] = apply_values(copy.deepcopy(TEMPLATE["job_configuration"]["job_manifest"]), values)
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
+    container["args"] = shlex.split(container["args"])
+    return manifest
+
+
+def jobs() -> list[Any]:
+    pools = {f"{d['name']} {d['entrypoint'].partition(':')[2]}": d["work_pool"]["job_variables"] for d in DEPLOYMENTS}
+    return [pytest.param(variables, id=name) for name, variables in pools.items()]
+
+
+@pytest.mark.parametrize("variables", jobs())
+def test_a_runs_job_is_what_the_api_takes_and_may_do_little(variables: dict[str, Any]) -> None:
+    manifest = job({**variables, "image": "registry.example.org/vlp@sha256:0"})
+    kubernetes_validate.validate(manifest, VERSION, strict=True)
+    pod = manifest["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    for volume in pod["volumes"]:
+        assert set(volume) & {"persistentVolumeClaim", "emptyDir"}, "nothing of the node"
+        assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"]
+    for container in pod["containers"]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert {"cpu", "memory"} <= set(container["resources"]["limits"])
+        assert [list(source) for source in container["envFrom"]] == [["secretRef"]]
+        plain = {entry["name"] for entry in container["env"]}
+        assert not [name for name in plain if any(word in name for word in ("KEY", "SECRET", "PASSWORD", "WEBHOOK"))]
+
+
+def test_the_check_sees_a_mistake() -> None:
+    """F23's own: `env` takes strings, and no reference to a secret."""
+    manifest = job({"image": "x", "env": {"VLP_WEBHOOK": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}}})
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(manifest, VERSION, strict=True)
+
+
+def test_the_workspaces_objects_are_what_the_api_takes() -> None:
+    objects = list(yaml.safe_load_all((FOLDER / "workspace.yaml").read_text()))
+    assert [item["kind"] for item in objects] == ["Namespace", "PersistentVolumeClaim"]
+    for item in objects:
+        kubernetes_validate.validate(item, VERSION, strict=True)
+    assert (
+        objects[1]["metadata"]["name"]
+        == job({"image": "x"})["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
+    )

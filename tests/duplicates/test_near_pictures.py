@@ -1,0 +1,140 @@
+"""Changed copies are known, strangers are not: with keypoints, and with hashes alone."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from photos import photo
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+
+from vlp_models.duplicates import leaks
+from vlp_models.duplicates.hashes import examine
+from vlp_models.duplicates.prints import Print, take_print
+from vlp_models.duplicates.search import NearPictures, NearRules
+from vlp_models.duplicates.votes import Votes
+from vlp_models.errors import DataError
+from vlp_models.params import WorldParams
+from vlp_models.worlds.scenes.objects import write as write_scenes
+
+COUNT = 12
+RULES = NearRules(bits=8, keypoints=True)
+
+
+def saved_anew(image: Image.Image) -> Image.Image:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=50)
+    return Image.open(buffer).convert("RGB")
+
+
+def written_on(image: Image.Image) -> Image.Image:
+    image = image.copy()
+    ImageDraw.Draw(image).rectangle((0, 60, image.width, 85), "yellow")
+    ImageDraw.Draw(image).text((10, 60), "WHEN YOU SEE IT", "red", font_size=18)
+    return image
+
+
+CHANGES: dict[str, tuple[Callable[[Image.Image], Image.Image], bool]] = {  # and whether hashes alone see through it
+    "saved anew": (saved_anew, True),
+    "scaled": (lambda image: image.resize((100, 75)), True),
+    "framed": (lambda image: ImageOps.expand(image, 20, "white"), True),
+    "mirrored": (ImageOps.mirror, True),
+    "a quarter turn": (lambda image: image.transpose(Image.Transpose.ROTATE_90), True),
+    "three degrees": (lambda image: image.rotate(3), False),
+    "cropped by a fifth": (lambda image: image.crop((25, 10, 185, 130)), False),
+    "mirrored and cropped": (lambda image: ImageOps.mirror(image.crop((5, 20, 185, 150))), False),
+    "brighter": (lambda image: ImageEnhance.Brightness(image).enhance(1.3), True),
+    "written on": (written_on, False),
+}
+
+
+def prints(images: list[Image.Image], *, tested: bool) -> list[Print]:
+    return [take_print(image, keypoints=True, mirror=tested) for image in images]
+
+
+@pytest.fixture(scope="module")
+def tested() -> list[Print]:
+    return prints([photo(seed) for seed in range(COUNT)], tested=True)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_copy_is_known_and_no_other_picture_is(tested: list[Print], name: str) -> None:
+    change, by_hash = CHANGES[name]
+    copies = prints([change(photo(seed)) for seed in range(COUNT)], tested=False)
+    found = [(match.other, match.held) for match in NearPictures(tested, RULES).matches(copies)]
+    assert found == [(seed, seed) for seed in range(COUNT)]
+    if by_hash:
+        hashes = NearPictures(tested, NearRules(bits=8, keypoints=False))
+        assert [(match.other, match.held) for match in hashes.matches(copies)] == found
+
+
+def test_strangers_and_a_picture_of_other_colours_are_not_copies(tested: list[Print]) -> None:
+    near = NearPictures(tested, RULES)
+    strangers = [photo(seed) for seed in range(100, 160)]
+    red, green, blue = photo(0).split()
+    exchanged = Image.merge("RGB", (blue, red, green))
+    assert near.matches(prints([*strangers, exchanged, Image.new("RGB", (80, 60), "red")], tested=False)) == []
+
+
+def test_scenes_are_not_taken_for_copies_of_each_other(tmp_path: Path) -> None:
+    """They share their shapes, colours and patterns: what a rule for photos must not be misled by."""
+    write_scenes(WorldParams(world="objects", seed=3, train=90, val=10, test=20, questions_per_image=0), tmp_path)
+    files = sorted((tmp_path / "images").iterdir())
+    splits = {image["filename"]: image["split"] for image in read_karpathy(tmp_path)}
+    with leaks.PrintWriter(tmp_path) as writer:
+        for file in files:
+            writer.add(file.name, examine(file, 10**6, keypoints=True, tested=splits[file.name] != "train"))
+    assert len(files) == 120
+    assert leaks.find_copies([tmp_path / leaks.FILE], splits.get, RULES) == []
+
+
+def read_karpathy(directory: Path) -> list[dict[str, str]]:
+    (file,) = directory.glob("dataset_*.json")
+    return json.loads(file.read_text())["images"]
+
+
+def test_a_print_survives_its_file_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+    photo(1).save(tmp_path / "a.png")
+    with leaks.PrintWriter(tmp_path) as writer:
+        writer.add("a", examine(tmp_path / "a.png", 10**6, keypoints=True, tested=True))
+    (row,) = pq.read_table(tmp_path / leaks.FILE).to_pylist()
+    (own,) = prints([photo(1)], tested=True)
+    assert Print.from_bytes(row["print"]).to_bytes() == own.to_bytes() == row["print"]
+    assert len(row["print"]) < 13_000
+    damaged = {**row, "print": row["print"][:-7]}
+    pq.write_table(pq.read_table(tmp_path / leaks.FILE).from_pylist([damaged]), tmp_path / leaks.FILE)
+    with pytest.raises(DataError, match=r"prints\.parquet: damaged .* `dvc repro -f prepare@"):
+        leaks.find_copies([tmp_path / leaks.FILE], lambda name: "test", RULES)
+
+
+def test_held_pictures_in_blocks_give_what_all_together_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = {f"test-{seed}": photo(seed) for seed in range(5)}
+    images |= {f"train-{seed}": photo(seed).crop((9, 9, 190, 140)) for seed in range(5)}
+    for name, image in images.items():
+        image.save(tmp_path / f"{name}.png")
+    with leaks.PrintWriter(tmp_path) as writer:
+        for name in images:
+            writer.add(name, examine(tmp_path / f"{name}.png", 10**6, keypoints=True, tested=name.startswith("test")))
+
+    def found() -> list[leaks.Copy]:
+        return leaks.find_copies([tmp_path / leaks.FILE], lambda name: name.partition("-")[0], RULES)
+
+    whole = found()
+    assert [(copy.image_id, copy.copy_of) for copy in whole] == [(f"train-{n}", f"test-{n}") for n in range(5)]
+    monkeypatch.setattr(leaks, "HELD", 2)
+    monkeypatch.setattr(leaks.batches, "__defaults__", (3,))
+    assert found() == whole
+
+
+def test_votes_count_each_shared_keypoint_once() -> None:
+    rng = np.random.default_rng(1)
+    held = rng.integers(0, 256, (60, 32), np.uint8)  # three pictures of 20
+    asking = held[10:35].copy()
+    asking[:, 3] ^= 1  # one bit of 256
+    votes = Votes(held, np.repeat([0, 1, 2], 20)).count(asking, np.repeat([0, 1], [12, 13]))
+    assert [tuple(map(int, row)) for row in zip(*votes, strict=True)] == [(0, 0, 10), (0, 1, 2), (1, 1, 13)]

@@ -1,0 +1,30 @@
+"""Sentences that say the same but for a word."""
+
+from __future__ import annotations
+
+import pytest
+
+from vlp_models.duplicates.sentences import Sentences, likenesses
+
+TEXTS = ["A dog runs over the green grass.", "Zwei Straßen kreuzen sich hier", "一只狗在草地上奔跑", "a red ball"]
+HELD = Sentences(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "like"),
+    [
+        ("a dog runs over the  GREEN grass", "equal"),
+        ("zwei strassen kreuzen sich HIER!", "equal"),
+        ("a dog runs over the brown grass", "one word apart"),
+        ("a dog runs over the grass", "one word apart"),
+        ("a big dog runs over the green grass", "one word apart"),
+        ("a big dog runs over the brown grass", None),
+        ("一只猫在草地上奔跑", "one word apart"),
+        ("a blue ball", None),  # too short for all but one word to say much
+        ("A red ball.", "equal"),
+        ("...", None),
+    ],
+)
+def test_the_nearest_sentence(text: str, like: str | None) -> None:
+    assert HELD.like(text) == like
+    assert likenesses(["nothing like it at all", text], TEXTS) == [None, like]

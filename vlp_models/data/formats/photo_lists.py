@@ -1,0 +1,111 @@
+"""Which photo is in which split, where a dataset has lists of photo names, and which of train are held out.
+
+A photo goes by its Flickr id, which is its file name up to the first `_` or the ending: Flickr8k calls a photo
+`2181846120_3744ca3942.jpg`, Flickr30k and SNLI-VE call the same one `2181846120.jpg`. So one list divides them all
+alike, and what is held out of one is held out of the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlp_models.data.formats import karpathy
+from vlp_models.data.formats.base import Tables, is_utf8, read_text
+from vlp_models.data.images import FORMATS
+from vlp_models.data.tables import SPLITS
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+FOLDERS = ("Images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "flickr30k_images")
+
+
+def photo_id(file: str) -> str:
+    """`2181846120` of `2181846120_3744ca3942.jpg`; `image12` of `image12.png`."""
+    return stem(Path(file).name).partition("_")[0]
+
+
+def stem(file: str) -> str:
+    """A file's name without the ending of a picture; other dots are part of the name."""
+    path = Path(file)
+    return path.stem if path.suffix.lower() in FORMATS else path.name
+
+
+def is_held_out(photo: str, share: float) -> bool:
+    """Whether a photo of train is among the `share` that is kept for choosing: by a hash of its id, so the same photos
+    on every machine and in every dataset."""
+    digest = hashlib.sha256(photo.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < share
+
+
+def photo_folder(root: Path, images: str) -> Path:
+    """`images` below `root`, or the first of the names that Flickr's photos come under."""
+    return next((root / folder for folder in (images, *FOLDERS) if (root / folder).is_dir()), root / images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """By photo id. files: as far as the lists have names with an ending."""
+
+    splits: dict[str, str]
+    files: dict[str, str]
+
+
+def read_lists(
+    name: str, params: SourceParams, folders: list[Path], official: Mapping[str, str], tables: Tables
+) -> Listed:
+    """The photos with their splits: by the Karpathy file, `params.split_files`, or the official lists that are there.
+
+    A photo that two lists have is of the first one, and the other mention is set aside. `params.held_out` of train
+    becomes val.
+
+    Args:
+        folders: where lists are looked for.
+        official: split -> the name its list goes by.
+
+    Raises:
+        DataError: no list is there, or one that `split_files` names is not.
+    """
+    if params.karpathy:
+        entries = karpathy.read(_find(params.karpathy, folders), tables, sentences=False)
+        found = {photo_id(entry.filename): entry.split for entry in entries.values()}
+        names = {photo_id(entry.filename): entry.filename for entry in entries.values()}
+    else:
+        files = params.split_files or {
+            split: [file] for split, file in official.items() if any((folder / file).is_file() for folder in folders)
+        }
+        if not files:
+            raise DataError(
+                f"data.{name}: none of {', '.join(official.values())} is in {folders[0]}: without a list of photos "
+                f"there are no splits; put the official lists there, or name your own in data.{name}.split_files"
+            )
+        found, names = {}, {}
+        for split, several in files.items():
+            if split not in SPLITS:
+                raise DataError(f"params: data.{name}.split_files.{split}: expected one of {', '.join(SPLITS)}")
+            for file in several:
+                _read_list(_find(file, folders), split, found, names, tables)
+    if params.held_out:
+        held = {photo for photo, split in found.items() if split == "train" and is_held_out(photo, params.held_out)}
+        found |= dict.fromkeys(held, "val")
+    return Listed(splits=found, files=names)
+
+
+def _find(file: str, folders: list[Path]) -> Path:
+    return next((folder / file for folder in folders if (folder / file).is_file()), folders[0] / file)
+
+
+def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, str], tables: Tables) -> None:
+    for number, line in enumerate(read_text(path, f"the names of the photos of {split}").split("\n"), start=1):
+        if not line.strip():
+            continue
+        photo, provenance = photo_id(line.strip()), f"{path.name}:{number}"
+        if not is_utf8(photo):
+            tables.set_aside("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
+        elif found.setdefault(photo, split) != split:
+            reason = f"photo {photo} is listed as {found[photo]} already"
+            tables.set_aside("images", "", "split_disjoint", reason, provenance)
+        elif Path(line.strip()).suffix.lower() in FORMATS:
+            names.setdefault(photo, line.strip())

@@ -1,0 +1,183 @@
+"""Visual Genome (Krishna et al. 2017): what is said of regions as captions of their images, and objects with
+attributes.
+
+`image_data.json` lists the images, of `VG_100K/` and `VG_100K_2/`: the folder is the last but one part of their
+address. `region_descriptions.json` has their phrases; older releases call a region's id `id`. `attributes.json` or
+`objects.json` becomes objects where `params.instances` names it, under `all`. Boxes are x, y, w, h; those of regions
+are not used.
+
+51,208 of the images are COCO's. Where COCO is captioned, those of its val and test must not be learnt from: `exclude`
+names Karpathy's `dataset_coco.json` (its val and test are left out, and counted) or files of COCO's ids, one a line. A
+path is relative to `root`. All else is train, but for `params.held_out` of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from vlp_models.data.formats import karpathy
+from vlp_models.data.formats.base import (
+    RecordError,
+    Row,
+    Tables,
+    get,
+    get_id,
+    get_sentence,
+    get_text,
+    image_row,
+    join_id,
+    need_root,
+    read_json,
+    read_text,
+)
+from vlp_models.data.formats.photo_lists import is_held_out
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams
+
+IMAGES, REGIONS = "image_data.json", "region_descriptions.json"
+
+
+def read(name: str, params: SourceParams, base: Path) -> Tables:
+    """`params.limit` keeps the first images.
+
+    Raises:
+        DataError: the folder or a file is missing, or a file is not in the format.
+    """
+    root = need_root(base, params.root, f"get it from visualgenome.org and set data.{name}.root to its folder")
+    for key in params.instances:
+        if key != "all":
+            raise DataError(f"params: data.{name}.instances.{key}: Visual Genome has no splits; use the key `all`")
+    tables = Tables()
+    cut = _read_images(name, params, root, tables)
+    _read_regions(root / REGIONS, name, cut, tables)
+    for file in params.instances.get("all", []):
+        _read_objects(root / file, name, cut, tables)
+    return tables
+
+
+def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) -> set[str]:
+    """Adds the images; returns the ids of those that are listed and not taken."""
+    excluded = _excluded(root, params, tables)
+    kept: set[str] = set()
+    cut: set[str] = set()
+    for provenance, record in _list(root / IMAGES, "Visual Genome's images"):
+        with tables.record("images", provenance):
+            local = get_id(record, "image_id" if "image_id" in record else "id")
+            with tables.record("images", provenance, join_id(name, local)):
+                if local in kept:
+                    raise RecordError(f"image {local} is listed again", rule="id_unique")
+                if record.get("coco_id") is not None and get_id(record, "coco_id") in excluded:
+                    cut.add(local)
+                    tables.left_out["images that are COCO's and excluded"] += 1
+                    continue
+                if params.limit and len(kept) >= params.limit:
+                    cut.add(local)
+                    continue
+                address = PurePosixPath(urlsplit(get_text(record, "url")).path)
+                file = karpathy.safe_name("/".join(address.parts[-2:]))
+                kept.add(local)
+                tables["images"].append(
+                    image_row(
+                        join_id(name, local),
+                        source=name,
+                        split="val" if is_held_out(local, params.held_out) else "train",
+                        path=_path(root, params.images, file),
+                        provenance=provenance,
+                        width=get(record, "width", int),
+                        height=get(record, "height", int),
+                    )
+                )
+    return cut
+
+
+def _path(root: Path, images: str, file: str) -> str:
+    inside = root / images
+    return os.path.normpath((inside if inside.is_dir() else root) / file)
+
+
+def _excluded(root: Path, params: SourceParams, tables: Tables) -> set[str]:
+    """COCO's ids."""
+    found: set[str] = set()
+    for file in params.exclude:
+        if file.endswith(".json"):
+            entries = karpathy.read(root / file, tables, sentences=False)
+            found |= {local for local, entry in entries.items() if entry.split in ("val", "test")}
+            continue
+        for number, line in enumerate(read_text(root / file, "COCO's ids, one a line").split("\n"), start=1):
+            if line.strip() and not line.strip().isdigit():
+                raise DataError(f"{root / file}:{number}: {line.strip()[:40]!r} is no id of COCO, which are numbers")
+            found |= {str(int(line))} if line.strip() else set()
+    return found
+
+
+def _read_regions(path: Path, name: str, cut: set[str], tables: Tables) -> None:
+    for provenance, record in _list(path, "Visual Genome's regions"):
+        with tables.record("captions", provenance):
+            owner = get_id(record, "id" if "id" in record else "image_id")
+            if owner in cut:
+                continue
+            said: set[str] = set()
+            for number, region in enumerate(get(record, "regions", list)):
+                where = f"{provenance}.regions[{number}]"
+                with tables.record("captions", where):
+                    local = get_id(region, "region_id" if "region_id" in region else "id")
+                    with tables.record("captions", where, join_id(name, local)):
+                        text = get_sentence(region, "phrase")
+                        if text.casefold() in said:
+                            tables.left_out["phrases said of their image before"] += 1
+                            continue
+                        said.add(text.casefold())
+                        tables["captions"].append(
+                            {
+                                "caption_id": join_id(name, local),
+                                "image_id": join_id(name, owner),
+                                "text": text,
+                                "provenance": where,
+                            }
+                        )
+
+
+def _read_objects(path: Path, name: str, cut: set[str], tables: Tables) -> None:
+    for provenance, record in _list(path, "Visual Genome's objects"):
+        with tables.record("objects", provenance):
+            owner = get_id(record, "image_id" if "image_id" in record else "id")
+            if owner in cut:
+                continue
+            listed = get(record, "attributes" if "attributes" in record else "objects", list)
+            for number, item in enumerate(listed):
+                where = f"{provenance}.objects[{number}]"
+                with tables.record("objects", where):
+                    local = get_id(item, "object_id")
+                    with tables.record("objects", where, join_id(name, local)):
+                        tables["objects"].append(_object(name, local, owner, item) | {"provenance": where})
+
+
+def _object(name: str, local: str, owner: str, item: Any) -> Row:
+    names = [word for word in get(item, "names", list) if isinstance(word, str) and word.strip()]
+    if not names:
+        raise RecordError("an object without a name")
+    x, y, w, h = (float(get(item, key, (int, float))) for key in ("x", "y", "w", "h"))
+    words = item.get("attributes")
+    listed = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    return {
+        "object_id": join_id(name, local),
+        "image_id": join_id(name, owner),
+        "category": " ".join(names[0].split()).lower(),
+        "x1": x,
+        "y1": y,
+        "x2": x + w,
+        "y2": y + h,
+        "attributes": sorted({word.strip().lower() for word in words if word.strip()}) if listed and words else None,
+    }
+
+
+def _list(path: Path, purpose: str) -> Iterator[tuple[str, Any]]:
+    document = read_json(path, purpose)
+    if not isinstance(document, list):
+        raise DataError(f"{path}: not {purpose}: expected a list, found {type(document).__name__}")
+    for index, record in enumerate(document):
+        yield f"{path.name}[{index}]", record

@@ -1,0 +1,97 @@
+"""Joins, groups and sorts of tables that memory does not hold: DuckDB, with a limit, and the rest on disk.
+
+Tables go in and come out as Arrow, a piece at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from vlp_models.data.tables import HELD
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+MEMORY = "384MB"  # of DuckDB; what it needs beyond goes to files
+
+
+class Database:
+    """A database that is gone afterwards: `with Database.within(directory) as database:`."""
+
+    def __init__(self, connection: DuckDBPyConnection) -> None:
+        self._connection = connection
+
+    @staticmethod
+    @contextmanager
+    def within(directory: Path | None = None) -> Iterator[Database]:
+        """Its files lie in a folder of `directory` (by default, of the system's for temporary files)."""
+        import duckdb
+
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=".joins-", dir=directory))
+        settings: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": MEMORY,
+            "temp_directory": str(place / "spilled"),
+            "threads": 2,
+            "autoinstall_known_extensions": False,  # nothing is downloaded
+            "autoload_known_extensions": False,
+        }
+        try:
+            with duckdb.connect(place / "joins.duckdb", config=settings) as connection:
+                yield Database(connection)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def load(self, name: str, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+        """Makes the table `name` of rows that come piece by piece."""
+        pieces = (batch for table in tables for batch in table.select(schema.names).cast(schema).to_batches())
+        self._connection.register("_pieces", pa.RecordBatchReader.from_batches(schema, pieces))
+        self.run(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM _pieces")
+        self._connection.unregister("_pieces")
+
+    def run(self, command: str) -> None:
+        self._connection.execute(command).fetchall()
+
+    def stream(self, query: str, size: int = HELD) -> Iterator[pa.Table]:
+        """The rows of a query, about `size` at a time. While they come the connection may be used for others."""
+        with self._connection.cursor() as cursor, cursor.sql(query).to_arrow_reader(size) as reader:
+            for batch in reader:
+                yield pa.Table.from_batches([batch])
+
+    def value(self, query: str) -> object:
+        """The one value of a query."""
+        ((found,),) = self._connection.execute(query).fetchall()
+        return found
+
+
+class InStep:
+    """Rows that come in the order of their column `row`, taken up to a number at a time."""
+
+    def __init__(self, pieces: Iterator[pa.Table]) -> None:
+        self._pieces = pieces
+        self._left: pa.Table | None = None
+
+    def before(self, number: int) -> list[dict[str, Any]]:
+        """The rows not yet taken whose `row` is below `number`."""
+        taken: list[dict[str, Any]] = []
+        while True:
+            if self._left is None:
+                self._left = next(self._pieces, None)
+            if self._left is None:
+                return taken
+            rows = self._left["row"].to_numpy()
+            count = int(np.searchsorted(rows, number))
+            taken += self._left.slice(0, count).to_pylist()
+            if count < len(rows):
+                self._left = self._left.slice(count)
+                return taken
+            self._left = None

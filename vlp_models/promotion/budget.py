@@ -1,0 +1,74 @@
+"""A test's error budget: each decision on it spends a share of what is left, so that it never runs out.
+
+The chance that any of a test's decisions promotes a model that is no better stays below `promotion.error_budget`,
+however often the test is asked (alpha spending: by the union bound, whatever the decisions have in common). Asking the
+same again, the same version against the same champion, is the same decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlp_models.params.promotion import PromotionParams
+
+WORN = 0.25  # of the budget left: from there on a fresh test is asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """uses: decisions on this test, this one included. error: the chance of error allowed to this one. left: the share
+    of the budget that is left behind it."""
+
+    uses: int
+    error: float
+    left: float
+
+    @property
+    def worn(self) -> bool:
+        return self.left < WORN
+
+    def numbers(self, budget: float) -> dict[str, Any]:
+        return {
+            "test_uses": self.uses,
+            "error": float(f"{self.error:.4g}"),
+            "error_budget": budget,
+            "budget_left": round(self.left, 4),
+        }
+
+
+def spending(
+    entries: Sequence[dict[str, Any]],
+    params: PromotionParams,
+    *,
+    model: str,
+    test: str,
+    asked: tuple[int, int | None],
+    confidence: float,
+    choices: int = 1,
+) -> Spending:
+    """What a decision on `test` may spend.
+
+    Args:
+        entries: of the ledger.
+        asked: the version, and the champion it is compared with.
+        confidence: of the gate; no decision is laxer.
+        choices: how many versions the one was chosen from on this very test; its error is shared among them.
+    """
+    before: list[tuple[Any, Any]] = []
+    for entry in entries:
+        decided = entry["kind"] in ("intent", "done", "refused") and entry["action"] == "promote"
+        if decided and entry["model"] == model and _test_of(entry) == test:
+            question = (entry["version"], entry["from"])
+            if question not in before:
+                before.append(question)
+    uses = before.index(asked) + 1 if asked in before else len(before) + 1
+    kept = 1 - params.spend
+    allowed = min(1 - confidence, params.error_budget * params.spend * kept ** (uses - 1))
+    return Spending(uses=uses, error=allowed / choices, left=kept**uses)
+
+
+def _test_of(entry: dict[str, Any]) -> str | None:
+    found = entry.get("decision", {}).get("numbers", {}).get("test")
+    return str(found) if found is not None else None

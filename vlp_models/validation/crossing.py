@@ -1,0 +1,150 @@
+"""What a row's verdict needs of other rows: who had its id, its caption or its picture before, and what became of its
+images. Worked out on disk (data/outofcore.py) and handed over in the order of the rows, a batch at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from vlp_models.data.outofcore import Database, InStep
+from vlp_models.data.tables import HELD, ID_COLUMN, SCHEMAS, SPLITS, read_batches
+from vlp_models.data.views import OTHER_IMAGES
+from vlp_models.validation.text import caption_key
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Others:
+    """What is known, for the rows of a batch, of other rows.
+
+    found        row -> the columns `id_of`, `same_as`, `also_in` of it that are not as of a row that stands alone
+    images       of the images that the rows name, the good ones by id: split, width, height
+    quarantined  the ids of those that are not good
+    """
+
+    found: dict[int, Row] = field(default_factory=dict)
+    images: dict[str, Row] = field(default_factory=dict)
+    quarantined: set[str] = field(default_factory=set)
+
+
+_SPLIT_RANK = "CASE split " + " ".join(f"WHEN '{name}' THEN {rank}" for rank, name in enumerate(SPLITS)) + " END"
+
+# The second and later rows of an id, each with where the first was read.
+_REPEATED = """
+    CREATE OR REPLACE TABLE repeated AS
+    WITH ids AS (SELECT id, min(row) AS first FROM here GROUP BY id HAVING count(*) > 1)
+    SELECT h.row, o.provenance AS id_of
+    FROM here h JOIN ids ON h.id IS NOT DISTINCT FROM ids.id AND h.row <> ids.first JOIN here o ON o.row = ids.first
+"""
+_SAME_AS = """
+    WITH alone AS (SELECT * FROM here h ANTI JOIN repeated r ON h.row = r.row WHERE h.key IS NOT NULL),
+    keys AS (SELECT key, min(row) AS first FROM alone GROUP BY key HAVING count(*) > 1)
+    SELECT a.row, 'same_as' AS kind, o.id AS value
+    FROM alone a JOIN keys ON a.key = keys.key AND a.row <> keys.first JOIN here o ON o.row = keys.first
+"""
+# One picture in two splits: the copy that is tested on stays, the copy that is learnt from goes.
+_ALSO_IN = f"""
+    WITH known AS (
+        SELECT h.*, {_SPLIT_RANK} AS rank FROM here h ANTI JOIN repeated r ON h.row = r.row
+        WHERE h.sha256 <> '' AND {_SPLIT_RANK} IS NOT NULL
+    ),
+    tops AS (SELECT sha256, max(rank) AS top FROM known GROUP BY sha256 HAVING min(rank) <> max(rank)),
+    kept AS (
+        SELECT k.sha256, min(k.row) AS first FROM known k JOIN tops t ON k.sha256 = t.sha256 AND k.rank = t.top
+        GROUP BY k.sha256
+    )
+    SELECT k.row, 'also_in' AS kind, o.split || ' as ' || coalesce(o.id, 'None') AS value
+    FROM known k JOIN tops t ON k.sha256 = t.sha256 AND k.rank < t.top
+    JOIN kept ON k.sha256 = kept.sha256 JOIN here o ON o.row = kept.first
+"""
+_FOUND = "SELECT row, 'id_of' AS kind, id_of AS value FROM repeated"
+_IMAGES = """
+    SELECT m.row, m.name, g.split, g.width, g.height, g.image_id IS NOT NULL AS good, b.marked IS NOT NULL AS bad
+    FROM mentions m LEFT JOIN good g ON m.name = g.image_id LEFT JOIN bad b ON m.name IS NOT DISTINCT FROM b.name
+    ORDER BY m.row
+"""
+_MENTIONS = "SELECT row, image_id AS name FROM here"
+_OTHERS = f"{_MENTIONS} UNION ALL SELECT row, unnest({OTHER_IMAGES.name}) AS name FROM here"
+
+
+class Crossing:
+    """Of one run of `validate`: table after table, the images first."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    @contextmanager
+    def within(cls, directory: Path) -> Iterator[Crossing]:
+        with Database.within(directory) as database:
+            yield cls(database)
+
+    def know_images(self, good: Path, quarantine: Path) -> None:
+        """Which images the rows of later tables may speak of: the table of good ones, and the quarantine."""
+        columns = ["image_id", "split", "width", "height"]
+        schema = pa.schema([SCHEMAS["images"].field(name) for name in columns])
+        self._database.load("good", read_batches([good], HELD, columns), schema)
+        bad = pa.schema([("row_id", pa.string())])
+        self._database.load("bad_rows", read_batches([quarantine], HELD, ["row_id"]), bad)
+        self._database.run("CREATE TABLE bad AS SELECT DISTINCT row_id AS name, true AS marked FROM bad_rows")
+
+    def of(self, table: str, sources: list[Path], size: int) -> Iterator[Others]:
+        """For each batch of `size` rows of these files of one table, in order, what its rows need."""
+        columns = [name for name in _COLUMNS if name in SCHEMAS[table].names]
+        extra = [pa.field("row", pa.int64()), pa.field("id", pa.string()), *_EXTRA.get(table, [])]
+        schema = pa.schema([*(SCHEMAS[table].field(name) for name in columns), *extra])
+        self._database.load("here", _with_keys(table, sources), schema)
+        self._database.run(_REPEATED)
+        found = {"images": f"{_FOUND} UNION ALL ({_ALSO_IN})", "captions": f"{_FOUND} UNION ALL ({_SAME_AS})"}
+        rows = InStep(self._database.stream(f"SELECT * FROM ({found.get(table, _FOUND)}) ORDER BY row"))
+        named = InStep(iter(()))
+        if table != "images" and "image_id" in columns:
+            mentions = _OTHERS if OTHER_IMAGES.name in columns else _MENTIONS
+            self._database.run(f"CREATE OR REPLACE VIEW mentions AS {mentions}")
+            named = InStep(self._database.stream(_IMAGES))
+        count = self._database.value("SELECT count(*) FROM here")
+        assert isinstance(count, int)
+        for start in range(0, count, size):
+            others = Others()
+            for entry in rows.before(start + size):
+                others.found.setdefault(entry["row"], {})[entry["kind"]] = entry["value"]
+            for entry in named.before(start + size):
+                _place(others, entry)
+            yield others
+
+
+_COLUMNS = ("image_id", OTHER_IMAGES.name, "provenance", "sha256", "split")
+_EXTRA = {"captions": [pa.field("key", pa.binary())]}
+
+
+def _place(others: Others, entry: Mapping[str, Any]) -> None:
+    if entry["good"]:
+        others.images[entry["name"]] = {name: entry[name] for name in ("split", "width", "height")}
+    elif entry["bad"]:
+        others.quarantined.add(entry["name"])
+
+
+def _with_keys(table: str, sources: list[Path]) -> Iterator[pa.Table]:
+    """The rows with their number over all files, their id, and of captions what makes two of an image the same."""
+    start = 0
+    for rows in read_batches(sources, HELD):
+        number = pa.array(range(start, start + len(rows)), pa.int64())
+        start += len(rows)
+        rows = rows.append_column("row", number).append_column("id", rows[ID_COLUMN[table]])
+        if table == "captions":
+            pairs = zip(rows["image_id"].to_pylist(), rows["text"].to_pylist(), strict=True)
+            keys = [None if text is None else _same_caption(image, text) for image, text in pairs]
+            rows = rows.append_column("key", pa.array(keys, pa.binary()))
+        yield rows
+
+
+def _same_caption(image_id: str | None, text: str) -> bytes:
+    return hashlib.blake2b(repr((image_id, caption_key(text))).encode(), digest_size=16).digest()

@@ -1,0 +1,114 @@
+"""A backbone's or a detector's weights, from wherever params.yaml says, by the names of timm or torchvision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.state_dicts import read_state_dict
+from vlp_models.vision.efficientnet_names import is_original, to_timm
+from vlp_models.weight_files import file_of, library_of
+
+
+def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> dict[str, Tensor]:
+    """A state dict by timm's names.
+
+    Args:
+        weights: as vlp_models/weight_files.py has it; `timm` alone is timm's own of `model`.
+        model: timm's name of the architecture.
+        where: the place in params.yaml that says `weights`, for messages.
+
+    Raises:
+        MissingToolError: the package is not installed.
+        CheckpointError: no such file, no state dict, or timm's own can't be downloaded.
+        ParamsError: torchvision's, which are no backbone's here.
+    """
+    library = library_of(weights)
+    if library == "torchvision":
+        raise ParamsError(f"{where}: torchvision's own weights are detectors'; `timm` has its backbones'")
+    if library == "timm":
+        return fetch_timm(weights.partition(":")[2] or model, where)
+    state = read_state_dict(file_of(weights, root, where))
+    if not is_original(state):
+        return state
+    try:
+        return to_timm(state, _stage_lengths(model, where))
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {weights}: {error}") from None
+
+
+def fetch_timm(name: str, where: str) -> dict[str, Tensor]:
+    """timm's own weights of a model, from its cache or the network. timm reads them without running what they hold.
+
+    Raises:
+        CheckpointError: it knows none, or they can't be had.
+    """
+    import timm
+
+    check_model(name, where)
+    try:
+        net: Any = timm.create_model(name, pretrained=True)
+    except Exception as error:  # whatever a download can raise, of several libraries
+        raise CheckpointError(
+            f"{where}: timm's weights of `{name}` can't be had ({_first_line(error)}); without a network, name a file "
+            "or an installed package"
+        ) from None
+    return {key: tensor.detach() for key, tensor in net.state_dict().items()}
+
+
+def fetch_torchvision(builder: str, where: str) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """torchvision's own weights of a detector, from its cache or the network, and what is said of them.
+
+    Args:
+        builder: the function's name, `fasterrcnn_resnet50_fpn`.
+
+    Raises:
+        CheckpointError: they can't be had.
+    """
+    from torchvision.models import get_model_weights
+
+    entry = get_model_weights(builder)["DEFAULT"]
+    try:
+        state = entry.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    except Exception as error:  # whatever a download can raise
+        raise CheckpointError(
+            f"{where}: torchvision's weights can't be had from {entry.url} ({_first_line(error)}); without a network, "
+            "name the file"
+        ) from None
+    return dict(state), entry.meta
+
+
+def check_model(name: str, where: str) -> None:
+    """
+    Raises:
+        ParamsError: a place instead of a name, or a name that timm has no model of.
+    """
+    import difflib
+
+    import timm
+
+    base = name.partition(".")[0]  # behind the point: whose weights
+    if ":" in name or "/" in name or not timm.is_model(base):
+        near = difflib.get_close_matches(base, timm.list_models(), n=1)
+        hint = f"did you mean `{near[0]}`?" if near else "`timm.list_models()` has the names"
+        raise ParamsError(f"{where}: timm has no model `{name}`; {hint}")
+
+
+def _stage_lengths(model: str, where: str) -> list[int]:
+    """Blocks in each stage, of an EfficientNet; of another model or none, what matches no EfficientNet."""
+    import timm
+
+    if not model:
+        return []
+    check_model(model, where)
+    net: Any = timm.create_model(model, pretrained=False)
+    stages = getattr(net, "blocks", [])
+    return [len(stage) for stage in stages if hasattr(stage, "__len__")]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
