@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 
 from vlp_models.data.archive import MAX_IMAGE_PIXELS
-from vlp_models.data.images import ImageError, open_checked, undecodable
+from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
 from vlp_models.errors import DataError
 from vlp_models.serving.images import MAX_BYTES
 
@@ -18,10 +18,10 @@ Box = Sequence[float]  # x1, y1, x2, y2 as fractions of width and height
 
 
 def open_photo(path: str | Path) -> Image.Image:
-    """The photo as RGB, turned as its EXIF says; of an animation the first picture.
+    """The photo as RGB, turned as its EXIF says (data/images.py).
 
     Raises:
-        DataError: no image of a known format, damaged, larger than `MAX_BYTES` or of more than `MAX_IMAGE_PIXELS`. It
+        DataError: no image of a known format, an animation, damaged, larger than `MAX_BYTES` or of more than `MAX_IMAGE_PIXELS`. It
             names the file without its folder, which is the server's business.
     """
     path = Path(path)
@@ -32,9 +32,9 @@ def open_photo(path: str | Path) -> Image.Image:
     except OSError as error:
         raise DataError(f"{path.name}: can't be read ({error.strerror})") from None
     try:
-        with open_checked(content, path.suffix, MAX_IMAGE_PIXELS) as image:
+        with open_checked(content, path.suffix, MAX_IMAGE_PIXELS, "the limit is") as image:
             try:
-                return ImageOps.exif_transpose(image).convert("RGB")
+                return as_seen(image)
             except Exception as error:  # Pillow's plugins raise anything on hostile files
                 raise undecodable(error) from None
     except ImageError as error:
