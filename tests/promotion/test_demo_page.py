@@ -83,6 +83,9 @@ def registered(client: Any, params: Params, workspace: Workspace, task: str, che
         tags={"run": run, "model": "tden", "family": "tden", "task": task},
         card="",
         evaluation=evaluation,
+        predicted={},
+        inputs=[],
+        trained_in="",
         lineage={"params": {"data": {"scenes": {}}, "generate": {"scenes": {}}}},
         files={},
     )

@@ -21,8 +21,8 @@ def open_photo(path: str | Path) -> Image.Image:
     """The photo as RGB, turned as its EXIF says (data/images.py).
 
     Raises:
-        DataError: no image of a known format, an animation, damaged, larger than `MAX_BYTES` or of more than `MAX_IMAGE_PIXELS`. It
-            names the file without its folder, which is the server's business.
+        DataError: no image of a known format, an animation, damaged, larger than `MAX_BYTES` or of more than
+            `MAX_IMAGE_PIXELS`. It names the file without its folder, which is the server's business.
     """
     path = Path(path)
     try:
