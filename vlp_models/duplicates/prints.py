@@ -104,9 +104,16 @@ def without_frame(pixels_HWC: np.ndarray) -> tuple[int, int, int, int]:
 
 def _bars(rows_HWC: np.ndarray) -> tuple[int, int]:
     """How many rows at either end are of one colour, the same at both; none unless both ends have some."""
-    colours = np.median(rows_HWC, axis=1)  # [H, 3]
-    plain = (rows_HWC.max(axis=1).astype(int) - rows_HWC.min(axis=1)).max(axis=1) <= PLAIN
-    same = plain & (np.abs(colours - colours[0]).max(axis=1) <= PLAIN)
+    if (_spread(rows_HWC[[0, -1]]) > PLAIN).any():
+        return 0, 0
+    same = _spread(rows_HWC) <= PLAIN
+    colours = np.median(rows_HWC[same], axis=1)  # [plain rows, 3], of which the first row is one
+    same[same] = np.abs(colours - colours[0]).max(axis=1) <= PLAIN
     if not same[0] or not same[-1] or same.all():
         return 0, 0
     return int(np.argmin(same)) + 1, int(np.argmin(same[::-1])) + 1  # and the row where they blend into the picture
+
+
+def _spread(rows_HWC: np.ndarray) -> np.ndarray:
+    """[H]: how far the values of each row lie apart, in the channel where they do most."""
+    return (rows_HWC.max(axis=1).astype(int) - rows_HWC.min(axis=1)).max(axis=1)
