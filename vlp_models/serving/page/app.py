@@ -36,7 +36,7 @@ def check_installed() -> None:
         MissingToolError: Gradio is not installed.
     """
     if find_spec("gradio") is None:
-        raise MissingToolError(f"`vlp demo`: gradio is not installed; `uv pip install -r {LOCK}` brings it")
+        raise MissingToolError(f"`vlp demo`: gradio is not installed; `uv pip install --no-deps -r {LOCK}` brings it")
 
 
 def build(page: Page) -> gradio.Blocks:
@@ -166,6 +166,6 @@ def _gradio() -> Any:
         import gradio
     except ImportError as error:
         raise MissingToolError(
-            f"`vlp demo`: gradio can't be loaded ({error}); `uv pip install -r {LOCK}` brings what it needs"
+            f"`vlp demo`: gradio can't be loaded ({error}); `uv pip install --no-deps -r {LOCK}` brings what it needs"
         ) from None
     return gradio
