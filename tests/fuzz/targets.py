@@ -525,7 +525,12 @@ TARGETS = {
         Target("feature-chunk", "safetensors", _feature_chunk("features-00000.safetensors")),
         Target("feature-index", "parquet", _feature_chunk("index.parquet")),
         Target("checkpoint-config", "json", _checkpoint("config.json"), {"deep": _DEEP}, share=0.6),
-        Target("checkpoint-weights", "safetensors", _checkpoint("model.safetensors")),
+        Target(
+            "checkpoint-weights",
+            "safetensors",
+            _checkpoint("model.safetensors"),
+            {"endless": (2**62).to_bytes(8, "little") + b"{}"},  # the length of its header
+        ),
         Target("checkpoint-vocab", "text", _checkpoint("vocab.txt")),
         Target("checkpoint-tokenizer", "json", _checkpoint("tokenizer.json")),
         Target(
