@@ -90,7 +90,7 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     (workspace.root / "weights.safetensors").unlink()
     shutil.rmtree(workspace.detector)
     picture = workspace.raw("pairs") / "images" / "0.png"
-    assert not_served(bundle) == "" and try_out(bundle, [picture]) == ""
+    assert not_served(bundle) == "" and try_out(bundle, [picture]).problem == ""
     assert isinstance(Predictor(bundle).predict([str(picture)])[0]["caption"], str)
     Image.new("RGB", (1, 1)).save("pixel.png")
     with pytest.raises(DataError, match="an image of 1 x 1 pixels shows nothing"):

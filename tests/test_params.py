@@ -168,6 +168,7 @@ BENEATH = {
     "tden-vcr": ["tden-cc3m"],
     "tden-flickr30k": ["tden-cc3m"],
     **{f"soho-{name}": ["soho-coco"] for name in ("vqa", "flickr30k", "snli-ve")},
+    **{f"flickr8k-{name}": ["flickr8k"] for name in ("unified-vlp", "without", "xgpt")},
     "nlvr-structured": ["nlvr"],
     "vlmo-large": ["vlmo-base"],
     "xgpt-augment": ["xgpt"],
