@@ -55,7 +55,7 @@ def fill(
     listed = read_lists(name, params, [root], {}, tables) if params.split_files or params.karpathy else None
     folder = photo_folder(root, params.images)
     seen: dict[str, str] = {}
-    files: dict[str, str] = {}  # of the photos met
+    files: dict[str, str] = {}  # of the photos met, as lists have them
     splits: dict[str, str] = {}  # of the images met
     kept: Counter[str] = Counter()
     for provenance, record, own in records:
@@ -75,10 +75,11 @@ def fill(
                     continue
                 held = listed is None and own == "train" and is_held_out(photo, params.held_out)
                 split = listed.splits[photo] if listed else "val" if held else own
-                if photo not in files:
-                    named = listed.files.get(photo, "") if listed else ""
-                    files[photo] = named if named and (folder / safe_name(named)).exists() else hypothesis.file
-                file = files[photo]
+                file = hypothesis.file
+                if listed is not None and file not in files:
+                    named = listed.files.get(photo, file)
+                    files[file] = named if (folder / safe_name(named)).exists() else file
+                file = files.get(file, file)
                 image_id = join_id(name, stem(file))
                 if splits.get(image_id, split) != split:
                     raise RecordError(
