@@ -189,7 +189,7 @@ def test_records_carry_what_the_contract_asks(workspace: Workspace, params: Para
             "baselines",
             "n",
         ),
-        *("seed", "seconds", "peak_memory_mb", "git", "data", "note"),
+        *("seed", "seconds", "peak_memory_mb", "git", "data", "note", "seen"),
     }
     for run in params.finetune:
         for record in scores(workspace, run).values():

@@ -29,7 +29,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.Popen([sys.executable, str(script), str(rank), str(RANKS), str(folder)]) for rank in range(RANKS)
     ]
     try:
-        assert [process.wait(timeout=120) for process in processes] == [0] * RANKS
+        assert [process.wait(timeout=300) for process in processes] == [0] * RANKS
     finally:
         for process in processes:
             process.kill()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+ROUNDED = 5e-5  # scores.json has four decimals
 TOLD = ("run", "model", "family", "design", "seed", "task")  # by tags and lineage alike
 
 
@@ -155,7 +156,7 @@ def _scores(client: MlflowClient, version: ModelVersion) -> tuple[str, str]:
     for scores in items:
         told = [r["value"] for r in records if all(r[k] == getattr(scores, k) for k in ("dataset", "split", "metric"))]
         own = float(scores.evidence().statistic(scores.parts_NK.sum(axis=0, keepdims=True))[0])
-        if told and told[0] is not None and abs(told[0] - own) > 1e-6 * max(1.0, abs(own)):
+        if told and told[0] is not None and abs(told[0] - own) > ROUNDED + 1e-6 * abs(own):
             return "differs", f"{scores.metric} on {scores.dataset} {scores.split}: {told[0]}, by its items {own}"
     return "holds", f"{len(items)} metrics follow from their items"
 

@@ -2,7 +2,8 @@
 
 With `params.split_files`, lists of photos, or a Karpathy file, a hypothesis is in its photo's split: SNLI-VE divides
 Flickr's photos otherwise than Flickr8k does, so that what one learns from the other may be tested on. Hypotheses about
-photos that no list has are then left out, and counted; a photo is in the file that its list names, where that is there.
+photos that no list has are then left out, and counted; a photo that is not there by its own name is in the file
+that its list names.
 `params.held_out` keeps a share of train's photos, with all that is said of them, for val.
 
 A `gold_label` of "-" means that the annotators did not agree: such a line is left out, and counted, as the published
@@ -77,8 +78,8 @@ def fill(
                 split = listed.splits[photo] if listed else "val" if held else own
                 file = hypothesis.file
                 if listed is not None and file not in files:
-                    named = listed.files.get(photo, file)
-                    files[file] = named if (folder / safe_name(named)).exists() else file
+                    there = (folder / safe_name(file)).exists()
+                    files[file] = file if there else listed.files.get(photo, file)
                 file = files.get(file, file)
                 image_id = join_id(name, stem(file))
                 if splits.get(image_id, split) != split:
