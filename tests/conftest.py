@@ -11,7 +11,7 @@ os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
 os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
-from hypothesis import settings  # noqa: E402 (the tools read their environment when they are imported)
+from hypothesis import settings
 
 settings.register_profile("here", deadline=None)  # a busy machine is no fault; pytest-timeout ends what hangs
 settings.load_profile("here")
