@@ -93,7 +93,7 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     assert not_served(bundle) == "" and try_out(bundle, [picture]).problem == ""
     assert isinstance(Predictor(bundle).predict([str(picture)])[0]["caption"], str)
     Image.new("RGB", (1, 1)).save("pixel.png")
-    with pytest.raises(DataError, match="an image of 1 x 1 pixels shows nothing"):
+    with pytest.raises(DataError, match="1x1 pixels; a picture has at least 4 a side"):
         Predictor(bundle).predict(["pixel.png"])
 
     # Another backbone in its place is refused by its classes.
