@@ -30,7 +30,7 @@ help:
 	@echo "make fuzz       10,000 hostile inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      known holes in the locked packages (needs the network)"
 	@echo "make image      an image with the locked packages, for a cluster (needs Docker)"
-	@echo "make ablations-tden  what of TDEN's claims shows on a small set-up that can tell (an hour and a half)"
+	@echo "make ablations-tden  what of TDEN's claims shows on a small set-up that can tell (about two hours)"
 	@echo "make ablations-unified-vlp, -xgpt, -vlmo, -soho  likewise of the other models (one to three hours each)"
 	@echo "make pictures   the README's pictures, after make demo (needs Chromium)"
 	@echo "make bench      speed benchmarks, into benchmarks/results/"
