@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.errors import DataError
 from vlp_models.params.promotion import PromotionParams
-from vlp_models.promotion.budget import Spending, spending
+from vlp_models.promotion.budget import Spending, runs_of, spending
 from vlp_models.promotion.candidates import Candidate, compared, maker, versions_to_compare
 from vlp_models.promotion.decision import Decision, Outcome
 from vlp_models.promotion.gate import Answer, Yardstick
@@ -116,11 +116,16 @@ def _promote(
         return decide("unchanged", [asked.why_not])
     choices = asked.measured if asked.chosen_on == params.split else 1
 
-    def spent(test: str) -> Spending:
-        question = (asked.version or 0, state.champion)
-        found = ledger.entries()
+    def spent(test: str, runs: tuple[int, int] | None) -> Spending:
         return spending(
-            found, params, model=model, test=test, asked=question, confidence=rule.confidence, choices=choices
+            ledger.entries(),
+            params,
+            model=model,
+            test=test,
+            asked=(asked.version or 0, state.champion),
+            runs=runs,
+            confidence=rule.confidence,
+            choices=choices,
         )
 
     verdict = judge(
@@ -132,10 +137,10 @@ def _promote(
         asked.version,
         state.champion,
         bench,
-        lambda test: spent(test).error,
+        lambda test, runs: spent(test, runs).error,
     )
     if "test" in verdict.numbers:
-        verdict.numbers |= spent(verdict.numbers["test"]).numbers(params.error_budget)
+        verdict.numbers |= spent(verdict.numbers["test"], runs_of(verdict.numbers)).numbers(params.error_budget)
         verdict.numbers |= {"chosen_on": asked.chosen_on} if asked.chosen_on else {}
     forced = bool(force_first and state.champion is None and verdict.reasons and verdict.numbers)
     if not verdict.passed and not forced:
