@@ -52,8 +52,8 @@ class Gain:
 
     def detectable(self, least: float, error: float, power: float) -> float:
         """The smallest true gain that would be shown to be above `least`, at this error, in `power` of all cases."""
-        centred = self.draws_S - self.draws_S.mean()
-        below, missed = np.quantile(centred, [error, 1 - power])
+        # About the value, not about the draws' mean: Student's t with one degree of freedom has none.
+        below, missed = np.quantile(self.draws_S - self.value, [error, 1 - power])
         return float(least - below - missed)
 
 
