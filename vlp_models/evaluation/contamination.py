@@ -7,7 +7,7 @@ rows that the run, or one that it starts from, learnt from. Weights imported fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,13 @@ def learnt_sources(params: Params, run: str) -> list[str]:
     return list(found)
 
 
-def without_seen(score: Score, seen: Seen, *, resamples: int, seed: int) -> dict[str, Any] | None:
+def without_seen(
+    score: Score, seen: Seen, whole: Mapping[str, float | None], *, resamples: int, seed: int
+) -> dict[str, Any] | None:
     """The score without the items that were seen, in two steps: pictures alone, and sentences as well.
+
+    Args:
+        whole: the ends `low` and `high` of the score's own interval, which stay where nothing was seen.
 
     Returns:
         {pictures, sentences: how many items; without_pictures, without_both: {value, low, high, n}, or None where
@@ -128,27 +133,24 @@ def without_seen(score: Score, seen: Seen, *, resamples: int, seed: int) -> dict
         if len(chosen) < FEWEST:
             return None
         if not out:
-            return None if score.value is None else _figure(score.value, evidence, len(chosen), resamples, seed)
+            return None if score.value is None else {"value": round(score.value, 4), **whole, "n": len(chosen)}
         part = Evidence(
             groups=[evidence.groups[i] for i in chosen],
             parts_NK=evidence.parts_NK[chosen],
             statistic=evidence.statistic,
         )
         value = float(part.statistic(part.parts_NK.sum(axis=0, keepdims=True))[0])
-        return _figure(value, part, len(chosen), resamples, seed)
+        found = interval(part, resamples=resamples, seed=seed)
+        low, high = (None, None) if found is None else (round(found[0], 4), round(found[1], 4))
+        return {"value": round(value, 4), "low": low, "high": high, "n": len(chosen)}
 
+    without_pictures = left(pictures)
     return {
         "pictures": len(pictures),
         "sentences": len(sentences),
-        "without_pictures": left(pictures),
-        "without_both": left(pictures | sentences),
+        "without_pictures": without_pictures,
+        "without_both": without_pictures if sentences <= pictures else left(pictures | sentences),
     }
-
-
-def _figure(value: float, evidence: Evidence, n: int, resamples: int, seed: int) -> dict[str, Any]:
-    found = interval(evidence, resamples=resamples, seed=seed)
-    low, high = (None, None) if found is None else (round(found[0], 4), round(found[1], 4))
-    return {"value": round(value, 4), "low": low, "high": high, "n": n}
 
 
 def _of(rows: pa.Table, sources: Sequence[str]) -> Any:
