@@ -30,7 +30,7 @@ from vlp_models.promotion.gate import Answer, Yardstick
 from vlp_models.promotion.judge import Bench, check_readable, judge, version_of
 from vlp_models.promotion.ledger import Ledger, Overtaken, State
 from vlp_models.promotion.log import RegistryLog
-from vlp_models.promotion.moves import mirror, move_champion, put_in_order
+from vlp_models.promotion.moves import put_in_order, record_decision
 from vlp_models.redaction import redacted
 
 if TYPE_CHECKING:
@@ -143,25 +143,9 @@ def _promote(
         verdict.numbers |= spent(verdict.numbers["test"], runs_of(verdict.numbers)).numbers(params.error_budget)
         verdict.numbers |= {"chosen_on": asked.chosen_on} if asked.chosen_on else {}
     forced = bool(force_first and state.champion is None and verdict.reasons and verdict.numbers)
-    if not verdict.passed and not forced:
-        decision = decide("refused", verdict.reasons, verdict.numbers, answer=verdict.answer)
-        entry = {"kind": "refused", "action": "promote", "from": state.champion, "decision": decision.plain()}
-        about = {"task": task, "model": model, "version": asked.version, "by": by, **decision.makers()}
-        ledger.append({**entry, **about})
-        mirror(client, ledger, model)
-        return decision
-    decision = decide("promoted", verdict.reasons, verdict.numbers, answer=verdict.answer, forced=forced)
-    move_champion(
-        client,
-        ledger,
-        "promote",
-        task=task,
-        model=model,
-        to=asked.version,
-        by=by,
-        decision=decision.plain(),
-        makers=decision.makers(),
-    )
+    outcome: Outcome = "promoted" if verdict.passed or forced else "refused"
+    decision = decide(outcome, verdict.reasons, verdict.numbers, answer=verdict.answer, forced=forced)
+    record_decision(client, ledger, "promote", decision, by)
     return decision
 
 
@@ -185,17 +169,7 @@ def rollback(
         check_readable(version, content_of)
         asked = _Asked(version=state.previous, yardstick=Yardstick(metric="", split=""))
         decision = _decision(client, task, model, asked, state, "rolled back", [])
-        move_champion(
-            client,
-            ledger,
-            "rollback",
-            task=task,
-            model=model,
-            to=state.previous,
-            by=by,
-            decision=decision.plain(),
-            makers=decision.makers(),
-        )
+        record_decision(client, ledger, "rollback", decision, by)
         return decision
 
 
