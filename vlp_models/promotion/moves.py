@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.promotion.ledger import Entry, Ledger, State
+from vlp_models.tracking.held import model_called
 from vlp_models.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, by_alias
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str,
     if state.champion is not None:
         _set_previous(client, model, state)
         mirror(client, ledger, model)
-    elif ledger.entries() and _known(client, model):
+    elif ledger.entries() and model_called(client, model) is not None:
         mirror(client, ledger, model)
     return state
 
@@ -197,13 +198,9 @@ def _tag_version(client: MlflowClient, entry: Entry, digest: str) -> None:
 
 
 def _head(client: MlflowClient, model: str) -> dict[str, Any] | None:
-    found = [m for m in client.search_registered_models(f"name='{model}'") if m.name == model]
-    text = found[0].tags.get(HEAD) if found else None
+    found = model_called(client, model)
+    text = found.tags.get(HEAD) if found is not None else None
     return json.loads(text) if text else None
-
-
-def _known(client: MlflowClient, model: str) -> bool:
-    return any(found.name == model for found in client.search_registered_models(f"name='{model}'"))
 
 
 def _alias(client: MlflowClient, model: str, alias: str) -> int | None:
