@@ -25,10 +25,6 @@ class Spending:
     error: float
     left: float
 
-    @property
-    def worn(self) -> bool:
-        return self.left < WORN
-
     def numbers(self, budget: float) -> dict[str, Any]:
         return {
             "test_uses": self.uses,

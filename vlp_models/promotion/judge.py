@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError, VLPError
 from vlp_models.metrics.items import ItemScores
 from vlp_models.params.promotion import PromotionParams
-from vlp_models.promotion.cohort import COHORT, runs_beside
+from vlp_models.promotion.cohort import runs_beside
 from vlp_models.promotion.gate import (
     Measured,
     NotComparable,
@@ -33,7 +33,7 @@ from vlp_models.tracking.evaluations import (
     read_lineage,
     run_of,
 )
-from vlp_models.tracking.registry import bundle_of
+from vlp_models.tracking.registry import COHORT, bundle_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

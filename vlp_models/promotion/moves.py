@@ -1,4 +1,4 @@
-"""What is decided goes on record and moves aliases, under the ledger's lock; what a killed call left is put in order."""
+"""What is decided goes on record and moves aliases, under the ledger's lock; what a kill left half done is mended."""
 
 from __future__ import annotations
 
