@@ -187,12 +187,12 @@ def _all_entries(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
     from vlp_models.errors import TrackingError
     from vlp_models.promotion.ledger import check
     from vlp_models.promotion.log import RegistryLog
-    from vlp_models.tracking.client import connect, is_there, tracking_uri
+    from vlp_models.tracking.client import answering, connect, is_there, tracking_uri
 
-    ledger = ledger_of(params, workspace)
-    if params.tracking.uri and is_there(tracking_uri(params.tracking, workspace.root)):
+    ledger, uri = ledger_of(params, workspace), tracking_uri(params.tracking, workspace.root)
+    if params.tracking.uri and is_there(uri):
         try:
-            with mlflow_errors(params):
+            with answering(uri):
                 lines = RegistryLog(connect(params.tracking, workspace.root), ledger.name).lines()
         except TrackingError as error:
             print(f"the ledger as of {ledger.path}: {error}", file=sys.stderr)

@@ -191,11 +191,17 @@ def checked_bundle(version: ModelVersion) -> Path:
     """`bundle_of`, if it is still what was registered.
 
     Raises:
-        DataError: it is not.
+        DataError: it is not, or can't be had.
     """
+    from mlflow.exceptions import MlflowException
+
     from vlp_models.serving.bundle import check_content, content_of
 
-    bundle = bundle_of(version)
+    try:
+        bundle = bundle_of(version)
+    except (MlflowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{version.name} version {version.version}: its files can't be had ({reason})") from None
     check_content(bundle)  # names the file
     if content_of(bundle) != version.tags.get("content"):
         raise DataError(f"{version.name} version {version.version}: its files are not those that were registered")
