@@ -141,6 +141,8 @@ def _about_the_gain(numbers: dict[str, Any]) -> list[str]:
             f"{numbers['seed_deviation']:.2f}; of the gain's deviation, items make {numbers['deviation_items']:.2f}, "
             f"seeds {numbers['deviation_seeds']:.2f}"
         )
+    if numbers.get("too_few") == "seeds":
+        lines.append("  more seeds would help: runs of one `design` (docs/promotion.md); more items hardly")
     return lines
 
 
