@@ -45,17 +45,21 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
 
 
 def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
-    """The same for runs that differ in their seeds alone: one hash over their design, the data they learned from, the
-    settings of the trainings that they come from but for seeds and names, and the code of these."""
+    """The same for runs that differ in their seeds alone: one hash over their design, the data they learned from, how
+    words and regions were made of these, the settings of the models and trainings that they come from but for seeds and
+    names, and the code of these."""
     checkpoint = f"finetune/{run}"
     config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     inputs = config.get("provenance", {}).get("inputs", {})
     family, settings, code = params.family_at(checkpoint), [], set[str]()
     for name in params.chain(checkpoint):
         kind, key = split_start(name)
+        if kind != "finetune":  # also what the weights begin with: drawn, imported, or a BERT's words
+            model = to_plain(params.models[params.model_at(name)])
+            settings.append({k: v for k, v in model.items() if k != "seed"})
         if kind != "initial":
             own = to_plain(getattr(params, kind)[key])
-            settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "design")})
+            settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "design", "model")})
             code |= {f"{PACKAGE}.stages.{kind}", FAMILIES[family]}
     places = [TASKS[params.finetune[run].task], *code]
     about = {
@@ -63,6 +67,8 @@ def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
         "model": config.get("model_config"),
         "settings": settings,
         "data": {name: digest for name, digest in sorted(inputs.items()) if name.startswith("index-")},
+        "tokenizer": inputs.get("tokenizer"),
+        "detector": config.get("detector_id"),
         "code": identity(sorted(place for place in places if place.startswith(f"{PACKAGE}."))),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
