@@ -11,11 +11,12 @@ from typing import Any
 
 from vlp_models.data.tables import read_table
 from vlp_models.models import FAMILIES
-from vlp_models.params import Params, split_start, to_plain
+from vlp_models.params import ModelParams, Params, split_start, to_plain
 from vlp_models.pipeline.code import PACKAGE, identity
 from vlp_models.tasks import TASKS
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.lineage import git_commit
+from vlp_models.workspace.packages import dependency
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
@@ -45,27 +46,39 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
 
 
 def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
-    """The same for runs that differ in their seeds alone: one hash over their design, the data they learned from, the
-    settings of the trainings that they come from but for seeds and names, and the code of these."""
+    """The same for runs that differ in their seeds alone: one hash over their design, the data that they learned from
+    (texts, words, who made the regions), the weights that they began with, the settings of the trainings that they
+    come from but for seeds and names, and the code of these."""
     checkpoint = f"finetune/{run}"
     config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     inputs = config.get("provenance", {}).get("inputs", {})
     family, settings, code = params.family_at(checkpoint), [], set[str]()
+    begun: dict[str, str] = {}
     for name in params.chain(checkpoint):
         kind, key = split_start(name)
-        if kind != "initial":
-            own = to_plain(getattr(params, kind)[key])
-            settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "design")})
-            code |= {f"{PACKAGE}.stages.{kind}", FAMILIES[family]}
+        if kind == "initial":
+            begun = _begun_with(params.models[key], workspace)
+            continue
+        own = to_plain(getattr(params, kind)[key])
+        settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "design")})
+        code |= {f"{PACKAGE}.stages.{kind}", FAMILIES[family]}
     places = [TASKS[params.finetune[run].task], *code]
     about = {
         "design": params.design_of(run),
         "model": config.get("model_config"),
+        "begun": begun,
         "settings": settings,
-        "data": {name: digest for name, digest in sorted(inputs.items()) if name.startswith("index-")},
+        "data": {name: digest for name, digest in sorted(inputs.items()) if name != "start"},
         "code": identity(sorted(place for place in places if place.startswith(f"{PACKAGE}."))),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _begun_with(model: ModelParams, workspace: Workspace) -> dict[str, str]:
+    """Where the weights come from that the model began with, each with what is known of its content."""
+    places = [model.weights, dependency(model.words)]
+    files = {place: workspace.root / place for place in places if place}
+    return {place: hash_path(file) if file.exists() else "" for place, file in files.items()}
 
 
 def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) -> list[DataInput]:
