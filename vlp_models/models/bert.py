@@ -94,6 +94,13 @@ class BertSizes:
     tied: bool = True
     eps: Mapping[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, config: Any, *, layers_key: str = "layers", eps: Sequence[str] = (), **more: Any) -> BertSizes:
+        """A family's config. eps: what it calls its LayerNorms'. more: what it does not have, or not like BERT."""
+        names = ("vocab_size", "hidden", "heads", "intermediate", "max_positions")
+        sizes = {name: getattr(config, name) for name in names} | {"layers": getattr(config, layers_key), **more}
+        return cls(**sizes, layers_key=layers_key, eps={name: getattr(config, name) for name in eps})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:

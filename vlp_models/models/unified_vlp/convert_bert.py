@@ -13,17 +13,7 @@ from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 
 
 def sizes_of(config: UnifiedVLPConfig) -> BertSizes:
-    return BertSizes(
-        vocab_size=config.vocab_size,
-        hidden=config.hidden,
-        heads=config.heads,
-        intermediate=config.intermediate,
-        layers=config.layers,
-        max_positions=config.max_positions,
-        types=(2, 6),
-        stack="stack",
-        eps={"layer_norm_eps": config.layer_norm_eps},
-    )
+    return BertSizes.of(config, types=(2, 6), stack="stack", eps=("layer_norm_eps",))
 
 
 def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: UnifiedVLPConfig) -> Converted:
