@@ -7,7 +7,6 @@ positions likewise; a vocabulary that was trimmed gets the rows of its tokens.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,11 @@ from torch import Tensor
 
 from vlp_models.data.bert_folder import CONFIG, WEIGHTS, read_tokenizer
 from vlp_models.errors import CheckpointError
+from vlp_models.lookup import load
 from vlp_models.models import family_class
 from vlp_models.models.adopt import in_short
 from vlp_models.models.foreign import Asked, Imported, Taker, read_json, read_state_dict
 from vlp_models.models.readers import READERS
-from vlp_models.params.schema import build
 
 # Of layers/blocks.py's TransformerBlock, but for its attention's projections.
 ENCODER_BLOCK = {
@@ -96,7 +95,7 @@ class BertSizes:
 
     @classmethod
     def of(cls, config: Any, *, layers_key: str = "layers", eps: Sequence[str] = (), **more: Any) -> BertSizes:
-        """A family's config. eps: what it calls its LayerNorms'. more: what it does not have, or not like BERT."""
+        """Those of a family's config. eps: what it calls its LayerNorms'. more: what it lacks, or has otherwise here."""
         names = ("vocab_size", "hidden", "heads", "intermediate", "max_positions")
         sizes = {name: getattr(config, name) for name in names} | {"layers": getattr(config, layers_key), **more}
         return cls(**sizes, layers_key=layers_key, eps={name: getattr(config, name) for name in eps})
@@ -148,11 +147,8 @@ def bert_weights(folder: Path, asked: Asked) -> Converted:
     state = read_state_dict(files[0])
     _check_rows(state, len(vocabulary), files[0])
     family: Any = family_class(asked.family)
-    known = {field.name for field in dataclasses.fields(family.config_class)}
-    facts = {name: value for name, value in dataclasses.asdict(asked.facts).items() if name in known}
-    config = build(family.config_class, {**asked.config, **facts, "vocab_size": len(vocabulary)}, where="config")
-    module, _, name = READERS[asked.family].partition(":")
-    converted: Converted = getattr(importlib.import_module(module), name)(state, bert, config)
+    config = asked.built(family.config_class, vocab_size=len(vocabulary))
+    converted: Converted = load(READERS[asked.family])(state, bert, config)
     if asked.vocabulary == vocabulary:
         return converted
     chosen = {n: t[rows] if n in WORD_ROWS else t for n, t in converted.weights.items()}

@@ -6,7 +6,6 @@ The shards say what a region is (feature size, classes) and data/tokenizer what 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
+from vlp_models.lookup import load
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
 from vlp_models.workspace.packages import PREFIX
@@ -148,8 +148,7 @@ def import_checkpoint(
 
 
 def _read(form: str, source: Path, asked: Any) -> Imported:
-    module, _, name = FORMATS[form].partition(":")
-    imported: Imported = getattr(importlib.import_module(module), name)(source, asked)
+    imported: Imported = load(FORMATS[form])(source, asked)
     return imported
 
 

@@ -18,7 +18,6 @@ from vlp_models.models.bert import bert_weights
 from vlp_models.models.foreign import Asked, Imported, Taker, read_state_dict
 from vlp_models.models.soho.backbone import Backbone
 from vlp_models.models.soho.config import SOHOConfig
-from vlp_models.params.schema import build
 from vlp_models.vision.weights import read_backbone_weights
 
 CNN_FILES = ("backbone.safetensors", "backbone.pth")
@@ -35,7 +34,7 @@ def read_parts(source: Path, asked: Asked) -> Imported:
         raise CheckpointError(
             "a CNN or BERT fills a part of a model of params.yaml: --name must be one of them, of the family soho"
         )
-    config = build(SOHOConfig, {**asked.config, **_facts(asked)}, where="config")
+    config = asked.built(SOHOConfig)
     found = {
         "cnn": [source] if not source.is_dir() else _first(source, CNN_FILES),
         "bert": _first(source, WEIGHTS) if source.is_dir() else [],
@@ -57,7 +56,7 @@ def read_timm_backbone(source: Path, asked: Asked) -> Imported:
     Raises:
         MissingToolError, CheckpointError: see `read_backbone_weights` and `convert_backbone`.
     """
-    config = build(SOHOConfig, {**asked.config, **_facts(asked)}, where="config")
+    config = asked.built(SOHOConfig)
     state = read_backbone_weights(str(source), config.backbone, Path(), "SOURCE")
     weights = convert_backbone(state, config)
     own, told = PixelInput(height=1, width=1), _data_config(config.backbone)
@@ -96,8 +95,3 @@ def convert_backbone(state: Mapping[str, Tensor], config: SOHOConfig) -> dict[st
 
 def _first(folder: Path, names: tuple[str, ...]) -> list[Path]:
     return [folder / name for name in names if (folder / name).exists()][:1]
-
-
-def _facts(asked: Asked) -> dict[str, int]:
-    known = {field.name for field in dataclasses.fields(SOHOConfig)}
-    return {name: value for name, value in dataclasses.asdict(asked.facts).items() if name in known}
