@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import timm
 import torch
@@ -18,7 +17,7 @@ from vlp_models.models.bert import bert_weights
 from vlp_models.models.foreign import Asked, Imported, Taker, read_state_dict
 from vlp_models.models.soho.backbone import Backbone
 from vlp_models.models.soho.config import SOHOConfig
-from vlp_models.vision.weights import read_backbone_weights
+from vlp_models.vision.weights import data_config, read_backbone_weights
 
 CNN_FILES = ("backbone.safetensors", "backbone.pth")
 
@@ -59,21 +58,13 @@ def read_timm_backbone(source: Path, asked: Asked) -> Imported:
     config = asked.built(SOHOConfig)
     state = read_backbone_weights(str(source), config.backbone, Path(), "SOURCE")
     weights = convert_backbone(state, config)
-    own, told = PixelInput(height=1, width=1), _data_config(config.backbone)
+    own, told = PixelInput(height=1, width=1), data_config(config.backbone)
     notes = tuple(
         f"SOHO reads pixels with {what} {getattr(own, what)}; timm's data config of {config.backbone} has {told[what]}"
         for what in ("mean", "std")
         if tuple(told[what]) != getattr(own, what)
     )
     return Imported(family="soho", what="a CNN's", config=asked.config, weights=weights, notes=notes, regions=False)
-
-
-def _data_config(backbone: str) -> dict[str, Any]:
-    found: Any = timm.get_pretrained_cfg(backbone, allow_unregistered=True)
-    data: dict[str, Any] = timm.data.resolve_data_config(
-        {}, pretrained_cfg=found.to_dict() if found else {"mean": None}
-    )
-    return data
 
 
 def convert_backbone(state: Mapping[str, Tensor], config: SOHOConfig) -> dict[str, Tensor]:
