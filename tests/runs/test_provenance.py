@@ -1,4 +1,4 @@
-"""Which runs count as one design over seeds."""
+"""Which runs count as one design over seeds, and what a run is said to have learned from."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from toy_world import write_workspace
 
 from vlp_models.params import Params
-from vlp_models.runs.provenance import cohort_of
+from vlp_models.runs.provenance import cohort_of, training_inputs
 from vlp_models.workspace.paths import Workspace, write_json
 
 INPUTS = {"manifest": "1", "index-train.parquet": "2", "tokenizer": "3", "start": "4"}
@@ -38,3 +40,13 @@ def test_a_cohort_is_runs_that_differ_in_their_seeds_alone(tmp_path: Path) -> No
     differing.append(cohort(workspace, params, model={"words": "bert"}))
     differing.append(cohort(workspace, params, model={"weights": "checkpoints/imported/tden"}))
     assert len({own, *differing}) == 1 + len(differing), "other regions, texts or words; other weights to begin with"
+
+
+def test_each_dataset_counts_its_own_samples(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    write_json(workspace.shards / "manifest.json", {"sources": ["coco", "scenes"]})
+    rows = {"source": ["coco", "coco", "scenes"], "view": ["captions", "questions", "captions"]}
+    pq.write_table(pa.table(rows), workspace.shards / "index-train.parquet")
+    both = {one.name: one.counts for one in training_inputs(workspace)}
+    assert both == {"coco": {"captions": 1, "questions": 1}, "scenes": {"captions": 1}}
+    assert [one.counts for one in training_inputs(workspace, {"scenes": 2})] == [{"captions": 1}]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vlp_models.data.tables import read_table
 from vlp_models.models import FAMILIES
@@ -86,13 +89,22 @@ def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) 
     manifest, index = workspace.shards / "manifest.json", workspace.shards / "index-train.parquet"
     if not manifest.exists() or not index.exists():
         return []
-    about, uri = read_json(manifest), workspace.relative(workspace.shards)
-    counts = {name: n for name, n in about.get("counts", {}).get("train", {}).items() if isinstance(n, int)}
-    digest = hash_path(index)
+    uri, digest, counts = workspace.relative(workspace.shards), hash_path(index), _samples(index)
     return [
-        DataInput(name=name, context="training", digest=digest, uri=uri, counts=counts)
-        for name in sources or about.get("sources", [])
+        DataInput(name=name, context="training", digest=digest, uri=uri, counts=counts[name])
+        for name in sources or read_json(manifest).get("sources", [])
     ]
+
+
+def _samples(index: Path) -> dict[str, dict[str, int]]:
+    """Of each dataset, how many samples each view has of it."""
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for batch in pq.ParquetFile(index).iter_batches(columns=["source", "view"]):
+        counted = pa.table(batch).group_by(["source", "view"]).aggregate([([], "count_all")])
+        for row in counted.to_pylist():
+            of_source = counts[row["source"]]
+            of_source[row["view"]] = of_source.get(row["view"], 0) + row["count_all"]
+    return counts
 
 
 def lineage_files(workspace: Workspace) -> dict[str, str]:
