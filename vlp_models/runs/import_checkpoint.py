@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
 from vlp_models.lookup import load
+from vlp_models.models.info import UNLIMITED
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
 from vlp_models.workspace.packages import PREFIX
@@ -44,7 +45,6 @@ PARTS = {
 }
 FOLDERS = ("bert", "soho-parts")  # formats that are a folder, which a package may bring
 PRESET = "preset.yaml"  # beside imported weights: the model in params.yaml that begins with them
-UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained a task on sets no limit
 
 
 def import_checkpoint(
