@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlp_models.data.bert_folder import CONFIG, WEIGHTS, read_tokenizer
+from vlp_models.data.bert_folder import CONFIG, read_tokenizer, weights_file
 from vlp_models.errors import CheckpointError
 from vlp_models.lookup import load
 from vlp_models.models import family_class
@@ -95,7 +95,7 @@ class BertSizes:
 
     @classmethod
     def of(cls, config: Any, *, layers_key: str = "layers", eps: Sequence[str] = (), **more: Any) -> BertSizes:
-        """Those of a family's config. eps: what it calls its LayerNorms'. more: what it lacks, or has otherwise here."""
+        """Those of a family's config. eps: what it calls its LayerNorms'. more: what it lacks or has otherwise."""
         names = ("vocab_size", "hidden", "heads", "intermediate", "max_positions")
         sizes = {name: getattr(config, name) for name in names} | {"layers": getattr(config, layers_key), **more}
         return cls(**sizes, layers_key=layers_key, eps={name: getattr(config, name) for name in eps})
@@ -137,15 +137,13 @@ def bert_weights(folder: Path, asked: Asked) -> Converted:
     """
     if asked.family not in READERS:
         raise CheckpointError(f"a {asked.family} model can't begin with BERT's weights; {', '.join(READERS)} can")
-    files = [folder / name for name in WEIGHTS if (folder / name).exists()]
-    if not files:
-        raise CheckpointError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}")
+    file = weights_file(folder)
     bert = read_json(folder / CONFIG)
     _check_is_bert(bert, folder / CONFIG)
     vocabulary = read_tokenizer(folder, lowercase=asked.lowercase).vocabulary
     rows = _rows(asked.vocabulary, vocabulary, folder)
-    state = read_state_dict(files[0])
-    _check_rows(state, len(vocabulary), files[0])
+    state = read_state_dict(file)
+    _check_rows(state, len(vocabulary), file)
     family: Any = family_class(asked.family)
     config = asked.built(family.config_class, vocab_size=len(vocabulary))
     converted: Converted = load(READERS[asked.family])(state, bert, config)
