@@ -101,7 +101,7 @@ def describe(source: str, where: str) -> dict[str, Any]:
 
 
 def note(sources: Iterable[tuple[str, str]], root: Path) -> None:
-    """Writes packages/NAME.json of each package, where it says something else.
+    """Writes packages/NAME.json of each package, where it says something else; a package that several name, once.
 
     Args:
         sources: as in `check_installed`.
@@ -109,7 +109,7 @@ def note(sources: Iterable[tuple[str, str]], root: Path) -> None:
     Raises:
         ParamsError, MissingToolError: see `find_package`.
     """
-    for source, where in sources:
+    for source, where in dict(sources).items():
         if source.startswith(PREFIX):
             found = describe(source, where)
             if _noted(root / dependency(source)) != found:
