@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def read_parts(source: Path, asked: Asked) -> Imported:
     Raises:
         CheckpointError: a file is missing or damaged, is another architecture's, or of another vocabulary.
     """
-    if not asked.config:
+    if asked.family != "soho":
         raise CheckpointError(
             "a CNN or BERT fills a part of a model of params.yaml: --name must be one of them, of the family soho"
         )
@@ -44,7 +43,7 @@ def read_parts(source: Path, asked: Asked) -> Imported:
     for file in found["cnn"]:
         weights |= convert_backbone(read_state_dict(file), config)
     if found["bert"]:
-        weights |= bert_weights(source, dataclasses.replace(asked, family="soho")).weights
+        weights |= bert_weights(source, asked).weights
     what = " and ".join(name for name, part in (("a CNN's", found["cnn"]), ("BERT's", found["bert"])) if part)
     return Imported(family="soho", what=what, config=asked.config, weights=weights, regions=False)
 
