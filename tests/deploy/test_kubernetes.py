@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="not installed: kubernetes-validate, with the API's schemas")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="not installed: kubernetes-validate")
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
 VERSION = "1.33"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vlp_models.metrics.bootstrap import interval
+from vlp_models.metrics.bootstrap import interval, paired
 from vlp_models.metrics.nlvr import Judgement, majority_label, official_csv, score_nlvr
 from vlp_models.metrics.score import Evidence, mean_percent, mean_score
 
@@ -63,3 +63,20 @@ def test_interval_is_a_function_of_its_seed() -> None:
 def test_one_group_says_nothing_of_its_spread() -> None:
     score = mean_score("accuracy", [1.0, 0.0], ["a", "a"])
     assert interval(score.evidence, resamples=100, seed=0) is None
+
+
+def test_paired_difference_is_tighter_than_two_intervals() -> None:
+    rng = np.random.default_rng(2)
+    base = (rng.random(300) < 0.6).astype(float)
+    better = np.maximum(base, rng.random(300) < 0.1)
+    names = [str(i) for i in range(300)]
+    a, b = mean_score("a", better, names), mean_score("b", base, names)
+    assert a.evidence is not None and b.evidence is not None and a.value is not None and b.value is not None
+    difference = paired(a.evidence, b.evidence)
+    assert difference.statistic(difference.parts_NK.sum(0, keepdims=True))[0] == pytest.approx(a.value - b.value)
+    low, high = interval(difference, resamples=1000, seed=0)  # type: ignore[misc]
+    assert 0 < low < a.value - b.value < high
+    alone = interval(a.evidence, resamples=1000, seed=0)
+    assert alone is not None and high - low < alone[1] - alone[0]
+    with pytest.raises(ValueError, match="same groups"):
+        paired(a.evidence, mean_score("c", [1.0], ["x"]).evidence)  # type: ignore[arg-type]

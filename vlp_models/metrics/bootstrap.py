@@ -26,6 +26,24 @@ def interval(evidence: Evidence | None, *, resamples: int, seed: int) -> tuple[f
     return float(low), float(high)
 
 
+def paired(a: Evidence, b: Evidence) -> Evidence:
+    """Evidence of a - b, measured on the same groups: both sides see the same resampled ones.
+
+    Raises:
+        ValueError: the two were not measured on the same groups.
+    """
+    names_a, sums_a = sum_by_group(a.groups, a.parts_NK)
+    names_b, sums_b = sum_by_group(b.groups, b.parts_NK)
+    if names_a != names_b:
+        raise ValueError("a paired difference needs the same groups on both sides")
+    width = sums_a.shape[1]
+
+    def difference(sums_SK: FloatArray) -> FloatArray:
+        return a.statistic(sums_SK[:, :width]) - b.statistic(sums_SK[:, width:])
+
+    return Evidence(groups=names_a, parts_NK=np.hstack([sums_a, sums_b]), statistic=difference)
+
+
 def sum_by_group(groups: Sequence[str], parts_NK: FloatArray) -> tuple[list[str], FloatArray]:
     """Sorted group names and the statistics [G, K] summed within each."""
     names, index = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
