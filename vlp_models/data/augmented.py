@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +92,11 @@ class AugmentedDataset(Dataset[Sample]):
         own = len(self._base)
         samples = self._base.__getitems__([i if i < own else self._own[i - own] for i in indices])
         return [s if i < own else self._written(s, self._more[i - own]) for i, s in zip(indices, samples, strict=True)]
+
+    def samples_of(self, image_ids: Set[str]) -> NDArray[np.int64]:
+        """As `ShardDataset.samples_of`."""
+        behind = [i for i, caption in enumerate(self._more) if caption.image_id in image_ids]
+        return np.concatenate([self._base.samples_of(image_ids), len(self._base) + np.array(behind, np.int64)])
 
     @property
     def layout(self) -> Layout | None:

@@ -8,7 +8,7 @@ both with their parent, so memory does not grow with their number. Where shards 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,17 @@ class ShardDataset(Dataset[Sample]):
         """Of each sample, from the index alone."""
         found: list[str] = self._index.column("image_id").take(pa.array(np.asarray(self._rows))).to_pylist()
         return found
+
+    def samples_of(self, image_ids: Set[str]) -> NDArray[np.int64]:
+        """The numbers of the samples that show one of these images, in any place; from the index alone."""
+        asked = pa.array(sorted(image_ids), pa.string())
+        shows = pc.is_in(self._index.column("image_id"), value_set=asked).to_numpy()
+        if OTHER_IMAGES.name in self._index.schema.names:
+            others = self._index.column(OTHER_IMAGES.name)
+            parents = pc.list_parent_indices(others).to_numpy()
+            shows = shows.copy()
+            shows[parents[pc.is_in(pc.list_flatten(others), value_set=asked).to_numpy()]] = True
+        return np.flatnonzero(shows[np.asarray(self._rows)])
 
     def references(self) -> dict[str, tuple[str, ...]]:
         """Every reference caption of each image, from the index alone; of the view `images`."""

@@ -19,6 +19,7 @@ from vlp_models.duplicates.leaks import batches, held_blocks, said
 from vlp_models.duplicates.near import NearHashes
 from vlp_models.duplicates.prints import Print
 from vlp_models.duplicates.search import Match, NearRules
+from vlp_models.duplicates.withdrawn import Withdrawn
 from vlp_models.incoming.index import HELD, HashIndex, Known, unsigned
 from vlp_models.incoming.reading import Staging
 
@@ -26,12 +27,22 @@ _RANK = {split: -rank for rank, split in enumerate(SPLITS)}  # test before val b
 Verdict = tuple[str, str, str]  # verdict, rule, reason
 
 
-def decide(staging: Staging, index: HashIndex, radius: int, near: NearRules) -> None:
+def decide(staging: Staging, index: HashIndex, radius: int, near: NearRules, withdrawn: Withdrawn) -> None:
     """Writes a verdict to every picture of the drop that is not new. `radius` -1: equal bytes or pixels only.
     `near`: for changed copies of what is tested on."""
+    if withdrawn:
+        _withdrawn(staging, withdrawn)
     _against_index(staging, index, radius)
     _changed_copies(staging, index, near)
     _within_drop(staging, radius, near)
+
+
+def _withdrawn(staging: Staging, withdrawn: Withdrawn) -> None:
+    verdicts: dict[int, Verdict] = {}
+    for image, _, sha256, pixels, _ in _undecided(staging):
+        if how := withdrawn.why_by(sha256.hex(), pixels.hex(), staging.print_of(image)):
+            verdicts[image] = ("withdrawn", "image_withdrawn", f"the picture, {how}, was withdrawn (`vlp forget`)")
+    _write(staging, verdicts)
 
 
 def _against_index(staging: Staging, index: HashIndex, radius: int) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vlp_models.incoming.drops import Drop
     from vlp_models.incoming.index import HashIndex
 
-COUNTS = ("new", "duplicates", "leaks", "bad")
+COUNTS = ("new", "duplicates", "leaks", "withdrawn", "bad")
 
 
 def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, Any]:
@@ -170,6 +170,7 @@ def _judge(
 ) -> tuple[str, str]:
     """Makes a batch of the drop in `partial` and adds the counts to `entry`; the batch's name, or why there is none."""
     from vlp_models.duplicates.search import NearRules
+    from vlp_models.duplicates.withdrawn import read_withdrawn
     from vlp_models.incoming import batch as batches
     from vlp_models.incoming.decide import decide
     from vlp_models.incoming.reading import Staging
@@ -193,7 +194,7 @@ def _judge(
             keypoints=near.keypoints,
         )
         staging.hash_images(job, processes(p))
-        decide(staging, index, p.radius, near)
+        decide(staging, index, p.radius, near, read_withdrawn(workspace.withdrawn, near))
         entry |= staging.counts()
         listed = workspace.reports / "incoming" / f"{drop.name}.jsonl"
         listed.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ CREATE INDEX pairs_image ON pairs (image);
 
 
 class Staging:
-    """The drop's rows under judgement. `verdict` is null, `bad`, `duplicate` or `leak`."""
+    """The drop's rows under judgement. `verdict` is null, `bad`, `duplicate`, `leak` or `withdrawn`."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ class Staging:
             "GROUP BY 1"
         )
         found = Counter(dict(self.connection.execute(query).fetchall()))
-        names = {"new": "new", "duplicates": "duplicate", "leaks": "leak", "bad": "bad"}
+        names = {"new": "new", "duplicates": "duplicate", "leaks": "leak", "withdrawn": "withdrawn", "bad": "bad"}
         return {"rows": found.total(), **{name: found[verdict] for name, verdict in names.items()}}
 
     def _add_unreadable(self, tables: Tables) -> None:

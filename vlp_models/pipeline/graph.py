@@ -16,6 +16,7 @@ import yaml
 from vlp_models.params import FinetuneParams, ModelParams, Params
 from vlp_models.weight_files import library_of
 from vlp_models.workspace.packages import dependency
+from vlp_models.workspace.paths import WITHDRAWN
 
 FILE = "dvc.yaml"
 HEADER = """\
@@ -52,12 +53,15 @@ def code(kind: str, name: str) -> str:
     return f"{CODE}/{kind}/{name}.json"
 
 
-def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: bool) -> dict[str, Stage]:
+def pipeline(
+    params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: bool, withdrawn: bool = False
+) -> dict[str, Stage]:
     """The stages by name, as dvc.yaml has them.
 
     Args:
         raw: params.yaml as it is written: DVC knows only keys that are there.
         regions, pixels: whether any model reads them.
+        withdrawn: whether any picture was (`vlp forget`); DVC wants no dependency that is not there.
     """
 
     def given(*keys: str) -> list[str]:
@@ -89,7 +93,12 @@ def pipeline(params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: b
             {name: {"root": source.root, "format": source.format} for name, source in params.data.items()},
             cmd="vlp stage prepare ${key}",
             params=["data.${key}", *given("validate.max_image_pixels", "validate.near_duplicates")],
-            deps=["${item.root}", code("stages", "prepare"), code("formats", "${item.format}")],
+            deps=[
+                "${item.root}",
+                *([WITHDRAWN] if withdrawn else []),
+                code("stages", "prepare"),
+                code("formats", "${item.format}"),
+            ],
             outs=["data/interim/${key}"],
         ),
         "validate": {

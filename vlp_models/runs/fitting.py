@@ -19,7 +19,7 @@ from vlp_models.models import DataFacts
 from vlp_models.models.checkpoint import load_strictly, write_checkpoint
 from vlp_models.models.info import CheckpointInfo, in_words
 from vlp_models.models.protocols import Adopts
-from vlp_models.params import Params, TrainerParams, to_plain
+from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
 from vlp_models.pipeline.code import identity
 from vlp_models.runs.provenance import training_inputs
 from vlp_models.tracking.lineage import lineage
@@ -206,16 +206,20 @@ def publish(
     counts: dict[str, int],
     start: str,
     result: FitResult,
+    stream: StreamParams | None = None,
     tracker: MLflowRun | None = None,
 ) -> list[Path]:
     """Writes checkpoints/RUN, the curve, and what the training came to and cost (`run`: kind/name). Returns them.
 
+    stream: how the shards were read, which decides the order of samples.
     tracker: the MLflow run that has the curve; `register` adds the scores there.
     """
     from vlp_models.training.log import as_csv, final_numbers
 
     counts = {**counts, "parameters": sum(p.numel() for p in module.parameters()), "steps": result.steps}
     provenance = {"params": settings, "inputs": {key: hash_path(path) for key, path in files.items()}}
+    if stream is not None and stream.address:
+        provenance["stream"] = {"block_mb": stream.block_mb, "window": stream.window}
     with output_directory(workspace.checkpoint(run)) as directory:
         write_checkpoint(directory, module, dataclasses.replace(info, provenance=provenance), tokenizer, labels)
         write_manifest(directory, stage=stage_of(run), params=settings, counts=counts)

@@ -16,6 +16,7 @@ from vlp_models.data.tables import read_table
 from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, split_start, to_plain
 from vlp_models.pipeline.code import PACKAGE, identity
+from vlp_models.pipeline.outs import outs_of
 from vlp_models.tasks import TASKS
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.lineage import git_commit
@@ -171,7 +172,7 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
             break
         made_from = read_json(path / "config.json")
         if provenance := made_from.get("provenance", {}):
-            parent["params"] = provenance.get("params", {})
+            parent |= {"params": provenance.get("params", {}), "inputs": provenance.get("inputs", {})}
     else:
         kind, model = split_start(starts[-1]) if starts else ("", "")
         if kind == "initial" and params.models[model].weights:
@@ -197,5 +198,4 @@ def _dvc_outs(lock: Path) -> dict[str, str]:
 
     if not lock.exists():
         return {}
-    stages = (yaml.safe_load(lock.read_text(encoding="utf-8")) or {}).get("stages", {})
-    return {out["path"]: out.get("md5", "") for stage in stages.values() for out in stage.get("outs", [])}
+    return outs_of(yaml.safe_load(lock.read_text(encoding="utf-8")) or {})

@@ -6,6 +6,7 @@ features and symbols. Average precision is measured on the val split. With `feat
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from torchvision.models.detection import FasterRCNN
 
     from vlp_models.vision.config import DetectorConfig
-    from vlp_models.vision.train import LabelledImage
+    from vlp_models.vision.train import LabelledImage, TrainingOptions
 
 Report = dict[str, Any]
 EVALUATION_BATCH = 32
@@ -166,9 +167,9 @@ def _train(
     import numpy as np
     import torch
 
-    from vlp_models.vision.config import BACKGROUND, configure
+    from vlp_models.vision.config import configure
     from vlp_models.vision.detector import build_detector
-    from vlp_models.vision.train import TrainingOptions, train_detector
+    from vlp_models.vision.train import train_detector
 
     train_rows = [row for row in rows if row["split"] == "train"]
     if not train_rows:
@@ -178,16 +179,11 @@ def _train(
             + "; set features.source to `timm` (a backbone, no boxes needed), detector.source to `weights` with a "
             "detector of your own, or to `none` and features.source to `tsv` or `npz` (imported features)"
         )
-    classes = (BACKGROUND, *sorted({item["category"] for row in train_rows for item in row["objects"]}))
-    words = tuple(sorted({word for row in train_rows for item in row["objects"] for word in object_words(item)}))
-    images = _labelled(train_rows, "train", classes, words, workspace)
-    if 0 < p.max_images < len(images):
-        chosen = np.random.default_rng(p.seed).permutation(len(images))[: p.max_images]
-        images = [images[number] for number in sorted(chosen.tolist())]
+    images, classes, words = _learnt(p, train_rows, workspace)
     config = configure(p.backbone, p.feature_dim, np.concatenate([image.boxes for image in images]), words)
     torch.manual_seed(p.seed)
     model = build_detector(config, len(classes))
-    options = TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=p.seed)
+    options = _options(p)
     result = train_detector(model, images, options, device)
     sources = sorted({row["source"] for row in train_rows})
     report["counts"] = {"train_images": len(images), "classes": len(classes) - 1}
@@ -195,6 +191,47 @@ def _train(
     report["seconds"], report["images_per_second"] = result.seconds, result.images_per_second
     training = {"source": "train", "datasets": sources, "images": len(images), "steps": p.steps, "seed": p.seed}
     return model, config, classes, training
+
+
+def _learnt(
+    p: DetectorParams, train_rows: list[dict[str, Any]], workspace: Workspace
+) -> tuple[list[LabelledImage], tuple[str, ...], tuple[str, ...]]:
+    """The images that it learns from, in order; its classes, the background first; and the words it knows."""
+    import numpy as np
+
+    from vlp_models.vision.config import BACKGROUND
+
+    classes = (BACKGROUND, *sorted({item["category"] for row in train_rows for item in row["objects"]}))
+    words = tuple(sorted({word for row in train_rows for item in row["objects"] for word in object_words(item)}))
+    images = _labelled(train_rows, "train", classes, words, workspace)
+    if 0 < p.max_images < len(images):
+        chosen = np.random.default_rng(p.seed).permutation(len(images))[: p.max_images]
+        images = [images[number] for number in sorted(chosen.tolist())]
+    return images, classes, words
+
+
+def _options(p: DetectorParams) -> TrainingOptions:
+    from vlp_models.vision.train import TrainingOptions
+
+    return TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=p.seed)
+
+
+def first_step_with(p: DetectorParams, workspace: Workspace, image_ids: Set[str]) -> int | None:
+    """The first training step, from 1, that has one of these images, of data/validated as it lies here; None: none has.
+
+    Raises:
+        DataError: `validate` has not run.
+    """
+    from vlp_models.vision.train import batches
+
+    rows = [row for row in _rows(p, workspace) if row["split"] == "train"]
+    images, _, _ = _learnt(p, rows, workspace)
+    if p.source != "train" or not any(image.image_id in image_ids for image in images):
+        return None
+    for number, batch in enumerate(batches(images, _options(p)), start=1):
+        if any(image.image_id in image_ids for image, _ in batch):
+            return number
+    return None
 
 
 def _load(

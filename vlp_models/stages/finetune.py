@@ -107,6 +107,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             counts={"train_samples": len(loaders.train), "val_samples": len(loaders.val)},
             start=p.start,
             result=result,
+            stream=params.trainer.stream,
             tracker=tracker,
         )
         keep(workspace, work, stage, outputs)

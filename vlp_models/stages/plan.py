@@ -73,7 +73,7 @@ def planned(params: Params, workspace: Workspace) -> str:
 
     regions, pixels = reads(params)
     raw = read_yaml(workspace.root / "params.yaml")
-    return render(pipeline(params, raw, regions=regions, pixels=pixels))
+    return render(pipeline(params, raw, regions=regions, pixels=pixels, withdrawn=workspace.withdrawn.exists()))
 
 
 def code_modules() -> dict[str, dict[str, str]]:

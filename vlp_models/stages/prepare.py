@@ -1,7 +1,7 @@
 """prepare: one dataset in its public format -> the canonical tables.
 
 Every image file is opened and checked (data/images.py); an unreadable one goes to quarantine with its reason, and the
-rows that depend on it follow in `validate`. Rows pass through: memory does not grow with them, unless a format is one
+rows that depend on it follow in `validate`. One that was withdrawn (`vlp forget`) is left out, with all its rows. Rows pass through: memory does not grow with them, unless a format is one
 document that its reader must hold (COCO's JSON).
 """
 
@@ -18,13 +18,16 @@ from typing import TypeVar
 
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables, spooled
+from vlp_models.data.formats.leaving_out import leave_out
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, TableWriter, read_batches
 from vlp_models.duplicates.hashes import ImageHashes, examine
 from vlp_models.duplicates.leaks import PrintWriter
+from vlp_models.duplicates.search import NearRules
+from vlp_models.duplicates.withdrawn import Withdrawn, read_withdrawn
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
-from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
+from vlp_models.workspace.paths import WITHDRAWN, Workspace, measured, output_directory, write_manifest
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -43,8 +46,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             with spooled(directory):
                 tables = read_source(key, source, workspace.root)
             found = len(tables["images"])
+            near = params.validate.near_duplicates
+            withdrawn = read_withdrawn(workspace.withdrawn, NearRules(bits=near.bits, keypoints=near.keypoints))
             with PrintWriter(directory) as prints:
-                failed = _check_images(tables, key, params, workspace, prints)
+                failed = _check_images(tables, key, params, workspace, prints, withdrawn)
             if not (tables["images"] or tables["texts"]):
                 raise DataError(_no_image(key, source, found, failed))
             tables.close()
@@ -60,6 +65,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 counts=counts | {"left_out": dict(tables.left_out)},
             )
     print(f"prepare {key}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items() if count))
+    if withdrawn_here := tables.left_out["withdrawn images"]:
+        print(f"  left out, with their rows: {withdrawn_here:,} images that are withdrawn ({WITHDRAWN})")
 
 
 def _check_root(params: Params, key: str, root: Path) -> None:
@@ -74,7 +81,9 @@ def _check_root(params: Params, key: str, root: Path) -> None:
     raise DataError(f"{root.absolute()}: no such directory, so there is no dataset `{key}`; {way_out}")
 
 
-def _check_images(tables: Tables, key: str, params: Params, workspace: Workspace, prints: PrintWriter) -> str:
+def _check_images(
+    tables: Tables, key: str, params: Params, workspace: Workspace, prints: PrintWriter, withdrawn: Withdrawn
+) -> str:
     """Fills in width, height and sha256, and writes the prints; rows whose file fails move to quarantine. Returns what
     is said of the first that does."""
     from rich.console import Console
@@ -88,6 +97,7 @@ def _check_images(tables: Tables, key: str, params: Params, workspace: Workspace
     waiting = listed.path.rename(tables.directory / ".listed.parquet")
     checked = tables.rows["images"] = TableWriter("images", tables.directory)
     first = ""
+    gone: set[str] = set()
 
     def look(row: Row) -> tuple[Row, ImageHashes | ImageError]:
         if not source.outside and (error := _outside(Path(row["path"]), folders, key)):
@@ -112,6 +122,9 @@ def _check_images(tables: Tables, key: str, params: Params, workspace: Workspace
         )
         for row, result in results:
             path = workspace.relative(Path(row["path"]))
+            if withdrawn.had(row["image_id"]) if isinstance(result, ImageError) else withdrawn.why(result):
+                gone.add(row["image_id"])
+                continue
             if not isinstance(result, ImageError):
                 if row["width"] is None or (row["width"], row["height"]) == (result.width, result.height):
                     size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
@@ -123,6 +136,8 @@ def _check_images(tables: Tables, key: str, params: Params, workspace: Workspace
             tables.set_aside("images", row["image_id"], result.rule, result.reason, row["provenance"])
             first = first or f"{row['image_id']} ({row['provenance']}): {result.reason}"
     waiting.unlink()
+    if gone:
+        tables.left_out.update({"withdrawn images": len(gone), "rows of withdrawn images": leave_out(tables, gone)})
     return first
 
 

@@ -128,6 +128,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             counts={"train_samples": len(loaders.train), "val_samples": len(loaders.val)},
             start=start_name,
             result=result,
+            stream=params.trainer.stream,
             tracker=tracker,
         )
         write_json(workspace.figures(run_name), to_plain(_figures(model, loaders.val, collate, p.batch_size)))

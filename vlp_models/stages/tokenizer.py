@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence, Set
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +27,7 @@ from vlp_models.workspace.paths import (
     measured,
     need,
     output_directory,
+    read_json,
     write_json,
     write_manifest,
 )
@@ -43,15 +46,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     p = params.tokenizer
     with measured(workspace, "tokenizer"):
         validated = need(workspace.validated, "validate")
-        images = read_table("images", validated)
-        texts = [
-            text
-            for name, view in TABLES.items()
-            for text in view.texts(_of_splits(read_table(name, validated), images, ["train"]))
-        ]
+        texts, questions = _read(validated)
         tokenizer = _make(p, texts, workspace)
         looked_up = survey(tokenizer, texts[:: -(-len(texts) // SURVEYED) or 1])
-        questions = _of_splits(read_table("questions", validated), images, ["train", "val"])["answers"].to_pylist()
         answers = build_answer_vocabulary(questions, p.min_answer_count)
         with output_directory(workspace.tokenizer) as directory:
             tokenizer.save(directory)
@@ -74,10 +71,39 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         print(f"tokenizer: warning: {line}", file=sys.stderr)
 
 
+def _read(validated: Path, without: Set[str] = frozenset()) -> tuple[list[str], list[Sequence[str]]]:
+    """The texts that a vocabulary is learnt from, and each question's answers; without those of some images."""
+    images = read_table("images", validated)
+    if without:
+        images = images.filter(pc.invert(pc.is_in(images["image_id"], value_set=pa.array(sorted(without)))))
+    texts = [
+        text
+        for name, view in TABLES.items()
+        for text in view.texts(_of_splits(read_table(name, validated), images, ["train"]))
+    ]
+    questions = _of_splits(read_table("questions", validated), images, ["train", "val"])["answers"].to_pylist()
+    return texts, questions
+
+
+def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> bool:
+    """Whether data/tokenizer would be another one without the texts of these images: made again to see.
+
+    Raises:
+        DataError: `validate` or `tokenizer` has not run.
+    """
+    texts, questions = _read(need(workspace.validated, "validate"), image_ids)
+    now = Tokenizer.load(need(workspace.tokenizer, "tokenizer"))
+    answers = build_answer_vocabulary(questions, p.min_answer_count)
+    if answers != read_json(workspace.tokenizer / "answers.json"):
+        return True
+    learnt = p.source == "train" or p.trim
+    return learnt and (not texts or _make(p, texts, workspace).vocabulary != now.vocabulary)
+
+
 def _make(p: TokenizerParams, texts: list[str], workspace: Workspace) -> Tokenizer:
     accents = None if p.strip_accents == "auto" else p.strip_accents
     if p.source == "vocab":
-        tokenizer = _read(p, accents, workspace)
+        tokenizer = _given(p, accents, workspace)
         return tokenizer.trimmed(texts) if p.trim else tokenizer
     if not texts:
         raise DataError(
@@ -87,7 +113,7 @@ def _make(p: TokenizerParams, texts: list[str], workspace: Workspace) -> Tokeniz
     return Tokenizer.train(texts, p.vocab_size, p.min_frequency, p.lowercase, accents)
 
 
-def _read(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> Tokenizer:
+def _given(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> Tokenizer:
     if not p.vocab:
         raise ParamsError(
             "params.yaml: `tokenizer.source: vocab` needs `tokenizer.vocab`: the path of a vocab.txt, or of a folder "

@@ -74,7 +74,7 @@ def train_detector(
     history: list[dict[str, float]] = []
     start = time.perf_counter()
     with progress_bar("training the detector", options.steps, "steps") as bar:
-        for batch in _batches(images, options):
+        for batch in batches(images, options):
             pixels, targets = _load(batch, device)
             losses = model(pixels, targets)
             total = torch.stack(list(losses.values())).sum()
@@ -108,7 +108,7 @@ def _rate(step: int, options: TrainingOptions) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, options.steps - warmup)))
 
 
-def _batches(images: Sequence[LabelledImage], options: TrainingOptions) -> Iterator[list[tuple[LabelledImage, bool]]]:
+def batches(images: Sequence[LabelledImage], options: TrainingOptions) -> Iterator[list[tuple[LabelledImage, bool]]]:
     """Batches of (image, whether to mirror it), every image once before any twice."""
     rng = np.random.default_rng(options.seed)
     order: list[int] = []

@@ -19,6 +19,8 @@ from typing import Any
 
 from vlp_models.errors import DataError
 
+WITHDRAWN = "data/withdrawn.jsonl"
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -31,6 +33,11 @@ class Workspace:
 
     def interim(self, source: str) -> Path:
         return self.root / "data" / "interim" / source
+
+    @property
+    def withdrawn(self) -> Path:
+        """The pictures that must not come in (again): `vlp forget`. Git holds it; absent while there is none."""
+        return self.root / WITHDRAWN
 
     @property
     def validated(self) -> Path:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -83,6 +83,16 @@ class _Lines:
         if self._file is not None:
             self._file.close()
 
+    def moved_aside(self) -> _Lines:
+        """Empty lines in its place; its own file gets another name."""
+        self.close()
+        place = self._path
+        self._path = place.rename(place.with_name(f".{place.name}.whole"))
+        return _Lines(place)
+
+    def delete(self) -> None:
+        self._path.unlink()
+
     def __len__(self) -> int:
         return self._count
 
@@ -116,6 +126,18 @@ class Tables:
         for rows in self.rows.values():
             if isinstance(rows, TableWriter | _Lines):
                 rows.close()
+
+    def keep_truth(self, of: Callable[[str], bool]) -> None:
+        """Takes out the lines of ground truth about other images."""
+        before = self["truth"]
+        if isinstance(before, _Lines) and len(before):
+            after = before.moved_aside()
+            after.extend(row for row in before if of(row["image_id"]))
+            after.close()
+            before.delete()
+            self.rows["truth"] = after
+        elif not isinstance(before, _Lines):
+            self.rows["truth"] = [row for row in before if of(row["image_id"])]
 
     def set_aside(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
         """Counts one bad row. `row_id` may be empty where the record has no readable id."""
