@@ -136,6 +136,41 @@ def drift() -> None:
 
 
 @app.command()
+def forget(
+    images: Annotated[list[str], typer.Argument(help="Ids (scenes/17), paths in a dataset, or picture files.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say who saw them, and what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    exact: Annotated[bool, typer.Option(help="Copies are equal bytes or pixels only.")] = False,
+    keep_print: Annotated[
+        bool, typer.Option(help="Keep a print, 32 x 32, by which cropped and tilted copies are known later.")
+    ] = False,
+    withdraw_versions: Annotated[
+        bool, typer.Option(help="Take all aliases, champion too, off the versions that saw them.")
+    ] = False,
+    retrain: Annotated[bool, typer.Option(help="Make again what saw them (`vlp run`); the rest stays.")] = False,
+    by: Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="What was found, as JSON.")] = False,
+) -> None:
+    """Says which models saw pictures or copies of them, and takes the pictures out of the data for good."""
+    from vlp_models.commands import forget as forget_pictures
+
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise ParamsError("vlp forget: nobody is there to be asked; give --dry-run, or --yes")
+    code = forget_pictures(
+        images,
+        dry_run=dry_run,
+        sure=lambda: yes or typer.confirm("Take these pictures out of the data for good?"),
+        exact=exact,
+        keep_print=keep_print,
+        aliases=withdraw_versions,
+        retrain=retrain,
+        by=by,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def caption(
     images: Annotated[list[str], typer.Argument(help="Image files.")],
     model: Annotated[

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,6 +268,65 @@ def print_verification(version: str, *, as_json: bool = False) -> int:
         for check in checks:
             print(f"  {check.state:8} {check.subject:8} {redact(check.text)}")
     return int(any(check.state == "differs" for check in checks))
+
+
+def forget(
+    names: Sequence[str],
+    *,
+    dry_run: bool,
+    sure: Callable[[], bool],
+    exact: bool,
+    keep_print: bool,
+    aliases: bool,
+    retrain: bool,
+    by: str,
+    as_json: bool,
+) -> int:
+    """Says who saw these pictures, takes them out of the datasets, and makes the models again, as far as it is asked.
+
+    Args:
+        sure: asks, once it is said what would be done.
+
+    Raises:
+        DataError: a name that means no picture; a dataset that is not prepared; another `vlp run` is at work.
+    """
+    import json
+
+    from vlp_models.forgetting.forget import look, take_aliases, take_out
+    from vlp_models.forgetting.kept import fingerprints, keep, unaffected
+    from vlp_models.forgetting.told import lines, plain
+    from vlp_models.params import load_params
+    from vlp_models.promotion.actions import who
+    from vlp_models.workspace.paths import WITHDRAWN, Workspace
+
+    params, workspace = load_params(), Workspace()
+    with exclusive(workspace.root / ".work" / "run.lock", "`vlp run`"):
+        looked = look(params, workspace, names, exact=exact)
+        if as_json:
+            print(json.dumps(plain(looked, params), indent=2, ensure_ascii=False))
+        else:
+            print("\n".join(lines(looked, params, workspace)))
+        if dry_run:
+            return 0
+        if not sure():
+            print("nothing was changed", file=sys.stderr)
+            return 1
+        runs = unaffected(params, workspace, looked.asks) if retrain else []
+        before = fingerprints(params, workspace, runs)
+        new = take_out(params, workspace, looked, keep_print=keep_print, by=by or who())
+        print(f"{WITHDRAWN}: {new} pictures more; `git add {WITHDRAWN}` and dvc.yaml, and commit", file=sys.stderr)
+        for line in take_aliases(params, workspace, looked, by=by or who()) if aliases else ():
+            print(line, file=sys.stderr)
+        write_plan()
+    if not retrain:
+        print("the data and the models are as they were until `vlp run`", file=sys.stderr)
+        return 0
+    # What the other runs need, so that what they read can be compared with what they have read.
+    code = run_pipeline(["shards", "tokenizer", "initial"]) if before else 0
+    kept = keep(workspace.root, before, fingerprints(params, workspace, runs)) if not code else []
+    for run in kept:
+        print(f"{run}: never saw it, and reads what it read before; it stays", file=sys.stderr)
+    return code or run_pipeline([])
 
 
 def print_findings() -> int:

@@ -1,7 +1,7 @@
 """Pictures that must not come in: `vlp forget` lists them, every door asks.
 
-`data/withdrawn.jsonl` goes into git: a line a picture, by its hashes alone, so that the list does not keep what was to be
-forgotten. From hashes the same picture is known again, also saved anew, scaled, framed, mirrored or turned by a
+`data/withdrawn.jsonl` goes into git: a line a picture, by its hashes alone, so that the list does not keep what was to
+be forgotten. By hashes the same picture is known again, also saved anew, scaled, framed, mirrored or turned by a
 quarter; a copy that is cropped, tilted or written on only where its print was kept as well, which shows it at 32 x 32.
 """
 

@@ -1,7 +1,7 @@
 """Which version of the data a model learnt from, as far as it can be had: what lies here, or what DVC's cache holds.
 
-A model names its data by the hash of the shards' index. Where other shards lie here now, the md5s that DVC had then lead
-to the old ones: from the lineage of registered versions, and from the dvc.lock of earlier commits.
+A model names its data by the hash of the shards' index. Where other shards lie here now, the md5s that DVC had then
+lead to the old ones: from the lineage of registered versions, and from the dvc.lock of earlier commits.
 """
 
 from __future__ import annotations

@@ -123,5 +123,3 @@ def settings_of(run: str, provenance: Mapping[str, Any]) -> Mapping[str, Any] | 
     kind, name = split_start(run)
     found = provenance.get("params", {}).get(kind, {}).get(name)
     return found if isinstance(found, Mapping) else None
-
-

@@ -63,22 +63,29 @@ def rules_of(params: Params) -> NearRules:
     return NearRules(bits=near.bits, keypoints=near.keypoints)
 
 
-def catalogue(params: Params, workspace: Workspace) -> Iterator[Known]:
-    """Every picture of the workspace's datasets, as `prepare` last saw them, and of batches that it has not seen.
+@dataclass(frozen=True)
+class Catalogue:
+    """Every picture of the workspace's datasets, as `prepare` last saw them, and of batches that it has not seen. Read
+    anew each time: prints are too many to be held.
 
-    Raises:
+    Iterating raises:
         DataError: a dataset is not prepared yet, or what `prepare` left is damaged.
     """
-    own, seen = dataset_name(params), set[str]()
-    for name in params.data:
-        for known in prepared(need(workspace.interim(name), f"prepare@{name}")):
-            if known.source == own:
-                seen.add(known.image_id.removeprefix(f"{own}/").partition("/")[0])
-            yield known
-    for manifest in sorted((workspace.root / params.incoming.dataset).glob(f"*/{MANIFEST}")):
-        batch = manifest.parent
-        if batch.name not in seen and not batch.name.startswith("."):
-            yield from _of_batch(batch, own, workspace)
+
+    params: Params
+    workspace: Workspace
+
+    def __iter__(self) -> Iterator[Known]:
+        own, seen = dataset_name(self.params), set[str]()
+        for name in self.params.data:
+            for known in prepared(need(self.workspace.interim(name), f"prepare@{name}")):
+                if known.source == own:
+                    seen.add(known.image_id.removeprefix(f"{own}/").partition("/")[0])
+                yield known
+        for manifest in sorted((self.workspace.root / self.params.incoming.dataset).glob(f"*/{MANIFEST}")):
+            batch = manifest.parent
+            if batch.name not in seen and not batch.name.startswith("."):
+                yield from _of_batch(batch, own, self.workspace)
 
 
 def prepared(directory: Path) -> Iterator[Known]:

@@ -174,7 +174,8 @@ def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[s
 
     _check_task(task)
     model = model_name(params.tracking, task)
-    entries = [entry for entry in _all_entries(params, workspace) if entry["model"] == model]
+    everything = _all_entries(params, workspace)
+    entries = [entry for entry in everything if entry["model"] == model or model in entry.get("versions", {})]
     rows = []
     for place, entry in enumerate(entries):
         if entry["kind"] == "done" and place and entries[place - 1]["kind"] == "intent":

@@ -54,7 +54,7 @@ class State:
 
     champions: bottom to top; a promotion puts one on, a rollback takes one off.
     pending: an intent whose end is not on record.
-    withdrawn: versions that were rolled back and have not been promoted since.
+    withdrawn: versions that were rolled back, or withdrawn, and have not been promoted since.
     contents: what a version was when it was promoted: a registry that was lost or put back numbers anew.
     moved: number of the last line that made a champion.
     """
@@ -284,7 +284,10 @@ def replay(entries: list[Entry]) -> dict[str, State]:
             case "done":
                 state.pending = None
                 state.moved = entry.get("seq", 0)
-                if entry["action"] == "rollback":
+                if entry["action"] == "withdraw":
+                    state.champions = list(entry["champions"])
+                    state.withdrawn |= set(entry["withdrawn"])
+                elif entry["action"] == "rollback":
                     state.withdrawn.add(state.champions.pop())
                 else:
                     state.champions.append(entry["version"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.promotion.ledger import Entry, Ledger, State
@@ -45,6 +46,27 @@ def record_decision(
     ledger.append(entry)
     if entry["kind"] == "done":
         _follow(client, ledger, model)
+    mirror(client, ledger, model)
+
+
+def withdraw_versions(
+    client: MlflowClient, ledger: Ledger, state: State, *, task: str, model: str, versions: Set[int], why: str, by: str
+) -> None:
+    """Takes every alias off these versions; the champion is then the last one before that is none of them, if there is
+    one. Within `locked`.
+
+    Raises:
+        Overtaken: another checkout was quicker; nothing has moved.
+    """
+    champions = [version for version in state.champions if version not in versions]
+    entry: Entry = {"kind": "done", "action": "withdraw", "task": task, "model": model, "version": None}
+    entry |= {"from": state.champion, "champions": champions, "withdrawn": sorted(versions), "why": why, "by": by}
+    ledger.append(entry)
+    _follow(client, ledger, model)
+    found = model_called(client, model)
+    for alias, version in dict(found.aliases).items() if found is not None else ():
+        if int(version) in versions:
+            client.delete_registered_model_alias(model, alias)
     mirror(client, ledger, model)
 
 
@@ -113,11 +135,9 @@ def _set_previous(client: MlflowClient, model: str, state: State) -> None:
 def _is_same(client: MlflowClient, model: str, state: State, found: int | None) -> bool:
     """Whether the ledger's champion is still the version that was promoted, and nobody has chosen another one since."""
     before = state.champions[:-1] + sorted(state.withdrawn)
-    return (
-        state.champion is not None
-        and (found is None or found in before)
-        and _is_as_promoted(client, model, state, state.champion)
-    )
+    if state.champion is None:  # it was withdrawn, and there was none before it
+        return found in state.withdrawn
+    return (found is None or found in before) and _is_as_promoted(client, model, state, state.champion)
 
 
 def _is_as_promoted(client: MlflowClient, model: str, state: State, version: int) -> bool:

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +30,7 @@ from vlp_models.promotion.gate import Answer, Yardstick
 from vlp_models.promotion.judge import Bench, check_readable, judge, version_of
 from vlp_models.promotion.ledger import Ledger, Overtaken, State
 from vlp_models.promotion.log import RegistryLog
-from vlp_models.promotion.moves import put_in_order, record_decision
+from vlp_models.promotion.moves import put_in_order, record_decision, withdraw_versions
 from vlp_models.redaction import redacted
 
 if TYPE_CHECKING:
@@ -171,6 +171,21 @@ def rollback(
         decision = _decision(client, task, model, asked, state, "rolled back", [])
         record_decision(client, ledger, "rollback", decision, by)
         return decision
+
+
+def withdraw(
+    client: MlflowClient, ledger: Ledger, *, task: str, model: str, versions: Set[int], why: str, by: str
+) -> State:
+    """Takes every alias off these versions, `champion` included; they are promoted again only if asked for by their
+    number. Returns what the ledger then says.
+
+    Raises:
+        LedgerError: the ledger was changed.
+    """
+    with ledger.locked(_log(client, ledger)):
+        state = put_in_order(client, ledger, task=task, model=model, by=by)
+        withdraw_versions(client, ledger, state, task=task, model=model, versions=versions, why=why, by=by)
+        return ledger.state(model)
 
 
 def _asked_for(

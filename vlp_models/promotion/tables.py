@@ -59,7 +59,8 @@ def describe(row: dict[str, Any]) -> str:
     kind, action = row["kind"], row["action"]
     answer = row.get("decision", {}).get("answer", "")
     words = {
-        "done": {"promote": "promoted", "rollback": "rolled back"}.get(action, action),
+        "done": {"promote": "promoted", "rollback": "rolled back", "withdraw": "withdrawn"}.get(action, action),
+        "forgotten": f"forgot {len(row.get('pictures', []))} pictures",
         "intent": f"{action} interrupted",
         "undone": f"{action} undone",
         "refused": f"refused: {answer}" if answer else "refused",

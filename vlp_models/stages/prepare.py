@@ -1,8 +1,9 @@
 """prepare: one dataset in its public format -> the canonical tables.
 
 Every image file is opened and checked (data/images.py); an unreadable one goes to quarantine with its reason, and the
-rows that depend on it follow in `validate`. One that was withdrawn (`vlp forget`) is left out, with all its rows. Rows pass through: memory does not grow with them, unless a format is one
-document that its reader must hold (COCO's JSON).
+rows that depend on it follow in `validate`. One that was withdrawn (`vlp forget`) is left out, with all its rows.
+Rows pass through: memory does not grow with them, unless a format is one document that its reader must hold (COCO's
+JSON).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,17 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import StreamParams
 
 MAX_VALIDATION_SAMPLES = 1000
+
+
+def _evenly(length: int) -> list[int]:
+    """Numbers evenly over the split, so that every dataset in it is seen."""
+    return list(np.linspace(0, max(0, length - 1), min(length, MAX_VALIDATION_SAMPLES)).astype(int).tolist())
+
+
+def validates_on(shards: Path, view: str, sources: Mapping[str, int], captioned: bool, image_ids: Set[str]) -> bool:
+    """Whether a training's validations have one of these images; from the index alone."""
+    val = ShardDataset(shards, "val", view, sources, regions=False, captioned=captioned)
+    return bool(np.isin(_evenly(len(val)), val.samples_of(image_ids)).any())
 
 
 class LoaderFactory:
@@ -58,9 +69,7 @@ class LoaderFactory:
             raise DataError(f"{shards}: the train split has no {view}; check `data` and `sources` in params.yaml")
         self.train = AugmentedDataset(train, written, control=control) if written else train
         val = ShardDataset(shards, "val", view, sources, **flags, stream=stream, by_block=False)
-        # evenly over the split, so that every dataset in it is seen
-        count = min(len(val), MAX_VALIDATION_SAMPLES)
-        self.val = Subset(val, np.linspace(0, max(0, len(val) - 1), count).astype(int).tolist())
+        self.val = Subset(val, _evenly(len(val)))
         layout = self.train.layout
         self._order: Callable[..., EpochOrder] = EpochOrder
         if layout is not None and stream is not None:

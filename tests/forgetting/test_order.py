@@ -1,0 +1,118 @@
+"""When a training first saw a picture: what the arithmetic says is what the real batches have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlp_models.data.augmented import AugmentedDataset, Written
+from vlp_models.data.block_order import BlockOrder
+from vlp_models.data.blocks import Layout
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.loader import ResumableLoader
+from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.forgetting.learning import Learning
+from vlp_models.forgetting.order import Sight, Updates, first_sight
+from vlp_models.params import StreamParams, load_params, to_plain
+from vlp_models.training.windows import Windows
+from vlp_models.workspace.paths import write_json
+
+ROOT = Path(__file__).parents[2]
+IMAGES = 13
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirteen pictures of two datasets with one to three captions each, and a pair of every two."""
+    directory = tmp_path_factory.mktemp("shards")
+    for split in ("train", "val", "test"):
+        writer = ShardWriter(directory, split, images_per_shard=4)
+        for number in range(IMAGES if split == "train" else 2):
+            name = image(number) if split == "train" else f"{split}/{number}"
+            captions = [{"caption_id": f"{name}#{i}", "text": f"caption {i}"} for i in range(1 + number % 3)]
+            pair = {"pair_id": f"{name}+", "text": "both", "label": True, "group": "g", "image_id": name}
+            pair["other_image_ids"] = [image((number + 1) % IMAGES) if split == "train" else name]
+            rows = {"captions": captions, "image_pairs": [pair]}
+            source = name.partition("/")[0]
+            about = {"image_id": name, "source": source, "width": 9, "height": 9, "pixels_extension": "png"}
+            writer.add(ImageRecord(**about, rows=rows, pixels=bytes(200 + number)))
+        writer.close()
+    facts = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["a", "b"], "counts": {}}
+    write_json(directory / "manifest.json", facts)
+    return directory
+
+
+def image(number: int) -> str:
+    return f"{'ab'[number % 2]}/{number}"
+
+
+def as_trained(samples: Any, wanted: str, updates: Updates, make_order: Any = None, **order: Any) -> Sight | None:
+    """By a real loader's batches, one after the other."""
+    more = {} if make_order is None else {"make_order": make_order}
+    loader = ResumableLoader(samples, collate=list, shuffle=True, **more, **order)
+    windows = Windows(loader, updates.accumulate, updates.repeats)
+    done = 0
+    while done < updates.count:
+        for batch in windows:
+            if any(wanted in s.image_ids for s in batch) and done < updates.count:
+                return Sight(epoch=windows.epoch + 1, update=done + 1)
+            done += not windows.rest
+    return None
+
+
+@pytest.mark.parametrize(
+    ("view", "sources", "batch_size", "updates"),
+    [
+        ("captions", {}, 5, Updates(count=12)),
+        ("captions", {"b": 2}, 4, Updates(count=3)),  # a part of an epoch, and half of the pictures
+        ("captions", {}, 4, Updates(count=11, accumulate=3)),
+        ("images", {}, 3, Updates(count=9, repeats=3)),
+        ("images", {"a": 1, "b": 3}, 2, Updates(count=14, accumulate=2, repeats=2)),
+        ("image_pairs", {}, 5, Updates(count=2)),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_first_update_is_that_of_the_real_batches(
+    shards: Path, view: str, sources: dict[str, int], batch_size: int, updates: Updates, seed: int
+) -> None:
+    samples = ShardDataset(shards, "train", view, sources, regions=False, pixels=True)
+    order = ResumableLoader(samples, batch_size=batch_size, collate=list, seed=seed, shuffle=True).order
+    told = {image(n): first_sight(samples, {image(n)}, order, updates) for n in range(IMAGES)}
+    found = {name: as_trained(samples, name, updates, batch_size=batch_size, seed=seed) for name in told}
+    assert told == found
+    assert len(set(told.values())) > 2, "at different updates"
+
+
+def test_a_streamed_order_and_written_captions_are_known_as_well(shards: Path) -> None:
+    base = ShardDataset(shards, "train", "captions", regions=False, pixels=True)
+    base.layout = Layout.of(base.places, 1024)
+    written = [Written(caption_id=f"{image(n)}!", image_id=image(n), text="more") for n in (3, 3, 8)]
+    samples = AugmentedDataset(base, written, control=False)
+    arguments: dict[str, Any] = {"batch_size": 4, "seed": 5}
+
+    def streamed(**more: Any) -> BlockOrder:
+        return BlockOrder(**more, layout=samples.layout, window=2)
+
+    order = streamed(length=len(samples), **arguments)
+    for n in range(IMAGES):
+        told = first_sight(samples, {image(n)}, order, Updates(count=20))
+        assert told == as_trained(samples, image(n), Updates(count=20), streamed, **arguments)
+
+
+def test_a_run_is_read_from_what_its_checkpoint_says(shards: Path) -> None:
+    """Another dataset's run never saw it; one that stops early may not have come to it."""
+    params = load_params(ROOT / "params.yaml")
+    plain = to_plain(params.pretrain["tden"])
+
+    def sight(**changes: Any) -> Sight | None:
+        learning = Learning.of("pretrain/tden", plain | changes)
+        return learning.sight(shards, {image(4)}, stream=StreamParams(), regions=False)
+
+    first = sight(batch_size=2, max_epochs=2)
+    assert first is not None and first.epoch == 1 and first.update > 1
+    assert sight(batch_size=2, max_steps=first.update) == first
+    assert sight(batch_size=2, max_steps=first.update - 1) is None
+    assert sight(sources={"b": 1}) is None, "image 4 is of a"
+    assert sight(view="texts") is None

@@ -1,0 +1,139 @@
+"""Withdrawn pictures stay out, by every door, whatever was done to them; others come in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ingest_world import encoded, make_drop, make_project, params_of, quarantined
+from photos import photo
+from PIL import Image, ImageOps
+
+from vlp_models.data.tables import read_table
+from vlp_models.duplicates.hashes import ImageHashes, hash_image
+from vlp_models.duplicates.search import NearRules
+from vlp_models.duplicates.withdrawn import Entry, Withdrawn, read_withdrawn, withdraw
+from vlp_models.errors import DataError
+from vlp_models.forgetting.pictures import Catalogue, find, resolve, rules_of
+from vlp_models.incoming import ingest
+from vlp_models.stages import prepare, validate
+from vlp_models.workspace.paths import Workspace
+
+RULES = NearRules(bits=8, keypoints=True)
+CROP = (20, 10, 185, 135)
+
+
+def hashed(image: Image.Image, form: str = "PNG") -> ImageHashes:
+    suffix = {"PNG": ".png", "JPEG": ".jpg"}[form]
+    return hash_image(encoded(image, form), suffix, 10**6, keypoints=True, tested=True)
+
+
+def entry(image: Image.Image, *images: str, keep_print: bool = False) -> Entry:
+    found = hashed(image)
+    return Entry.of(found.sha256.hex(), found.pixels.hex(), found.print, images, keep_print=keep_print)
+
+
+def test_a_picture_is_known_by_its_hashes_and_a_cropped_one_by_its_print(tmp_path: Path) -> None:
+    file = tmp_path / "withdrawn.jsonl"
+    assert not read_withdrawn(file, RULES)
+    assert withdraw(file, [entry(photo(1), "a/1"), entry(photo(2))]) == 2
+    assert withdraw(file, [entry(photo(1), "a/1")]) == 0
+    listed = read_withdrawn(file, RULES)
+    same = {
+        "byte for byte": hashed(photo(1)),
+        "0 of 64 perceptual bits apart": hashed(ImageOps.mirror(photo(1))),
+    }
+    for how, picture in same.items():
+        assert listed.why(picture) == how
+    for changed in (photo(1).resize((100, 75)), photo(1).rotate(90, expand=True), ImageOps.expand(photo(2), 9)):
+        assert listed.why(hashed(changed, "JPEG"))
+    assert not [seed for seed in range(3, 60) if listed.why(hashed(photo(seed)))]
+    assert listed.had("a/1") and not listed.had("a/2")
+
+    assert not listed.why(hashed(photo(1).crop(CROP)))
+    assert withdraw(file, [entry(photo(1), "a/1", keep_print=True)]) == 0, "it was listed; now with its print"
+    with_print = read_withdrawn(file, RULES)
+    assert with_print.why(hashed(photo(1).crop(CROP))) and not with_print.why(hashed(photo(3).crop(CROP)))
+
+    exact = Withdrawn([entry(photo(1))], NearRules(bits=-1, keypoints=False))
+    assert exact.why(hashed(photo(1))) and not exact.why(hashed(ImageOps.mirror(photo(1))))
+
+
+def test_a_damaged_list_lets_nothing_in(tmp_path: Path) -> None:
+    file = tmp_path / "withdrawn.jsonl"
+    withdraw(file, [entry(photo(1))])
+    file.write_text(file.read_text() + '{"sha256": "00"}\n')
+    with pytest.raises(DataError, match=r"withdrawn\.jsonl:2: no entry"):
+        read_withdrawn(file, RULES)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A tested dataset whose training pictures are 0, 3, 6 and 9; 3 is a photo, 6 the same, mirrored and cropped."""
+    workspace = make_project(tmp_path / "p")
+    photo(1).save(workspace.root / "data/raw/tested/3.png")
+    ImageOps.mirror(photo(1).crop(CROP)).save(workspace.root / "data/raw/tested/6.png")
+    return workspace
+
+
+def prepared(workspace: Workspace) -> set[str]:
+    prepare.run(params_of(workspace), workspace, "tested")
+    out = workspace.interim("tested")
+    images = set(read_table("images", out)["image_id"].to_pylist())
+    assert set(read_table("captions", out)["image_id"].to_pylist()) == images
+    assert not read_table("quarantine", out).num_rows, "a withdrawn picture is no bad row"
+    return images
+
+
+def test_copies_are_found_by_id_path_and_file_and_stay_out_of_the_tables(workspace: Workspace, tmp_path: Path) -> None:
+    params = params_of(workspace)
+    everything = prepared(workspace)
+    (workspace.root / "data/accepted").mkdir()
+    (tmp_path / "sent.jpg").write_bytes(encoded(photo(1), quality=60))
+    catalogue = Catalogue(params_only_tested(workspace), workspace)
+    for name in ("tested/3.png", "data/raw/tested/3.png", str(tmp_path / "sent.jpg")):
+        asked = resolve([name], catalogue, params, Workspace(workspace.root))
+        found = find(asked, catalogue, rules_of(params))
+        assert [one.picture.image_id for one in found] == ["tested/3.png", "tested/6.png"]
+        assert found[1].how.startswith("mirrored and changed; ") and found[1].of == name
+    assert [one.picture.image_id for one in find(asked, catalogue, rules_of(params), exact=True)] == []
+    with pytest.raises(DataError, match=r"^tested/99\.png: neither the id nor the path"):
+        resolve(["tested/99.png", "tested/3.png"], catalogue, params, workspace)
+
+    withdraw(
+        workspace.withdrawn,
+        [Entry.of(p.sha256, p.pixels, p.print, [p.image_id], keep_print=False) for p in (one.picture for one in found)],
+    )
+    assert prepared(workspace) == everything - {"tested/3.png", "tested/6.png"}
+    counts = json.loads((workspace.interim("tested") / "manifest.json").read_text())["counts"]
+    assert counts["left_out"] == {"withdrawn images": 2, "rows of withdrawn images": 2}
+    (workspace.root / "data/raw/tested/3.png").unlink()
+    assert prepared(workspace) == everything - {"tested/3.png", "tested/6.png"}, "its file may be deleted"
+    validate.run(params_only_tested(workspace), workspace)
+
+
+def params_only_tested(workspace: Workspace):  # type: ignore[no-untyped-def]
+    import dataclasses
+
+    params = params_of(workspace)
+    return dataclasses.replace(params, data={"tested": params.data["tested"]})
+
+
+def test_the_next_drop_cannot_bring_them_back(workspace: Workspace) -> None:
+    withdraw(workspace.withdrawn, [entry(photo(5), keep_print=True)])
+    pictures = {
+        "again.jpg": photo(5),
+        "mirrored.jpg": ImageOps.mirror(photo(5)),
+        "cropped.jpg": photo(5).crop(CROP),
+        "new.jpg": photo(6),
+    }
+    files = {name: encoded(image) for name, image in pictures.items()}
+    make_drop(workspace, "drop", [(name, f"a picture, {name}", "") for name in files], files)
+    report = ingest.run(params_of(workspace), workspace)
+    assert (report["new"], report["withdrawn"], report["bad"]) == (1, 3, 0)
+    lost = quarantined(workspace, "drop")
+    assert {verdict for verdict, _, _ in lost.values()} == {"withdrawn"} and "new.jpg" not in lost
+    assert not [
+        file for file in (workspace.root / "data/accepted").rglob("*.jpg") if file.read_bytes() != files["new.jpg"]
+    ]
