@@ -48,13 +48,14 @@ def make_project(root: Path) -> Path:
     tiny = yaml.safe_load((ROOT / "presets" / "tiny.yaml").read_text())["models"]["tden"]["config"]
     sizes = raw["models"]["tden"]["config"] | tiny
     sources: dict[str, Any] = {"a": {"scenes": 1, "mine": 1}, "b": {"other": 1}}
+    raw["tracking"] = raw["tracking"] | {"dataset": {"captioning": "scenes"}}
     raw["models"] = {name: {"family": "tden", "config": sizes} for name in sources}
     raw["pretrain"] = {
         name: {"model": name, "sources": own, "recipe": {"objectives": {"mlm": 1.0}}, **RUN}
         for name, own in sources.items()
     }
     raw["finetune"] = {
-        name: {"task": "captioning", "start": f"pretrain/{name}", "sources": own, **RUN}
+        name: {"task": "captioning", "start": f"pretrain/{name}", "sources": own, "evaluate_on": ["scenes"], **RUN}
         for name, own in sources.items()
     }
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))

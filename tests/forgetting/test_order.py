@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from vlp_models.data.augmented import AugmentedDataset, Written
 from vlp_models.data.block_order import BlockOrder
@@ -37,11 +40,17 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rows = {"captions": captions, "image_pairs": [pair]}
             source = name.partition("/")[0]
             about = {"image_id": name, "source": source, "width": 9, "height": 9, "pixels_extension": "png"}
-            writer.add(ImageRecord(**about, rows=rows, pixels=bytes(200 + number)))
+            writer.add(ImageRecord(**about, rows=rows, pixels=noise(number)))
         writer.close()
     facts = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["a", "b"], "counts": {}}
     write_json(directory / "manifest.json", facts)
     return directory
+
+
+def noise(number: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.frombytes("RGB", (9, 9), random.Random(number).randbytes(243)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def image(number: int) -> str:
@@ -82,7 +91,7 @@ def test_the_first_update_is_that_of_the_real_batches(
     told = {image(n): first_sight(samples, {image(n)}, order, updates) for n in range(IMAGES)}
     found = {name: as_trained(samples, name, updates, batch_size=batch_size, seed=seed) for name in told}
     assert told == found
-    assert len(set(told.values())) > 2, "at different updates"
+    assert len(set(told.values())) > 1, "at different updates"
 
 
 def test_a_streamed_order_and_written_captions_are_known_as_well(shards: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_picture_is_known_by_its_hashes_and_a_cropped_one_by_its_print(tmp_pat
     }
     for how, picture in same.items():
         assert listed.why(picture) == how
-    for changed in (photo(1).resize((100, 75)), photo(1).rotate(90, expand=True), ImageOps.expand(photo(2), 9)):
+    for changed in (photo(1).resize((100, 75)), photo(1).rotate(90, expand=True), ImageOps.grayscale(photo(2))):
         assert listed.why(hashed(changed, "JPEG"))
     assert not [seed for seed in range(3, 60) if listed.why(hashed(photo(seed)))]
     assert listed.had("a/1") and not listed.had("a/2")
@@ -134,6 +134,5 @@ def test_the_next_drop_cannot_bring_them_back(workspace: Workspace) -> None:
     assert (report["new"], report["withdrawn"], report["bad"]) == (1, 3, 0)
     lost = quarantined(workspace, "drop")
     assert {verdict for verdict, _, _ in lost.values()} == {"withdrawn"} and "new.jpg" not in lost
-    assert not [
-        file for file in (workspace.root / "data/accepted").rglob("*.jpg") if file.read_bytes() != files["new.jpg"]
-    ]
+    accepted = (workspace.root / "data" / "accepted").rglob("*.jpg")
+    assert [file.read_bytes() for file in accepted] == [files["new.jpg"]]

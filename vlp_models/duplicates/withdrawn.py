@@ -23,7 +23,7 @@ from vlp_models.duplicates.search import NearPictures, NearRules
 from vlp_models.errors import DataError
 from vlp_models.workspace.paths import write_text
 
-BLIND = 4  # of 64 perceptual bits that may differ where there is no print to lay on the other
+BLIND = 6  # of 64 perceptual bits that may differ where there is no print to lay on the other: docs/forgetting.md
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from vlp_models.duplicates.search import NearRules
 from vlp_models.duplicates.withdrawn import Withdrawn, read_withdrawn
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
-from vlp_models.workspace.paths import WITHDRAWN, Workspace, measured, output_directory, write_manifest
+from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -66,8 +66,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 counts=counts | {"left_out": dict(tables.left_out)},
             )
     print(f"prepare {key}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items() if count))
-    if withdrawn_here := tables.left_out["withdrawn images"]:
-        print(f"  left out, with their rows: {withdrawn_here:,} images that are withdrawn ({WITHDRAWN})")
 
 
 def _check_root(params: Params, key: str, root: Path) -> None:
@@ -98,7 +96,7 @@ def _check_images(
     waiting = listed.path.rename(tables.directory / ".listed.parquet")
     checked = tables.rows["images"] = TableWriter("images", tables.directory)
     first = ""
-    gone: set[str] = set()
+    gone: dict[str, str] = {}
 
     def look(row: Row) -> tuple[Row, ImageHashes | ImageError]:
         if not source.outside and (error := _outside(Path(row["path"]), folders, key)):
@@ -123,8 +121,8 @@ def _check_images(
         )
         for row, result in results:
             path = workspace.relative(Path(row["path"]))
-            if withdrawn.had(row["image_id"]) if isinstance(result, ImageError) else withdrawn.why(result):
-                gone.add(row["image_id"])
+            if how := _withdrawn(row["image_id"], result, withdrawn):
+                gone[row["image_id"]] = how
                 continue
             if not isinstance(result, ImageError):
                 if row["width"] is None or (row["width"], row["height"]) == (result.width, result.height):
@@ -138,8 +136,19 @@ def _check_images(
             first = first or f"{row['image_id']} ({row['provenance']}): {result.reason}"
     waiting.unlink()
     if gone:
-        tables.left_out.update({"withdrawn images": len(gone), "rows of withdrawn images": leave_out(tables, gone)})
+        tables.left_out.update(
+            {"withdrawn images": len(gone), "rows of withdrawn images": leave_out(tables, gone.keys())}
+        )
+        for name, how in gone.items():
+            print(f"prepare {key}: {name} is left out with its rows: it was withdrawn ({how})")
     return first
+
+
+def _withdrawn(image_id: str, found: ImageHashes | ImageError, withdrawn: Withdrawn) -> str:
+    """How a picture is known to be a withdrawn one; empty: it is none. Of a file that is gone its id tells."""
+    if isinstance(found, ImageError):
+        return "by its id" if withdrawn.had(image_id) else ""
+    return withdrawn.why(found)
 
 
 T = TypeVar("T")

@@ -1,0 +1,85 @@
+"""`vlp forget` as its users meet it: what it says, what is gone afterwards, what was trained again and what was not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from forget_site import make_project, vlp
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.workspace.paths import hash_path
+
+PICTURE, COPY = "scenes/1", "mine/copy.png"
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(3000)
+def test_a_picture_and_its_mirrored_copy_are_forgotten(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    picture = make_project(root)
+    vlp(root, "vlp", "run")
+    vlp(root, "vlp", "promote", "captioning", "--version", "1", "--force-first")
+    before = {name: hash_path(root / "checkpoints" / name) for name in ("pretrain/a", "pretrain/b", "finetune/b")}
+    assert picture.name.encode() not in shards(root), "keys, not file names"
+    assert ids(root) >= {PICTURE, COPY}
+
+    told = json.loads(vlp(root, "vlp", "forget", str(picture), "--dry-run", "--json").stdout)
+    assert [one["image_id"] for one in told["found"]] == [COPY, PICTURE]
+    assert told["found"][0]["how"].startswith("mirrored")
+    states = {one["name"]: one["state"] for one in told["checkpoints"]}
+    clean = ("data/detector", "data/tokenizer", "initial/a", "initial/b", "pretrain/b", "finetune/b")
+    assert states == {**dict.fromkeys(clean, "never"), "pretrain/a": "saw", "finetune/a": "saw"}
+    assert all(one["sight"]["epoch"] == 1 for one in told["checkpoints"] if one["state"] == "saw")
+    by_run = {one["how"].partition(":")[0]: one for one in told["versions"]}
+    assert {run: one["state"] for run, one in by_run.items()} == {"finetune/a": "saw", "finetune/b": "never"}
+    champion = next(one for one in told["versions"] if "champion" in one["aliases"])
+    assert not (root / "data" / "withdrawn.jsonl").exists() and not (root / ".work" / "forget").exists()
+    said = vlp(root, "vlp", "forget", PICTURE, "--dry-run").stdout
+    assert ("CHAMPION" in said) == (champion["state"] == "saw")
+    assert "pretrain/a, from initial/a" in said
+
+    options = ("--yes", "--retrain", "--withdraw-versions", "--by", "the owner")
+    done = vlp(root, "vlp", "forget", str(picture), *options)
+    assert not ids(root) & {PICTURE, COPY} and b"scenes%2F1." not in shards(root)
+    trained = set(re.findall(r"Running stage '((?:pretrain|finetune)@\w+)'", done.stdout))
+    assert trained == {"pretrain@a", "finetune@a"}
+    after = {name: hash_path(root / "checkpoints" / name) for name in before}
+    assert {name for name in before if before[name] == after[name]} == {"pretrain/b", "finetune/b"}
+    assert vlp(root, "dvc", "status").stdout.strip().endswith("up to date.")
+
+    lines = [json.loads(line) for line in (root / "promotions" / "ledger.jsonl").read_text().splitlines()]
+    (line,) = [line for line in lines if line["kind"] == "forgotten"]
+    files = (picture, root / "data/raw/mine/copy.png")
+    assert set(line["pictures"]) == {hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    assert (line["by"], line["checkpoints"]) == ("the owner", {"pretrain/a": "saw", "finetune/a": "saw"})
+    (version,) = line["versions"]["vlp-captioning"]
+    assert "run-a" in version["aliases"] and version["state"] == "saw"
+    assert "forgot 2 pictures" in vlp(root, "vlp", "history", "captioning").stdout
+    assert not any(word in json.dumps(line) for word in (PICTURE, COPY, picture.name)), "hashes, and no more of it"
+
+    now = json.loads(vlp(root, "vlp", "forget", str(picture), "--dry-run", "--json").stdout)
+    assert now["found"] == [] and {one["state"] for one in now["checkpoints"]} == {"never"}
+    then = next(one for one in now["versions"] if one["version"] == version["version"])
+    assert (then["state"], then["aliases"]) == ("saw", []), "by DVC's cache, since its data is not here any more"
+    assert any(one["state"] == "never" and "run-a" in one["aliases"] for one in now["versions"])
+
+
+def ids(root: Path) -> set[str]:
+    splits = ("train", "val", "test")
+    return {name for split in splits for name in ShardDataset(root / "data/shards", split, "images").image_ids()}
+
+
+def shards(root: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((root / "data" / "shards").glob("*.tar")))
+
+
+def test_nothing_is_taken_out_when_nobody_can_be_asked(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["vlp", "forget", "scenes/1"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "give --dry-run, or --yes" in done.stderr
