@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -300,7 +300,8 @@ def forget(
     from vlp_models.workspace.paths import WITHDRAWN, Workspace
 
     params, workspace = load_params(), Workspace()
-    with exclusive(workspace.root / ".work" / "run.lock", "`vlp run`"):
+    alone = nullcontext() if dry_run else exclusive(workspace.root / ".work" / "run.lock", "`vlp run`")
+    with alone:
         looked = look(params, workspace, names, exact=exact)
         if as_json:
             print(json.dumps(plain(looked, params), indent=2, ensure_ascii=False))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,6 @@ def shards(root: Path) -> bytes:
 
 
 def test_nothing_is_taken_out_when_nobody_can_be_asked(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["vlp", "forget", "scenes/1"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "vlp_models.cli", "forget", "scenes/1"]
+    done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 2 and "give --dry-run, or --yes" in done.stderr
