@@ -10,6 +10,7 @@ to files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -181,6 +182,12 @@ def printable(text: str) -> str:
 
 def get(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
     """A field of the given type; `RecordError` says what is there instead."""
+def bucket_of(name: str) -> float:
+    """In [0, 1), by a hash of the name, the same on every machine: what a dataset without splits is divided by."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
     if not isinstance(record, dict):
         raise RecordError(f"expected an object, found {_short(record)}")
     if key not in record:

@@ -13,7 +13,6 @@ Memory does not grow with the rows: they are read one by one, and which of them 
 from __future__ import annotations
 
 import csv
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from vlp_models.data.formats.base import (
     RecordError,
+    bucket_of,
     Row,
     Tables,
     get_sentence,
@@ -166,7 +166,7 @@ class _Divided:
 
 def split_by_hash(names: list[str]) -> dict[str, str]:
     """name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
-    order = sorted(names, key=_bucket)
+    order = sorted(names, key=bucket_of)
     splits = {name: _split(name) for name in order}
     # val twice: what is taken for train may have been the only one of val.
     for wanted, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
@@ -176,12 +176,7 @@ def split_by_hash(names: list[str]) -> dict[str, str]:
 
 
 def _split(name: str) -> str:
-    return "train" if _bucket(name) < 0.8 else "val" if _bucket(name) < 0.9 else "test"
-
-
-def _bucket(name: str) -> float:
-    """In [0, 1), the same on every machine."""
-    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big") / 2**64
+    return "train" if bucket_of(name) < 0.8 else "val" if bucket_of(name) < 0.9 else "test"
 
 
 def _files(name: str, root: Path, pattern: str) -> list[tuple[Path, str]]:
