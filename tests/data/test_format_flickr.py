@@ -134,6 +134,14 @@ def test_flickr30k_with_entities_splits_and_with_karpathys(tmp_path: Path) -> No
     assert [row["provenance"] for row in again["quarantine"]] == ["results.csv:17"]
 
 
+def test_a_quote_within_a_caption_is_a_character(tmp_path: Path) -> None:
+    as_copied(tmp_path / "f")
+    (tmp_path / "f" / "captions.txt").write_text(f'image,caption\n{PHOTOS[0]},a 5" pipe\n{PHOTOS[1]},"two, quoted"\n')
+    tables = load(tmp_path)
+    assert [row["text"] for row in tables["captions"]] == ['a 5" pipe', "two, quoted"]
+    assert not tables["quarantine"]
+
+
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="comes on request"):
         load(tmp_path)
