@@ -100,7 +100,7 @@ def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, s
         if not line.strip():
             continue
         photo, provenance = photo_id(line.strip()), f"{path.name}:{number}"
-        if not is_utf8(photo):
+        if not is_utf8(line):
             tables.set_aside("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
         elif found.setdefault(photo, split) != split:
             reason = f"photo {photo} is listed as {found[photo]} already"
