@@ -13,7 +13,7 @@ import pytest
 from photos import photo
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from vlp_models.duplicates import leaks
+from vlp_models.duplicates import alignment, leaks
 from vlp_models.duplicates.hashes import examine
 from vlp_models.duplicates.prints import Print, take_print
 from vlp_models.duplicates.search import NearPictures, NearRules
@@ -138,3 +138,22 @@ def test_votes_count_each_shared_keypoint_once() -> None:
     asking[:, 3] ^= 1  # one bit of 256
     votes = Votes(held, np.repeat([0, 1, 2], 20)).count(asking, np.repeat([0, 1], [12, 13]))
     assert [tuple(map(int, row)) for row in zip(*votes, strict=True)] == [(0, 0, 10), (0, 1, 2), (1, 1, 13)]
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.3])
+def test_what_is_compared_quickly_is_what_the_plain_way_gives(hidden: float) -> None:
+    rng = np.random.default_rng(2)
+    for length in (1, 2, 11, 101, 671, 1021, 1024):
+        x = rng.integers(0, 256, length).astype(np.float32)  # as grey levels are: many are equal
+        y = np.where(rng.random(length) < 0.2, 0, x + rng.integers(-9, 9, length)).astype(np.float32)
+        kept = np.ones(length, bool)
+        for _ in range(3):
+            a, b = x[kept] - x[kept].mean(), y[kept] - y[kept].mean()
+            wrong = np.abs(y - y[kept].mean() - (a @ b) / max(a @ a, 1e-6) * (x - x[kept].mean()))
+            kept = wrong <= np.quantile(wrong, 1 - hidden)
+        _, found, off = alignment._trimmed_correlation(x, y, hidden)
+        assert (found == kept).all() and (off == wrong).all()
+    a, b = (rng.integers(0, 256, (number, 32), np.uint8) for number in (7, 12))
+    a[0], b[3] = 0, 255  # 256 bits apart
+    plain = [[sum(int(x ^ y).bit_count() for x, y in zip(one, other, strict=True)) for other in b] for one in a]
+    assert alignment._distances(a, b).tolist() == plain
