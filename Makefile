@@ -19,19 +19,19 @@ JOBS ?= auto  # test processes; each test has one thread
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       install, run the whole pipeline on the embedded scenes, show results (about 12 minutes)"
-	@echo "make test       install, run the tests (about 10 minutes)"
+	@echo "make demo       install, run the whole pipeline on the embedded scenes, show results (12 to 18 minutes on two cores)"
+	@echo "make test       install, run the tests (about 25 minutes on two cores)"
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
 	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (planned for 75 minutes)"
 	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-long  the tests that take minutes each"
-	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (about an hour)"
+	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (one to two hours)"
 	@echo "make fuzz       10,000 hostile inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      known holes in the locked packages (needs the network)"
 	@echo "make image      an image with the locked packages, for a cluster (needs Docker)"
-	@echo "make ablations-tden  what of TDEN's claims shows on a small set-up that can tell (about an hour)"
-	@echo "make ablations-unified-vlp, -xgpt, -vlmo, -soho  likewise of the other models"
+	@echo "make ablations-tden  what of TDEN's claims shows on a small set-up that can tell (about two hours)"
+	@echo "make ablations-unified-vlp, -xgpt, -vlmo, -soho  likewise of the other models (one to three hours each)"
 	@echo "make pictures   the README's pictures, after make demo (needs Chromium)"
 	@echo "make bench      speed benchmarks, into benchmarks/results/"
 
@@ -78,7 +78,7 @@ fuzz: install
 
 # Asks a service for known holes in the locked packages; `lint` and `test` need no network.
 audit: install
-	@python tests/audit.py requirements.lock requirements-uv.lock requirements-cluster.lock requirements-pictures.lock
+	@python tests/audit.py $(wildcard requirements*.lock)
 
 image:
 	@docker build --file deploy/Dockerfile --tag vlp-flows .
@@ -109,8 +109,11 @@ pictures: install
 	@uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-pictures.lock
 	@python docs/pictures/take.py
 
+# The other scripts need photographs (duplicates.py) or hours (scale.py), or measure no speed (gate.py).
+SPEED := decoding decoding_xgpt ingest loader orchestration retrieval soho_inference soho_step training_loop training_step \
+	two_pass_step unified_vlp vlmo_inference
 bench: install
-	@for script in $(wildcard benchmarks/*.py); do echo "== $$script"; python $$script || exit 1; done
+	@for name in $(SPEED); do echo "== $$name"; python benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards data/reference.json

@@ -13,12 +13,11 @@ Writes benchmarks/results/decoding-<size>-<device>.json.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
-from pathlib import Path
 
 import torch
+from kept import keep
 from searching import LENGTH, SEP_ID, decode, random_regions, seconds
 from torch import Tensor
 
@@ -97,9 +96,7 @@ def main(arguments: argparse.Namespace) -> None:
         "ratio": round(whole / cached, 2),
         "ratios": sorted(round(u / c, 2) for c, u in pairs),
     }
-    path = Path(__file__).parent / "results" / f"decoding-{record['size']}-{DEVICE.type}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    keep(f"decoding-{record['size']}-{DEVICE.type}", record)
     print(f"{arguments.images} images: cached {cached:.3f} s, uncached {whole:.3f} s, {record['ratio']} times faster")
 
 

@@ -19,9 +19,9 @@ import argparse
 import json
 import platform
 import statistics
-from pathlib import Path
 
 import torch
+from kept import keep
 from searching import LENGTH, SEP_ID, decode, random_regions, seconds
 from torch import Tensor
 
@@ -130,9 +130,7 @@ def main(arguments: argparse.Namespace) -> None:
         "seconds": {name: round(value, 4) for name, value in taken.items()},
         "times_faster_than": {name: round(taken[name] / taken["cached"], 2) for name in ("projected", "encoded")},
     }
-    path = Path(__file__).parent / "results" / f"decoding-xgpt-{record['size']}-{DEVICE.type}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    keep(f"decoding-xgpt-{record['size']}-{DEVICE.type}", record)
     print(json.dumps(record["seconds"]), json.dumps(record["times_faster_than"]))
 
 

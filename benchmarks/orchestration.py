@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kept import keep
 
 ROOT = Path(__file__).parent.parent
 PREFECT, DVC = [sys.executable, "-m", "prefect"], [sys.executable, "-m", "dvc"]
@@ -160,9 +161,7 @@ def main() -> None:
                 result["no_op_of_finished_workspace_seconds"] = _summary(walls)
         finally:
             site.stop()
-    print(json.dumps(result, indent=2))
-    path = Path(__file__).parent / "results" / "orchestration.json"
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(keep("orchestration", result))
 
 
 def measure(site: Site, folder: Path, rounds: int) -> dict[str, Any]:

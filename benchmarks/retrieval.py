@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 
 import numpy as np
+from kept import keep
 
 from vlp_models.metrics.retrieval import best_places, rank, score_ranks
 
@@ -47,8 +47,7 @@ def main() -> None:
         "R@1": scores[0].value,
     }
     print(json.dumps(result))
-    path = Path(__file__).parent / "results" / "retrieval-cpu.json"
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    keep("retrieval-cpu", result)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ medians of CPU seconds (on a GPU: seconds). Writes benchmarks/results/soho_infer
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -23,10 +22,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
+from kept import keep
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.resnet import Bottleneck
@@ -151,11 +150,7 @@ def main(device: torch.device, height: int, width: int, layers: int, rounds: int
         "seconds in all": {"regions": round(by_regions, 4), "pixels": round(by_pixels, 4)},
         "times as fast": round(by_regions / by_pixels, 2),
     }
-    folder = Path(__file__).parent / "results"
-    folder.mkdir(exist_ok=True)
-    told = json.dumps(result, indent=2)
-    (folder / f"soho_inference-{device.type}.json").write_text(told + "\n", encoding="utf-8")
-    print(told)
+    print(keep(f"soho_inference-{device.type}", result))
 
 
 if __name__ == "__main__":

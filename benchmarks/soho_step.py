@@ -10,15 +10,14 @@ Writes benchmarks/results/soho_step-<device>.json.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
+from kept import keep
 from soho_expanded import expanded_losses
 from torch import Tensor
 
@@ -125,11 +124,7 @@ def main(device: torch.device, images: int, height: int, width: int, repeats: in
         "times as fast, median of pairs": statistics.median(ratios),
         "times as fast, lowest and highest": [min(ratios), max(ratios)],
     }
-    folder = Path(__file__).parent / "results"
-    folder.mkdir(exist_ok=True)
-    text = json.dumps(result, indent=2)
-    (folder / f"soho_step-{device.type}.json").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    print(keep(f"soho_step-{device.type}", result))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Writes benchmarks/results/training_loop.json.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept import keep
 from torch import nn
 from torch.utils.data import Dataset
 from training_step import CLASSES, CONFIG, FEATURE_DIM, VOCAB, random_batch
@@ -111,10 +111,7 @@ def main() -> None:
         "ours": round(median["ours"], 4),
         "overhead_percent": round(100 * (median["ours"] / median["bare"] - 1), 1),
     }
-    path = Path(__file__).parent / "results" / "training_loop.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    print(keep("training_loop", record))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ import os
 import platform
 import statistics
 import time
-from pathlib import Path
 
 import torch
+from kept import keep
 
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.models import DataFacts, build_model
@@ -79,9 +79,7 @@ def main(device: torch.device, repeats: int) -> None:
         "best": round(rates[-1], 1),
         "repeats": repeats,
     }
-    path = Path(__file__).parent / "results" / f"training_step-{device.type}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    keep(f"training_step-{device.type}", record)
     print(json.dumps(record))
 
 

@@ -16,16 +16,15 @@ Writes benchmarks/results/two_pass_step-<device>.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import torch
+from kept import keep
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -167,10 +166,7 @@ def main(device: torch.device, rounds: int, paper: bool) -> None:
         record["peak_memory_mb"] = round(torch.cuda.max_memory_allocated() / 1e6)
     Console().print(table)
     print(f"word logits of one pass: {needed / 1e6:.2f} MB where needed, {everywhere / 1e6:.2f} MB everywhere")
-    name = f"two_pass_step-{'paper-' if paper else ''}{device.type}.json"
-    path = Path(__file__).parent / "results" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    keep(f"two_pass_step-{'paper-' if paper else ''}{device.type}", record)
 
 
 if __name__ == "__main__":

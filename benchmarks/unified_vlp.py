@@ -17,17 +17,16 @@ Writes benchmarks/results/unified-vlp-<size>-<device>.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from kept import keep
 from searching import LENGTH, SEP_ID, decode, random_regions, seconds
 from torch import Tensor
 
@@ -192,10 +191,7 @@ def main(arguments: argparse.Namespace) -> None:
         "captioning": captioning(model, arguments.images, arguments.repeats),
         "pretraining": pretraining(model, arguments.repeats),
     }
-    path = Path(__file__).parent / "results" / f"unified-vlp-{size}-{DEVICE.type}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=2))
+    print(keep(f"unified-vlp-{size}-{DEVICE.type}", record))
 
 
 if __name__ == "__main__":

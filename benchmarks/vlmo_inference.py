@@ -12,15 +12,14 @@ timed likewise. Writes benchmarks/results/vlmo_inference-<side>[-full]-<device>.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from kept import keep
 from plain_vlmo import PlainVLMo, random_state
 from torch import Tensor
 
@@ -117,10 +116,7 @@ def time_both(
         ),
         "aim": AIM,
     }
-    print(json.dumps(result, indent=2))
-    name = f"vlmo_inference-{side}{'-full' if full else ''}-{device.type}.json"
-    path = Path(__file__).parent / "results" / name
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(keep(f"vlmo_inference-{side}{'-full' if full else ''}-{device.type}", result))
 
 
 if __name__ == "__main__":

@@ -50,8 +50,7 @@ def retrain_parts(params: Params) -> list[Part]:
     """New data to promoted models."""
     training = training_parts(params, list(params.finetune))
     register = Part(name="register", kind="register", targets=("register",), lost=partial(lost, params.tracking))
-    again = lambda root: not_shown(root / "reports")  # noqa: E731
-    report = Part(name="report", kind="report", targets=("report",), again=again)
+    report = Part(name="report", kind="report", targets=("report",), again=lambda root: not_shown(root / "reports"))
     return [
         *_new_data(params),
         *training,

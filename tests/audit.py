@@ -2,8 +2,8 @@
 
 python tests/audit.py [--service osv] requirements.lock ...
 
-Exit codes: 0 none known, 1 there are some, 69 nobody who knows could be asked. pip-audit itself ends with 0 where the
-service knows none of the packages (an index that serves files alone): here that is 69.
+Exit codes: 0 none known, 1 there are some in any of the files, else 69 where nobody who knows could be asked. pip-audit
+itself ends with 0 where the service knows none of the packages (an index that serves files alone): here that is 69.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def main() -> int:
     if program is None:
         print("audit: pip-audit is not installed; `make install` brings it", file=sys.stderr)
         return os.EX_UNAVAILABLE
-    worst = 0
+    codes = set()
     for file in options.files:
         if not Path(file).is_file():
             print(f"audit: {file}: no such file", file=sys.stderr)
             return 2
-        worst = max(worst, audit(program, file, options.service))
-    return worst
+        codes.add(audit(program, file, options.service))
+    return 1 if 1 in codes else max(codes)
 
 
 def find() -> str | None:

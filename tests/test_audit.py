@@ -1,4 +1,4 @@
-"""`make audit` where nobody can be asked: an error in words, and never "no known holes"."""
+"""`make audit` where nobody can be asked: an error in words, never "no known holes", and no hole is lost by it."""
 
 from __future__ import annotations
 
@@ -27,3 +27,16 @@ def test_without_a_network_it_says_so_and_fails() -> None:
     assert done.returncode == os.EX_UNAVAILABLE, done.stdout + done.stderr
     assert done.stderr.startswith("audit: requirements-uv.lock: ") and "run it again" in done.stderr
     assert "Traceback" not in done.stderr and "0 known holes" not in done.stdout
+
+
+@pytest.mark.parametrize(("of_files", "code"), [((0, 0), 0), ((0, 69), 69), ((1, 69), 1), ((69, 1), 1)])
+def test_a_known_hole_counts_though_another_file_could_not_be_asked_about(
+    of_files: tuple[int, int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {str(tmp_path / f"{number}.lock"): found for number, found in enumerate(of_files)}
+    for file in files:
+        Path(file).touch()
+    monkeypatch.setattr(audit, "find", lambda: "pip-audit")
+    monkeypatch.setattr(audit, "audit", lambda program, file, service: files[file])
+    monkeypatch.setattr(sys, "argv", ["audit.py", *files])
+    assert audit.main() == code

@@ -351,7 +351,7 @@ def evaluate_alias(
 @app.command()
 def import_checkpoint(
     source: Annotated[
-        str, typer.Argument(help="A weights file, a folder (bert, soho-parts), package:NAME or timm:NAME (timm).")
+        str, typer.Argument(help="A weights file, a folder (bert, soho-parts), package:NAME, or timm:NAME (timm).")
     ],
     form: Annotated[
         str,
@@ -368,7 +368,7 @@ def import_checkpoint(
     max_text_len: Annotated[int, typer.Option(help="Of a task's model: the tokens it was trained with.")] = 0,
     max_regions: Annotated[int, typer.Option(help="Of a task's model: the regions it was trained with.")] = 0,
 ) -> None:
-    """Makes a checkpoint of the public TDEN code's weights, or of BERT's, for a model to begin with."""
+    """Makes a checkpoint of other programs' weights (of public code, BERT, BEiT, timm) for a model to begin with."""
     from vlp_models.params import load_params
     from vlp_models.runs.import_checkpoint import import_checkpoint
     from vlp_models.workspace.paths import Workspace

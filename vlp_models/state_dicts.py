@@ -98,7 +98,7 @@ def load_exactly(model: nn.Module, state: Mapping[str, Tensor], where: object, s
     model.load_state_dict(state)
 
 
-def some(names: Sequence[str]) -> str:
+def some(names: Sequence[str], shown: int = SHOWN) -> str:
     """The first of them, and how many more there are."""
-    rest = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")

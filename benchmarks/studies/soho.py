@@ -1,20 +1,12 @@
 """SOHO's claims about its visual dictionary (table 7), put to a set-up that can tell: contrasts written down before.
 
-    make ablations-soho                   (= python benchmarks/studies/soho.py)
-    python benchmarks/studies/soho.py --power
-    python benchmarks/studies/soho.py --seeds 2 --share 0.1      a look before the long run
-    python benchmarks/studies/soho.py --first-seed 101 --seeds 3 --arms none middle      a pilot of other seeds
+    make ablations-soho    (= python benchmarks/studies/soho.py; --help names what else it does)
 
-Killed, it goes on where it was; several processes with the same arguments share the work. Writes
-docs/ablations/soho.md and benchmarks/results/study-soho.json. The contrasts are in soho.toml, beside this file.
-What the paper says of inference time is asked by benchmarks/soho_inference.py.
+The contrasts are in soho.toml, beside this file. Writes docs/ablations/soho.md and
+benchmarks/results/study-soho.json. What the paper says of inference time is asked by benchmarks/soho_inference.py.
 """
 
 from __future__ import annotations
-
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one core a process
 
 from pathlib import Path
 

@@ -1,19 +1,12 @@
 """TDEN's claims, put to a set-up that can tell: contrasts written down before, paired over seeds.
 
-    make ablations-tden              (= python benchmarks/studies/tden.py)
-    python benchmarks/studies/tden.py --power
-    python benchmarks/studies/tden.py --seeds 2 --share 0.1      a look before the long run
-    python benchmarks/studies/tden.py --first-seed 101 --seeds 2 --arms single two-pass-a      a pilot, of other seeds
+    make ablations-tden    (= python benchmarks/studies/tden.py; --help names what else it does)
 
-Killed, it goes on where it was; several processes with the same arguments share the work. Writes
-docs/ablations/tden.md and benchmarks/results/study-tden.json. The contrasts are in tden.toml, beside this file.
+The contrasts are in tden.toml, beside this file. Writes docs/ablations/tden.md and
+benchmarks/results/study-tden.json.
 """
 
 from __future__ import annotations
-
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one core a process
 
 from pathlib import Path
 

@@ -1,20 +1,12 @@
 """Unified VLP's claims (tables 2, 4 and 6), put to a set-up that can tell: contrasts written down before.
 
-    make ablations-unified-vlp            (= python benchmarks/studies/unified_vlp.py)
-    python benchmarks/studies/unified_vlp.py --power
-    python benchmarks/studies/unified_vlp.py --seeds 2 --share 0.1      a look before the long run
-    python benchmarks/studies/unified_vlp.py --first-seed 101 --seeds 3 --arms joint seq2seq      a pilot of other seeds
+    make ablations-unified-vlp    (= python benchmarks/studies/unified_vlp.py; --help names what else it does)
 
-Killed, it goes on where it was; several processes with the same arguments share the work. Writes
-docs/ablations/unified-vlp.md and benchmarks/results/study-unified-vlp.json. The contrasts are in unified_vlp.toml,
-beside this file.
+The contrasts are in unified_vlp.toml, beside this file. Writes docs/ablations/unified-vlp.md and
+benchmarks/results/study-unified-vlp.json.
 """
 
 from __future__ import annotations
-
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one core a process
 
 from pathlib import Path
 from typing import Any

@@ -1,19 +1,12 @@
 """VLMo's claims (tables 3 and 4), put to a set-up that can tell: contrasts written down before, paired over seeds.
 
-    make ablations-vlmo                   (= python benchmarks/studies/vlmo.py)
-    python benchmarks/studies/vlmo.py --power
-    python benchmarks/studies/vlmo.py --seeds 2 --share 0.1      a look before the long run
-    python benchmarks/studies/vlmo.py --first-seed 101 --seeds 3 --arms all itc      a pilot of other seeds
+    make ablations-vlmo    (= python benchmarks/studies/vlmo.py; --help names what else it does)
 
-Killed, it goes on where it was; several processes with the same arguments share the work. Writes docs/ablations/vlmo.md
-and benchmarks/results/study-vlmo.json. The contrasts are in vlmo.toml, beside this file.
+The contrasts are in vlmo.toml, beside this file. Writes docs/ablations/vlmo.md and
+benchmarks/results/study-vlmo.json.
 """
 
 from __future__ import annotations
-
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one core a process
 
 from pathlib import Path
 from typing import Any

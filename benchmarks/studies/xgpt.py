@@ -1,19 +1,12 @@
 """XGPT's claims (tables 2 to 5), put to a set-up that can tell: contrasts written down before, paired over seeds.
 
-    make ablations-xgpt                   (= python benchmarks/studies/xgpt.py)
-    python benchmarks/studies/xgpt.py --power
-    python benchmarks/studies/xgpt.py --seeds 2 --share 0.1      a look before the long run
-    python benchmarks/studies/xgpt.py --first-seed 101 --seeds 3 --arms ic all      a pilot of other seeds
+    make ablations-xgpt    (= python benchmarks/studies/xgpt.py; --help names what else it does)
 
-Killed, it goes on where it was; several processes with the same arguments share the work. Writes docs/ablations/xgpt.md
-and benchmarks/results/study-xgpt.json. The contrasts are in xgpt.toml, beside this file.
+The contrasts are in xgpt.toml, beside this file. Writes docs/ablations/xgpt.md and
+benchmarks/results/study-xgpt.json.
 """
 
 from __future__ import annotations
-
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one core a process
 
 from pathlib import Path
 from typing import Any

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate holds the API's schemas")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="not installed: kubernetes-validate")
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
 VERSION = "1.33"
@@ -64,7 +64,7 @@ def test_a_runs_job_is_what_the_api_takes_and_may_do_little(variables: dict[str,
 
 
 def test_the_check_sees_a_mistake() -> None:
-    """F23's own: `env` takes strings, and no reference to a secret."""
+    """`env` takes strings, and no reference to a secret."""
     manifest = job({"image": "x", "env": {"VLP_WEBHOOK": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}}})
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(manifest, VERSION, strict=True)

@@ -11,12 +11,13 @@ import pytest
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import write_table
 from vlp_models.duplicates.leaks import Copy, write_copies
-from vlp_models.evaluation.contamination import Learnt, learnt_sources, without_seen
+from vlp_models.evaluation.contamination import Learnt, Seen, learnt_sources, without_seen
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import load_params
 
 ROOT = Path(__file__).parents[2]
 ITEMS = 60
+WHOLE = {"low": 40.0, "high": 60.0}  # ends of a score over all items
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_score_without_them_is_that_of_the_others(validated: Path) -> None:
     seen = Learnt(validated, ["a"]).seen(samples())
     right = np.r_[np.ones(10), np.zeros(20), np.ones(20), np.zeros(10)]  # right where it was seen, and nowhere else
     names = [sample.sample_id for sample in samples()]
-    found = without_seen(mean_score("accuracy", right, names, items=names), seen, resamples=100, seed=1)
+    found = without_seen(mean_score("accuracy", right, names, items=names), seen, WHOLE, resamples=100, seed=1)
     assert found is not None
     assert (found["pictures"], found["sentences"]) == (10, 20)
     assert (found["without_pictures"]["value"], found["without_pictures"]["n"]) == (40.0, 50)
@@ -76,11 +77,15 @@ def test_a_score_without_them_is_that_of_the_others(validated: Path) -> None:
 
     captions = [f"{name}#{k}" for name in names for k in range(2)]  # an image's captions are seen with it
     of_captions = mean_score("R@1", np.repeat(right, 2), np.repeat(names, 2).tolist(), items=captions)
-    found = without_seen(of_captions, seen, resamples=0, seed=1)
+    found = without_seen(of_captions, seen, WHOLE, resamples=0, seed=1)
     assert found is not None and found["without_both"] == {"value": 0.0, "low": None, "high": None, "n": 60}
 
+    nothing = Seen(pictures=frozenset(), sentences=frozenset())
+    found = without_seen(mean_score("accuracy", right, names, items=names), nothing, WHOLE, resamples=100, seed=1)
+    assert found is not None and found["without_both"] == {"value": 50.0, **WHOLE, "n": ITEMS}
+
     few = mean_score("accuracy", right[20:50], names[20:50], items=names[20:50])
-    found = without_seen(few, seen, resamples=100, seed=1)
+    found = without_seen(few, seen, WHOLE, resamples=100, seed=1)
     assert found is not None and found["without_both"] is None, "10 items say too little"
 
 

@@ -4,7 +4,7 @@ python tests/faults/campaign.py --count 1000 --seed 1     (minutes to prepare, t
 
 Kind, stage and moment of each are a function of seed and number. A campaign takes as many sittings as it likes: a line
 is appended to reports/faults.jsonl after each fault, whole or not at all, and the same command goes on behind the last
-one; reports/faults.md is written of all lines of the seed. `--minutes 50` ends a sitting. `--only 17` inflicts number
+one; reports/faults.md is written of all lines. `--minutes 50` ends a sitting. `--only 17` inflicts number
 17 alone, and is recorded as such; `--kind "server away"` the next ones of a kind. After a loss is mended: its number
 again (`--only`), then the campaign.
 """
@@ -64,7 +64,7 @@ def _numbers(options: argparse.Namespace, ground: Ground) -> Iterator[int]:
         yield options.only
         return
     known = [r for r in read(options.reports / FILE) if r["seed"] == options.seed]
-    done, injected = {r["number"] for r in known}, sum(r["hit"] for r in known if not r["alone"] or options.kind)
+    done, injected = {r["number"] for r in known}, sum(r["hit"] for r in known if not r["alone"])
     last = max((r["number"] for r in known if not r["alone"]), default=-1)
     fresh = itertools.count(last + 1)
     if options.kind:

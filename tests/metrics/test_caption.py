@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import psutil
 import pytest
 
 from vlp_models.errors import DataError
-from vlp_models.metrics import java
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.caption import (
     CaptionSet,
@@ -31,7 +31,7 @@ EXPECTED = {f"BLEU-{n}": GOLDEN["Bleu"][n - 1] for n in range(1, 5)} | {
     "CIDEr": GOLDEN["CIDEr"],
     "METEOR": GOLDEN["METEOR"],
 }
-needs_java = pytest.mark.skipif(not java.shutil.which("java"), reason="java not found")
+needs_java = pytest.mark.skipif(not shutil.which("java"), reason="java not found")
 
 
 def by_name(scores: list[Score]) -> dict[str, Score]:

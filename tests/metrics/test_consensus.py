@@ -50,7 +50,7 @@ def test_the_choice_is_that_of_comparing_all_pairs(seed: int) -> None:
     images = [f"i{n}" for n in random.Random(seed).sample(range(12), 4)]
     group = [text for image in images for text in captions[image]]
     slow, consensus = slow_likeness(captions, group), Consensus(captions)
-    counted = [counted for image in images for counted in consensus._counted[image]]
+    counted = [counted for image in images for counted in consensus.counted(image)]
     assert np.allclose(consensus.likeness(counted), slow, atol=1e-9)
     others = slow - np.diag(np.diag(slow))
     assert consensus.of(images) == group[int(np.round(others.mean(1), 9).argmax())]

@@ -121,3 +121,18 @@ def test_import_checkpoint_makes_a_start_of_it(tmp_path: Path) -> None:
     assert torch.equal(weights["model.blocks.1.attention.qkv.weight"], net.state_dict()["blocks.1.attn.qkv.weight"])
     preset = (workspace.checkpoint("imported/vlmo") / "preset.yaml").read_text()
     assert "were the file's weights, too?" in preset
+
+
+def test_an_installed_package_brings_a_weights_file_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no folder of a BERT's, which a package is for `--format bert`."""
+    params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
+    info = tmp_path / "site" / "toy_vit-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-vit\nVersion: 1.0\n")
+    (info / "RECORD").write_text("toy_vit/vit.pth,,\n")
+    (tmp_path / "site" / "toy_vit").mkdir()
+    net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
+    torch.save(net.state_dict(), tmp_path / "site" / "toy_vit" / "vit.pth")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    lines = import_checkpoint("timm", Path("package:toy-vit"), "vlmo", params, workspace)
+    assert "ViT weights in blocks, image_embedding, norm" in lines[0]

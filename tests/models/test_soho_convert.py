@@ -137,11 +137,13 @@ def test_a_resnet_of_timm_or_torchvision_becomes_the_cnn(tmp_path: Path) -> None
     torch.testing.assert_close(model.backbone(image), wanted)
     with pytest.raises(CheckpointError, match="not a resnet18"):
         convert_backbone(torchvision.models.resnet50(weights=None).state_dict(), config)
-    asked = Asked(facts=FACTS, config={**_settings(), "backbone_stage": 3, "backbone_options": {}})
+    asked = Asked(facts=FACTS, family="soho", config={**_settings(), "backbone_stage": 3, "backbone_options": {}})
     save_file(theirs.state_dict(), tmp_path / "resnet18.safetensors")
     assert read_parts(tmp_path / "resnet18.safetensors", asked).what == "a CNN's"
     with pytest.raises(CheckpointError, match="--name must be one"):
-        read_parts(tmp_path / "resnet18.safetensors", Asked(facts=FACTS, config={}))
+        read_parts(tmp_path / "resnet18.safetensors", Asked(facts=FACTS, config=asked.config, family="vlmo"))
+    with pytest.raises(CheckpointError, match="not a resnet101"):  # a model that leaves its config to the defaults
+        read_parts(tmp_path / "resnet18.safetensors", Asked(facts=FACTS, config={}, family="soho"))
 
 
 def _settings() -> dict:
@@ -177,7 +179,7 @@ def test_berts_first_layers_become_the_transformer_and_the_cnn_may_lie_beside(tm
     save_file({name: tensor.contiguous() for name, tensor in layout.items()}, tmp_path / "model.safetensors")
     cnn = timm.create_model("resnet18", pretrained=False, **_settings()["backbone_options"]).state_dict()
     save_file(cnn, tmp_path / "backbone.safetensors")
-    asked = Asked(facts=FACTS, config=_settings(), vocabulary=tuple(vocabulary))
+    asked = Asked(facts=FACTS, family="soho", config=_settings(), vocabulary=tuple(vocabulary))
     imported = read_parts(tmp_path, asked)
     assert imported.what == "a CNN's and BERT's"
     left = shallow.load_state_dict(dict(imported.weights), strict=False)

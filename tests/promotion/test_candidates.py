@@ -13,7 +13,7 @@ from toy_registry import ToyRegistry, answers, toy_items
 from vlp_models.errors import DataError
 from vlp_models.params import PromotionParams
 from vlp_models.promotion.actions import explain
-from vlp_models.promotion.budget import Spending, spending
+from vlp_models.promotion.budget import WORN, Spending, spending
 
 WEAK, GOOD, BETTER, BEST = answers(0.3), answers(0.5), answers(0.7), answers(0.9)
 RUNS = ("regions", "pixels", "other")
@@ -101,17 +101,16 @@ def test_each_decision_on_a_test_leaves_less_of_its_budget_and_the_same_question
     test = entries[-1]["decision"]["numbers"]["test"]
 
     def spent(version: int, test: str, **more: Any) -> Spending:
-        asked = (version, 1)
-        return spending(
-            entries, PromotionParams(), model=registry.model, test=test, asked=asked, confidence=0.95, **more
-        )
+        about = {"model": registry.model, "test": test, "asked": (version, 1), "runs": (1, 1), "confidence": 0.95}
+        return spending(entries, PromotionParams(), **{**about, **more})
 
     assert (spent(2, test).uses, spent(3, test).uses, spent(3, "fresh").uses) == (2, 3, 1)
+    assert spent(2, test, runs=(3, 1)).uses == 3, "the same versions, but now of three seeds"
     assert spent(3, "fresh", choices=4).error == pytest.approx(0.02 / 4), "the best of four on this very test"
     total = 0.0
     for version in range(3, 60):
         total += spent(version, test).error
-        assert spent(version, test).worn == (version > 13)
+        assert (spent(version, test).left < WORN) == (version > 13)
         entries.append({**entries[-1], "version": version})
     assert total < 0.2
 
@@ -130,9 +129,12 @@ def test_seeds_of_a_design_stand_together_before_the_gate(new: Any) -> None:
     assert lucky.outcome == "refused" and lucky.numbers["gain"] > 10 > lucky.numbers["design_gain"]
     assert (lucky.numbers["runs"], lucky.numbers["champion_runs"]) == (3, 3)
     assert "seeds: 3 against 3 runs of a design" in "\n".join(explain(lucky))
+    assert registry.promote(4).numbers["test_uses"] == lucky.numbers["test_uses"]
+    registry.add(answers(0.42, 5), made_by=("second-3", "tden"), cohort="second")
+    assert registry.promote(4).numbers["test_uses"] == lucky.numbers["test_uses"] + 1, "another look, at more seeds"
     for n in range(3):
         registry.add(answers(0.8, n), made_by=(f"third-{n}", "tden"), cohort="third")
-    assert registry.promote(7).outcome == "promoted"
+    assert registry.promote(8).outcome == "promoted"
 
 
 def test_runs_that_params_does_not_have_do_not_compete_unless_asked_for(new: Any) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 from small_project import SIZES, make_data, make_model
 from toy_registry import evaluation_folder, toy_items
 
@@ -26,8 +27,9 @@ from vlp_models.serving.page.handlers import NO_PHOTO, Eye, Page
 from vlp_models.serving.page.origin import origin
 from vlp_models.serving.page.photo import open_photo, shown
 from vlp_models.serving.predictor import Predictor
+from vlp_models.tracking import registry
 from vlp_models.tracking.client import connect
-from vlp_models.tracking.registry import CHAMPION, Registered, model_name, register
+from vlp_models.tracking.registry import CHAMPION, Registered, bundle_of, model_name, register
 from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
@@ -163,6 +165,20 @@ def test_a_model_of_pixels_has_no_boxes(here: Workspace, photo: Path, monkeypatc
     assert answered.answers and answered.seen is not None
     assert answered.seen.note == "This model reads pixels, no regions: there are no boxes to draw."
     assert answered.seen.picture.size == shown(open_photo(photo)).size
+
+
+def test_a_version_whose_files_are_gone_leaves_the_others_on_the_page(
+    here: Workspace, params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(version: Any) -> Path:
+        if version.name.endswith("captioning"):
+            raise MlflowException("No such artifact")
+        return bundle_of(version)
+
+    monkeypatch.setattr(registry, "bundle_of", gone)
+    page = make_page(params, here)
+    assert "its files can't be had (No such artifact)" in page.missing["captioning"]
+    assert page.captioner is None and page.search is not None
 
 
 def test_without_any_version_there_is_no_page(here: Workspace, params: Params) -> None:

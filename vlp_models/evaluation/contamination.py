@@ -7,7 +7,7 @@ rows that the run, or one that it starts from, learnt from. Weights imported fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tables import SPLITS, read_table
 from vlp_models.data.views import TABLES
 from vlp_models.duplicates.leaks import COPIES
-from vlp_models.duplicates.sentences import Sentences
+from vlp_models.duplicates.sentences import likenesses
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import Evidence, Score
 from vlp_models.params import Params, split_start
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 FEWEST = 20  # items that must be left for a figure
+TEXTS_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,25 +54,29 @@ class Learnt:
             copies = pq.read_table(validated / COPIES)
             kept = pc.is_in(copies["image_id"], value_set=trained.combine_chunks())
             self._copied = set(copies.filter(kept)["copy_of"].to_pylist())
-        self._sentences = Sentences()
+        self._texts: list[pa.Array] = []
         for name, view in TABLES.items():
             if not view.has_text:
                 continue
             columns = ["image_id", "text"] if view.has_image else ["source", "split", "text"]
             rows = read_table(name, validated, columns=columns)
             chosen = pc.is_in(rows["image_id"], value_set=trained.combine_chunks()) if view.has_image else None
-            for text in rows.filter(_of(rows, sources) if chosen is None else chosen)["text"].unique().to_pylist():
-                self._sentences.add(text)
+            self._texts.append(rows.filter(_of(rows, sources) if chosen is None else chosen)["text"].unique())
 
     def seen(self, samples: Sequence[Sample]) -> Seen:
         """A sample's sentences are its text, or the captions of its image."""
         pictures = {s.sample_id for s in samples if not self._copied.isdisjoint(s.image_ids)}
-        sentences = {
-            s.sample_id
-            for s in samples
-            if any(self._sentences.like(text) for text in (s.values.get("captions") or [s.text]))
-        }
+        asked = {s.sample_id: s.values.get("captions") or [s.text] for s in samples}
+        texts = list(dict.fromkeys(text for several in asked.values() for text in several))
+        like = dict(zip(texts, likenesses(texts, self._learnt_texts()), strict=True))
+        sentences = {sample_id for sample_id, several in asked.items() if any(like[text] for text in several)}
         return Seen(pictures=frozenset(pictures), sentences=frozenset(sentences))
+
+    def _learnt_texts(self) -> Iterator[str]:
+        """Some at a time: what was learnt from may be millions."""
+        for texts in self._texts:
+            for start in range(0, len(texts), TEXTS_AT_ONCE):
+                yield from texts.slice(start, TEXTS_AT_ONCE).to_pylist()
 
 
 def learnt(params: Params, workspace: Workspace, run: str) -> Learnt | None:
@@ -100,8 +105,13 @@ def learnt_sources(params: Params, run: str) -> list[str]:
     return list(found)
 
 
-def without_seen(score: Score, seen: Seen, *, resamples: int, seed: int) -> dict[str, Any] | None:
+def without_seen(
+    score: Score, seen: Seen, whole: Mapping[str, float | None], *, resamples: int, seed: int
+) -> dict[str, Any] | None:
     """The score without the items that were seen, in two steps: pictures alone, and sentences as well.
+
+    Args:
+        whole: the ends `low` and `high` of the score's own interval, which stay where nothing was seen.
 
     Returns:
         {pictures, sentences: how many items; without_pictures, without_both: {value, low, high, n}, or None where
@@ -123,27 +133,24 @@ def without_seen(score: Score, seen: Seen, *, resamples: int, seed: int) -> dict
         if len(chosen) < FEWEST:
             return None
         if not out:
-            return None if score.value is None else _figure(score.value, evidence, len(chosen), resamples, seed)
+            return None if score.value is None else {"value": round(score.value, 4), **whole, "n": len(chosen)}
         part = Evidence(
             groups=[evidence.groups[i] for i in chosen],
             parts_NK=evidence.parts_NK[chosen],
             statistic=evidence.statistic,
         )
         value = float(part.statistic(part.parts_NK.sum(axis=0, keepdims=True))[0])
-        return _figure(value, part, len(chosen), resamples, seed)
+        found = interval(part, resamples=resamples, seed=seed)
+        low, high = (None, None) if found is None else (round(found[0], 4), round(found[1], 4))
+        return {"value": round(value, 4), "low": low, "high": high, "n": len(chosen)}
 
+    without_pictures = left(pictures)
     return {
         "pictures": len(pictures),
         "sentences": len(sentences),
-        "without_pictures": left(pictures),
-        "without_both": left(pictures | sentences),
+        "without_pictures": without_pictures,
+        "without_both": without_pictures if sentences <= pictures else left(pictures | sentences),
     }
-
-
-def _figure(value: float, evidence: Evidence, n: int, resamples: int, seed: int) -> dict[str, Any]:
-    found = interval(evidence, resamples=resamples, seed=seed)
-    low, high = (None, None) if found is None else (round(found[0], 4), round(found[1], 4))
-    return {"value": round(value, 4), "low": low, "high": high, "n": n}
 
 
 def _of(rows: pa.Table, sources: Sequence[str]) -> Any:

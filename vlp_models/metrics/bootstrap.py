@@ -5,14 +5,14 @@ G groups, K additive statistics, S resamples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from vlp_models.metrics.score import Evidence, FloatArray
 
 LEVELS = (2.5, 97.5)
-_WEIGHTS_AT_ONCE = 8_000_000  # 64 MB of resampling counts
+_COUNTS_AT_ONCE = 4_000_000  # 32 MB of resampling counts
 
 
 def interval(evidence: Evidence | None, *, resamples: int, seed: int) -> tuple[float, float] | None:
@@ -24,23 +24,6 @@ def interval(evidence: Evidence | None, *, resamples: int, seed: int) -> tuple[f
         return None
     low, high = np.percentile(evidence.statistic(resample(sums_GK, resamples, seed)), LEVELS)
     return float(low), float(high)
-
-
-def gain(
-    evidence: Evidence, *, above: float, confidence: float, resamples: int, seed: int
-) -> tuple[float, float, float] | None:
-    """What resampling says of a (paired) difference; None with fewer than two groups.
-
-    Returns:
-        The share of resamples that exceed `above`, and the ends of the interval that holds `confidence` of them
-        above its low and as many below its high end (each end is one-sided).
-    """
-    _, sums_GK = sum_by_group(evidence.groups, evidence.parts_NK)
-    if len(sums_GK) < 2 or resamples < 1:
-        return None
-    values = evidence.statistic(resample(sums_GK, resamples, seed))
-    low, high = np.percentile(values, [100 * (1 - confidence), 100 * confidence])
-    return float(np.mean(values > above)), float(low), float(high)
 
 
 def paired(a: Evidence, b: Evidence) -> Evidence:
@@ -71,12 +54,12 @@ def sum_by_group(groups: Sequence[str], parts_NK: FloatArray) -> tuple[list[str]
 
 def resample(sums_GK: FloatArray, resamples: int, seed: int) -> FloatArray:
     """Statistics [S, K] of `resamples` draws of G groups out of G, with replacement."""
-    count = len(sums_GK)
     rng = np.random.default_rng(seed)
-    step = max(1, _WEIGHTS_AT_ONCE // count)
-    shares = np.full(count, 1 / count)
-    chunks = [
-        rng.multinomial(count, shares, size=min(step, resamples - start)) @ sums_GK
-        for start in range(0, resamples, step)
-    ]
-    return np.concatenate(chunks)
+    return np.concatenate([counts_SG @ sums_GK for counts_SG in draws(len(sums_GK), resamples, rng)])
+
+
+def draws(groups: int, resamples: int, rng: np.random.Generator) -> Iterator[FloatArray]:
+    """How often each group is drawn [S, G], some of the resamples at a time."""
+    shares, step = np.full(groups, 1 / groups), max(1, _COUNTS_AT_ONCE // groups)
+    for start in range(0, resamples, step):
+        yield rng.multinomial(groups, shares, size=min(step, resamples - start)).astype(np.float64)

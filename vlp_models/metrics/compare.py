@@ -18,14 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlp_models.metrics.bootstrap import sum_by_group
+from vlp_models.metrics.bootstrap import draws, sum_by_group
 from vlp_models.metrics.score import Evidence, FloatArray
 
 LEVEL = 0.95
 # The 97.5% quantile of Student's t by degrees of freedom; from 11 on, by its expansion in 1 / degrees.
 _NORMAL = 1.960
 _STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
-_WEIGHTS_AT_ONCE = 4_000_000  # 32 MB of resampling counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +132,10 @@ def _resampled(
     rng: np.random.Generator,
 ) -> dict[str, FloatArray]:
     """Design -> values [R, S] of its runs; the same draw of groups for all of them."""
-    shares = np.full(count, 1 / count)
-    step = max(1, _WEIGHTS_AT_ONCE // count)
     chunks: dict[str, list[FloatArray]] = {name: [] for name in designs}
-    for start in range(0, resamples, step):
-        weights_SG = rng.multinomial(count, shares, size=min(step, resamples - start))
+    for counts_SG in draws(count, resamples, rng):
         for name, runs in designs.items():
-            own = [run.statistic(weights_SG @ sums_GK) for run, (_, sums_GK) in zip(runs, sums[name], strict=True)]
+            own = [run.statistic(counts_SG @ sums_GK) for run, (_, sums_GK) in zip(runs, sums[name], strict=True)]
             chunks[name].append(np.stack(own))
     return {name: np.concatenate(several, axis=1) for name, several in chunks.items()}
 

@@ -11,6 +11,7 @@ length.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,35 +19,40 @@ from numpy.typing import NDArray
 from vlp_models.metrics.cider_d import ORDERS, SIGMA, DocumentFrequencies, bigrams_of, ngrams_of, order_of
 from vlp_models.metrics.ptb import tokenize
 
+KEPT = 30_000  # images whose captions stay counted: some 200 MB
+
 
 class Consensus:
     """Over the captions of a dataset's training images."""
 
     def __init__(self, captions: Mapping[str, Sequence[str]]) -> None:
         """captions: image id -> its captions, as written."""
-        tokens, _ = tokenize([text for several in captions.values() for text in several])
-        words = {image: [tokens[text].split() for text in several] for image, several in captions.items()}
-        frequencies = DocumentFrequencies.of(words.values())
+        self._tokens, _ = tokenize([text for several in captions.values() for text in several])
+        self._captions = captions
+        frequencies = DocumentFrequencies.of(self._words(image) for image in captions)
         self._idf = np.log(max(frequencies.images, 1)) - np.log(
             np.maximum(np.fromiter(frequencies.counts.values(), np.float64, len(frequencies.counts)), 1)
         )
-        place = {ngram: number for number, ngram in enumerate(frequencies.counts)}
-        self._captions = captions
-        self._counted = {
-            image: [_Counted(caption, frequencies.words, place) for caption in several]
-            for image, several in words.items()
-        }
+        self._numbers = frequencies.words
+        self._place = {ngram: number for number, ngram in enumerate(frequencies.counts)}
+        self.counted = lru_cache(KEPT)(self._count)
 
     def of(self, images: Sequence[str]) -> str:
         """The caption, among those of these images, with the highest mean CIDEr-D to the other ones; the first of
         equals. Empty where they have none."""
         texts = [text for image in images for text in self._captions.get(image, ())]
-        group = [counted for image in images for counted in self._counted.get(image, ())]
+        group = [counted for image in images for counted in self.counted(image)]
         if len(group) < 2:
             return texts[0] if texts else ""
         likeness_KK = self.likeness(group)
         np.fill_diagonal(likeness_KK, 0.0)
         return texts[int(likeness_KK.sum(1).argmax())]
+
+    def _words(self, image: str) -> list[list[str]]:
+        return [self._tokens[text].split() for text in self._captions.get(image, ())]
+
+    def _count(self, image: str) -> list[_Counted]:
+        return [_Counted(caption, self._numbers, self._place) for caption in self._words(image)]
 
     def likeness(self, group: Sequence[_Counted]) -> NDArray[np.float64]:
         """CIDEr-D of each caption (row) against each as the one reference (column), zero to ten. [K, K]"""

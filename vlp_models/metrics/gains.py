@@ -17,12 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlp_models.metrics.bootstrap import sum_by_group
+from vlp_models.metrics.bootstrap import draws, sum_by_group
 from vlp_models.metrics.score import Evidence, FloatArray
 
 TRUST = 10  # degrees of freedom of a stated deviation
 SEED_DRAWS = 10  # of the seeds' luck, for each resample of the items: tails are smoother, and these cost nothing
-_WEIGHTS_AT_ONCE = 4_000_000  # 32 MB of resampling counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,8 +51,8 @@ class Gain:
 
     def detectable(self, least: float, error: float, power: float) -> float:
         """The smallest true gain that would be shown to be above `least`, at this error, in `power` of all cases."""
-        centred = self.draws_S - self.draws_S.mean()
-        below, missed = np.quantile(centred, [error, 1 - power])
+        # About the value, not about the draws' mean: Student's t with one degree of freedom has none.
+        below, missed = np.quantile(self.draws_S - self.value, [error, 1 - power])
         return float(least - below - missed)
 
 
@@ -83,13 +82,11 @@ def gain_over_seeds(
     if count < 2 or resamples < 1:
         return None
     values_R = np.array([float(f(s.sum(axis=0, keepdims=True))[0]) for f, (_, s) in zip(statistics, sums, strict=True)])
-    rng = np.random.default_rng(seed)
-    share, step, chunks = np.full(count, 1 / count), max(1, _WEIGHTS_AT_ONCE // count), []
+    rng, chunks = np.random.default_rng(seed), []
     beside_GRK = np.hstack([sums_GK for _, sums_GK in sums])  # all runs in one product
     ends = np.cumsum([sums_GK.shape[1] for _, sums_GK in sums])[:-1]
-    for start in range(0, resamples, step):
-        weights_SG = rng.multinomial(count, share, size=min(step, resamples - start)).astype(np.float64)
-        drawn = np.split(weights_SG @ beside_GRK, ends, axis=1)
+    for counts_SG in draws(count, resamples, rng):
+        drawn = np.split(counts_SG @ beside_GRK, ends, axis=1)
         several = [f(sums_SK) for f, sums_SK in zip(statistics, drawn, strict=True)]
         chunks.append(_difference(np.stack(several), len(ours)))
     items_S = sign * np.concatenate(chunks)

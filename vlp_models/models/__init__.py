@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from vlp_models.errors import ParamsError
+from vlp_models.lookup import load
 from vlp_models.params.schema import build
 
 # family -> module:class. A class has `config_class`, a frozen dataclass, and is called with one; where it has a
@@ -39,6 +39,11 @@ class DataFacts:
     cls_id: int = 2
     sep_id: int = 3
 
+    def told(self, config_class: type) -> dict[str, Any]:
+        """Those that a family's config has a field for."""
+        known = {field.name for field in dataclasses.fields(config_class)}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name in known}
+
 
 def family_class(family: str) -> type[nn.Module]:
     """
@@ -47,8 +52,7 @@ def family_class(family: str) -> type[nn.Module]:
     """
     if family not in FAMILIES:
         raise ParamsError(f"unknown model family `{family}`; known: {', '.join(FAMILIES)}")
-    module, _, name = FAMILIES[family].partition(":")
-    found: type[nn.Module] = getattr(importlib.import_module(module), name)
+    found: type[nn.Module] = load(FAMILIES[family])
     return found
 
 
@@ -63,8 +67,7 @@ def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where:
         ParamsError: an unknown family or key, a value out of range, or a config made for other data.
     """
     model_class: Any = family_class(family)
-    known = {field.name for field in dataclasses.fields(model_class.config_class)}
-    told = {name: value for name, value in dataclasses.asdict(facts).items() if name in known}
+    told = facts.told(model_class.config_class)
     for key, value in told.items():
         if config.get(key, value) != value:
             raise ParamsError(f"`{where}.{key}` is {config[key]!r}, but the data at hand has {value}")

@@ -7,7 +7,6 @@ positions likewise; a vocabulary that was trimmed gets the rows of its tokens.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlp_models.data.bert_folder import CONFIG, WEIGHTS, read_tokenizer
+from vlp_models.data.bert_folder import CONFIG, read_tokenizer, weights_file
 from vlp_models.errors import CheckpointError
+from vlp_models.lookup import load
 from vlp_models.models import family_class
 from vlp_models.models.adopt import in_short
 from vlp_models.models.foreign import Asked, Imported, Taker, read_json, read_state_dict
 from vlp_models.models.readers import READERS
-from vlp_models.params.schema import build
 
 # Of layers/blocks.py's TransformerBlock, but for its attention's projections.
 ENCODER_BLOCK = {
@@ -94,6 +93,13 @@ class BertSizes:
     tied: bool = True
     eps: Mapping[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, config: Any, *, layers_key: str = "layers", eps: Sequence[str] = (), **more: Any) -> BertSizes:
+        """Those of a family's config. eps: what it calls its LayerNorms'. more: what it lacks or has otherwise."""
+        names = ("vocab_size", "hidden", "heads", "intermediate", "max_positions")
+        sizes = {name: getattr(config, name) for name in names} | {"layers": getattr(config, layers_key), **more}
+        return cls(**sizes, layers_key=layers_key, eps={name: getattr(config, name) for name in eps})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
@@ -131,21 +137,16 @@ def bert_weights(folder: Path, asked: Asked) -> Converted:
     """
     if asked.family not in READERS:
         raise CheckpointError(f"a {asked.family} model can't begin with BERT's weights; {', '.join(READERS)} can")
-    files = [folder / name for name in WEIGHTS if (folder / name).exists()]
-    if not files:
-        raise CheckpointError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}")
+    file = weights_file(folder)
     bert = read_json(folder / CONFIG)
     _check_is_bert(bert, folder / CONFIG)
     vocabulary = read_tokenizer(folder, lowercase=asked.lowercase).vocabulary
     rows = _rows(asked.vocabulary, vocabulary, folder)
-    state = read_state_dict(files[0])
-    _check_rows(state, len(vocabulary), files[0])
+    state = read_state_dict(file)
+    _check_rows(state, len(vocabulary), file)
     family: Any = family_class(asked.family)
-    known = {field.name for field in dataclasses.fields(family.config_class)}
-    facts = {name: value for name, value in dataclasses.asdict(asked.facts).items() if name in known}
-    config = build(family.config_class, {**asked.config, **facts, "vocab_size": len(vocabulary)}, where="config")
-    module, _, name = READERS[asked.family].partition(":")
-    converted: Converted = getattr(importlib.import_module(module), name)(state, bert, config)
+    config = asked.built(family.config_class, vocab_size=len(vocabulary))
+    converted: Converted = load(READERS[asked.family])(state, bert, config)
     if asked.vocabulary == vocabulary:
         return converted
     chosen = {n: t[rows] if n in WORD_ROWS else t for n, t in converted.weights.items()}

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.info import CheckpointInfo
+from vlp_models.state_dicts import some
 
 WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
 ANSWERS = "answers.json"  # where VQA's labels stood before other tasks had any
@@ -219,7 +220,7 @@ def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], where: Path)
     ]
     if missing or unexpected or other_shape:
         parts = (("missing", missing), ("unexpected", unexpected), ("of another shape", other_shape))
-        differences = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in parts if names)
+        differences = "; ".join(f"{len(names)} {what}: {some(names, 8)}" for what, names in parts if names)
         raise CheckpointError(f"{where / WEIGHTS}: of another architecture: {differences}")
     module.load_state_dict({name: t for name, t in weights.items() if name not in tied}, strict=False)
 
@@ -254,8 +255,3 @@ def tied_names(state: Mapping[str, Tensor]) -> frozenset[str]:
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-
-
-def _some(names: Collection[str], shown: int = 8) -> str:
-    rest = len(names) - shown
-    return ", ".join(list(names)[:shown]) + (f" and {rest} more" if rest > 0 else "")

@@ -6,15 +6,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
+from vlp_models.params.schema import build
 from vlp_models.state_dicts import read_state_dict, some
 
+T = TypeVar("T")
 __all__ = ["Asked", "Imported", "Taker", "read_json", "read_state_dict"]
 
 
@@ -87,6 +89,14 @@ class Asked:
     heads: int = 0
     vocabulary: tuple[str, ...] = ()
     lowercase: bool = True
+
+    def built(self, config_class: type[T], **more: Any) -> T:
+        """`config` with the data's facts, and `more`, as the family has it.
+
+        Raises:
+            ParamsError: an unknown key, or a value out of range.
+        """
+        return build(config_class, {**self.config, **self.facts.told(config_class), **more}, where="config")
 
 
 @dataclass(frozen=True, kw_only=True)

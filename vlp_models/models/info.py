@@ -28,6 +28,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "provenance": (dict,),
 }
 FORMAT, FORMAT_1 = "vlp-checkpoint/2", "vlp-checkpoint/1"
+UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # of a checkpoint that no task was trained from
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,10 +171,7 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
         raw = yaml.load(text, Loader=loader)
     except FileNotFoundError:
         raise ParamsError(f"{path}: no such file; run from the project's root, or pass --params") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-    ) as error:  # also a date or a number that there can't be
+    except (yaml.YAMLError, ValueError) as error:  # also a date or a number that there can't be
         raise ParamsError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected one section per stage, found {type(raw).__name__}")

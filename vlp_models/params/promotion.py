@@ -12,7 +12,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.params.ranges import NonNegativeInt, Split
 
 # Of a run's value over seeds, and the gain that is worth noticing, by metric, where params.yaml says nothing. The
-# deviations are those of twelve seeds of TDEN in benchmarks/results/study-tden.json, pooled over its designs.
+# deviations, rounded up, are those of twelve seeds of TDEN in benchmarks/results/study-tden.json, pooled over designs.
 SEED_DEVIATION = {"CIDEr": 3.9, "accuracy": 1.25, "R@1": 1.6}
 RELEVANT_GAIN = {"CIDEr": 10.0}
 SOME_DEVIATION, SOME_GAIN = 1.25, 3.0  # of another metric

@@ -337,10 +337,13 @@ def vocabulary_source(params: Params) -> list[tuple[str, str]]:
     return [(p.vocab, "tokenizer.vocab")] if p.source == "vocab" and p.vocab else []
 
 
-def packages(params: Params) -> list[tuple[str, str]]:
-    """What params.yaml may take from installed packages, with the places where it says so."""
+def packages(params: Params, *, regions: bool) -> list[tuple[str, str]]:
+    """What params.yaml may take from installed packages, with the places where it says so.
+
+    regions: whether any model reads them; without, neither backbone nor detector is needed.
+    """
     words = [(model.words, f"models.{name}.words") for name, model in params.models.items() if model.words]
-    return [*vocabulary_source(params), *words, *_eyes(params)]
+    return [*vocabulary_source(params), *words, *(_eyes(params) if regions else [])]
 
 
 def _eyes(params: Params) -> list[tuple[str, str]]:

@@ -141,6 +141,8 @@ def _about_the_gain(numbers: dict[str, Any]) -> list[str]:
             f"{numbers['seed_deviation']:.2f}; of the gain's deviation, items make {numbers['deviation_items']:.2f}, "
             f"seeds {numbers['deviation_seeds']:.2f}"
         )
+    if numbers.get("too_few") == "seeds":
+        lines.append("  more seeds would help: runs of one `design` (docs/promotion.md); more items hardly")
     return lines
 
 
@@ -187,12 +189,12 @@ def _all_entries(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
     from vlp_models.errors import TrackingError
     from vlp_models.promotion.ledger import check
     from vlp_models.promotion.log import RegistryLog
-    from vlp_models.tracking.client import connect, is_there, tracking_uri
+    from vlp_models.tracking.client import answering, connect, is_there, tracking_uri
 
-    ledger = ledger_of(params, workspace)
-    if params.tracking.uri and is_there(tracking_uri(params.tracking, workspace.root)):
+    ledger, uri = ledger_of(params, workspace), tracking_uri(params.tracking, workspace.root)
+    if params.tracking.uri and is_there(uri):
         try:
-            with mlflow_errors(params):
+            with answering(uri):
                 lines = RegistryLog(connect(params.tracking, workspace.root), ledger.name).lines()
         except TrackingError as error:
             print(f"the ledger as of {ledger.path}: {error}", file=sys.stderr)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-__all__ = ["COHORT", "runs_beside"]
-
 
 def runs_beside(
     client: MlflowClient, version: ModelVersion | None, like: Measured, yardstick: Yardstick

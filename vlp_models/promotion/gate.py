@@ -229,11 +229,17 @@ def against(
         return Verdict(reasons=[ruled_out], numbers=numbers)
     cause = "seeds" if found.seeds > found.items else "items"
     numbers["too_few"] = cause
-    return _untold(
+    verdict = _untold(
         f"{said}: a gain above {rule.min_gain:g} is not shown, nor is one of {relevant:g} ruled out. The smallest that "
         f"would be shown in {POWER:.0%} of cases is {detectable:.2f}; too few {cause} keep it from being smaller",
         numbers,
     )
+    if error < found.p_above(-np.inf):
+        verdict.reasons.append(
+            f"worn: an error of {error:.1g} is left to this decision, and {params.resamples:,} resamples can show none "
+            "so small; take a fresh test, or raise `promotion.resamples`"
+        )
+    return verdict
 
 
 def _untold(reason: str, numbers: dict[str, Any] | None = None) -> Verdict:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError, VLPError
 from vlp_models.metrics.items import ItemScores
 from vlp_models.params.promotion import PromotionParams
-from vlp_models.promotion.cohort import COHORT, runs_beside
+from vlp_models.promotion.cohort import runs_beside
 from vlp_models.promotion.gate import (
     Measured,
     NotComparable,
@@ -33,7 +33,7 @@ from vlp_models.tracking.evaluations import (
     read_lineage,
     run_of,
 )
-from vlp_models.tracking.registry import bundle_of
+from vlp_models.tracking.registry import COHORT, bundle_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -62,12 +62,13 @@ def judge(
     number: int,
     champion: int | None,
     bench: Bench,
-    error: Callable[[str], float] | None = None,
+    error: Callable[[str, tuple[int, int]], float] | None = None,
 ) -> Verdict:
     """The gate's verdict on version `number`; of what can't be read or measured it can't tell.
 
     Args:
-        error: of a test: the chance of error that this decision may take; default: the gate's own.
+        error: of a test, and the runs of either design: the chance of error that this decision may take; default: the
+            gate's own.
     """
     rule = params.gate(task)
     version = version_of(client, model, number)
@@ -92,9 +93,9 @@ def judge(
             elif before is not None and (cohort := version.tags.get(COHORT)) and cohort == before.tags.get(COHORT):
                 gained = Verdict(reasons=["gain: none: it differs from the champion in its seed alone"])
             else:
-                beside = tuple(runs_beside(client, v, challenger, yardstick) for v in (version, before))
-                allowed = None if error is None else error(challenger.test)
-                gained = against(challenger, other, rule, params, error=allowed, beside=beside)  # type: ignore[arg-type]
+                ours, theirs = (runs_beside(client, v, challenger, yardstick) for v in (version, before))
+                allowed = None if error is None else error(challenger.test, (1 + len(ours), 1 + len(theirs)))
+                gained = against(challenger, other, rule, params, error=allowed, beside=(ours, theirs))
             gained.numbers["champion_reevaluated"] = fresh
         except (VLPError, OSError, NotComparable) as reason:
             said = f"champion, version {champion}, can't be compared with: {reason}"

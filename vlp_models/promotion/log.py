@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from vlp_models.promotion.ledger import START, LedgerError, hash_line
+from vlp_models.tracking.held import model_called
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -37,7 +38,7 @@ class RegistryLog:
 
     def add(self, line: bytes) -> bool:
         """Whether the line counts: it names the last one as the one before it."""
-        if not self._is_there():
+        if model_called(self._client, self._name) is None:
             self._create()
         entry = json.loads(line)
         made = self._client.create_model_version(
@@ -75,9 +76,6 @@ class RegistryLog:
             token = page.token
             if not token:
                 return sorted(found, key=lambda version: int(version.version))
-
-    def _is_there(self) -> bool:
-        return any(m.name == self._name for m in self._client.search_registered_models(f"name='{self._name}'"))
 
     def _create(self) -> None:
         from mlflow.exceptions import MlflowException

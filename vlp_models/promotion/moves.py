@@ -1,45 +1,50 @@
-"""Moving aliases under the ledger's lock, and putting in order what a killed call left behind."""
+"""What is decided goes on record and moves aliases, under the ledger's lock; what a kill left half done is mended."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.promotion.ledger import Entry, Ledger, State
+from vlp_models.tracking.held import model_called
 from vlp_models.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, by_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from vlp_models.promotion.decision import Decision
+
 HEAD = "promotion.head"  # tag of the registered model: the last ledger line that MLflow has seen
 MAX_TAG = 450  # characters
 
 
-def move_champion(
-    client: MlflowClient,
-    ledger: Ledger,
-    action: str,
-    *,
-    task: str,
-    model: str,
-    to: int,
-    by: str,
-    decision: dict[str, Any],
-    makers: dict[str, str],
+def record_decision(
+    client: MlflowClient, ledger: Ledger, action: Literal["promote", "rollback"], decision: Decision, by: str
 ) -> None:
-    """The ledger's line, which decides, then the aliases, which follow it.
-
-    action: promote or rollback; makers: the runs and models behind the two versions.
+    """The ledger's line, which decides, then the aliases, which follow it; a refusal moves none.
 
     Raises:
         Overtaken: another checkout was quicker; nothing has moved.
     """
-    before = ledger.state(model).champion
-    entry = {"action": action, "task": task, "model": model, "version": to, "from": before, "by": by, **makers}
-    ledger.append({**entry, "kind": "done", "decision": decision, "content": _content(client, model, to)})
-    _follow(client, ledger, model)
+    model, version = decision.model, decision.version
+    entry = {
+        "kind": "refused" if decision.outcome == "refused" else "done",
+        "action": action,
+        "task": decision.task,
+        "model": model,
+        "version": version,
+        "from": decision.champion,
+        "by": by,
+        **decision.makers(),
+        "decision": decision.plain(),
+    }
+    if entry["kind"] == "done":
+        entry["content"] = next((tags.get("content", "") for n, tags in _tags(client, model) if n == version), "")
+    ledger.append(entry)
+    if entry["kind"] == "done":
+        _follow(client, ledger, model)
     mirror(client, ledger, model)
 
 
@@ -72,7 +77,7 @@ def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str,
     if state.champion is not None:
         _set_previous(client, model, state)
         mirror(client, ledger, model)
-    elif ledger.entries() and _known(client, model):
+    elif ledger.entries() and model_called(client, model) is not None:
         mirror(client, ledger, model)
     return state
 
@@ -119,10 +124,6 @@ def _is_as_promoted(client: MlflowClient, model: str, state: State, version: int
     """Whether the registry has this number, and still means by it what the ledger does."""
     known = dict(_tags(client, model))
     return version in known and state.contents.get(version, "") in ("", known[version].get("content", ""))
-
-
-def _content(client: MlflowClient, model: str, version: int) -> str:
-    return str(next((tags.get("content", "") for number, tags in _tags(client, model) if number == version), ""))
 
 
 def _tags(client: MlflowClient, model: str) -> list[tuple[int, dict[str, str]]]:
@@ -197,13 +198,9 @@ def _tag_version(client: MlflowClient, entry: Entry, digest: str) -> None:
 
 
 def _head(client: MlflowClient, model: str) -> dict[str, Any] | None:
-    found = [m for m in client.search_registered_models(f"name='{model}'") if m.name == model]
-    text = found[0].tags.get(HEAD) if found else None
+    found = model_called(client, model)
+    text = found.tags.get(HEAD) if found is not None else None
     return json.loads(text) if text else None
-
-
-def _known(client: MlflowClient, model: str) -> bool:
-    return any(found.name == model for found in client.search_registered_models(f"name='{model}'"))
 
 
 def _alias(client: MlflowClient, model: str, alias: str) -> int | None:

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.errors import DataError
 from vlp_models.params.promotion import PromotionParams
-from vlp_models.promotion.budget import Spending, spending
+from vlp_models.promotion.budget import Spending, runs_of, spending
 from vlp_models.promotion.candidates import Candidate, compared, maker, versions_to_compare
 from vlp_models.promotion.decision import Decision, Outcome
 from vlp_models.promotion.gate import Answer, Yardstick
 from vlp_models.promotion.judge import Bench, check_readable, judge, version_of
 from vlp_models.promotion.ledger import Ledger, Overtaken, State
 from vlp_models.promotion.log import RegistryLog
-from vlp_models.promotion.moves import mirror, move_champion, put_in_order
+from vlp_models.promotion.moves import put_in_order, record_decision
 from vlp_models.redaction import redacted
 
 if TYPE_CHECKING:
@@ -116,11 +116,16 @@ def _promote(
         return decide("unchanged", [asked.why_not])
     choices = asked.measured if asked.chosen_on == params.split else 1
 
-    def spent(test: str) -> Spending:
-        question = (asked.version or 0, state.champion)
-        found = ledger.entries()
+    def spent(test: str, runs: tuple[int, int] | None) -> Spending:
         return spending(
-            found, params, model=model, test=test, asked=question, confidence=rule.confidence, choices=choices
+            ledger.entries(),
+            params,
+            model=model,
+            test=test,
+            asked=(asked.version or 0, state.champion),
+            runs=runs,
+            confidence=rule.confidence,
+            choices=choices,
         )
 
     verdict = judge(
@@ -132,31 +137,15 @@ def _promote(
         asked.version,
         state.champion,
         bench,
-        lambda test: spent(test).error,
+        lambda test, runs: spent(test, runs).error,
     )
     if "test" in verdict.numbers:
-        verdict.numbers |= spent(verdict.numbers["test"]).numbers(params.error_budget)
+        verdict.numbers |= spent(verdict.numbers["test"], runs_of(verdict.numbers)).numbers(params.error_budget)
         verdict.numbers |= {"chosen_on": asked.chosen_on} if asked.chosen_on else {}
     forced = bool(force_first and state.champion is None and verdict.reasons and verdict.numbers)
-    if not verdict.passed and not forced:
-        decision = decide("refused", verdict.reasons, verdict.numbers, answer=verdict.answer)
-        entry = {"kind": "refused", "action": "promote", "from": state.champion, "decision": decision.plain()}
-        about = {"task": task, "model": model, "version": asked.version, "by": by, **decision.makers()}
-        ledger.append({**entry, **about})
-        mirror(client, ledger, model)
-        return decision
-    decision = decide("promoted", verdict.reasons, verdict.numbers, answer=verdict.answer, forced=forced)
-    move_champion(
-        client,
-        ledger,
-        "promote",
-        task=task,
-        model=model,
-        to=asked.version,
-        by=by,
-        decision=decision.plain(),
-        makers=decision.makers(),
-    )
+    outcome: Outcome = "promoted" if verdict.passed or forced else "refused"
+    decision = decide(outcome, verdict.reasons, verdict.numbers, answer=verdict.answer, forced=forced)
+    record_decision(client, ledger, "promote", decision, by)
     return decision
 
 
@@ -180,17 +169,7 @@ def rollback(
         check_readable(version, content_of)
         asked = _Asked(version=state.previous, yardstick=Yardstick(metric="", split=""))
         decision = _decision(client, task, model, asked, state, "rolled back", [])
-        move_champion(
-            client,
-            ledger,
-            "rollback",
-            task=task,
-            model=model,
-            to=state.previous,
-            by=by,
-            decision=decision.plain(),
-            makers=decision.makers(),
-        )
+        record_decision(client, ledger, "rollback", decision, by)
         return decision
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from vlp_models.data.tables import SPLITS
 from vlp_models.workspace.paths import read_json
 
 
@@ -31,8 +32,9 @@ def without(figure: dict[str, Any] | None) -> str:
 
 
 def print_results(summary: Path) -> None:
-    """Prints the main metrics of every run, in percent, with interval and baselines: one table a task, dataset and
-    split, so that runs of all models stand below each other."""
+    """Prints the main metrics of every run, in percent, with interval and baselines: one table a task and dataset, so
+    that runs of all models stand below each other. Of a dataset that was scored on several splits, the last one; the
+    others are on the page."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -42,9 +44,8 @@ def print_results(summary: Path) -> None:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120  # a log has no width of its own; rich would take 80
     places: dict[str, list[dict[str, Any]]] = {}
-    for record in read_json(summary):
-        if is_headline(record):
-            places.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
+    for record in _of_last_splits([record for record in read_json(summary) if is_headline(record)]):
+        places.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
     for place, records in places.items():
         order = list(dict.fromkeys(record["metric"] for record in records))
         records.sort(key=lambda record: order.index(record["metric"]))
@@ -55,10 +56,11 @@ def print_results(summary: Path) -> None:
         table.add_column("value", justify="right", no_wrap=True, min_width=5)
         table.add_column("95% interval", no_wrap=True, min_width=14)
         table.add_column("to compare with", overflow="fold")
-        table.add_column("unseen", justify="right", no_wrap=True)
+        if any(map(_unseen, records)):
+            table.add_column("unseen", justify="right", no_wrap=True)
         for record in records:
             compared = "\n".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
-            cells = (
+            cells = [
                 record["metric"],
                 record["run"],
                 record["model"],
@@ -66,6 +68,16 @@ def print_results(summary: Path) -> None:
                 "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}",
                 record["note"] if record["value"] is None else compared,
                 _unseen(record),
-            )
-            table.add_row(*(Text(cell) for cell in cells))  # Text: a name in brackets is no markup
+            ]
+            shown = cells[: len(table.columns)]
+            table.add_row(*(Text(cell) for cell in shown))  # Text: a name in brackets is no markup
         console.print(table)
+
+
+def _of_last_splits(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of test, where a task's dataset was scored on val as well: what runs were chosen on is no result."""
+    last: dict[tuple[str, str], str] = {}
+    for record in records:
+        place = record["task"], record["dataset"]
+        last[place] = max(last.get(place, record["split"]), record["split"], key=SPLITS.index)
+    return [record for record in records if record["split"] == last[record["task"], record["dataset"]]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,9 +163,19 @@ def work_directory(
 
 
 def tracking(
-    params: Params, workspace: Workspace, work: Path, *, stage: str, settings: dict[str, Any], tags: dict[str, str]
+    params: Params,
+    workspace: Workspace,
+    work: Path,
+    *,
+    stage: str,
+    settings: dict[str, Any],
+    tags: dict[str, str],
+    sources: Iterable[str],
 ) -> AbstractContextManager[MLflowRun | None]:
-    """The MLflow run of a training; none if `tracking.uri` is empty, or in a process that another one leads."""
+    """The MLflow run of a training; none if `tracking.uri` is empty, or in a process that another one leads.
+
+    sources: the datasets that it learns from; none: all.
+    """
     if not params.tracking.uri or not is_main_process():
         return tracked(None, work)
     facts = lineage(
@@ -178,7 +188,7 @@ def tracking(
         name=stage,
         run_params=settings,
         tags={**facts, **tags, "stage": stage},
-        inputs=training_inputs(workspace, next(iter(next(iter(settings.values())).values())).get("sources")),
+        inputs=training_inputs(workspace, sources),
     )
     return tracked(run, work)
 

@@ -6,7 +6,6 @@ The shards say what a region is (feature size, classes) and data/tokenizer what 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
+from vlp_models.lookup import load
+from vlp_models.models.info import UNLIMITED
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
 from vlp_models.workspace.packages import PREFIX
@@ -42,8 +43,8 @@ PARTS = {
     "beit": "BEiT fills the image side",
     "timm": "timm's weights fill the image side",
 }
+FOLDERS = ("bert", "soho-parts")  # formats that are a folder, which a package may bring
 PRESET = "preset.yaml"  # beside imported weights: the model in params.yaml that begins with them
-UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained a task on sets no limit
 
 
 def import_checkpoint(
@@ -67,7 +68,7 @@ def import_checkpoint(
             that of params.yaml's `models.NAME.config`; the rest stays fresh (`models.NAME.seed`). `bert`: a folder
             with a BERT's files, or package:NAME. `beit`: a file of BEiT's weights. `timm`: a file, `package:NAME` or
             `timm:NAME` with the weights of SOHO's CNN or of a ViT. `soho-parts`: a CNN's weights file, or a folder with
-            one (backbone.safetensors) and BERT's files.
+            one (backbone.safetensors) and BERT's files; or package:NAME.
         task: which task's model it is, where the file leaves it open.
         heads: attention heads; 0: as the format usually has them.
         answers: of a VQA model: a JSON list of what its classifier's rows stand for.
@@ -109,7 +110,7 @@ def import_checkpoint(
         vocabulary=inputs.tokenizer.vocabulary,
         lowercase=inputs.tokenizer.lowercase,
     )
-    if str(source).startswith(PREFIX):
+    if form in FOLDERS and str(source).startswith(PREFIX):
         source = find_folder(str(source), workspace.root, "import-checkpoint")
     imported = _read(form, source, asked)
     _check_fits(imported.config, facts, source)
@@ -147,8 +148,7 @@ def import_checkpoint(
 
 
 def _read(form: str, source: Path, asked: Any) -> Imported:
-    module, _, name = FORMATS[form].partition(":")
-    imported: Imported = getattr(importlib.import_module(module), name)(source, asked)
+    imported: Imported = load(FORMATS[form])(source, asked)
     return imported
 
 

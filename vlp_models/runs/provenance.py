@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from vlp_models.data.tables import read_table
 from vlp_models.models import FAMILIES
-from vlp_models.params import Params, split_start, to_plain
+from vlp_models.params import ModelParams, Params, split_start, to_plain
 from vlp_models.pipeline.code import PACKAGE, identity
 from vlp_models.tasks import TASKS
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.lineage import git_commit
+from vlp_models.workspace.packages import dependency
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
@@ -45,27 +49,42 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
 
 
 def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
-    """The same for runs that differ in their seeds alone: one hash over their design, the data they learned from, the
-    settings of the trainings that they come from but for seeds and names, and the code of these."""
+    """The same for runs that differ in their seeds alone: one hash over their design, the data that they learned from
+    (texts, words, who made the regions), the weights that they began with, the settings of the models and trainings
+    that they come from but for seeds and names, and the code of these."""
     checkpoint = f"finetune/{run}"
     config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     inputs = config.get("provenance", {}).get("inputs", {})
     family, settings, code = params.family_at(checkpoint), [], set[str]()
+    begun: dict[str, str] = {}
     for name in params.chain(checkpoint):
         kind, key = split_start(name)
+        if kind != "finetune":
+            model = params.models[params.model_at(name)]
+            begun |= _begun_with(model, workspace)
+            settings.append({k: v for k, v in to_plain(model).items() if k != "seed"})
         if kind != "initial":
             own = to_plain(getattr(params, kind)[key])
-            settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "design")})
+            settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "design", "model")})
             code |= {f"{PACKAGE}.stages.{kind}", FAMILIES[family]}
     places = [TASKS[params.finetune[run].task], *code]
     about = {
         "design": params.design_of(run),
         "model": config.get("model_config"),
+        "begun": begun,
         "settings": settings,
-        "data": {name: digest for name, digest in sorted(inputs.items()) if name.startswith("index-")},
+        "data": {name: digest for name, digest in sorted(inputs.items()) if name != "start"},
+        "detector": config.get("detector_id"),
         "code": identity(sorted(place for place in places if place.startswith(f"{PACKAGE}."))),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _begun_with(model: ModelParams, workspace: Workspace) -> dict[str, str]:
+    """Where the weights come from that the model began with, each with what is known of its content."""
+    places = [model.weights, dependency(model.words)]
+    files = {place: workspace.root / place for place in places if place}
+    return {place: hash_path(file) if file.exists() else "" for place, file in files.items()}
 
 
 def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) -> list[DataInput]:
@@ -73,13 +92,22 @@ def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) 
     manifest, index = workspace.shards / "manifest.json", workspace.shards / "index-train.parquet"
     if not manifest.exists() or not index.exists():
         return []
-    about, uri = read_json(manifest), workspace.relative(workspace.shards)
-    counts = {name: n for name, n in about.get("counts", {}).get("train", {}).items() if isinstance(n, int)}
-    digest = hash_path(index)
+    uri, digest, counts = workspace.relative(workspace.shards), hash_path(index), _samples(index)
     return [
-        DataInput(name=name, context="training", digest=digest, uri=uri, counts=counts)
-        for name in sources or about.get("sources", [])
+        DataInput(name=name, context="training", digest=digest, uri=uri, counts=counts[name])
+        for name in sources or read_json(manifest).get("sources", [])
     ]
+
+
+def _samples(index: Path) -> dict[str, dict[str, int]]:
+    """Of each dataset, how many samples each view has of it."""
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for batch in pq.ParquetFile(index).iter_batches(columns=["source", "view"]):
+        counted = pa.table(batch).group_by(["source", "view"]).aggregate([([], "count_all")])
+        for row in counted.to_pylist():
+            of_source = counts[row["source"]]
+            of_source[row["view"]] = of_source.get(row["view"], 0) + row["count_all"]
+    return counts
 
 
 def lineage_files(workspace: Workspace) -> dict[str, str]:

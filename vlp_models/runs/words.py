@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from vlp_models.data.bert_folder import CONFIG, WEIGHTS, find_folder
+from vlp_models.data.bert_folder import CONFIG, find_folder, weights_file
 from vlp_models.models.adopt import adopt_weights, in_short
 from vlp_models.models.bert import read_bert
 from vlp_models.models.foreign import Asked
@@ -48,8 +48,8 @@ def begin_with_words(
         "left_out": [*in_short(adopted.left_out, imported.weights), *imported.left_out],
         "notes": list(imported.notes),
     }
-    files = [folder / CONFIG, *(folder / name for name in WEIGHTS)]
-    kept = {"source": p.words, "files": {file.name: hash_file(file) for file in files if file.exists()}, **told}
+    files = [folder / CONFIG, weights_file(folder)]
+    kept = {"source": p.words, "files": {file.name: hash_file(file) for file in files}, **told}
     parameters = sum(own[name].numel() for name in adopted.taken)
     lines = [f"{p.words}: {parameters:,} of BERT's weights in {', '.join(told['taken'])}"]
     lines += [f"  fresh: {', '.join(told['fresh'])}"] if told["fresh"] else []

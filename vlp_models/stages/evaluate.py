@@ -145,21 +145,23 @@ def _datasets(finetune: FinetuneParams) -> list[str]:
 def _records(
     scored: Scored, settings: EvaluateParams, facts: dict[str, Any], seen: Seen | None
 ) -> list[dict[str, Any]]:
-    return [
-        {
-            **facts,
-            "metric": score.metric,
-            "value": None if score.value is None else round(score.value, 4),
-            **_interval(score, settings.bootstrap, facts["seed"]),
-            "baselines": scored.baselines.get(score.metric, {}),
-            "n": score.n,
-            "note": score.note,
-            "seen": None
-            if seen is None
-            else without_seen(score, seen, resamples=settings.bootstrap, seed=facts["seed"]),
-        }
-        for score in scored.scores
-    ]
+    resampling = {"resamples": settings.bootstrap, "seed": facts["seed"]}
+    records = []
+    for score in scored.scores:
+        ends = _interval(score, **resampling)
+        records.append(
+            {
+                **facts,
+                "metric": score.metric,
+                "value": None if score.value is None else round(score.value, 4),
+                **ends,
+                "baselines": scored.baselines.get(score.metric, {}),
+                "n": score.n,
+                "note": score.note,
+                "seen": None if seen is None else without_seen(score, seen, ends, **resampling),
+            }
+        )
+    return records
 
 
 def _items(model: TaskModel, scored: Scored, place: Place, split: str, samples: list[Sample]) -> list[ItemScores]:
@@ -181,7 +183,7 @@ def _items(model: TaskModel, scored: Scored, place: Place, split: str, samples: 
     return [scores for scores in found if scores is not None]
 
 
-def _interval(score: Score, resamples: int, seed: int) -> dict[str, float | None]:
+def _interval(score: Score, *, resamples: int, seed: int) -> dict[str, float | None]:
     found = interval(score.evidence, resamples=resamples, seed=seed)
     return {"low": round(found[0], 4), "high": round(found[1], 4)} if found else {"low": None, "high": None}
 

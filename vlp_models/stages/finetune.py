@@ -82,7 +82,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             **task_model.reader.flags,
         )
         tags = {"task": p.task, "run": key, "model": before.name}
-        with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:
+        with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags, sources=p.sources) as tracker:
             result = fit(
                 task_model,
                 loss,

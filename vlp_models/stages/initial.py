@@ -31,6 +31,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import part_of, read_config, read_weights, write_checkpoint
+    from vlp_models.models.info import UNLIMITED
     from vlp_models.runs.fitting import check_same_data, data_facts, describe, read_inputs, start_from
     from vlp_models.runs.words import begin_with_words
 
@@ -42,7 +43,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         torch.manual_seed(p.seed)
         model = build_model(p.family, p.config, data_facts(inputs), where=f"models.{key}.config")
         provenance: dict[str, Any] = {}
-        lengths = {"max_text_len": 512, "max_regions": 100}  # what nobody has trained on yet sets no limit
+        lengths = UNLIMITED
         if p.weights:
             source = workspace.root / p.weights
             before = read_config(source)

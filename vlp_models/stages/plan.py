@@ -9,8 +9,8 @@ from __future__ import annotations
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
 from vlp_models.pipeline.code import ROOT, files_behind
-from vlp_models.pipeline.graph import FILE, is_ours, pipeline, render
-from vlp_models.weight_files import check_installed
+from vlp_models.pipeline.graph import FILE, is_ours, packages, pipeline, render
+from vlp_models.workspace.packages import check_installed
 from vlp_models.workspace.paths import Workspace, output_directory, write_json
 
 STAGES = (
@@ -37,7 +37,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     Raises:
         ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
-        MissingToolError: the backbone's or detector's weights come in a package that is not installed.
+        MissingToolError: a package that params.yaml names is not installed.
     """
     from vlp_models.runs.check import check_runs, reads
     from vlp_models.serving.bundle import SERVED_BY
@@ -45,10 +45,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     check_runs(params)
     check_current(params, workspace)
     regions, pixels = reads(params)
-    if regions and params.features.source == "timm":
-        check_installed(params.features.timm.weights, "params.yaml: `features.timm.weights`")
-    elif regions and params.detector.source == "weights":
-        check_installed(params.detector.weights, "params.yaml: `detector.weights`")
+    check_installed(packages(params, regions=regions))
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
         write_json(directory / "reads.json", {"regions": regions, "pixels": pixels})

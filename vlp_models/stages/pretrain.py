@@ -102,7 +102,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             **reader.flags,
         )
         tags = {"run": key, "model": p.model, "passes": p.passes.scheme}
-        with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags) as tracker:
+        with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags, sources=p.sources) as tracker:
             result = fit(
                 model,
                 loss,

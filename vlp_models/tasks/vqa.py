@@ -101,15 +101,17 @@ class VQA(TaskModel):
         own = Part(sum=both.sum.detach(), count=both.count)
         return replace(both, parts={**losses[0].parts, "vqa": own})
 
+    def probabilities(self, batch: Batch) -> Tensor:
+        """[B, A]: a sigmoid; of two classifiers, the mean of two softmaxes."""
+        logits = [logits_BA.float() for logits_BA in self.logits(batch)]
+        return torch.stack([x.softmax(-1) for x in logits]).mean(0) if len(logits) > 1 else logits[0].sigmoid()
+
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         """`top`: the five most probable answers. Each probability is its answer's own, they need not sum to one; those
         of two classifiers do, over all answers."""
         self.eval()
-        logits = [logits_BA.float() for logits_BA in self.logits(batch)]
-        apart = len(logits) > 1
-        probability_BA = torch.stack([x.softmax(-1) for x in logits]).mean(0) if apart else logits[0].sigmoid()
-        best = probability_BA.topk(min(TOP, len(self.labels)))
+        best = self.probabilities(batch).topk(min(TOP, len(self.labels)))
         return [
             {
                 "question_id": sample.sample_id,

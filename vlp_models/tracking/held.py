@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")
 
@@ -18,6 +18,11 @@ def holds(client: MlflowClient, name: str, number: int, content: str) -> bool:
     """Whether the registry has this version, with this content and its files."""
     found = [v for v in _versions_with(client, name, content) if int(v.version) == number]
     return bool(found) and _has_files(found[0])
+
+
+def model_called(client: MlflowClient, name: str) -> RegisteredModel | None:
+    """The registered model of just this name; None where there is none."""
+    return next((m for m in client.search_registered_models(f"name='{name}'") if m.name == name), None)
 
 
 def version_with(client: MlflowClient, name: str, content: str) -> ModelVersion | None:

@@ -26,7 +26,7 @@ from vlp_models.tracking.evaluations import (
     read_lineage,
     run_of,
 )
-from vlp_models.tracking.held import version_with
+from vlp_models.tracking.held import model_called, version_with
 from vlp_models.tracking.signature import example, signature
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def register(
         run_id = mlflow.active_run().info.run_id  # type: ignore[union-attr]
         folder = log_evaluation(client, run_id, evaluation)
         lineage_hash = log_lineage(client, run_id, lineage, files)
-        if not _has_model(client, name):
+        if model_called(client, name) is None:
             client.create_registered_model(name, description=f"{task}: the versions this pipeline made")
         version = client.create_model_version(
             name=name,
@@ -158,7 +158,7 @@ def set_challenger(client: MlflowClient, name: str, version: int) -> None:
 
 def versions_of_runs(client: MlflowClient, name: str, runs: Iterable[str]) -> dict[str, ModelVersion]:
     """Run -> its newest version, in the order of `runs`; runs that have none are left out."""
-    registered = next((m for m in client.search_registered_models(f"name='{name}'") if m.name == name), None)
+    registered = model_called(client, name)
     aliases = dict(registered.aliases) if registered is not None else {}
     versions = {str(v.version): v for v in client.search_model_versions(f"name='{name}'")} if aliases else {}
     found = {run: versions.get(str(aliases.get(run_alias(run)))) for run in runs}
@@ -191,11 +191,17 @@ def checked_bundle(version: ModelVersion) -> Path:
     """`bundle_of`, if it is still what was registered.
 
     Raises:
-        DataError: it is not.
+        DataError: it is not, or can't be had.
     """
+    from mlflow.exceptions import MlflowException
+
     from vlp_models.serving.bundle import check_content, content_of
 
-    bundle = bundle_of(version)
+    try:
+        bundle = bundle_of(version)
+    except (MlflowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{version.name} version {version.version}: its files can't be had ({reason})") from None
     check_content(bundle)  # names the file
     if content_of(bundle) != version.tags.get("content"):
         raise DataError(f"{version.name} version {version.version}: its files are not those that were registered")
@@ -227,10 +233,6 @@ def _log_scores(client: MlflowClient, run_id: str, metrics: Mapping[str, float])
     for key, value in metrics.items():
         if known.get(key) != value:
             client.log_metric(run_id, key, value)
-
-
-def _has_model(client: MlflowClient, name: str) -> bool:
-    return any(model.name == name for model in client.search_registered_models(f"name='{name}'"))
 
 
 def _pinned(names: tuple[str, ...]) -> list[str]:

@@ -15,11 +15,11 @@ from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 from torch import Tensor
 
 from vlp_models.errors import CheckpointError, ParamsError
-from vlp_models.params import TimmParams
+from vlp_models.params import TimmParams, build, to_plain
 from vlp_models.state_dicts import load_exactly, read_state_dict
 from vlp_models.vision.backbone import Backbone, BackboneConfig
 from vlp_models.vision.config import BACKGROUND
-from vlp_models.vision.state import CONFIG, identity_of, read_config, write_config
+from vlp_models.vision.state import CONFIG, check_identity, identity_of, read_architecture, read_config, write_config
 from vlp_models.vision.weights import check_model, read_backbone_weights
 
 FORMAT = "vlp-backbone/1"
@@ -79,7 +79,7 @@ def save_backbone(directory: Path, backbone: LoadedBackbone, training: Mapping[s
 
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in backbone.model.net.state_dict().items()}
     save_file(state, directory / WEIGHTS)
-    what = {"architecture": _plain(backbone.model.config), "classes": list(backbone.classes)}
+    what = {"architecture": to_plain(backbone.model.config), "classes": list(backbone.classes)}
     identity = identity_of(directory / WEIGHTS, what)
     write_config(directory, FORMAT, {**what, "detector_id": identity, "training": dict(training)})
     return identity
@@ -93,11 +93,11 @@ def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
     """
     record = read_config(directory, FORMAT, "a backbone's config, as `features.source: timm` needs")
     try:
-        fields: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in record["architecture"].items()
-        }
-        config, classes = BackboneConfig(**fields), tuple(record["classes"])
-    except (KeyError, TypeError, AttributeError) as error:
+        config = build(BackboneConfig, read_architecture(record), where="architecture", file=CONFIG)
+        classes = tuple(map(str, record["classes"]))
+        check_model(config.model, CONFIG)
+        model = Backbone(config)
+    except Exception as error:  # the file is from outside: whatever timm makes of it, the file is at fault
         raise CheckpointError(
             f"{directory / CONFIG}: not a backbone's config ({error}); `dvc repro detector`"
         ) from None
@@ -106,16 +106,8 @@ def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
             f"{directory / CONFIG}: names {max(0, len(classes) - 1)} classes, but the classifier has "
             f"{config.num_classes}; `dvc repro --force detector` makes it anew"
         )
-    check_model(config.model, str(directory / CONFIG))
-    state = read_state_dict(directory / WEIGHTS)
-    model = Backbone(config)
-    load_exactly(model.net, state, directory / WEIGHTS, CONFIG)
-    what = {"architecture": record["architecture"], "classes": record["classes"]}
-    if identity_of(directory / WEIGHTS, what) != record["detector_id"]:
-        raise CheckpointError(
-            f"{directory / WEIGHTS}: damaged: weights and config.json are not what backbone {record['detector_id']} "
-            f"was; `dvc checkout {directory}` may have it whole, `dvc repro --force detector` makes it anew"
-        )
+    load_exactly(model.net, read_state_dict(directory / WEIGHTS), directory / WEIGHTS, CONFIG)
+    check_identity(directory / WEIGHTS, record, "backbone")
     return LoadedBackbone(model=model.to(device).eval(), classes=classes, detector_id=record["detector_id"])
 
 
@@ -173,7 +165,3 @@ def _names(count: int, p: TimmParams, root: Path) -> tuple[str, ...]:
         for word, synset in zip(words, info.label_names(), strict=True)
     ]
     return (BACKGROUND, *names)
-
-
-def _plain(config: BackboneConfig) -> dict[str, Any]:
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(config).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from torchvision.models.detection import FasterRCNN
 
 from vlp_models.errors import CheckpointError
 from vlp_models.limits import check_numbers
+from vlp_models.params import to_plain
 from vlp_models.state_dicts import load_exactly, read_state_dict
 from vlp_models.vision.config import DetectorConfig
 from vlp_models.vision.detector import build_detector
@@ -42,7 +42,7 @@ def save_detector(
 
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, directory / WEIGHTS)
-    what = {"architecture": _plain(config), "classes": list(classes)}
+    what = {"architecture": to_plain(config), "classes": list(classes)}
     detector_id = identity_of(directory / WEIGHTS, what)
     write_config(directory, FORMAT, {**what, "detector_id": detector_id, "training": dict(training)})
     return detector_id
@@ -50,7 +50,8 @@ def save_detector(
 
 def identity_of(weights: Path, what: Mapping[str, Any]) -> str:
     """The start of the sha256 of a weights file and of what it is."""
-    digest = hashlib.sha256(weights.read_bytes())
+    with weights.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
     digest.update(json.dumps(what, sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
@@ -77,26 +78,35 @@ def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) 
             "regions; set detector.source to `train` or `weights` in params.yaml"
         )
     try:
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in record["architecture"].items()
-        }
-        check_numbers(fields)
-        config, classes = DetectorConfig(**fields), tuple(map(str, record["classes"]))
+        config, classes = DetectorConfig(**read_architecture(record)), tuple(map(str, record["classes"]))
         model = build_detector(config, len(classes))
     except Exception as error:  # the file is from outside: whatever torchvision makes of it, the file is at fault
         raise CheckpointError(
             f"{directory / CONFIG}: not a detector's config ({error}); `dvc repro detector`"
         ) from None
     load_exactly(model, read_state_dict(directory / weights), directory / weights, "detector.backbone")
-    what = {"architecture": record["architecture"], "classes": record["classes"]}
-    if weights == WEIGHTS and identity_of(directory / WEIGHTS, what) != record["detector_id"]:
-        raise CheckpointError(
-            f"{directory / WEIGHTS}: damaged: weights and config.json are not what detector {record['detector_id']} "
-            f"was; `rm -r {directory}` and `dvc checkout {directory}` may bring it back, `dvc repro --force detector` "
-            "makes it anew"
-        )
+    if weights == WEIGHTS:
+        check_identity(directory / WEIGHTS, record, "detector")
     model.to(device).eval()
     return Detector(model=model, config=config, classes=classes, detector_id=record["detector_id"])
+
+
+def check_identity(weights: Path, record: Mapping[str, Any], kind: str) -> None:
+    """
+    Args:
+        record: the config.json beside the weights.
+        kind: `detector` or `backbone`, for the message.
+
+    Raises:
+        CheckpointError: weights and record are not those that were saved together.
+    """
+    what = {"architecture": record["architecture"], "classes": record["classes"]}
+    if identity_of(weights, what) != record["detector_id"]:
+        folder = weights.parent
+        raise CheckpointError(
+            f"{weights}: damaged: weights and config.json are not what {kind} {record['detector_id']} was; `rm -r "
+            f"{folder}` and `dvc checkout {folder}` may bring it back, `dvc repro --force detector` makes it anew"
+        )
 
 
 def read_config(directory: Path, form: str = FORMAT, what: str = "a detector's config") -> dict[str, Any]:
@@ -121,7 +131,14 @@ def write_config(directory: Path, form: str, record: Mapping[str, Any]) -> None:
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
-def _plain(config: DetectorConfig) -> dict[str, Any]:
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(config).items()
+def read_architecture(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a detector's or a backbone's config, from a file that may be from anywhere.
+
+    Raises:
+        KeyError, AttributeError: config.json lacks it, or it is no section. ValueError: a number beyond reason.
+    """
+    fields = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in record["architecture"].items()
     }
+    check_numbers(fields)
+    return fields

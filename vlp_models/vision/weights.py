@@ -60,6 +60,17 @@ def fetch_timm(name: str, where: str) -> dict[str, Tensor]:
     return {key: tensor.detach() for key, tensor in net.state_dict().items()}
 
 
+def data_config(name: str) -> dict[str, Any]:
+    """What pictures must be like for a timm model, known from its name: side, mean, deviation, interpolation. timm's
+    own defaults where it knows nothing of the name."""
+    import timm
+    from timm.data import resolve_data_config
+
+    known: Any = timm.get_pretrained_cfg(name)
+    found: dict[str, Any] = resolve_data_config({}, pretrained_cfg=known.to_dict() if known else {"mean": None})
+    return found
+
+
 def fetch_torchvision(builder: str, where: str) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """torchvision's own weights of a detector, from its cache or the network, and what is said of them.
 

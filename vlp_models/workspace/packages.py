@@ -30,24 +30,53 @@ def dependency(source: str) -> str:
     return f"{FOLDER}/{source.removeprefix(PREFIX)}.json" if source.startswith(PREFIX) else source
 
 
-def package_files(source: str, where: str) -> dict[str, Path]:
-    """The package's files that are no code, by their names below site-packages.
-
+def find_package(source: str, said: str) -> metadata.Distribution:
+    """
     Args:
         source: `package:NAME`.
-        where: its place in params.yaml, for messages.
+        said: source and its place, as messages begin.
 
     Raises:
         ParamsError: no name of a package. MissingToolError: it is not installed; says what to install.
     """
     name = source.removeprefix(PREFIX)
     if not _NAME.fullmatch(name):
-        raise ParamsError(f"`{where}: {source}`: no name of a package; write {PREFIX}NAME")
+        raise ParamsError(f"{said}: no name of a package; write {PREFIX}NAME")
     try:
-        found = metadata.distribution(name)
+        return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         install = f"--no-deps -r {LOCK}" if name in LOCKED else name
-        raise MissingToolError(f"`{where}: {source}`: not installed; `uv pip install {install}` brings it") from None
+        raise MissingToolError(f"{said}: not installed; `uv pip install {install}` brings it") from None
+
+
+def check_installed(sources: Iterable[tuple[str, str]]) -> None:
+    """
+    Args:
+        sources: with their places in params.yaml; those that are no packages are passed over.
+
+    Raises:
+        ParamsError, MissingToolError: see `find_package`.
+    """
+    for source, where in sources:
+        if source.startswith(PREFIX):
+            find_package(source, f"`{where}: {source}`")
+
+
+def package_files(source: str, where: str) -> dict[str, Path]:
+    """`data_files` of the package.
+
+    Args:
+        source: `package:NAME`.
+        where: its place in params.yaml, for messages.
+
+    Raises:
+        ParamsError, MissingToolError: see `find_package`.
+    """
+    return data_files(find_package(source, f"`{where}: {source}`"))
+
+
+def data_files(found: metadata.Distribution) -> dict[str, Path]:
+    """A package's files that are no code, by their names below site-packages."""
     files = {
         file.as_posix(): Path(str(found.locate_file(file)))
         for file in found.files or ()
@@ -60,7 +89,7 @@ def describe(source: str, where: str) -> dict[str, Any]:
     """Name, version, and the files' sha256.
 
     Raises:
-        ParamsError, MissingToolError: see `package_files`.
+        ParamsError, MissingToolError: see `find_package`.
     """
     files = package_files(source, where)
     name = source.removeprefix(PREFIX)
@@ -72,15 +101,15 @@ def describe(source: str, where: str) -> dict[str, Any]:
 
 
 def note(sources: Iterable[tuple[str, str]], root: Path) -> None:
-    """Writes packages/NAME.json of each package, where it says something else.
+    """Writes packages/NAME.json of each package, where it says something else; a package that several name, once.
 
     Args:
-        sources: with their places in params.yaml; those that are no packages are passed over.
+        sources: as in `check_installed`.
 
     Raises:
-        ParamsError, MissingToolError: see `package_files`.
+        ParamsError, MissingToolError: see `find_package`.
     """
-    for source, where in sources:
+    for source, where in dict(sources).items():
         if source.startswith(PREFIX):
             found = describe(source, where)
             if _noted(root / dependency(source)) != found:
@@ -90,7 +119,7 @@ def note(sources: Iterable[tuple[str, str]], root: Path) -> None:
 def check_noted(source: str, root: Path, where: str) -> None:
     """
     Raises:
-        DataError: the installed package is another than the one that DVC knows of. ParamsError: see `package_files`.
+        DataError: the installed package is another than the one that DVC knows of. ParamsError: see `find_package`.
     """
     noted = _noted(root / dependency(source))
     if noted is not None and noted != (found := describe(source, where)):

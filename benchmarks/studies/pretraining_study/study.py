@@ -1,4 +1,11 @@
-"""A study as a command: what each of benchmarks/studies/*.py runs."""
+"""A study as a command: what each of benchmarks/studies/*.py runs.
+
+    python benchmarks/studies/NAME.py --power
+    python benchmarks/studies/NAME.py --seeds 2 --share 0.1      a look before the long run
+    python benchmarks/studies/NAME.py --first-seed 101 --seeds 3 --arms ARM ARM      a pilot, of other seeds
+
+Killed, it goes on where it was; several processes with the same arguments share the work.
+"""
 
 from __future__ import annotations
 

@@ -19,14 +19,4 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: S
     Raises:
         CheckpointError: see `convert`.
     """
-    sizes = BertSizes(
-        vocab_size=config.vocab_size,
-        hidden=config.hidden,
-        heads=config.heads,
-        intermediate=config.intermediate,
-        layers=config.layers,
-        max_positions=config.max_positions,
-        stack="transformer",
-        head=not config.plain_heads,
-    )
-    return convert(state, bert, sizes)
+    return convert(state, bert, BertSizes.of(config, stack="transformer", head=not config.plain_heads))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import timm
 import torch
@@ -18,8 +16,7 @@ from vlp_models.models.bert import bert_weights
 from vlp_models.models.foreign import Asked, Imported, Taker, read_state_dict
 from vlp_models.models.soho.backbone import Backbone
 from vlp_models.models.soho.config import SOHOConfig
-from vlp_models.params.schema import build
-from vlp_models.vision.weights import read_backbone_weights
+from vlp_models.vision.weights import data_config, read_backbone_weights
 
 CNN_FILES = ("backbone.safetensors", "backbone.pth")
 
@@ -31,11 +28,11 @@ def read_parts(source: Path, asked: Asked) -> Imported:
     Raises:
         CheckpointError: a file is missing or damaged, is another architecture's, or of another vocabulary.
     """
-    if not asked.config:
+    if asked.family != "soho":
         raise CheckpointError(
             "a CNN or BERT fills a part of a model of params.yaml: --name must be one of them, of the family soho"
         )
-    config = build(SOHOConfig, {**asked.config, **_facts(asked)}, where="config")
+    config = asked.built(SOHOConfig)
     found = {
         "cnn": [source] if not source.is_dir() else _first(source, CNN_FILES),
         "bert": _first(source, WEIGHTS) if source.is_dir() else [],
@@ -46,7 +43,7 @@ def read_parts(source: Path, asked: Asked) -> Imported:
     for file in found["cnn"]:
         weights |= convert_backbone(read_state_dict(file), config)
     if found["bert"]:
-        weights |= bert_weights(source, dataclasses.replace(asked, family="soho")).weights
+        weights |= bert_weights(source, asked).weights
     what = " and ".join(name for name, part in (("a CNN's", found["cnn"]), ("BERT's", found["bert"])) if part)
     return Imported(family="soho", what=what, config=asked.config, weights=weights, regions=False)
 
@@ -57,24 +54,16 @@ def read_timm_backbone(source: Path, asked: Asked) -> Imported:
     Raises:
         MissingToolError, CheckpointError: see `read_backbone_weights` and `convert_backbone`.
     """
-    config = build(SOHOConfig, {**asked.config, **_facts(asked)}, where="config")
+    config = asked.built(SOHOConfig)
     state = read_backbone_weights(str(source), config.backbone, Path(), "SOURCE")
     weights = convert_backbone(state, config)
-    own, told = PixelInput(height=1, width=1), _data_config(config.backbone)
+    own, told = PixelInput(height=1, width=1), data_config(config.backbone)
     notes = tuple(
         f"SOHO reads pixels with {what} {getattr(own, what)}; timm's data config of {config.backbone} has {told[what]}"
         for what in ("mean", "std")
         if tuple(told[what]) != getattr(own, what)
     )
     return Imported(family="soho", what="a CNN's", config=asked.config, weights=weights, notes=notes, regions=False)
-
-
-def _data_config(backbone: str) -> dict[str, Any]:
-    found: Any = timm.get_pretrained_cfg(backbone, allow_unregistered=True)
-    data: dict[str, Any] = timm.data.resolve_data_config(
-        {}, pretrained_cfg=found.to_dict() if found else {"mean": None}
-    )
-    return data
 
 
 def convert_backbone(state: Mapping[str, Tensor], config: SOHOConfig) -> dict[str, Tensor]:
@@ -96,8 +85,3 @@ def convert_backbone(state: Mapping[str, Tensor], config: SOHOConfig) -> dict[st
 
 def _first(folder: Path, names: tuple[str, ...]) -> list[Path]:
     return [folder / name for name in names if (folder / name).exists()][:1]
-
-
-def _facts(asked: Asked) -> dict[str, int]:
-    known = {field.name for field in dataclasses.fields(SOHOConfig)}
-    return {name: value for name, value in dataclasses.asdict(asked.facts).items() if name in known}

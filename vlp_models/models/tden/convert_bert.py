@@ -19,16 +19,11 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: T
     Raises:
         CheckpointError: see `convert`.
     """
-    sizes = BertSizes(
-        vocab_size=config.vocab_size,
-        hidden=config.hidden,
-        heads=config.heads,
-        intermediate=config.intermediate,
-        layers=config.sentence_layers,
-        max_positions=config.max_positions,
-        stack="sentence_encoder",
+    sizes = BertSizes.of(
+        config,
         layers_key="sentence_layers",
+        stack="sentence_encoder",
         tied=config.tie_lm_head,
-        eps={"layer_norm_eps": config.layer_norm_eps, "embedding_norm_eps": config.embedding_norm_eps},
+        eps=("layer_norm_eps", "embedding_norm_eps"),
     )
     return convert(state, bert, sizes)

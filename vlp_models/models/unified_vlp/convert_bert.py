@@ -12,20 +12,6 @@ from vlp_models.models.bert import BertSizes, Converted, convert
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 
 
-def sizes_of(config: UnifiedVLPConfig) -> BertSizes:
-    return BertSizes(
-        vocab_size=config.vocab_size,
-        hidden=config.hidden,
-        heads=config.heads,
-        intermediate=config.intermediate,
-        layers=config.layers,
-        max_positions=config.max_positions,
-        types=(2, 6),
-        stack="stack",
-        eps={"layer_norm_eps": config.layer_norm_eps},
-    )
-
-
 def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: UnifiedVLPConfig) -> Converted:
     """For a Unified VLP of BERT's sizes: its text embedding, stack and LM head. What sees images stays fresh.
 
@@ -34,7 +20,7 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: U
     Raises:
         CheckpointError: see `convert`.
     """
-    converted = convert(state, bert, sizes_of(config))
+    converted = convert(state, bert, BertSizes.of(config, types=(2, 6), stack="stack", eps=("layer_norm_eps",)))
     types = four_segments(converted.weights["text_embedding.types.weight"])
     return dataclasses.replace(converted, weights={**converted.weights, "text_embedding.types.weight": types})
 

@@ -26,14 +26,8 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: V
         CheckpointError: see `convert`.
     """
     absolute = config.positions == "absolute"
-    sizes = BertSizes(
-        vocab_size=config.vocab_size,
-        hidden=config.hidden,
-        layers=0,
-        max_positions=config.max_positions if absolute else 0,
-        tied=False,
-        eps={"embedding_norm_eps": config.embedding_norm_eps},
-    )
+    positions = config.max_positions if absolute else 0
+    sizes = BertSizes.of(config, layers=0, max_positions=positions, tied=False, eps=("embedding_norm_eps",))
     converted = convert(state, bert, sizes)
     weights, left_out = dict(converted.weights), [*converted.left_out, "embeddings.token_type_embeddings.weight[1:]"]
     types = weights.pop("text_embedding.types.weight")

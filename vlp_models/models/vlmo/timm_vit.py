@@ -19,7 +19,7 @@ from vlp_models.errors import CheckpointError
 from vlp_models.models.foreign import Asked, Imported
 from vlp_models.models.vlmo.public.beit import convert_beit
 from vlp_models.models.vlmo.public.convert import Layout
-from vlp_models.vision.weights import read_backbone_weights
+from vlp_models.vision.weights import data_config, read_backbone_weights
 from vlp_models.weight_files import library_of
 
 HALF = 0.5  # mean and standard deviation of the pixels that VLMo reads
@@ -41,7 +41,8 @@ def read_timm_vit(source: Path, asked: Asked) -> Imported:
     state = read_backbone_weights(text, name, Path(), "SOURCE")
     notes: tuple[str, ...] = ()
     if name:
-        state = renormalised(state, *_normalisation(name))
+        told = data_config(name)
+        state = renormalised(state, told["mean"], told["std"])
     else:
         notes = ("the model reads pixels normalised with mean 0.5 and deviation 0.5; were the file's weights, too?",)
     if any(key.endswith(BEIT) for key in state):
@@ -113,16 +114,6 @@ def _block(c: Layout, layer: int, hidden: int, intermediate: int) -> None:
     if f"{theirs}.ls1.gamma" in c.taker.state:
         c.weights[f"{ours}.attention_scale"] = c.taker.take(f"{theirs}.ls1.gamma", hidden)
         c.weights[f"{ours}.expert_scale"] = c.taker.take(f"{theirs}.ls2.gamma", hidden)
-
-
-def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of timm's data config of a model."""
-    import timm
-    from timm.data import resolve_data_config
-
-    found: Any = timm.get_pretrained_cfg(name)
-    data = resolve_data_config({}, pretrained_cfg=found.to_dict() if found else {"mean": None})
-    return tuple(data["mean"]), tuple(data["std"])
 
 
 def _check_sizes(found: Mapping[str, Any], asked: Asked) -> None:

@@ -23,17 +23,7 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: X
     Raises:
         CheckpointError: see `convert`.
     """
-    sizes = BertSizes(
-        vocab_size=config.vocab_size,
-        hidden=config.hidden,
-        heads=config.heads,
-        intermediate=config.intermediate,
-        layers=config.layers,
-        max_positions=config.max_positions,
-        stack="layers",
-        head=False,
-        eps={"layer_norm_eps": config.layer_norm_eps, "embedding_norm_eps": config.embedding_norm_eps},
-    )
+    sizes = BertSizes.of(config, stack="layers", head=False, eps=("layer_norm_eps", "embedding_norm_eps"))
     converted = convert(state, bert, sizes)
     weights = dict(converted.weights)
     types = weights.pop("text_embedding.types.weight")

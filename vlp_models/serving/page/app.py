@@ -26,6 +26,7 @@ PROMISE = (
     "hours. What you read below is a model's guess; at the foot of the page stands what it learned from and what it "
     "can't do."
 )
+NONE = "no version to ask; see below"
 WIDTH = ".gradio-container {max-width: 1180px !important}"
 
 
@@ -62,11 +63,11 @@ def build(page: Page) -> gradio.Blocks:
                 note = gr.Textbox(label="The boxes", interactive=False, lines=2, elem_id="note")
             with gr.Column(scale=1):
                 gr.Markdown("### Caption")
-                by_captioner = f"beam search; {page.answers('captioning')}" if page.captioner else "no champion yet"
+                by_captioner = f"beam search; {page.answers('captioning')}" if page.captioner else NONE
                 beam = gr.Textbox(label=f"Caption ({by_captioner})", interactive=False, elem_id="beam")
                 greedy = gr.Textbox(label="Caption, word by word (greedy)", interactive=False, elem_id="greedy")
                 gr.Markdown("### Question")
-                by_answerer = page.answers("vqa") if page.answerer else "no champion yet"
+                by_answerer = page.answers("vqa") if page.answerer else NONE
                 question = gr.Textbox(
                     label="Ask about the photo", placeholder="What colour is the ball?", elem_id="question", max_lines=1
                 )
@@ -77,7 +78,7 @@ def build(page: Page) -> gradio.Blocks:
         if page.search:
             where = f"{page.search.searched:,} photos of the split {page.search.split}; {page.answers('retrieval')}"
         else:
-            where = "no champion yet"
+            where = NONE
         wanted = gr.Textbox(label=f"Search by text ({where})", max_lines=1, elem_id="wanted")
         look = gr.Button("Search", elem_id="look")
         gallery = gr.Gallery(

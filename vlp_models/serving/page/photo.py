@@ -7,10 +7,9 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vlp_models.data.archive import MAX_IMAGE_PIXELS
 from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
 from vlp_models.errors import DataError
-from vlp_models.serving.images import MAX_BYTES
+from vlp_models.serving.images import MAX_BYTES, MAX_PIXELS
 
 SHOWN = 720  # pixels of a photo's longer side on the page
 GIVEN, WEIGHED = (60, 60, 60), (255, 120, 0)
@@ -22,7 +21,7 @@ def open_photo(path: str | Path) -> Image.Image:
 
     Raises:
         DataError: no image of a known format, an animation, damaged, larger than `MAX_BYTES` or of more than
-            `MAX_IMAGE_PIXELS`. It names the file without its folder, which is the server's business.
+            `MAX_PIXELS`. It names the file without its folder, which is the server's business.
     """
     path = Path(path)
     try:
@@ -32,7 +31,7 @@ def open_photo(path: str | Path) -> Image.Image:
     except OSError as error:
         raise DataError(f"{path.name}: can't be read ({error.strerror})") from None
     try:
-        with open_checked(content, path.suffix, MAX_IMAGE_PIXELS, "the limit is") as image:
+        with open_checked(content, path.suffix, MAX_PIXELS, "the limit is") as image:
             try:
                 return as_seen(image)
             except Exception as error:  # Pillow's plugins raise anything on hostile files

@@ -85,14 +85,10 @@ def weigh(task_model: TaskModel, regions: RegionArrays, text: str, said: str) ->
 
 @torch.no_grad()
 def _log_probabilities(task_model: TaskModel, samples: Sequence[Sample], said: str) -> list[float]:
-    """Of `said`, for each sample: a caption's tokens one after the other, or an answer's own probability (tasks/vqa.py:
-    a sigmoid; of two classifiers, the mean of two softmaxes)."""
+    """Of `said`, for each sample: a caption's tokens one after the other, or an answer's own probability."""
     batch = task_model.read(samples).to(next(task_model.parameters()).device)
     if isinstance(task_model, VQA):
-        logits = [logits_BA.float() for logits_BA in task_model.logits(batch)]
-        apart = len(logits) > 1
-        probability_BA = torch.stack([x.softmax(-1) for x in logits]).mean(0) if apart else logits[0].sigmoid()
-        answer_B = probability_BA[:, task_model.labels.index(said)]
+        answer_B = task_model.probabilities(batch)[:, task_model.labels.index(said)]
         return [float(p) for p in answer_B.clamp(min=1e-12).log()]
     at_BT = batch.text.followed_BT
     logits_MV = cast(Generates, task_model.model).generation_logits(batch.image, batch.text, at_BT)

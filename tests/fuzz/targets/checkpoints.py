@@ -1,0 +1,130 @@
+"""Checkpoints, bundles and detectors: what is loaded to train from, or to serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from targets.base import DEEP, Prepared, Target, in_place
+
+
+def make_bundle(folder: Path) -> Path:
+    """A served model of pixels, tiny, untrained: what the registry holds of one."""
+    import torch
+
+    from vlp_models.data.tokenizer import Tokenizer
+    from vlp_models.models import FAMILIES, DataFacts, build_model
+    from vlp_models.models.checkpoint import write_checkpoint
+    from vlp_models.models.info import CheckpointInfo
+    from vlp_models.params import to_plain
+    from vlp_models.tasks import task_class
+
+    FAMILIES["toy"] = "toy_model.model:Toy"
+    tokenizer = Tokenizer.train(["it is red", "it is blue"], 30, 1, True)
+    torch.manual_seed(0)
+    config = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}
+    model = build_model("toy", config, DataFacts(vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id))
+    facts: dict[str, Any] = {"model_config": to_plain(model.config), "task": "nlvr", "max_text_len": 8}
+    info = CheckpointInfo(family="toy", name="toy", **facts)
+    bundle = folder / "bundle"
+    (bundle / "checkpoint").mkdir(parents=True)
+    task_model = task_class("nlvr")(model, tokenizer, info)
+    write_checkpoint(bundle / "checkpoint", task_model, info, tokenizer)
+    return bundle
+
+
+def _checkpoint(name: str) -> Callable[[Path], Prepared]:
+    """Without its sums, which would refuse all at once: whoever forges a file forges them as well."""
+
+    def prepare(folder: Path) -> Prepared:
+        import torch
+
+        from vlp_models.models.checkpoint import SUMS, load_model
+        from vlp_models.serving.predictor import Predictor
+
+        bundle = make_bundle(folder)
+        with torch.device("meta"):  # loads modules for two seconds, once: that is no hang
+            torch.nn.Linear(1, 1)
+        if name != SUMS:
+            (bundle / "checkpoint" / SUMS).unlink()
+
+        def read() -> None:
+            load_model(bundle / "checkpoint")
+            Predictor(bundle)
+
+        return in_place(bundle / "checkpoint" / name, read)
+
+    return prepare
+
+
+def _labels(folder: Path) -> Prepared:
+    from vlp_models.models.checkpoint import read_labels
+
+    (folder / "labels.json").write_text(json.dumps(["red", "blue"]))
+    return in_place(folder / "labels.json", lambda: read_labels(folder))
+
+
+def _bundle_content(folder: Path) -> Prepared:
+    from vlp_models.serving.bundle import CONTENT, content_of, write_content
+    from vlp_models.serving.predictor import Predictor
+
+    bundle = make_bundle(folder)
+    write_content(bundle, [])
+
+    def read() -> None:
+        content_of(bundle)
+        Predictor(bundle)
+
+    return in_place(bundle / CONTENT, read)
+
+
+def _bundle_features(folder: Path) -> Prepared:
+    from vlp_models.serving.bundle import read_made
+
+    made = {"source": "detector", "min_score": 0.2, "max_regions": 16, "content": "roi"}
+    (folder / "features.json").write_text(json.dumps(made))
+    return in_place(folder / "features.json", lambda: read_made(folder))
+
+
+def _detector(name: str) -> Callable[[Path], Prepared]:
+    def prepare(folder: Path) -> Prepared:
+        import torch
+
+        from vlp_models.vision.config import DetectorConfig
+        from vlp_models.vision.detector import build_detector
+        from vlp_models.vision.state import load_detector, save_detector
+
+        torch.manual_seed(0)
+        config = DetectorConfig(feature_dim=4, channels=(2, 2, 2), anchors=(16.0,), roi_size=2)
+        save_detector(folder, build_detector(config, 3), config, ["__background__", "a", "b"], {})
+        return in_place(folder / name, lambda: load_detector(folder))
+
+    return prepare
+
+
+TARGETS = (
+    Target("checkpoint-config", "json", _checkpoint("config.json"), {"deep": DEEP}, share=0.6),
+    Target(
+        "checkpoint-weights",
+        "safetensors",
+        _checkpoint("model.safetensors"),
+        {"endless": (2**62).to_bytes(8, "little") + b"{}"},  # the length of its header
+    ),
+    Target("checkpoint-vocab", "text", _checkpoint("vocab.txt")),
+    Target("checkpoint-tokenizer", "json", _checkpoint("tokenizer.json")),
+    Target(
+        "checkpoint-sums",
+        "text",
+        _checkpoint("SHA256SUMS"),
+        {
+            "path": b"0" * 64 + b"  ../../../outside/secret.txt\n",
+        },
+    ),
+    Target("checkpoint-labels", "json", _labels),
+    Target("bundle-content", "json", _bundle_content),
+    Target("bundle-features", "json", _bundle_features),
+    Target("detector-config", "json", _detector("config.json")),
+    Target("detector-weights", "safetensors", _detector("detector.safetensors")),
+)

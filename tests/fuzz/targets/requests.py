@@ -1,0 +1,110 @@
+"""Params and presets, requests to a served model, the ledger: what people and programs write and send."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import yaml
+from PIL import Image
+
+from targets.base import DEEP, PATHS, ROOT, Prepared, Target, in_place
+from targets.checkpoints import make_bundle
+
+
+def _params(folder: Path) -> Prepared:
+    from vlp_models.params import load_params
+    from vlp_models.runs.check import check_runs
+
+    path = folder / "params.yaml"
+    shutil.copy(ROOT / "params.yaml", path)
+    plain = yaml.safe_load(path.read_text())  # without comments, which would be most of what is changed
+    path.write_text(yaml.safe_dump(plain, sort_keys=False))
+    return in_place(path, lambda: check_runs(load_params(path)))
+
+
+def _preset(folder: Path) -> Prepared:
+    from vlp_models.overlay import apply_overlay
+
+    shutil.copy(ROOT / "params.yaml", folder)
+    shutil.copy(ROOT / "presets" / "tiny.yaml", folder)
+
+    def use() -> None:
+        apply_overlay(folder / "params.yaml", folder / "tiny.yaml", [])
+        shutil.copy(ROOT / "params.yaml", folder)
+
+    return in_place(folder / "tiny.yaml", use)
+
+
+def _request(folder: Path) -> Prepared:
+    """A row of a request to the served model: base64, a path, an array; with a folder that it may read from."""
+    from vlp_models.serving.predictor import Predictor
+
+    predictor = Predictor(make_bundle(folder))
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(picture, "PNG")
+    (folder / "served").mkdir()
+    (folder / "served" / "a.png").write_bytes(picture.getvalue())
+    (folder / "served" / "out").symlink_to(folder.parents[2] / "outside")
+
+    def serve(data: bytes) -> None:
+        from vlp_models.errors import DataError
+
+        try:
+            row = json.loads(data)
+        except (ValueError, RecursionError):
+            return  # MLflow's server answers this one
+        if not isinstance(row, dict) or "image" not in row:
+            return
+        os.environ["VLP_IMAGE_ROOT"] = str(folder / "served")
+        try:
+            predictor.predict([row["image"]], [str(row.get("text", ""))], requested=True)
+        except DataError as error:
+            assert "secret" not in str(error), "an answer may not hold what a file outside holds"
+            raise
+        finally:
+            del os.environ["VLP_IMAGE_ROOT"]
+
+    row = {"image": base64.b64encode(picture.getvalue()).decode(), "text": "it is red"}
+    return serve, json.dumps(row).encode()
+
+
+def _ledger(folder: Path) -> Prepared:
+    from vlp_models.promotion.ledger import Ledger, replay
+
+    path = folder / "ledger.jsonl"
+    ledger = Ledger(path)
+    fact = {"action": "promote", "task": "vqa", "model": "vlp-vqa", "version": 1, "from": None}
+    with ledger.locked():
+        for kind in ("intent", "done"):
+            ledger.append({"kind": kind, **fact})
+    return in_place(path, lambda: replay(Ledger(path).entries()))
+
+
+TARGETS = (
+    Target(
+        "params",
+        "yaml",
+        _params,
+        {
+            "laughs": b"a: &a [x, x]\n"
+            + b"".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]\n".encode() for n in range(24)),
+            "deep": DEEP,
+        },
+    ),
+    Target("preset", "yaml", _preset, {"deep": DEEP}, share=0.2),
+    Target(
+        "request",
+        "json",
+        _request,
+        {
+            **{f"path-{n}": json.dumps({"image": path}).encode() for n, path in enumerate((*PATHS, "out/secret.txt"))},
+            "array": b'{"image": [[[1, 2, 3]]], "text": "x"}',
+        },
+    ),
+    Target("ledger", "lines", _ledger),
+)
