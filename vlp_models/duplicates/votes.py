@@ -59,15 +59,21 @@ class Votes:
                 held = order[low[rows] + np.arange(len(rows)) - start]
                 near = np.bitwise_count(words[rows] ^ self._words[held]).sum(axis=1) <= NEAR
                 # a keypoint votes once for a picture, in however many tables they meet
-                found.append(np.unique(rows[near] * pictures + self._owners[held[near]]))
+                found.append(_distinct(rows[near] * pictures + self._owners[held[near]]))
                 first = last
         if not found:
             empty = np.zeros(0, np.int64)
             return empty, empty, empty
-        once = np.unique(np.concatenate(found))
+        once = _distinct(np.concatenate(found))
         pairs, votes = np.unique(owners[once // pictures] * pictures + once % pictures, return_counts=True)
         return pairs // pictures, pairs % pictures, votes
 
 
 def _words(descriptors_KB: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(descriptors_KB).view(np.uint64)
+
+
+def _distinct(numbers: np.ndarray) -> np.ndarray:
+    """In order, each once. `np.unique` puts whole numbers into a hash table, which takes some 70 times as long."""
+    numbers = np.sort(numbers)
+    return numbers[np.diff(numbers, prepend=-1) != 0]
