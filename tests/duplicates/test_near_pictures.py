@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from photos import photo
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from vlp_models.duplicates import alignment, leaks
+from vlp_models.duplicates import alignment, leaks, votes
 from vlp_models.duplicates.hashes import examine
 from vlp_models.duplicates.prints import Print, take_print
 from vlp_models.duplicates.search import NearPictures, NearRules
@@ -136,8 +137,31 @@ def test_votes_count_each_shared_keypoint_once() -> None:
     held = rng.integers(0, 256, (60, 32), np.uint8)  # three pictures of 20
     asking = held[10:35].copy()
     asking[:, 3] ^= 1  # one bit of 256
-    votes = Votes(held, np.repeat([0, 1, 2], 20)).count(asking, np.repeat([0, 1], [12, 13]))
-    assert [tuple(map(int, row)) for row in zip(*votes, strict=True)] == [(0, 0, 10), (0, 1, 2), (1, 1, 13)]
+    counts = Votes(held, np.repeat([0, 1, 2], 20)).count(asking, np.repeat([0, 1], [12, 13]))
+    assert [tuple(map(int, row)) for row in zip(*counts, strict=True)] == [(0, 0, 10), (0, 1, 2), (1, 1, 13)]
+
+
+@pytest.mark.parametrize(("rows", "block"), [(votes.ROWS, votes.BLOCK), (7, 5)])
+def test_votes_are_those_that_counting_one_by_one_gives(monkeypatch: pytest.MonkeyPatch, rows: int, block: int) -> None:
+    monkeypatch.setattr(votes, "ROWS", rows)
+    monkeypatch.setattr(votes, "BLOCK", block)
+    monkeypatch.setattr(votes, "CROWD", 6)
+    rng = np.random.default_rng(3)
+    corners = rng.integers(0, 2, (12, 256), np.uint8)
+    held, asking = (corners[rng.integers(0, 12, 90)] ^ (rng.random((90, 256)) < 0.08) for _ in range(2))
+    held_owners, owners = np.sort(rng.integers(0, 9, 90)), np.sort(rng.integers(0, 7, 90))
+    tables = np.random.default_rng(1).permuted(np.tile(np.arange(256), (10, 1)), axis=1)[:, :22]
+    seen = set()
+    for bits in tables:
+        for corner, owner in zip(asking, owners, strict=True):
+            alike = np.flatnonzero((held[:, bits] == corner[bits]).all(axis=1))
+            if len(alike) <= 6:
+                near = alike[(held[alike] != corner).sum(axis=1) <= votes.NEAR]
+                seen |= {(corner.tobytes(), int(owner), int(held_owners[other])) for other in near}
+    expected = Counter((owner, picture) for _, owner, picture in seen)
+    found = Votes(np.packbits(held, axis=1), held_owners).count(np.packbits(asking, axis=1), owners)
+    assert {(a, b): n for a, b, n in zip(*(part.tolist() for part in found), strict=True)} == expected
+    assert max(expected.values()) > 3
 
 
 @pytest.mark.parametrize("hidden", [0.0, 0.3])

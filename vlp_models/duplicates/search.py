@@ -7,7 +7,6 @@ memory (about 30 kB a picture); the others come in batches and leave nothing beh
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -101,11 +100,12 @@ class NearPictures:
             return []
         owners = np.repeat(np.arange(len(others)), [len(print_.keypoints) for print_ in others])
         descriptors = _stack(print_.keypoints.descriptors_KB for print_ in others)
-        best: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for other, view, votes in zip(*(part.tolist() for part in self._votes.count(descriptors, owners)), strict=True):
-            if votes >= VOTES:
-                best[other].append((-votes, view))
-        return [(other, view) for other, views in best.items() for _, view in sorted(views)[:PROPOSALS]]
+        counts = self._votes.count(descriptors, owners)
+        others_P, views_P, votes_P = (part[counts[2] >= VOTES] for part in counts)
+        order = np.lexsort((views_P, -votes_P, others_P))
+        others_P, views_P = others_P[order], views_P[order]
+        first = np.arange(len(order)) - np.searchsorted(others_P, others_P) < PROPOSALS
+        return list(zip(others_P[first].tolist(), views_P[first].tolist(), strict=True))
 
 
 def _stack(parts: Iterable[np.ndarray]) -> np.ndarray:
