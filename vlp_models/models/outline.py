@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ def outline(model: ModelParams, where: str = "config") -> nn.Module:
     return _outlined(model.family, json.dumps(model.config, sort_keys=True), where)
 
 
-def inputs_of(models: Mapping[str, ModelParams]) -> Iterable[ModelInputs]:
+def inputs_of(models: Mapping[str, ModelParams]) -> list[ModelInputs]:
     """What each of these models (`models` of params.yaml) reads."""
     found: list[Any] = [outline(model, f"models.{name}.config") for name, model in models.items()]
     return [model.inputs for model in found]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from vlp_models.data.inputs import PixelInput, RegionInput
 from vlp_models.errors import ParamsError
 from vlp_models.lookup import check_known
 from vlp_models.models.outline import inputs_of, outline
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
+from vlp_models.workspace.contents import Kind
 
 
 def check_runs(params: Params) -> None:
@@ -62,7 +62,25 @@ def check_runs(params: Params) -> None:
             )
 
 
-def reads(params: Params) -> tuple[bool, bool]:
-    """Whether any model reads regions, and whether any reads pixels."""
-    images = [inputs.image for inputs in inputs_of(params.models)]
-    return any(isinstance(i, RegionInput) for i in images), any(isinstance(i, PixelInput) for i in images)
+def kinds(params: Params) -> dict[str, Kind]:
+    """What of an image each model reads."""
+    return {name: inputs.kind for name, inputs in zip(params.models, inputs_of(params.models), strict=True)}
+
+
+def kind_at(params: Params, checkpoint: str) -> Kind:
+    """What of an image the model of a checkpoint reads."""
+    model = params.model_at(checkpoint)
+    (inputs,) = inputs_of({model: params.models[model]})
+    return inputs.kind
+
+
+def learning_views(params: Params) -> dict[str, str]:
+    """The view that each fine-tuning run learns from."""
+    from vlp_models.tasks import task_class
+    from vlp_models.tasks.base import read_options
+
+    found = {}
+    for name, run in params.finetune.items():
+        task = task_class(run.task)
+        found[name] = task.learning_view(read_options(task, run.options, where=f"finetune.{name}.options"))
+    return found
