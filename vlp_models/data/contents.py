@@ -20,24 +20,23 @@ from vlp_models.data.archive import REGIONS, read_member
 from vlp_models.data.shards import index_name, shard_name
 from vlp_models.data.tables import SPLITS
 from vlp_models.data.views import VIEWS
-from vlp_models.workspace.contents import Kind, facts_file, learnt_file, tested_file
+from vlp_models.workspace.contents import Kind, facts_file, held_out_file, learnt_file
 from vlp_models.workspace.paths import write_json
 
 BATCH = 4096  # samples
-HASHES = "contents.parquet"  # of a part's samples
 
 
-def write_hashes(part: Path, split: str, kinds: Sequence[Kind]) -> None:
-    """Writes beside an index and its shards, in `part`, the view, dataset and hashes of each sample, in their order."""
+def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) -> None:
+    """Writes, of each sample in the index that lies in `shards`, view, dataset and hashes, in their order."""
     schema = pa.schema([("view", pa.string()), ("source", pa.string()), *((kind, pa.binary(32)) for kind in kinds)])
-    with pq.ParquetWriter(part / HASHES, schema) as writer, pq.ParquetFile(part / index_name(split)) as index:
+    with pq.ParquetWriter(file, schema) as writer, pq.ParquetFile(shards / index_name(split)) as index:
         last: tuple[tuple[int, str], dict[Kind, bytes]] | None = None
         for batch in index.iter_batches(batch_size=BATCH):
             found: dict[str, list[Any]] = {name: [] for name in schema.names}
             for row in batch.to_pylist():
                 place = (row["shard"], row["key"])
                 if last is None or last[0] != place:  # an image's samples stand together
-                    last = place, {kind: _of_image(part, split, row, kind) for kind in kinds}
+                    last = place, {kind: _of_image(shards, split, row, kind) for kind in kinds}
                 columns = VIEWS[row["view"]].indexed
                 told = [row["sample_id"], row["image_id"], *(row[column.name] for column in columns)]
                 text = json.dumps(told, ensure_ascii=False).encode()
@@ -50,24 +49,24 @@ def write_hashes(part: Path, split: str, kinds: Sequence[Kind]) -> None:
 
 def write_contents(
     directory: Path,
-    parts: Mapping[str, Iterable[Path]],
+    hashes: Mapping[str, Iterable[Path]],
     sources: Sequence[str],
     facts: Mapping[Kind, Mapping[str, Any]],
 ) -> None:
     """Writes data/contents into `directory`.
 
     Args:
-        parts: split -> its parts in order, each with its `write_hashes`.
+        hashes: split -> what `write_hashes` wrote, in the order of the shards.
         sources: every dataset, also one without samples.
         facts: of each kind that the models are of, what such a model must know.
     """
     found: dict[tuple[Kind, str, str], dict[str, _Hash]] = defaultdict(dict)  # kind, view, dataset -> split -> hash
     for split in SPLITS:
-        for part in parts.get(split, ()):
-            table = pq.read_table(part / HASHES)
+        for file in hashes.get(split, ()):
+            table = pq.read_table(file)
             for kind in facts:
-                for (view, source), hashes in _grouped(table, kind).items():
-                    found[kind, view, source].setdefault(split, _Hash()).add(hashes)
+                for (view, source), samples in _grouped(table, kind).items():
+                    found[kind, view, source].setdefault(split, _Hash()).add(samples)
     for kind, known in facts.items():
         write_json(directory / facts_file(kind), known)
         for name, columns in VIEWS.items():
@@ -75,10 +74,10 @@ def write_contents(
             read = (name, "images") if columns.images == "several" else (name,)
             learnt = {source: _told(found, kind, read, source, SPLITS[:2]) for source in sources}
             tested = {source: _told(found, kind, read, source, SPLITS[2:]) for source in sources}
-            for file, told in ((learnt_file(kind, name, ()), learnt), (tested_file(kind, name), tested)):
-                write_json(directory / file, {source: hashes for source, hashes in told.items() if hashes})
-            for source, hashes in learnt.items():
-                write_json(directory / learnt_file(kind, name, [source]), hashes)
+            for whole, each in ((learnt_file(kind, name, ()), learnt), (held_out_file(kind, name), tested)):
+                write_json(directory / whole, {source: told for source, told in each.items() if told})
+            for source, told in learnt.items():
+                write_json(directory / learnt_file(kind, name, [source]), told)
 
 
 class _Hash:
@@ -110,13 +109,13 @@ def _told(
     return {view: {split: h[split].told() for split in splits if split in h} for view, h in of_views.items()}
 
 
-def _of_image(part: Path, split: str, row: Mapping[str, Any], kind: Kind) -> bytes:
+def _of_image(shards: Path, split: str, row: Mapping[str, Any], kind: Kind) -> bytes:
     """The sha256 of what a model of this kind reads of a row's image."""
     if kind == "texts" or row["shard"] < 0:
         return b""
     extension = REGIONS if kind == "regions" else row["pixels_extension"]
     name, size = f"{row['key']}.{extension}", row[f"{kind}_size"]
-    member = read_member(part / shard_name(split, row["shard"]), name, row[f"{kind}_offset"], size)
+    member = read_member(shards / shard_name(split, row["shard"]), name, row[f"{kind}_offset"], size)
     return hashlib.sha256(member).digest()
 
 

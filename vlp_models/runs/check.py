@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from vlp_models.errors import ParamsError
 from vlp_models.lookup import check_known
-from vlp_models.models.outline import inputs_of, outline
+from vlp_models.models.outline import outline
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
-from vlp_models.workspace.contents import Kind
 
 
 def check_runs(params: Params) -> None:
@@ -60,18 +59,6 @@ def check_runs(params: Params) -> None:
             raise ParamsError(
                 f"params.yaml: `finetune.{name}` names the dataset {unknown[0]}{nearest(unknown[0], params.data)}"
             )
-
-
-def kinds(params: Params) -> dict[str, Kind]:
-    """What of an image each model reads."""
-    return {name: inputs.kind for name, inputs in zip(params.models, inputs_of(params.models), strict=True)}
-
-
-def kind_at(params: Params, checkpoint: str) -> Kind:
-    """What of an image the model of a checkpoint reads."""
-    model = params.model_at(checkpoint)
-    (inputs,) = inputs_of({model: params.models[model]})
-    return inputs.kind
 
 
 def learning_views(params: Params) -> dict[str, str]:

@@ -30,7 +30,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.data.augmented import read_written
     from vlp_models.models import FAMILIES
     from vlp_models.models.checkpoint import read_config
-    from vlp_models.runs.check import kind_at
+    from vlp_models.models.outline import kind_at
     from vlp_models.runs.fitting import (
         check_same_data,
         forget,

@@ -39,7 +39,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
         MissingToolError: a package that params.yaml names is not installed.
     """
-    from vlp_models.runs.check import check_runs, kinds
+    from vlp_models.models.outline import kinds
+    from vlp_models.runs.check import check_runs
     from vlp_models.serving.bundle import SERVED_BY
 
     check_runs(params)
@@ -69,7 +70,8 @@ def check_current(params: Params, workspace: Workspace) -> None:
 
 def planned(params: Params, workspace: Workspace) -> str:
     """What dvc.yaml must be."""
-    from vlp_models.runs.check import kinds, learning_views
+    from vlp_models.models.outline import kinds
+    from vlp_models.runs.check import learning_views
 
     raw = read_yaml(workspace.root / "params.yaml")
     return render(pipeline(params, raw, kinds=kinds(params), views=learning_views(params)))

@@ -35,7 +35,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.data.views import VIEWS
     from vlp_models.models import FAMILIES, build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_config, read_weights
-    from vlp_models.runs.check import kind_at
+    from vlp_models.models.outline import kind_at
     from vlp_models.runs.fitting import (
         check_same_data,
         data_facts,

@@ -18,9 +18,9 @@ from vlp_models.data.outofcore import Database
 from vlp_models.data.tables import HELD, SCHEMAS, read_batches
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
+from vlp_models.models.outline import kinds
 from vlp_models.params import Params, PretrainParams
 from vlp_models.params.schema import nearest
-from vlp_models.runs.check import kinds
 from vlp_models.workspace.paths import Workspace, measured, need, write_text
 
 SAMPLE = 256  # images whose embeddings are kept

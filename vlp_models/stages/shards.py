@@ -118,7 +118,7 @@ def run(
         }
         sources = _sources(validated, texts)
         counts: dict[str, dict[str, int]] = {}
-        made: dict[str, list[Path]] = {}
+        hashes: dict[str, list[Path]] = {}
         with output_directory(workspace.shards) as directory:
             with Database.within(directory) as database:
                 joined = _Joined(database, validated)
@@ -127,7 +127,7 @@ def run(
             for split in SPLITS:
                 parts = [work / name for name in names if name.startswith(f"{split}-")]
                 parts += _without_images(texts, split, work, held)
-                counts[split], made[split] = _total(parts), parts
+                counts[split], hashes[split] = _total(parts), [part / HASHES for part in parts]
                 join_parts(directory, split, parts)
             write_manifest(
                 directory,
@@ -141,7 +141,7 @@ def run(
             )
         with output_directory(workspace.contents) as directory:
             known = {kind: facts if kind == "regions" else {} for kind in held.kinds}
-            write_contents(directory, made, sources, known)
+            write_contents(directory, hashes, sources, known)
         shutil.rmtree(work)
     for split, n in counts.items():
         print(f"shards {split}: " + ", ".join(f"{count:,} {name}" for name, count in n.items() if count))
@@ -149,6 +149,7 @@ def run(
 
 Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, the images' rows with their texts
 COUNTS = "counts.json"
+HASHES = "contents.parquet"
 PARTS = 2  # version of what a part holds
 
 
@@ -195,7 +196,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
         write_json(directory / COUNTS, writer.close())
         for tar in directory.glob("*.tar"):
             check_tar(tar)
-        write_hashes(directory, split, held.kinds)
+        write_hashes(directory / HASHES, directory, split, held.kinds)
     return part.name
 
 
@@ -210,7 +211,7 @@ def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, held
         for name, table in chosen.items():
             writer.add_without_image(name, table.sort_by(TABLES[name].id_column).to_pylist())
         write_json(directory / COUNTS, writer.close())
-        write_hashes(directory, split, held.kinds)
+        write_hashes(directory / HASHES, directory, split, held.kinds)
     return [part]
 
 

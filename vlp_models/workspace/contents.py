@@ -30,9 +30,9 @@ def learnt_file(kind: Kind, view: str, sources: Collection[str]) -> str:
     return f"{kind}/learnt/{view}/{name}.json"
 
 
-def tested_file(kind: Kind, view: str) -> str:
+def held_out_file(kind: Kind, view: str) -> str:
     """The test split."""
-    return f"{kind}/tested/{view}.json"
+    return f"{kind}/held_out/{view}.json"
 
 
 def no_longer_here(workspace: Workspace, inputs: Mapping[str, str]) -> list[str]:
