@@ -119,7 +119,7 @@ def run(
         sources = _sources(validated, texts)
         counts: dict[str, dict[str, int]] = {}
         hashes: dict[str, list[Path]] = {}
-        with output_directory(workspace.shards) as directory:
+        with output_directory(workspace.shards) as directory, output_directory(workspace.contents) as contents:
             with Database.within(directory) as database:
                 joined = _Joined(database, validated)
                 every = chain.from_iterable(_shards(joined, split, p.images_per_shard) for split in SPLITS)
@@ -139,9 +139,8 @@ def run(
                 num_classes=len(store.classes) if store else 0,
                 pixels=held.pixels,
             )
-        with output_directory(workspace.contents) as directory:
             known = {kind: facts if kind == "regions" else {} for kind in held.kinds}
-            write_contents(directory, hashes, sources, known)
+            write_contents(contents, hashes, sources, known)
         shutil.rmtree(work)
     for split, n in counts.items():
         print(f"shards {split}: " + ", ".join(f"{count:,} {name}" for name, count in n.items() if count))
