@@ -43,6 +43,7 @@ SHAPING = (
     "pretrain",
     "finetune",
     "augment",
+    "trainer.stream",
 )
 
 Stage = dict[str, Any]
