@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from vlp_models.data.dataset import ShardsManifest, read_manifest
+from vlp_models.data.dataset import ShardsManifest, check_sources, read_manifest
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
@@ -66,7 +66,7 @@ def read_inputs(workspace: Workspace) -> Inputs:
 
 
 def learned_files(
-    workspace: Workspace, kind: Kind, view: str, sources: Collection[str], stream: StreamParams
+    workspace: Workspace, inputs: Inputs, kind: Kind, view: str, sources: Collection[str], stream: StreamParams
 ) -> dict[str, Path]:
     """The files whose content is the identity of what a run learns from, by the names that its checkpoint gives them.
 
@@ -76,7 +76,9 @@ def learned_files(
 
     Raises:
         DataError: `shards` has not run.
+        ParamsError: `sources` names a dataset the shards do not hold.
     """
+    check_sources(sources, inputs.manifest.sources)
     name = f"{CONTENTS}/{learnt_file(kind, view, sources)}"
     files = {name: need(workspace.root / name, "shards")}
     if stream.address:  # the order of samples follows from how they are packed

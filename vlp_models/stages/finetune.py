@@ -57,7 +57,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         before = read_config(start)
         task = task_class(p.task)
         view = task.learning_view(read_options(task, p.options, where=f"finetune.{key}.options"))
-        learned = learned_files(workspace, kind_at(params, p.start), view, p.sources, params.trainer.stream)
+        learned = learned_files(workspace, inputs, kind_at(params, p.start), view, p.sources, params.trainer.stream)
         files = {**learned, **inputs.files, "start": start}
         written = []
         if p.augment.captions:
