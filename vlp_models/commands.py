@@ -293,7 +293,6 @@ def forget(
     import json
 
     from vlp_models.forgetting.forget import look, take_aliases, take_out
-    from vlp_models.forgetting.kept import fingerprints, keep, unaffected
     from vlp_models.forgetting.told import lines, plain
     from vlp_models.params import load_params
     from vlp_models.promotion.actions import who
@@ -312,8 +311,6 @@ def forget(
         if not sure():
             print("nothing was changed", file=sys.stderr)
             return 1
-        runs = unaffected(params, workspace, looked.asks) if retrain else []
-        before = fingerprints(params, workspace, runs)
         new = take_out(params, workspace, looked, keep_print=keep_print, by=by or who())
         print(f"{WITHDRAWN}: {new} pictures more; `git add {WITHDRAWN}` and dvc.yaml, and commit", file=sys.stderr)
         for line in take_aliases(params, workspace, looked, by=by or who()) if aliases else ():
@@ -322,12 +319,7 @@ def forget(
     if not retrain:
         print("the data and the models are as they were until `vlp run`", file=sys.stderr)
         return 0
-    # What the other runs need, so that what they read can be compared with what they have read.
-    code = run_pipeline(["shards", "tokenizer", "initial"]) if before else 0
-    kept = keep(workspace.root, before, fingerprints(params, workspace, runs)) if not code else []
-    for run in kept:
-        print(f"{run}: never saw it, and reads what it read before; it stays", file=sys.stderr)
-    return code or run_pipeline([])
+    return run_pipeline([])
 
 
 def print_findings() -> int:
