@@ -74,7 +74,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 def _read(
-    validated: Path, sources: Sequence[str], without: Set[str] = frozenset()
+    validated: Path, sources: list[str], without: Set[str] = frozenset()
 ) -> tuple[list[str], list[Sequence[str]]]:
     """The texts that a vocabulary is learnt from, and each question's answers; without those of some images."""
     images = read_table("images", validated)
