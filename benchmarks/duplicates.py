@@ -22,6 +22,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
+from vlp_models.data.images import as_seen
 from vlp_models.duplicates.prints import Print, take_print
 from vlp_models.duplicates.search import NearPictures, NearRules
 
@@ -89,7 +90,8 @@ CHANGES: dict[str, Change] = {
 
 def print_of(task: tuple[Path, str, bool]) -> Print:
     path, change, held = task
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    with Image.open(path) as file:
+        image = as_seen(file)
     if change:
         image = CHANGES[change](image, random.Random(f"{path.name} {change}"))
     return take_print(image, keypoints=True, mirror=held)

@@ -22,10 +22,10 @@ import torch
 from kept import keep
 from torch import nn
 from torch.utils.data import Dataset
-from training_step import CLASSES, CONFIG, FEATURE_DIM, VOCAB, random_batch
+from training_step import SIZES, random_batch
 
 from vlp_models.data.loader import ResumableLoader
-from vlp_models.models import DataFacts, build_model
+from vlp_models.models import build_model
 from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, TrainerParams
 from vlp_models.training.module import LossFunction
 from vlp_models.training.optim import build_optimizer, build_scheduler
@@ -47,14 +47,13 @@ class Ready(Dataset[Any]):
 
 
 def loader() -> ResumableLoader:
-    batch = random_batch()
+    batch = random_batch(SIZES["demo"])
     return ResumableLoader(Ready(), batch_size=1, collate=lambda _: batch, seed=0, shuffle=False)  # type: ignore[arg-type]
 
 
 def model_and_loss() -> tuple[nn.Module, LossFunction]:
     torch.manual_seed(0)
-    facts = DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURE_DIM, num_classes=CLASSES)
-    model = build_model("tden", CONFIG, facts)
+    model = build_model("tden", SIZES["demo"].config, SIZES["demo"].facts)
     recipe = RecipeParams(objectives={name: ObjectiveParams() for name in ("mlm", "moc", "ism", "msg")})
     return model, make_loss(model, recipe, PassesParams(), name="tden")
 

@@ -1,11 +1,11 @@
 """Training samples a second: forward and backward of TDEN's four objectives together, without the optimiser.
 
-128 wide, 2/2/2/2 layers, batches of 128 with up to 16 regions and 24 tokens (three quarters of them real), as in
-params.yaml.
+Three quarters of a batch's regions and tokens are real. `--size demo`: 128 wide, 2/2/2/2 layers, as in params.yaml.
+`--size paper`: TDEN's own, 768 wide, 6/12/6/6 layers, with the paper's regions and BERT's vocabulary.
 
-    OMP_NUM_THREADS=2 python benchmarks/training_step.py
+    OMP_NUM_THREADS=2 python benchmarks/training_step.py --size demo
 
-Writes benchmarks/results/training_step-<device>.json.
+Writes benchmarks/results/training_step-<size>-<device>.json.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import platform
 import statistics
 import time
+from dataclasses import dataclass
 
 import torch
 from kept import keep
@@ -24,38 +25,56 @@ from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.tden.model import TDEN
 
-CONFIG = {"hidden": 128, "heads": 4, "intermediate": 512}
-CONFIG |= dict.fromkeys(["object_layers", "sentence_layers", "encoder_layers", "decoder_layers"], 2)
-BATCH, REGIONS, TOKENS, FEATURE_DIM, CLASSES, VOCAB = 128, 16, 24, 256, 40, 1000
-FACTS = DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURE_DIM, num_classes=CLASSES)
+
+@dataclass(frozen=True)
+class Size:
+    config: dict[str, int]
+    batch: int
+    regions: int
+    tokens: int
+    feature_dim: int
+    classes: int
+    vocab: int
+
+    @property
+    def facts(self) -> DataFacts:
+        return DataFacts(vocab_size=self.vocab, mask_id=4, feature_dim=self.feature_dim, num_classes=self.classes)
 
 
-def random_batch() -> Batch:
+LAYERS = dict.fromkeys(["object_layers", "sentence_layers", "encoder_layers", "decoder_layers"], 2)
+SIZES = {
+    "demo": Size({"hidden": 128, "heads": 4, "intermediate": 512, **LAYERS}, 128, 16, 24, 256, 40, 1000),
+    "paper": Size({}, 8, 100, 20, 2048, 1601, 30522),
+}
+
+
+def random_batch(size: Size) -> Batch:
     generator = torch.Generator().manual_seed(0)
 
     def mask(width: int) -> torch.Tensor:
-        return torch.arange(width) < torch.randint(width // 2, width + 1, (BATCH, 1), generator=generator)
+        return torch.arange(width) < torch.randint(width // 2, width + 1, (size.batch, 1), generator=generator)
 
-    regions, tokens = mask(REGIONS), mask(TOKENS)
-    names = tuple(map(str, range(BATCH)))
+    regions, tokens = mask(size.regions), mask(size.tokens)
+    names = tuple(map(str, range(size.batch)))
     return Batch(
         sample_ids=names,
         image_ids=names,
         image=Regions(
-            features_BRF=torch.randn(BATCH, REGIONS, FEATURE_DIM, generator=generator),
-            boxes_BR4=torch.rand(BATCH, REGIONS, 4, generator=generator).sort(-1).values,
-            class_probs_BRC=torch.randn(BATCH, REGIONS, CLASSES, generator=generator).softmax(-1),
+            features_BRF=torch.randn(size.batch, size.regions, size.feature_dim, generator=generator),
+            boxes_BR4=torch.rand(size.batch, size.regions, 4, generator=generator).sort(-1).values,
+            class_probs_BRC=torch.randn(size.batch, size.regions, size.classes, generator=generator).softmax(-1),
             mask_BR=regions,
         ),
-        text=Text(ids_BT=torch.randint(5, VOCAB, (BATCH, TOKENS), generator=generator), mask_BT=tokens),
+        text=Text(ids_BT=torch.randint(5, size.vocab, (size.batch, size.tokens), generator=generator), mask_BT=tokens),
     )
 
 
-def main(device: torch.device, repeats: int) -> None:
+def main(name: str, device: torch.device, repeats: int) -> None:
+    size = SIZES[name]
     torch.manual_seed(0)
-    model = build_model("tden", CONFIG, FACTS).to(device)
+    model = build_model("tden", size.config, size.facts).to(device)
     assert isinstance(model, TDEN)
-    batch = random_batch().to(device)
+    batch = random_batch(size).to(device)
     generator = torch.Generator().manual_seed(1)
     rates = []
     for _ in range(repeats + 2):
@@ -67,7 +86,7 @@ def main(device: torch.device, repeats: int) -> None:
         torch.stack([loss.mean for loss in losses.values()]).sum().backward()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        rates.append(BATCH / (time.perf_counter() - start))
+        rates.append(size.batch / (time.perf_counter() - start))
     rates = sorted(rates[2:])  # the first two warm up
     record = {
         "claim": "training samples a second, forward and backward, four objectives",
@@ -79,13 +98,14 @@ def main(device: torch.device, repeats: int) -> None:
         "best": round(rates[-1], 1),
         "repeats": repeats,
     }
-    keep(f"training_step-{device.type}", record)
+    keep(f"training_step-{name}-{device.type}", record)
     print(json.dumps(record))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="demo")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=10)
     parsed = parser.parse_args()
-    main(torch.device(parsed.device), parsed.repeats)
+    main(parsed.size, torch.device(parsed.device), parsed.repeats)

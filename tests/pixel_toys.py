@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from hashed import hash_beside
 from PIL import Image
 from toy_world import TRAINER, write_tokenizer
 
@@ -83,6 +84,7 @@ def write_shards(directory: Path, train: int = 24, val: int = 4) -> Path:
         counts[split] = writer.close()
     manifest = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["toy"], "counts": counts}
     (directory / "manifest.json").write_text(json.dumps(manifest))
+    hash_beside(directory, "pixels")
     return directory
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hashed import hash_beside
 from torch import nn
 
 from vlp_models.data.collate import collate_samples
@@ -183,6 +184,7 @@ def write_shards(directory: Path, train: int = 44, val: int = 8) -> Path:
         "counts": counts,
     }
     (directory / "manifest.json").write_text(json.dumps(manifest))
+    hash_beside(directory, "regions")
     return directory
 
 

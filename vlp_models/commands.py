@@ -84,17 +84,17 @@ def write_plan() -> bool:
         ParamsError: params.yaml is wrong, or holds a run that can't be.
         MissingToolError: a package it names is not installed.
     """
+    from vlp_models.models.outline import kinds
     from vlp_models.params import load_params
     from vlp_models.pipeline.graph import FILE, is_ours, packages
-    from vlp_models.runs.check import check_runs, reads
+    from vlp_models.runs.check import check_runs
     from vlp_models.stages.plan import planned
     from vlp_models.workspace.packages import note
     from vlp_models.workspace.paths import Workspace, write_text
 
     params, workspace = load_params(), Workspace()
     check_runs(params)
-    regions, _ = reads(params)
-    note(packages(params, regions=regions), workspace.root)
+    note(packages(params, regions="regions" in kinds(params).values()), workspace.root)
     if not is_ours(workspace.root):
         print(f"{FILE}: written by hand, as its first line says; left as it is", file=sys.stderr)
         return False

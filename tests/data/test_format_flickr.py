@@ -134,6 +134,30 @@ def test_flickr30k_with_entities_splits_and_with_karpathys(tmp_path: Path) -> No
     assert [row["provenance"] for row in again["quarantine"]] == ["results.csv:17"]
 
 
+def test_file_names_that_are_not_utf8_are_set_aside(tmp_path: Path) -> None:
+    as_sent(tmp_path / "f")
+    folder = tmp_path / "f" / "Flickr8k_text"
+    for file, line in (
+        ("Flickr8k.token.txt", b"100_\xff.jpg#9\tA dog .\n"),
+        ("Flickr_8k.testImages.txt", b"400_\xff.jpg\n"),
+    ):
+        (folder / file).write_bytes((folder / file).read_bytes() + line)
+    tables = load(tmp_path)
+    assert {row["provenance"] for row in tables["quarantine"]} == {
+        "Flickr_8k.testImages.txt:2",
+        "Flickr8k.token.txt:26",
+    }
+    assert len(tables["images"]) == 4
+
+
+def test_a_quote_within_a_caption_is_a_character(tmp_path: Path) -> None:
+    as_copied(tmp_path / "f")
+    (tmp_path / "f" / "captions.txt").write_text(f'image,caption\n{PHOTOS[0]},a 5" pipe\n{PHOTOS[1]},"two, quoted"\n')
+    tables = load(tmp_path)
+    assert [row["text"] for row in tables["captions"]] == ['a 5" pipe', "two, quoted"]
+    assert not tables["quarantine"]
+
+
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="comes on request"):
         load(tmp_path)

@@ -92,6 +92,18 @@ def test_objects_with_their_attributes(tmp_path: Path, root: Path) -> None:
     assert "vg/2" in {row["row_id"] for row in tables["quarantine"]}, "an object without a name"
 
 
+def test_numbers_that_nothing_holds_cost_their_record(tmp_path: Path, root: Path) -> None:
+    huge = 10**400
+    (root / "image_data.json").write_text(
+        json.dumps([*IMAGES, {**image(11), "width": huge}, {**image(12), "height": 2**31}])
+    )
+    thing = {"object_id": 1, "x": 1, "y": 2, "w": huge, "h": 4, "names": ["mug"]}
+    (root / "objects.json").write_text(json.dumps([{"image_id": 7, "objects": [thing, {**thing, "w": 3}]}]))
+    tables = load(tmp_path, instances={"all": ["objects.json"]})
+    assert len(tables["images"]) == len(IMAGES) and len(tables["objects"]) == 1
+    assert {row["row_id"] for row in tables["quarantine"]} == {"vg/11", "vg/12", "vg/903", "vg/1"}
+
+
 def test_what_is_wrong_is_named(tmp_path: Path, root: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.json: no such file"):
         load(tmp_path, exclude=["nowhere.json"])

@@ -122,7 +122,11 @@ def test_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("pairs.csv", "file,text\na.jpg,x\n", "pairs.csv:1: the first line must name the columns image and caption"),
+        (
+            "pairs.csv",
+            "file,text\na.jpg,x\n",
+            "pairs.csv:1: the first line must name the columns image, caption (and may name split)",
+        ),
         ("pairs.csv", "image;caption\na.jpg;x\n", "separated by ','; found 'image;caption'"),
         ("pairs.csv", "", "pairs.csv: empty"),
         ("pairs.jsonl", "image,caption\na,b\n", "none of its 2 lines is a JSON object"),

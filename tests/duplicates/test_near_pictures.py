@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from photos import photo
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from vlp_models.duplicates import leaks
+from vlp_models.duplicates import alignment, leaks, votes
 from vlp_models.duplicates.hashes import examine
 from vlp_models.duplicates.prints import Print, take_print
 from vlp_models.duplicates.search import NearPictures, NearRules
@@ -136,5 +137,47 @@ def test_votes_count_each_shared_keypoint_once() -> None:
     held = rng.integers(0, 256, (60, 32), np.uint8)  # three pictures of 20
     asking = held[10:35].copy()
     asking[:, 3] ^= 1  # one bit of 256
-    votes = Votes(held, np.repeat([0, 1, 2], 20)).count(asking, np.repeat([0, 1], [12, 13]))
-    assert [tuple(map(int, row)) for row in zip(*votes, strict=True)] == [(0, 0, 10), (0, 1, 2), (1, 1, 13)]
+    counts = Votes(held, np.repeat([0, 1, 2], 20)).count(asking, np.repeat([0, 1], [12, 13]))
+    assert [tuple(map(int, row)) for row in zip(*counts, strict=True)] == [(0, 0, 10), (0, 1, 2), (1, 1, 13)]
+
+
+@pytest.mark.parametrize(("rows", "block"), [(votes.ROWS, votes.BLOCK), (7, 5)])
+def test_votes_are_those_that_counting_one_by_one_gives(monkeypatch: pytest.MonkeyPatch, rows: int, block: int) -> None:
+    monkeypatch.setattr(votes, "ROWS", rows)
+    monkeypatch.setattr(votes, "BLOCK", block)
+    monkeypatch.setattr(votes, "CROWD", 6)
+    rng = np.random.default_rng(3)
+    corners = rng.integers(0, 2, (12, 256), np.uint8)
+    held, asking = (corners[rng.integers(0, 12, 90)] ^ (rng.random((90, 256)) < 0.08) for _ in range(2))
+    held_owners, owners = np.sort(rng.integers(0, 9, 90)), np.sort(rng.integers(0, 7, 90))
+    tables = np.random.default_rng(1).permuted(np.tile(np.arange(256), (10, 1)), axis=1)[:, :22]
+    seen = set()
+    for bits in tables:
+        for corner, owner in zip(asking, owners, strict=True):
+            alike = np.flatnonzero((held[:, bits] == corner[bits]).all(axis=1))
+            if len(alike) <= 6:
+                near = alike[(held[alike] != corner).sum(axis=1) <= votes.NEAR]
+                seen |= {(corner.tobytes(), int(owner), int(held_owners[other])) for other in near}
+    expected = Counter((owner, picture) for _, owner, picture in seen)
+    found = Votes(np.packbits(held, axis=1), held_owners).count(np.packbits(asking, axis=1), owners)
+    assert {(a, b): n for a, b, n in zip(*(part.tolist() for part in found), strict=True)} == expected
+    assert max(expected.values()) > 3
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.3])
+def test_what_is_compared_quickly_is_what_the_plain_way_gives(hidden: float) -> None:
+    rng = np.random.default_rng(2)
+    for length in (1, 2, 11, 101, 671, 1021, 1024):
+        x = rng.integers(0, 256, length).astype(np.float32)  # as grey levels are: many are equal
+        y = np.where(rng.random(length) < 0.2, 0, x + rng.integers(-9, 9, length)).astype(np.float32)
+        kept = np.ones(length, bool)
+        for _ in range(3):
+            a, b = x[kept] - x[kept].mean(), y[kept] - y[kept].mean()
+            wrong = np.abs(y - y[kept].mean() - (a @ b) / max(a @ a, 1e-6) * (x - x[kept].mean()))
+            kept = wrong <= np.quantile(wrong, 1 - hidden)
+        _, found, off = alignment._trimmed_correlation(x, y, hidden)
+        assert (found == kept).all() and (off == wrong).all()
+    a, b = (rng.integers(0, 256, (number, 32), np.uint8) for number in (7, 12))
+    a[0], b[3] = 0, 255  # 256 bits apart
+    plain = [[sum(int(x ^ y).bit_count() for x, y in zip(one, other, strict=True)) for other in b] for one in a]
+    assert alignment._distances(a, b).tolist() == plain

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vlp_models.data.batch import Regions
-from vlp_models.models.layers.attention import MultiHeadAttention
+from vlp_models.models.layers.attention import MultiHeadAttention, scaled_dot_product
 from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock
 from vlp_models.models.layers.embeddings import RegionEmbedding
 from vlp_models.models.layers.init import init_weights
@@ -44,6 +44,19 @@ def test_attention_equals_torch(x):
     torch.testing.assert_close(ours(x, padding_mask(MASK)), expected)
     memory = torch.randn(3, 9, 16, dtype=torch.float64)
     torch.testing.assert_close(ours.cross(x, ours.project(memory)), theirs(x, memory, memory)[0])
+
+
+def test_a_cpus_mixed_precision_leaves_attention_itself_in_float32(x):
+    heads = x.float().unflatten(-1, (4, -1)).transpose(1, 2)
+    plain = scaled_dot_product(heads, heads, heads, padding_mask(MASK), 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = heads.bfloat16()
+        mixed = scaled_dot_product(rounded, rounded, rounded, padding_mask(MASK), 0.0)
+        assert (heads[0, 0] @ heads[0, 0].T).dtype == torch.bfloat16, "what is around it is not"
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed, plain, rtol=0.03, atol=0.03)
+    exact = scaled_dot_product(*(rounded.float(),) * 3, padding_mask(MASK), 0.0)
+    assert torch.equal(mixed, exact), "only what comes in is rounded"
 
 
 def test_block_equals_torch(x):

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.models.outline import kinds
 from vlp_models.params import load_params, read_yaml
 from vlp_models.pipeline.code import ROOT, files_behind, identity
 from vlp_models.pipeline.graph import CODE, pipeline
+from vlp_models.runs.check import learning_views
 from vlp_models.stages.plan import code_modules
 
 
@@ -100,7 +102,7 @@ def declared(stage: str) -> set[str]:
     """The files of ours that dvc.yaml says a stage depends on, for the first run, model or dataset that it has."""
     params = load_params(ROOT.parent / "params.yaml")
     plain = read_yaml(ROOT.parent / "params.yaml")
-    found = pipeline(params, plain, regions=True, pixels=False)[stage]
+    found = pipeline(params, plain, kinds=kinds(params), views=learning_views(params))[stage]
     item = next(iter(found.get("foreach", {"": {}}).values()))
     files = set()
     for dep in found.get("do", found)["deps"]:

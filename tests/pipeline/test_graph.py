@@ -11,6 +11,7 @@ import yaml
 from vlp_models.params import Params, parse_params, read_yaml
 from vlp_models.pipeline.graph import params_of, pipeline, render
 from vlp_models.stages.plan import code_modules, planned
+from vlp_models.tasks import task_class
 from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,11 @@ def raw(**sections: Any) -> dict[str, Any]:
 def stages(**sections: Any) -> dict[str, Any]:
     plain = raw(**sections)
     params: Params = parse_params(plain)
-    return pipeline(params, plain, regions=True, pixels=False)
+    return pipeline(params, plain, kinds=dict.fromkeys(params.models, "regions"), views=views(params))
+
+
+def views(params: Params) -> dict[str, str]:
+    return {name: task_class(run.task).view for name, run in params.finetune.items()}
 
 
 def test_the_shipped_file_is_current() -> None:
@@ -39,10 +44,24 @@ def test_a_run_depends_on_its_own_family_task_and_start_and_no_other() -> None:
     two = stages(models={"other": {"family": "other"}}, pretrain={}, finetune={})
     assert two["initial"]["foreach"]["other"]["family"] == "other"
     entry = two["finetune"]["foreach"]["tden-vqa"]
-    assert entry == {"start": "pretrain/tden", "task": "vqa", "family": "tden"}
+    learns = "data/contents/regions/learnt/questions/all.json"
+    assert entry == {"start": "pretrain/tden", "task": "vqa", "family": "tden", "learns": learns}
     needed = two["finetune"]["do"]["deps"]
     assert "data/plan/code/models/${item.family}.json" in needed
     assert not [dep for dep in needed if dep.startswith("vlp_models")], "code is known by its records alone"
+
+
+def test_a_run_depends_on_what_it_reads_of_the_shards() -> None:
+    """On its view of its datasets, with what of an image its model reads; streamed, on the packing as well."""
+    two = {**raw()["data"], "more": {"format": "texts", "root": "data/raw/more", "texts": {"train": ["train.txt"]}}}
+    runs = {"one": {"model": "tden", "view": "texts", "sources": {"more": 2}, "recipe": {"objectives": {"mlm": 1.0}}}}
+    found = stages(data=two, pretrain=runs)
+    assert found["pretrain"]["foreach"]["one"]["learns"] == "data/contents/regions/learnt/texts/of/more.json"
+    assert found["evaluate"]["foreach"]["tden-vqa"]["holds"] == "data/contents/regions"
+    for stage in ("initial", "pretrain", "finetune", "evaluate"):
+        assert not [dep for dep in found[stage]["do"]["deps"] if dep.startswith("data/shards")]
+    streamed = stages(trainer={"stream": {"address": "s3://bucket/shards"}})
+    assert "data/shards" in streamed["pretrain"]["do"]["deps"]
 
 
 def test_a_setting_of_the_log_or_the_gallery_is_no_dependency_of_a_training() -> None:
@@ -76,7 +95,8 @@ def test_every_output_is_cached_so_that_a_clone_has_the_figures() -> None:
 @pytest.mark.parametrize("section", ["detector", "features"])
 def test_pixel_models_alone_need_no_regions(section: str) -> None:
     plain = raw()
-    found = pipeline(parse_params(plain), plain, regions=False, pixels=True)
+    params = parse_params(plain)
+    found = pipeline(params, plain, kinds=dict.fromkeys(params.models, "pixels"), views=views(params))
     assert section not in found
     assert not [dep for stage in found.values() for dep in stage.get("deps", []) if dep.startswith(f"data/{section}")]
 

@@ -18,9 +18,10 @@ from vlp_models.data.tables import SCHEMAS, read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.steps import Hypothesis
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.outline import kinds
 from vlp_models.params import AugmentParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.graph import NOTHING, pipeline, render
-from vlp_models.runs.check import check_runs
+from vlp_models.runs.check import check_runs, learning_views
 from vlp_models.stages import augment, finetune, pretrain
 from vlp_models.stages.augment import choose, training_images
 from vlp_models.workspace.paths import Workspace
@@ -275,10 +276,16 @@ def test_a_task_that_learns_from_no_captions_takes_none() -> None:
 
 def test_dvc_yaml_speaks_of_it_where_params_yaml_does() -> None:
     raw = sections()
-    stages = pipeline(parse_params(raw), raw, regions=True, pixels=False)
+    stages = generated(raw)
     entries, deps = stages["finetune"]["foreach"], stages["finetune"]["do"]["deps"]
     assert entries["more"]["augment"] == "data/augmented/said" and entries["tden-vqa"]["augment"] == NOTHING
     assert "${item.augment}" in deps and "augment" in stages["plan"]["params"]
-    assert stages["augment"]["foreach"] == {"said": {"start": "finetune/writer", "family": "xgpt"}}
+    learns = "data/contents/regions/learnt/images/all.json"
+    assert stages["augment"]["foreach"] == {"said": {"start": "finetune/writer", "family": "xgpt", "learns": learns}}
     plain = read_yaml(Path(__file__).parents[2] / "params.yaml")
-    assert "augment" not in render(pipeline(parse_params(plain), plain, regions=True, pixels=False))
+    assert "augment" not in render(generated(plain))
+
+
+def generated(raw: dict[str, Any]) -> dict[str, Any]:
+    params = parse_params(raw)
+    return pipeline(params, raw, kinds=kinds(params), views=learning_views(params))

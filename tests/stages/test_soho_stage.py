@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hashed import hash_beside
 from PIL import Image
 from safetensors.torch import load_file
 from toy_world import TINY, TRAINER, KilledAt, same_weights, untimed, write_tokenizer
@@ -68,6 +69,7 @@ def write_pixels(directory: Path) -> Path:
         counts[split] = writer.close()
     manifest = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["toy"], "counts": counts}
     (directory / "manifest.json").write_text(json.dumps(manifest))
+    hash_beside(directory, "pixels")
     return directory
 
 

@@ -164,7 +164,7 @@ def test_models_of_pixels_need_no_features(workspace: Workspace, params: Params)
 def test_the_models_decide_what_of_an_image_is_packed() -> None:
     assert shards.needs([REGIONS]) == shards.Needs(regions=True, pixels=False)
     assert shards.needs([REGIONS, PIXELS]) == shards.Needs(regions=True, pixels=True)
-    assert shards.needs([ModelInputs(image=None)], True) == shards.Needs(regions=False, pixels=True)
+    assert shards.needs([ModelInputs(image=None)], True) == shards.Needs(regions=False, pixels=True, texts=True)
     with pytest.raises(ParamsError, match=r"shards\.pixels: false"):
         shards.needs([PIXELS], False)
 

@@ -8,7 +8,7 @@ both with their parent, so memory does not grow with their number. Where shards 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -281,6 +281,16 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     return tuple(_plain(item, kind.value_type) for item in value or ())
 
 
+def check_sources(sources: Iterable[str], known: Sequence[str]) -> None:
+    """
+    Raises:
+        ParamsError: one is none of the datasets that the shards hold.
+    """
+    for name in sources:
+        if name not in known:
+            raise ParamsError(f"sources: no dataset `{name}` in the shards; there are: {', '.join(known)}")
+
+
 def _select(
     index: Index, rows: NDArray[np.int64] | None, sources: Mapping[str, int], known: tuple[str, ...]
 ) -> NDArray[np.int64] | range:
@@ -291,10 +301,9 @@ def _select(
     """
     if not sources:
         return range(len(index)) if rows is None else rows
+    check_sources(sources, known)
     chosen: list[NDArray[np.int64]] = []
     for name, repeats in sources.items():
-        if name not in known:
-            raise ParamsError(f"sources: no dataset `{name}` in the shards; there are: {', '.join(known)}")
         if repeats < 1:
             raise ParamsError(f"sources: `{name}: {repeats}`; leave a dataset out to not see it at all")
         of_name = index.where(pc.field("source") == name)

@@ -22,6 +22,7 @@ from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
+from vlp_models.workspace.contents import Kind
 
 Augmentation = Literal["random_resized_crop", "flip", "rand_augment"]
 
@@ -79,6 +80,13 @@ class ModelInputs:
     image: RegionInput | PixelInput | None
     text: bool = True
     whole_words: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What of an image is read, in a word."""
+        if self.image is None:
+            return "texts"
+        return "regions" if isinstance(self.image, RegionInput) else "pixels"
 
     def of_view(self, view: View) -> ModelInputs:
         """What of these inputs there is in a view: of texts alone no image, of images alone no text."""

@@ -65,10 +65,13 @@ def _movement(source: Keypoints, target: Keypoints) -> tuple[np.ndarray | None, 
     """The similarity that most keypoints agree on, as [2, 3], and how many do."""
     if min(len(source), len(target)) < INLIERS:
         return None, 0
-    a, b = source.descriptors_KB.view(np.uint64), target.descriptors_KB.view(np.uint64)
-    distance = np.bitwise_count(a[:, None] ^ b[None]).sum(axis=2, dtype=np.uint16)
+    distance = _distances(source.descriptors_KB, target.descriptors_KB)
+    rows = np.arange(len(source))
     nearest = distance.argmin(axis=1)
-    mutual = (distance.argmin(axis=0)[nearest] == np.arange(len(a))) & (distance.min(axis=1) <= NEAR)
+    near = distance[rows, nearest] <= NEAR
+    if near.sum() < INLIERS:
+        return None, 0
+    mutual = near & (distance.argmin(axis=0)[nearest] == rows)
     if mutual.sum() < INLIERS:
         return None, 0
     movement, inliers = opencv().estimateAffinePartial2D(
@@ -80,6 +83,13 @@ def _movement(source: Keypoints, target: Keypoints) -> tuple[np.ndarray | None, 
         confidence=0.99,
     )
     return (None, 0) if movement is None else (movement, int(inliers.sum()))
+
+
+def _distances(a_KB: np.ndarray, b_LB: np.ndarray) -> np.ndarray:
+    """uint16 [K, L]: bits of 256 that differ. Word by word: numpy adds up short last axes slowly."""
+    a_4K1, b_41L = a_KB.view(np.uint64).T[:, :, None], b_LB.view(np.uint64).T[:, None, :]
+    one, two, three, four = np.bitwise_count(np.ascontiguousarray(a_4K1) ^ np.ascontiguousarray(b_41L))
+    return np.add(one + two + three, four, dtype=np.uint16)
 
 
 def _look(
@@ -95,10 +105,11 @@ def _look(
     if max(of_held, of_other) < WHOLE or min(of_held, of_other) < PART:
         return None
     x, y = held[there].astype(np.float32), moved[there].astype(np.float32)
-    light, kept, wrong = _trimmed_correlation(x @ _LIGHT, y @ _LIGHT, hidden)
+    grey_x, grey_y = x @ _LIGHT, y @ _LIGHT
+    light, kept, wrong = _trimmed_correlation(grey_x, grey_y, hidden)
     if light < CORRELATION or not _same_colours(x[kept], y[kept]):
         return None
-    if inliers < SURE and hidden and _trimmed_correlation(x @ _LIGHT, y @ _LIGHT, 0.0)[0] < CORRELATION:
+    if inliers < SURE and hidden and _trimmed_correlation(grey_x, grey_y, 0.0)[0] < CORRELATION:
         return None
     apart = np.zeros((THUMB, THUMB), bool)
     apart[there] = wrong > APART
@@ -115,12 +126,13 @@ def _trimmed_correlation(x: np.ndarray, y: np.ndarray, hidden: float) -> tuple[f
     """Of two lists of grey levels, without the `hidden` share that fits the line through the others worst; which were
     kept; and how many grey levels each is off that line."""
     kept = np.ones(len(x), bool)
-    wrong = np.zeros(len(x), np.float32)
-    for _ in range(3):
-        a, b = x[kept] - x[kept].mean(), y[kept] - y[kept].mean()
+    last = int(np.float32(len(x) - 1) * np.float32(1 - hidden))  # the place of the worst that is kept
+    for _ in range(3 if hidden else 1):
+        middle_x, middle_y = x[kept].mean(), y[kept].mean()
+        a, b = x[kept] - middle_x, y[kept] - middle_y
         slope = (a @ b) / max(a @ a, 1e-6)
-        wrong = np.abs(y - y[kept].mean() - slope * (x - x[kept].mean()))
-        kept = wrong <= np.quantile(wrong, 1 - hidden)
+        wrong = np.abs(y - middle_y - slope * (x - middle_x))
+        kept = wrong <= np.partition(wrong, last)[last]
     a, b = x[kept] - x[kept].mean(), y[kept] - y[kept].mean()
     return float((a @ b) / max(np.sqrt((a @ a) * (b @ b)), 1e-6)), kept, wrong
 

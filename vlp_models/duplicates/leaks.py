@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,7 +107,7 @@ def find_copies(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> l
             for image_id, split, value in batch:
                 for number in pixels.get(value, ()):
                     meet(image_id, split, *held[number][:2], "pixel for pixel")
-            for match in near.matches(prints):
+            for match in near.matches(prints, partial(_may_leak, batch, held)):
                 meet(*batch[match.other][:2], *held[match.held][:2], said(match))
     return sorted(found.values(), key=lambda copy: (copy.image_id, -RANK[copy.split], copy.copy_of))
 
@@ -145,6 +146,11 @@ def batches(rows: Iterable[tuple[T, Print]], size: int = BATCH) -> Iterator[tupl
 
 
 Row = tuple[str, str, bytes]  # id, split, hash of the pixels
+
+
+def _may_leak(batch: Sequence[Row], held: Sequence[Row], other: int, number: int) -> bool:
+    """Whether a picture of the batch is in a lower split than a held one."""
+    return RANK[batch[other][1]] < RANK[held[number][1]]
 
 
 def _rows(files: Iterable[Path], split_of: SplitOf) -> Iterator[tuple[Row, Print]]:

@@ -41,9 +41,9 @@ class NearHashes:
         return (hashes >> np.uint64(start)) & mask
 
     def pairs(self, queries: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Arrays of equal length: positions in `queries` and in the held side. A pair may come more than once."""
+        """Arrays of equal length: positions in `queries` and in the held side. A pair comes once."""
         queries = np.asarray(queries, np.uint64)
-        for band, order, keys in zip(self._bands, self._orders, self._sorted, strict=True):
+        for number, (band, order, keys) in enumerate(zip(self._bands, self._orders, self._sorted, strict=True)):
             wanted = self._key(queries, band)
             low = np.searchsorted(keys, wanted, "left")
             counts = np.searchsorted(keys, wanted, "right") - low
@@ -57,7 +57,12 @@ class NearHashes:
                     ends[first:last] - counts[first:last] - before, counts[first:last]
                 )
                 held = order[low[rows] + within]
-                close = np.bitwise_count(queries[rows] ^ self._hashes[held]) <= self._radius
-                if close.any():
-                    yield rows[close], held[close]
                 first = last
+                bits = queries[rows] ^ self._hashes[held]
+                close = np.bitwise_count(bits) <= self._radius
+                rows, held, bits = rows[close], held[close], bits[close]
+                for earlier in self._bands[:number]:  # a pair that agrees there has come
+                    fresh = self._key(bits, earlier) != 0
+                    rows, held, bits = rows[fresh], held[fresh], bits[fresh]
+                if len(rows):
+                    yield rows, held

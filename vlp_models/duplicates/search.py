@@ -7,8 +7,7 @@ memory (about 30 kB a picture); the others come in batches and leave nothing beh
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,7 @@ from vlp_models.duplicates.votes import Votes
 
 VOTES = 8  # shared keypoints, below which a proposal is not looked at
 PROPOSALS = 3  # held pictures looked at for each other one, those that share most
+Wanted = Callable[[int, int], bool]  # of a number within the batch and one within the held side
 _MIRRORED = ("", "mirrored")
 _TURNS = ("", "turned by 90 degrees", "turned by 180 degrees", "turned by 270 degrees")
 
@@ -64,16 +64,22 @@ class NearPictures:
             Votes(_stack(view.descriptors_KB for view in views), owners) if rules.keypoints and len(owners) else None
         )
 
-    def matches(self, others: Sequence[Print]) -> list[Match]:
-        """The held pictures that each of `others` is a copy of; itself as well, if it is held."""
+    def matches(self, others: Sequence[Print], wanted: Wanted = lambda other, held: True) -> list[Match]:
+        """The held pictures that each of `others` is a copy of; itself as well, if it is held.
+
+        Args:
+            wanted: which pairs are looked at, by their numbers.
+        """
         found: dict[tuple[int, int], Match] = {}
         for other, held, turn in self._by_hash(others):
-            if (other, held) not in found and (agreement := by_turn(self._held[held], turn, others[other])):
+            if (other, held) in found or not wanted(other, held):
+                continue
+            if agreement := by_turn(self._held[held], turn, others[other]):
                 how = " and ".join(filter(None, (_MIRRORED[turn // 4], _TURNS[turn % 4]))) or "hardly changed"
                 found[other, held] = Match(held=held, other=other, how=how, agreement=agreement)
         for other, view in self._by_votes(others):
             held, mirror = divmod(view, 2)
-            if (other, held) in found:
+            if (other, held) in found or not wanted(other, held):
                 continue
             if agreement := by_keypoints(self._held[held], bool(mirror), others[other]):
                 how = "mirrored and changed" if mirror else "changed"
@@ -94,11 +100,12 @@ class NearPictures:
             return []
         owners = np.repeat(np.arange(len(others)), [len(print_.keypoints) for print_ in others])
         descriptors = _stack(print_.keypoints.descriptors_KB for print_ in others)
-        best: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for other, view, votes in zip(*(part.tolist() for part in self._votes.count(descriptors, owners)), strict=True):
-            if votes >= VOTES:
-                best[other].append((-votes, view))
-        return [(other, view) for other, views in best.items() for _, view in sorted(views)[:PROPOSALS]]
+        counts = self._votes.count(descriptors, owners)
+        others_P, views_P, votes_P = (part[counts[2] >= VOTES] for part in counts)
+        order = np.lexsort((views_P, -votes_P, others_P))
+        others_P, views_P = others_P[order], views_P[order]
+        first = np.arange(len(order)) - np.searchsorted(others_P, others_P) < PROPOSALS
+        return list(zip(others_P[first].tolist(), views_P[first].tolist(), strict=True))
 
 
 def _stack(parts: Iterable[np.ndarray]) -> np.ndarray:

@@ -24,7 +24,8 @@ from vlp_models.duplicates.sentences import likenesses
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import Evidence, Score
 from vlp_models.params import Params, split_start
-from vlp_models.workspace.paths import Workspace, hash_path, read_json
+from vlp_models.workspace.contents import learned_from, no_longer_here
+from vlp_models.workspace.paths import Workspace, read_json
 
 FEWEST = 20  # items that must be left for a figure
 TEXTS_AT_ONCE = 65_536
@@ -81,12 +82,11 @@ class Learnt:
 
 def learnt(params: Params, workspace: Workspace, run: str) -> Learnt | None:
     """What a run had to learn from; None where that was other data than what lies here, as a champion's may be."""
-    index = workspace.shards / "index-train.parquet"
     config = workspace.checkpoint(f"finetune/{run}") / "config.json"
-    if not (index.exists() and config.exists()):
+    if not config.exists():
         return None
     inputs = (read_json(config).get("provenance") or {}).get("inputs", {})
-    if inputs.get(index.name) != hash_path(index):
+    if not learned_from(inputs) or no_longer_here(workspace, inputs):
         return None
     return Learnt(workspace.validated, learnt_sources(params, run))
 

@@ -1,7 +1,7 @@
 """Which version of the data a model learnt from, as far as it can be had: what lies here, or what DVC's cache holds.
 
-A model names its data by the hash of the shards' index. Where other shards lie here now, the md5s that DVC had then
-lead to the old ones: from the lineage of registered versions, and from the dvc.lock of earlier commits.
+A model names its data by hashes of what it read of the shards. Where other shards lie here now, the md5s that DVC had
+then lead to the old ones: from the lineage of registered versions, and from the dvc.lock of earlier commits.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vlp_models.duplicates.withdrawn import read_withdrawn
 from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Asked, Found, Known, find, prepared
 from vlp_models.pipeline.outs import outs_of
+from vlp_models.workspace.contents import CONTENTS, learned_from, no_longer_here
 from vlp_models.workspace.paths import Workspace, hash_file
 
 INDEX = "index-train.parquet"
@@ -32,12 +33,11 @@ FILES = ("manifest.json", "index-train.parquet", "index-val.parquet", "index-tes
 class DataVersion:
     """A state of data/shards.
 
-    index: sha256 of its train index. shards: a folder with manifest and indices.
+    shards: a folder with manifest and indices.
     images: the ids there of the pictures asked for and of their copies.
     complete: no other picture there is one of them. False: prints of that time are not at hand, and equal bytes decide.
     """
 
-    index: str
     shards: Path
     images: frozenset[str]
     complete: bool
@@ -58,37 +58,44 @@ class DataVersions:
 
     def here(self) -> DataVersion | None:
         """What lies in data/shards; None: nothing does."""
-        index = self.workspace.shards / INDEX
-        return self.of(hash_file(index)) if index.exists() else None
+        if "" not in self._held:
+            self._held[""] = self._here() if (self.workspace.shards / INDEX).exists() else None
+        return self._held[""]
 
-    def of(self, index: str) -> DataVersion | None:
-        """The version whose train index has this sha256; None: it can't be had."""
-        if index not in self._held:
-            self._held[index] = self._here(index) or next(self._earlier(index), None)
-        return self._held[index]
+    def of(self, inputs: Mapping[str, str]) -> DataVersion | None:
+        """The version that a checkpoint learnt from; None: it does not say which, or that can't be had.
 
-    def _here(self, index: str) -> DataVersion | None:
-        own = self.workspace.shards / INDEX
-        if not own.exists() or hash_file(own) != index:
+        Args:
+            inputs: `provenance.inputs` of its config.json.
+        """
+        learned = {name: inputs[name] for name in sorted(learned_from(inputs))}
+        key = json.dumps(learned)
+        if not learned:
             return None
+        if key not in self._held:
+            same = not no_longer_here(self.workspace, learned)
+            self._held[key] = self.here() if same else next(self._earlier(learned), None)
+        return self._held[key]
+
+    def _here(self) -> DataVersion:
         rows = _images(self.workspace.validated / "images.parquet")
         known = {(one.image_id, one.sha256) for one in self.catalogue}
         complete = bool(rows) and rows <= known and _in_step(self.workspace)
-        return DataVersion(
-            index=index, shards=self.workspace.shards, images=self._equal(rows) | self._ids(), complete=complete
-        )
+        return DataVersion(shards=self.workspace.shards, images=self._equal(rows) | self._ids(), complete=complete)
 
-    def _earlier(self, index: str) -> Iterator[DataVersion]:
+    def _earlier(self, learned: Mapping[str, str]) -> Iterator[DataVersion]:
         seen = set()
         for outs in (*self.known, *_committed(self.workspace.root)):
             md5 = outs.get("data/shards", "")
             files = _cached(self.workspace.root, md5) if md5 not in seen else {}
             seen.add(md5)
-            if INDEX in files and hash_file(files[INDEX]) == index:
+            contents = _cached(self.workspace.root, outs.get(CONTENTS, "")) if INDEX in files else {}
+            named = {**files, **{f"{CONTENTS}/{name}": path for name, path in contents.items()}}
+            if all(name in named and hash_file(named[name]) == digest for name, digest in learned.items()):
                 place = _linked(self.workspace.root / ".work" / "forget" / md5, files, FILES)
-                yield self._look(index, place, outs, md5)
+                yield self._look(place, outs, md5)
 
-    def _look(self, index: str, place: Path, outs: Mapping[str, str], md5: str) -> DataVersion:
+    def _look(self, place: Path, outs: Mapping[str, str], md5: str) -> DataVersion:
         tables = _cached(self.workspace.root, outs.get("data/validated", ""))
         rows = _images(tables["images.parquet"]) if "images.parquet" in tables else set()
         images, complete = self._equal(rows), bool(rows)
@@ -104,7 +111,7 @@ class DataVersions:
                 complete = False
             else:
                 images |= {one.picture.image_id for one in then}
-        return DataVersion(index=index, shards=place, images=images, complete=complete)
+        return DataVersion(shards=place, images=images, complete=complete)
 
     def _equal(self, rows: Set[tuple[str, str]]) -> frozenset[str]:
         """Those with the bytes of a picture asked for, or of a copy that is known."""

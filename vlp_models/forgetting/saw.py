@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlp_models.errors import VLPError
-from vlp_models.forgetting.data_versions import INDEX, DataVersion, DataVersions
+from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
 from vlp_models.forgetting.locked import md5_of, recorded
 from vlp_models.forgetting.order import Sight
@@ -23,6 +23,7 @@ from vlp_models.serving.bundle import checkpoint_info
 from vlp_models.stages.detector import first_step_with
 from vlp_models.stages.tokenizer import shaped_by
 from vlp_models.training.data import validates_on
+from vlp_models.workspace.contents import learned_from
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 State = Literal["saw", "through", "unknown", "never"]
@@ -90,10 +91,10 @@ class Checkpoints:
             how = "before its first step" + (notes if "weights" in info.provenance else "")
             return Verdict(name=name, state="never", how=how)
         settings = settings_of(name, info.provenance)
-        if settings is None or INDEX not in inputs:
+        if settings is None or not learned_from(inputs):
             return Verdict(name=name, state="unknown", how="its checkpoint does not say what it was made of")
         learning = Learning.of(name, settings)
-        own = self.own(learning, self.data.of(inputs[INDEX]), info.provenance, regions=bool(info.detector_id))
+        own = self.own(learning, self.data.of(inputs), info.provenance, regions=bool(info.detector_id))
         start = self.workspace.checkpoint(learning.start)
         made_of = [self._regions(info.detector_id)] if info.detector_id else []
         made_of += [

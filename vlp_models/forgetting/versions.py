@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import VLPError
-from vlp_models.forgetting.data_versions import INDEX, DataVersion, DataVersions
+from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
 from vlp_models.forgetting.saw import DETECTOR, TOKENIZER, Checkpoints, Verdict, worst
 from vlp_models.params import Params
@@ -124,7 +124,7 @@ def _by_lineage(
     try:
         provenance = _provenance(version)
         run = f"finetune/{record['run']}"
-        then = data.of(provenance.get("inputs", {}).get(INDEX, ""))
+        then = data.of(provenance.get("inputs", {}))
         parts = [_own(run, provenance, then, checkpoints)]
         if then is not None and not then.images and then.complete:
             # Detector, tokenizer and earlier runs were made of that same data.
@@ -174,6 +174,6 @@ def _parent(parent: Mapping[str, Any], data: DataVersion | None, checkpoints: Ch
     if parent["role"] == "starts from" and name.startswith("initial/"):
         return Verdict(name=name, state="never", how="before its first step")
     if parent["role"] == "starts from" and "params" in parent:
-        own = checkpoints.data.of(parent["inputs"][INDEX]) if INDEX in parent.get("inputs", {}) else data
+        own = checkpoints.data.of(parent["inputs"]) if parent.get("inputs") else data
         return _own(name, parent, own, checkpoints)
     return Verdict(name=name, state="unknown", how="it is not here any more")

@@ -133,9 +133,9 @@ def _within_drop(staging: Staging, radius: int, rules: NearRules) -> None:
             place = int(np.searchsorted(values, np.uint64(unsigned(perceptual))))
             if owner is None:
                 how = f"at most {radius} of 64 perceptual bits apart"
-                own = staging.print_of(image)
                 owners = (kept[p] for p in (place, *near.get(place, ())) if p in kept)
-                owner = next((o for o in owners if _look_the_same(staging.print_of(o[0]), own)), None)
+                alike = (o for o in owners if _look_the_same(staging.print_of(o[0]), staging.print_of(image)))
+                owner = next(alike, None)
         if owner is None and (held_copies := [o for o in copies.get(image, ()) if o in new]):
             owner, how = (held_copies[0], new[held_copies[0]]), copies[image][held_copies[0]]
         if owner is None:

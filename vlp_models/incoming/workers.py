@@ -6,18 +6,18 @@ import multiprocessing
 import os
 import threading
 import warnings
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from vlp_models.data.images import FORMATS, MAX_BYTES, ImageError
+from vlp_models.data.images import FORMATS, ImageError, read_file
 from vlp_models.duplicates.hashes import ImageHashes, hash_image
 from vlp_models.incoming.drops import read_inside
+from vlp_models.workspace.mapper import in_flight
 
 TASK = 64  # pictures
 EXTENSIONS = {format_: suffix for suffix, format_ in reversed(FORMATS.items())}  # JPEG -> .jpg
@@ -57,15 +57,10 @@ def hash_all(items: Iterable[Item], job: Job, processes: int) -> Iterator[tuple[
             first = list(islice(stream, TASK))
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads' locks
+    tasks = chain([first], iter(lambda: list(islice(stream, TASK)), []))
     with ProcessPoolExecutor(processes, context, initializer=_die_with_parent) as pool:
-        waiting: deque[Future[list[tuple[int, ImageHashes | ImageError]]]] = deque()
-        task: list[Item] = first
-        while task or waiting:
-            if task:
-                waiting.append(pool.submit(_hash_some, task, job))
-            if len(waiting) > 4 * processes or not task:
-                yield from waiting.popleft().result()
-            task = list(islice(stream, TASK)) if task else []
+        for found in in_flight(lambda task: pool.submit(_hash_some, task, job), tasks, 4 * processes):
+            yield from found
 
 
 def _hash_some(task: list[Item], job: Job) -> list[tuple[int, ImageHashes | ImageError]]:
@@ -76,7 +71,7 @@ def _hash_some(task: list[Item], job: Job) -> list[tuple[int, ImageHashes | Imag
 
 def _hash_one(path: str, tested: bool, job: Job) -> ImageHashes | ImageError:
     try:
-        content = read_inside(job.folder, path) if job.folder else _read(path)
+        content = read_inside(job.folder, path) if job.folder else read_file(Path(path))
         suffix = os.path.splitext(path)[1]  # noqa: PTH122
         hashes = hash_image(content, suffix, job.max_pixels, keypoints=job.keypoints, tested=tested)
         if min(hashes.width, hashes.height) < job.min_side:
@@ -87,14 +82,6 @@ def _hash_one(path: str, tested: bool, job: Job) -> ImageHashes | ImageError:
         return hashes
     except ImageError as error:
         return error
-
-
-def _read(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(MAX_BYTES)
-    except OSError as error:
-        raise ImageError("image_present", f"{path}: {error.strerror}") from None
 
 
 def _keep(content: bytes, target: str) -> None:

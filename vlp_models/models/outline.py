@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import nn
 
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.models import DataFacts, build_model
-from vlp_models.params import ModelParams
+from vlp_models.params import ModelParams, Params
+from vlp_models.workspace.contents import Kind
 
 
 def outline(model: ModelParams, where: str = "config") -> nn.Module:
@@ -24,10 +25,22 @@ def outline(model: ModelParams, where: str = "config") -> nn.Module:
     return _outlined(model.family, json.dumps(model.config, sort_keys=True), where)
 
 
-def inputs_of(models: Mapping[str, ModelParams]) -> Iterable[ModelInputs]:
+def inputs_of(models: Mapping[str, ModelParams]) -> list[ModelInputs]:
     """What each of these models (`models` of params.yaml) reads."""
     found: list[Any] = [outline(model, f"models.{name}.config") for name, model in models.items()]
     return [model.inputs for model in found]
+
+
+def kinds(params: Params) -> dict[str, Kind]:
+    """What of an image each model reads."""
+    return {name: inputs.kind for name, inputs in zip(params.models, inputs_of(params.models), strict=True)}
+
+
+def kind_at(params: Params, checkpoint: str) -> Kind:
+    """What of an image the model of a checkpoint reads."""
+    model = params.model_at(checkpoint)
+    (inputs,) = inputs_of({model: params.models[model]})
+    return inputs.kind
 
 
 @functools.lru_cache(maxsize=64)

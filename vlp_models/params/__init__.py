@@ -193,6 +193,9 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml") -> Params:
     _check_names(params, file)
     _check_starts(params, file)
     _check_augment(params, file)
+    for source in params.tokenizer.sources:
+        if source not in params.data:
+            raise ParamsError(f"{file}: `tokenizer.sources: {source}`{nearest(source, params.data)}")
     return params
 
 

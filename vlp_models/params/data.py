@@ -141,6 +141,7 @@ class TokenizerParams:
     strip_accents: Literal["auto", True, False] = "auto"  # auto: as `lowercase`, or as a BERT's folder says
     trim: bool = False  # of source: vocab: keep only the pieces that the training texts have
     min_answer_count: PositiveInt  # an answer enters the vocabulary from this many questions on
+    sources: list[str] = field(default_factory=list)  # datasets whose texts and answers it knows; empty: all
 
 
 @dataclass(frozen=True, kw_only=True)

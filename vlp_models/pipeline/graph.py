@@ -7,7 +7,7 @@ is out of date.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import yaml
 
 from vlp_models.params import FinetuneParams, ModelParams, Params
 from vlp_models.weight_files import library_of
+from vlp_models.workspace.contents import CONTENTS, Kind, facts_file, learnt_file
 from vlp_models.workspace.packages import dependency
 from vlp_models.workspace.paths import WITHDRAWN
 
@@ -43,6 +44,7 @@ SHAPING = (
     "pretrain",
     "finetune",
     "augment",
+    "trainer.stream",
 )
 
 Stage = dict[str, Any]
@@ -53,16 +55,30 @@ def code(kind: str, name: str) -> str:
     return f"{CODE}/{kind}/{name}.json"
 
 
+def learns(kind: Kind, view: str, sources: Collection[str]) -> str:
+    """What a run reads of the shards (`learnt_file`), as a hash."""
+    return f"{CONTENTS}/{learnt_file(kind, view, sources)}"
+
+
 def pipeline(
-    params: Params, raw: Mapping[str, Any], *, regions: bool, pixels: bool, withdrawn: bool = False
+    params: Params,
+    raw: Mapping[str, Any],
+    *,
+    kinds: Mapping[str, Kind],
+    views: Mapping[str, str],
+    withdrawn: bool = False,
 ) -> dict[str, Stage]:
     """The stages by name, as dvc.yaml has them.
 
     Args:
         raw: params.yaml as it is written: DVC knows only keys that are there.
-        regions, pixels: whether any model reads them.
+        kinds: model -> what of an image it reads.
+        views: fine-tuning run -> the view of the data that it learns from.
         withdrawn: whether any picture was (`vlp forget`); DVC wants no dependency that is not there.
     """
+
+    def kind_at(checkpoint: str) -> Kind:
+        return kinds[params.model_at(checkpoint)]
 
     def given(*keys: str) -> list[str]:
         """The params among `keys` that the file holds."""
@@ -71,7 +87,10 @@ def pipeline(
     finetuned = list(params.finetune)
     registered = [name for name, run in params.finetune.items() if not run.blank_images]
     drift_run = params.drift.against or next(iter(params.pretrain), "")
-    training = ["data/shards", "data/tokenizer"]
+    regions = "regions" in kinds.values()
+    # What a training goes by is what it reads of the shards, not how they are packed; but streamed samples come in the
+    # order of the packing.
+    training = ["${item.learns}", *(["data/shards"] if params.trainer.stream.address else []), "data/tokenizer"]
     # Whoever learns from written captions waits for them. Where nobody does, no run has to say so.
     augmented = any(run.augment.captions for run in params.finetune.values())
     stages: dict[str, Stage] = {
@@ -143,13 +162,14 @@ def pipeline(
             "cmd": "vlp stage shards",
             "params": given("shards"),
             "deps": ["data/validated", READS, *(["data/features"] if regions else []), code("stages", "shards")],
-            "outs": ["data/shards"],
+            "outs": ["data/shards", CONTENTS],
         },
         "initial": _each(
             {
                 name: {
                     "family": m.family,
                     "weights": m.weights or NOTHING,
+                    "facts": f"{CONTENTS}/{facts_file(kinds[name])}",
                     **(_words(m) if worded else {}),
                 }
                 for name, m in params.models.items()
@@ -160,7 +180,7 @@ def pipeline(
             deps=[
                 "${item.weights}",
                 *(["${item.words}", "${item.reader}"] if worded else []),
-                "data/shards/manifest.json",
+                "${item.facts}",
                 "data/tokenizer",
                 code("stages", "initial"),
                 code("models", "${item.family}"),
@@ -173,6 +193,7 @@ def pipeline(
                     "start": params.start_of("pretrain", name),
                     "model": _other_architecture(params, name),
                     "family": params.models[run.model].family,
+                    "learns": learns(kinds[run.model], run.view, run.sources),
                 }
                 for name, run in params.pretrain.items()
             },
@@ -195,6 +216,7 @@ def pipeline(
                     "start": run.start,
                     "task": run.task,
                     "family": params.family_at(run.start),
+                    "learns": learns(kind_at(run.start), views[name], run.sources),
                     **({"augment": _augmented(run)} if augmented else {}),
                 }
                 for name, run in params.finetune.items()
@@ -214,13 +236,21 @@ def pipeline(
             plots=[{"reports/curves/finetune/${key}.csv": {"x": "step", "y": "loss"}}],
         ),
         "augment": _each(
-            {name: {"start": p.start, "family": params.family_at(p.start)} for name, p in params.augment.items()},
+            {
+                name: {
+                    "start": p.start,
+                    "family": params.family_at(p.start),
+                    "learns": learns(kind_at(p.start), "images", p.sources),
+                }
+                for name, p in params.augment.items()
+            },
             desc="captions that a model writes of training images",
             cmd="vlp stage augment ${key}",
             params=["augment.${key}"],
             deps=[
                 "checkpoints/${item.start}",
-                *training,
+                "${item.learns}",
+                "data/tokenizer",
                 "data/validated/images.parquet",
                 code("stages", "augment"),
                 code("models", "${item.family}"),
@@ -229,12 +259,19 @@ def pipeline(
             outs=["data/augmented/${key}"],
         ),
         "evaluate": _each(
-            {name: {"task": run.task, "family": params.family_at(run.start)} for name, run in params.finetune.items()},
+            {
+                name: {
+                    "task": run.task,
+                    "family": params.family_at(run.start),
+                    "holds": f"{CONTENTS}/{kind_at(run.start)}",
+                }
+                for name, run in params.finetune.items()
+            },
             cmd="vlp stage evaluate ${key}",
             params=["finetune.${key}", *given("defaults.finetune", *(f"evaluate.{key}" for key in JUDGING))],
             deps=[
                 "checkpoints/finetune/${key}",
-                "data/shards",
+                "${item.holds}",
                 "data/validated",
                 code("stages", "evaluate"),
                 code("models", "${item.family}"),

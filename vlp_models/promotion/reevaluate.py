@@ -87,6 +87,7 @@ def _with_regions(
     if _same_features(workspace, info, made):
         _link(own.validated, workspace.validated)
         _link(own.shards, workspace.shards)
+        _link(own.contents, workspace.contents)
     else:
         _copy_splits(workspace, own, set(params.evaluate.splits))
         settings = dataclasses.replace(_packing(params), features=_absolute(made, workspace))
@@ -102,6 +103,7 @@ def _without_regions(params: Params, workspace: Workspace, own: Workspace, reads
     if not isinstance(reads.image, PixelInput) or _holds_pixels(workspace):
         _link(own.validated, workspace.validated)
         _link(own.shards, need(workspace.shards, "shards"))
+        _link(own.contents, workspace.contents)
     else:
         _copy_splits(workspace, own, set(params.evaluate.splits))
         shards.run(_packing(params), own, inputs=[reads])

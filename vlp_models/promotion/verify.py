@@ -20,7 +20,8 @@ from vlp_models.pipeline.code import PACKAGE, hash_source_text
 from vlp_models.serving.bundle import CONTENT, bundle_info, check_content, content_of
 from vlp_models.tracking.evaluations import LINEAGE_HASH, RECORD, latest_evaluation, read_file, read_scores
 from vlp_models.tracking.registry import bundle_of
-from vlp_models.workspace.paths import Workspace, hash_path
+from vlp_models.workspace.contents import learned_from, no_longer_here
+from vlp_models.workspace.paths import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -135,12 +136,12 @@ def _code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _data(workspace: Workspace, info: CheckpointInfo, record: Mapping[str, Any]) -> tuple[str, str]:
-    learned = {n: d for n, d in info.provenance.get("inputs", {}).items() if n.startswith("index-")}
+    inputs = info.provenance.get("inputs", {})
+    learned = learned_from(inputs)
     if not learned:
         return "unknown", "the checkpoint does not say what it learned from"
-    here = {name: workspace.shards / name for name in learned}
-    if all(path.exists() and hash_path(path) == learned[name] for name, path in here.items()):
-        return "holds", f"data/shards is what it learned from ({len(learned)} indexes)"
+    if not no_longer_here(workspace, inputs):
+        return "holds", f"data/shards is what it learned from ({', '.join(learned)})"
     md5 = str(record.get("dvc", {}).get("data/shards", ""))
     cached = workspace.root / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]
     if md5 and cached.exists():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from vlp_models.data.inputs import PixelInput, RegionInput
+from collections.abc import Iterable
+
 from vlp_models.errors import ParamsError
 from vlp_models.lookup import check_known
-from vlp_models.models.outline import inputs_of, outline
+from vlp_models.models.outline import outline
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
 
@@ -42,6 +43,7 @@ def check_runs(params: Params) -> None:
             if objective not in known:
                 where = f"params.yaml: `pretrain.{name}.recipe.objectives.{objective}`"
                 raise ParamsError(f"{where}: {run.model} can't learn that{nearest(objective, known)}")
+        _check_datasets(f"pretrain.{name}", run.sources, params)
     for name, finetune in params.finetune.items():
         if finetune.task not in TASKS:
             raise ParamsError(f"params.yaml: `finetune.{name}.task: {finetune.task}`{nearest(finetune.task, TASKS)}")
@@ -55,14 +57,22 @@ def check_runs(params: Params) -> None:
         of = params.model_of(name)
         tried = outline(params.models[of], f"models.{of}.config")
         check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)
-        unknown = [source for source in (*finetune.sources, *finetune.evaluate_on) if source not in params.data]
-        if unknown:
-            raise ParamsError(
-                f"params.yaml: `finetune.{name}` names the dataset {unknown[0]}{nearest(unknown[0], params.data)}"
-            )
+        _check_datasets(f"finetune.{name}", (*finetune.sources, *finetune.evaluate_on), params)
 
 
-def reads(params: Params) -> tuple[bool, bool]:
-    """Whether any model reads regions, and whether any reads pixels."""
-    images = [inputs.image for inputs in inputs_of(params.models)]
-    return any(isinstance(i, RegionInput) for i in images), any(isinstance(i, PixelInput) for i in images)
+def _check_datasets(where: str, named: Iterable[str], params: Params) -> None:
+    for source in named:
+        if source not in params.data:
+            raise ParamsError(f"params.yaml: `{where}` names the dataset {source}{nearest(source, params.data)}")
+
+
+def learning_views(params: Params) -> dict[str, str]:
+    """The view that each fine-tuning run learns from."""
+    from vlp_models.tasks import task_class
+    from vlp_models.tasks.base import read_options
+
+    found = {}
+    for name, run in params.finetune.items():
+        task = task_class(run.task)
+        found[name] = task.learning_view(read_options(task, run.options, where=f"finetune.{name}.options"))
+    return found

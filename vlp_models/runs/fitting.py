@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from vlp_models.data.dataset import ShardsManifest, read_manifest
+from vlp_models.data.dataset import ShardsManifest, check_sources, read_manifest
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
@@ -25,6 +25,7 @@ from vlp_models.runs.provenance import training_inputs
 from vlp_models.tracking.lineage import lineage
 from vlp_models.tracking.logger import STATE, MLflowRun
 from vlp_models.tracking.spool import tracked
+from vlp_models.workspace.contents import CONTENTS, Kind, learnt_file
 from vlp_models.workspace.paths import (
     Workspace,
     fingerprint,
@@ -46,7 +47,7 @@ class Inputs:
     shards: Path
     manifest: ShardsManifest
     tokenizer: Tokenizer
-    files: dict[str, Path]  # whose content is the data's identity
+    files: dict[str, Path]  # whose content is the words' identity; `learned_files` has the samples'
 
 
 def read_inputs(workspace: Workspace) -> Inputs:
@@ -56,10 +57,33 @@ def read_inputs(workspace: Workspace) -> Inputs:
     """
     shards = need(workspace.shards, "shards")
     tokenizer = need(workspace.tokenizer, "tokenizer")
-    # The index lists every sample with its text and place, the manifest names the detector: no need to read the tars.
-    indices = {path.name: path for path in sorted(shards.glob("index-*.parquet"))}
-    files = {"manifest": shards / "manifest.json", **indices, "tokenizer": tokenizer}
-    return Inputs(shards=shards, manifest=read_manifest(shards), tokenizer=Tokenizer.load(tokenizer), files=files)
+    return Inputs(
+        shards=shards,
+        manifest=read_manifest(shards),
+        tokenizer=Tokenizer.load(tokenizer),
+        files={"tokenizer": tokenizer},
+    )
+
+
+def learned_files(
+    workspace: Workspace, inputs: Inputs, kind: Kind, view: str, sources: Collection[str], stream: StreamParams
+) -> dict[str, Path]:
+    """The files whose content is the identity of what a run learns from, by the names that its checkpoint gives them.
+
+    Args:
+        kind: what of an image its model reads.
+        sources: the datasets that it learns from; empty: all.
+
+    Raises:
+        DataError: `shards` has not run.
+        ParamsError: `sources` names a dataset the shards do not hold.
+    """
+    check_sources(sources, inputs.manifest.sources)
+    name = f"{CONTENTS}/{learnt_file(kind, view, sources)}"
+    files = {name: need(workspace.root / name, "shards")}
+    if stream.address:  # the order of samples follows from how they are packed
+        files |= {path.name: path for path in sorted(workspace.shards.glob("index-*.parquet"))}
+    return files
 
 
 def check_same_data(

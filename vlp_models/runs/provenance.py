@@ -20,6 +20,7 @@ from vlp_models.pipeline.outs import outs_of
 from vlp_models.tasks import TASKS
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.lineage import git_commit
+from vlp_models.workspace.contents import no_longer_here
 from vlp_models.workspace.packages import dependency
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
@@ -122,10 +123,8 @@ def validation_record(workspace: Workspace, config: dict[str, Any]) -> dict[str,
     report_file, manifest_file = workspace.reports / "validation.json", workspace.validated / "manifest.json"
     if not report_file.exists() or not manifest_file.exists():
         return None
-    learned_from = config.get("provenance", {}).get("inputs", {})
-    for index in sorted(workspace.shards.glob("index-*.parquet")):
-        if learned_from.get(index.name) not in (None, hash_path(index)):
-            return None  # trained on other data than what lies here
+    if no_longer_here(workspace, config.get("provenance", {}).get("inputs", {})):
+        return None  # trained on other data than what lies here
     report, counts = read_json(report_file), read_json(manifest_file)["counts"]
     reasons = []
     for name, table in report["tables"].items():

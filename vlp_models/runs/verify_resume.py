@@ -24,7 +24,15 @@ from vlp_models.workspace.paths import Workspace, hash_file, need
 
 EVERY = 2  # updates between two points to go on from
 FOLDER = "verify-resume-"
-DATA = ("data/shards", "data/tokenizer", "data/features", "data/detector", "data/augmented", "data/validated")
+DATA = (
+    "data/shards",
+    "data/contents",
+    "data/tokenizer",
+    "data/features",
+    "data/detector",
+    "data/augmented",
+    "data/validated",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,6 +83,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
     }
     sources = dict.fromkeys(_datasets(finetune), 1)
     before = learnt(params, workspace, key)
+    by_regions = model.reader.flags["regions"]  # what other models read makes no figure of this one
     blank_too = model.task in settings.blank_control and not model.blank_images
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
@@ -115,7 +116,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
                     here = Place(
                         source=source,
                         validated=workspace.validated,
-                        neighbours=partial(nearest, workspace.shards, split, source),
+                        neighbours=partial(nearest, workspace.shards, split, source) if by_regions else _none,
                         progress=progress,
                     )
                     model.write_official(own, here, split, directory)
@@ -135,6 +136,11 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
     for record in records:
         if record["value"] is not None and record["metric"] in (model.metric, *model.headlines):
             print(f"{key}: {record['dataset']} {record['split']} {record['metric']} {record['value']:.2f}")
+
+
+def _none(image_ids: Sequence[str]) -> dict[str, list[str]]:
+    """No neighbours: the model reads no regions to find them by."""
+    return {}
 
 
 def _datasets(finetune: FinetuneParams) -> list[str]:

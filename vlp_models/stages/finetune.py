@@ -30,16 +30,19 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.data.augmented import read_written
     from vlp_models.models import FAMILIES
     from vlp_models.models.checkpoint import read_config
+    from vlp_models.models.outline import kind_at
     from vlp_models.runs.fitting import (
         check_same_data,
         forget,
+        learned_files,
         publish,
         read_inputs,
         stage_of,
         tracking,
         work_directory,
     )
-    from vlp_models.tasks import TASKS
+    from vlp_models.tasks import TASKS, task_class
+    from vlp_models.tasks.base import read_options
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.run import Plan, fit
     from vlp_models.workspace.finished import keep, restore
@@ -52,7 +55,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         inputs = read_inputs(workspace)
         start = need(workspace.checkpoint(p.start), stage_of(p.start))
         before = read_config(start)
-        files = {**inputs.files, "start": start}
+        task = task_class(p.task)
+        view = task.learning_view(read_options(task, p.options, where=f"finetune.{key}.options"))
+        learned = learned_files(workspace, inputs, kind_at(params, p.start), view, p.sources, params.trainer.stream)
+        files = {**learned, **inputs.files, "start": start}
         written = []
         if p.augment.captions:
             augmented = need(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")

@@ -39,16 +39,17 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
         MissingToolError: a package that params.yaml names is not installed.
     """
-    from vlp_models.runs.check import check_runs, reads
+    from vlp_models.models.outline import kinds
+    from vlp_models.runs.check import check_runs
     from vlp_models.serving.bundle import SERVED_BY
 
     check_runs(params)
     check_current(params, workspace)
-    regions, pixels = reads(params)
-    check_installed(packages(params, regions=regions))
+    read = set(kinds(params).values())
+    check_installed(packages(params, regions="regions" in read))
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
-        write_json(directory / "reads.json", {"regions": regions, "pixels": pixels})
+        write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
         for kind, names in code_modules().items():
             for name, module in names.items():
                 served = SERVED_BY if (kind, name) == ("stages", "register") else ()  # a version is its code as well
@@ -69,11 +70,14 @@ def check_current(params: Params, workspace: Workspace) -> None:
 
 def planned(params: Params, workspace: Workspace) -> str:
     """What dvc.yaml must be."""
-    from vlp_models.runs.check import reads
+    from vlp_models.models.outline import kinds
+    from vlp_models.runs.check import learning_views
 
-    regions, pixels = reads(params)
     raw = read_yaml(workspace.root / "params.yaml")
-    return render(pipeline(params, raw, regions=regions, pixels=pixels, withdrawn=workspace.withdrawn.exists()))
+    found = pipeline(
+        params, raw, kinds=kinds(params), views=learning_views(params), withdrawn=workspace.withdrawn.exists()
+    )
+    return render(found)
 
 
 def code_modules() -> dict[str, dict[str, str]]:

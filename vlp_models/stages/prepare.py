@@ -11,11 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables, spooled
@@ -28,7 +25,10 @@ from vlp_models.duplicates.search import NearRules
 from vlp_models.duplicates.withdrawn import Withdrawn, read_withdrawn
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
+from vlp_models.workspace.mapper import in_flight
 from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
+
+AHEAD = 256  # images under way
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -108,11 +108,12 @@ def _check_images(
             error.reason = f"{workspace.relative(Path(row['path']))}: {error.reason}"
             return row, error
 
+    rows = (row for table in read_batches([waiting], HELD) for row in table.to_pylist())
     # Pillow's decoders and hashlib let go of the interpreter's lock
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow on odd EXIF and on sizes that `max_pixels` rules on
         results = track(
-            _ahead(pool, look, (row for table in read_batches([waiting], HELD) for row in table.to_pylist())),
+            in_flight(lambda row: pool.submit(look, row), rows, AHEAD),
             description="checking images",
             total=len(listed),
             console=Console(stderr=True),
@@ -149,21 +150,6 @@ def _withdrawn(image_id: str, found: ImageHashes | ImageError, withdrawn: Withdr
     if isinstance(found, ImageError):
         return "by its id" if withdrawn.had(image_id) else ""
     return withdrawn.why(found)
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def _ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], many: int = 256) -> Iterator[R]:
-    """`pool.map`, with `many` items under way at most."""
-    under_way: deque[Future[R]] = deque()
-    for item in items:
-        if len(under_way) == many:
-            yield under_way.popleft().result()
-        under_way.append(pool.submit(function, item))
-    while under_way:
-        yield under_way.popleft().result()
 
 
 def _folders(root: Path, images: str) -> list[Path]:

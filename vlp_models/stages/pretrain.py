@@ -35,11 +35,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.data.views import VIEWS
     from vlp_models.models import FAMILIES, build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_config, read_weights
+    from vlp_models.models.outline import kind_at
     from vlp_models.runs.fitting import (
         check_same_data,
         data_facts,
         describe,
         forget,
+        learned_files,
         publish,
         read_inputs,
         stage_of,
@@ -59,7 +61,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with measured(workspace, stage):
         inputs = read_inputs(workspace)
         start = need(workspace.checkpoint(start_name), stage_of(start_name))
-        files = {**inputs.files, "start": start}
+        kind = kind_at(params, f"initial/{p.model}")
+        learned = learned_files(workspace, inputs, kind, p.view, p.sources, params.trainer.stream)
+        files = {**learned, **inputs.files, "start": start}
         settings = {"pretrain": {key: to_plain(p)}, "model": {"family": own.family, "config": own.config}}
         modules = ["vlp_models.stages.pretrain", FAMILIES[own.family]]
         work = work_directory(workspace, stage, params.trainer, settings, files, modules)

@@ -18,9 +18,9 @@ from vlp_models.data.outofcore import Database
 from vlp_models.data.tables import HELD, SCHEMAS, read_batches
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
+from vlp_models.models.outline import kinds
 from vlp_models.params import Params, PretrainParams
 from vlp_models.params.schema import nearest
-from vlp_models.runs.check import reads
 from vlp_models.workspace.paths import Workspace, measured, need, write_text
 
 SAMPLE = 256  # images whose embeddings are kept
@@ -37,7 +37,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     with measured(workspace, "reference"):
         validated = need(workspace.validated, "validate")
-        regions, _ = reads(params)  # what a workspace without them holds is left over from earlier params
+        regions = (
+            "regions" in kinds(params).values()
+        )  # what a workspace without them holds is left over from earlier params
         store = FeatureStore(need(workspace.features, "features")) if regions else None
         sources = list(learnt_by(params).sources)
         with Database.within(workspace.root / ".work") as database:

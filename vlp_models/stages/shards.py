@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlp_models.data.archive import check_tar
+from vlp_models.data.contents import write_contents, write_hashes
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
+from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.outofcore import Database, InStep
 from vlp_models.data.shards import ImageRecord, ShardWriter, join_parts
 from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, read_batches, read_table
@@ -32,6 +33,7 @@ from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.outline import inputs_of
 from vlp_models.params import Params, to_plain
+from vlp_models.workspace.contents import Kind
 from vlp_models.workspace.mapper import LocalMapper, Mapper
 from vlp_models.workspace.paths import (
     Workspace,
@@ -47,10 +49,16 @@ from vlp_models.workspace.paths import (
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What of an image the shards hold."""
+    """What of an image the shards hold; whether a model reads texts alone."""
 
     regions: bool
     pixels: bool
+    texts: bool = False
+
+    @property
+    def kinds(self) -> list[Kind]:
+        held: dict[Kind, bool] = {"regions": self.regions, "pixels": self.pixels, "texts": self.texts}
+        return [kind for kind, there in held.items() if there]
 
 
 def needs(inputs: Iterable[ModelInputs], pixels: Literal["auto", True, False] = "auto") -> Needs:
@@ -62,13 +70,12 @@ def needs(inputs: Iterable[ModelInputs], pixels: Literal["auto", True, False] = 
     Raises:
         ParamsError: pixels are forbidden, and a model reads them.
     """
-    images = [wanted.image for wanted in inputs]
-    read = any(isinstance(image, PixelInput) for image in images)
-    if read and pixels is False:
+    kinds = {wanted.kind for wanted in inputs}
+    if "pixels" in kinds and pixels is False:
         raise ParamsError(
             "params.yaml: `shards.pixels: false`, but a model of `models` reads pixels; `auto` packs them"
         )
-    return Needs(regions=any(isinstance(image, RegionInput) for image in images), pixels=read or pixels is True)
+    return Needs(regions="regions" in kinds, pixels="pixels" in kinds or pixels is True, texts="texts" in kinds)
 
 
 def run(
@@ -78,7 +85,8 @@ def run(
     mapper: Mapper | None = None,
     inputs: Iterable[ModelInputs] | None = None,
 ) -> None:
-    """Writes data/shards: tars and an index for each split, an empty index for a split without images.
+    """Writes data/shards: tars and an index for each split, an empty index for a split without images. Beside them
+    data/contents, what the shards hold as hashes.
 
     Args:
         mapper: who makes the shards; by default `cluster.workers` processes.
@@ -102,30 +110,37 @@ def run(
         texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}
         work = _work(workspace, to_plain(p), held)
         features = workspace.features if held.regions else None
-        make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, pixels=held.pixels)
+        make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, held=held)
+        facts = {
+            "feature_dim": store.feature_dim if store else 0,
+            "classes": store.classes if store else [],
+            "detector_id": store.detector_id if store else "",
+        }
+        sources = _sources(validated, texts)
         counts: dict[str, dict[str, int]] = {}
-        with output_directory(workspace.shards) as directory:
+        hashes: dict[str, list[Path]] = {}
+        with output_directory(workspace.shards) as directory, output_directory(workspace.contents) as contents:
             with Database.within(directory) as database:
                 joined = _Joined(database, validated)
                 every = chain.from_iterable(_shards(joined, split, p.images_per_shard) for split in SPLITS)
                 names = list(mapper.map(make, every))
             for split in SPLITS:
                 parts = [work / name for name in names if name.startswith(f"{split}-")]
-                parts += _without_images(texts, split, work)
-                counts[split] = _total(parts)
+                parts += _without_images(texts, split, work, held)
+                counts[split], hashes[split] = _total(parts), [part / HASHES for part in parts]
                 join_parts(directory, split, parts)
             write_manifest(
                 directory,
                 stage="shards",
                 params=to_plain(p),
                 counts=counts,
-                sources=_sources(validated, texts),
-                feature_dim=store.feature_dim if store else 0,
-                classes=store.classes if store else [],
+                sources=sources,
+                **facts,
                 num_classes=len(store.classes) if store else 0,
-                detector_id=store.detector_id if store else "",
                 pixels=held.pixels,
             )
+            known = {kind: facts if kind == "regions" else {} for kind in held.kinds}
+            write_contents(contents, hashes, sources, known)
         shutil.rmtree(work)
     for split, n in counts.items():
         print(f"shards {split}: " + ", ".join(f"{count:,} {name}" for name, count in n.items() if count))
@@ -133,6 +148,8 @@ def run(
 
 Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, the images' rows with their texts
 COUNTS = "counts.json"
+HASHES = "contents.parquet"
+PARTS = 2  # version of what a part holds
 
 
 def _work(workspace: Workspace, settings: dict[str, Any], held: Needs) -> Path:
@@ -140,7 +157,7 @@ def _work(workspace: Workspace, settings: dict[str, Any], held: Needs) -> Path:
     of = workspace.features
     chunks = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in of.glob("*.safetensors") if held.regions)
     inputs = {"validated": workspace.validated, **({"features": of / "manifest.json"} if held.regions else {})}
-    what = {"shards": settings, "held": dataclasses.asdict(held), "chunks": chunks}
+    what = {"shards": settings, "held": dataclasses.asdict(held), "chunks": chunks, "parts": PARTS}
     return workspace.work("shards", fingerprint(what, inputs))
 
 
@@ -152,7 +169,7 @@ def _shards(joined: _Joined, split: str, size: int) -> Iterator[Shard]:
         number += 1
 
 
-def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, pixels: bool) -> str:
+def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, held: Needs) -> str:
     """Makes one shard with its index, unless `work` has it; returns its folder's name there."""
     split, number, records = shard
     part = work / f"{split}-{number:05d}"
@@ -162,7 +179,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
     with output_directory(part) as directory:
         writer = ShardWriter(directory, split, len(records), first=number)
         for record in records:
-            data, extension = _read_pixels(root / record["path"]) if pixels else (None, "")
+            data, extension = _read_pixels(root / record["path"]) if held.pixels else (None, "")
             writer.add(
                 ImageRecord(
                     image_id=record["image_id"],
@@ -178,10 +195,11 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
         write_json(directory / COUNTS, writer.close())
         for tar in directory.glob("*.tar"):
             check_tar(tar)
+        write_hashes(directory / HASHES, directory, split, held.kinds)
     return part.name
 
 
-def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path) -> list[Path]:
+def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, held: Needs) -> list[Path]:
     """One more part, an index alone, for the rows that no image belongs to; none where there are none."""
     chosen = {name: table.filter(pc.equal(table["split"], split)) for name, table in tables.items()}
     if not any(len(table) for table in chosen.values()):
@@ -192,6 +210,7 @@ def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path) -> l
         for name, table in chosen.items():
             writer.add_without_image(name, table.sort_by(TABLES[name].id_column).to_pylist())
         write_json(directory / COUNTS, writer.close())
+        write_hashes(directory / HASHES, directory, split, held.kinds)
     return [part]
 
 

@@ -46,7 +46,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     p = params.tokenizer
     with measured(workspace, "tokenizer"):
         validated = need(workspace.validated, "validate")
-        texts, questions = _read(validated)
+        texts, questions = _read(p, validated)
         tokenizer = _make(p, texts, workspace)
         looked_up = survey(tokenizer, texts[:: -(-len(texts) // SURVEYED) or 1])
         answers = build_answer_vocabulary(questions, p.min_answer_count)
@@ -62,7 +62,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 "unknown_words": looked_up.unknown.total(),
                 "changed_words": looked_up.changed.total(),
             }
-            write_manifest(directory, stage="tokenizer", params=to_plain(p), counts=counts)
+            # the same words are the same output, however their datasets came to be named
+            settings = {name: value for name, value in to_plain(p).items() if name != "sources"}
+            write_manifest(directory, stage="tokenizer", params=settings, counts=counts)
     print(
         f"tokenizer: {tokenizer.vocab_size:,} tokens from {len(texts):,} texts, {len(answers):,} answers; "
         f"[UNK]: {looked_up.unknown_share:.2%} of the words"
@@ -71,7 +73,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         print(f"tokenizer: warning: {line}", file=sys.stderr)
 
 
-def _read(validated: Path, without: Set[str] = frozenset()) -> tuple[list[str], list[Sequence[str]]]:
+def _read(
+    p: TokenizerParams, validated: Path, without: Set[str] = frozenset()
+) -> tuple[list[str], list[Sequence[str]]]:
     """The texts that a vocabulary is learnt from, and each question's answers; without those of some images."""
     images = read_table("images", validated)
     if without:
@@ -79,9 +83,11 @@ def _read(validated: Path, without: Set[str] = frozenset()) -> tuple[list[str], 
     texts = [
         text
         for name, view in TABLES.items()
-        for text in view.texts(_of_splits(read_table(name, validated), images, ["train"]))
+        for text in view.texts(_of_splits(read_table(name, validated), images, ["train"], p.sources))
     ]
-    questions = _of_splits(read_table("questions", validated), images, ["train", "val"])["answers"].to_pylist()
+    questions = _of_splits(read_table("questions", validated), images, ["train", "val"], p.sources)[
+        "answers"
+    ].to_pylist()
     return texts, questions
 
 
@@ -91,7 +97,7 @@ def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> 
     Raises:
         DataError: `validate` or `tokenizer` has not run.
     """
-    texts, questions = _read(need(workspace.validated, "validate"), image_ids)
+    texts, questions = _read(p, need(workspace.validated, "validate"), image_ids)
     now = Tokenizer.load(need(workspace.tokenizer, "tokenizer"))
     answers = build_answer_vocabulary(questions, p.min_answer_count)
     if answers != read_json(workspace.tokenizer / "answers.json"):
@@ -154,8 +160,13 @@ def _some(words: Counter[str]) -> str:
     return ", ".join(repr(word) for word, _ in words.most_common(5))
 
 
-def _of_splits(table: pa.Table, images: pa.Table, splits: list[str]) -> pa.Table:
+def _of_splits(table: pa.Table, images: pa.Table, splits: list[str], sources: list[str]) -> pa.Table:
+    """sources: datasets; empty: all."""
+
+    def chosen(rows: pa.Table) -> pa.Table:
+        rows = rows.filter(pc.is_in(rows["split"], value_set=pa.array(splits)))
+        return rows.filter(pc.is_in(rows["source"], value_set=pa.array(sources))) if sources else rows
+
     if "split" in table.column_names:  # texts that no image belongs to
-        return table.filter(pc.is_in(table["split"], value_set=pa.array(splits)))
-    ids = images.filter(pc.is_in(images["split"], value_set=pa.array(splits)))["image_id"]
-    return table.filter(pc.is_in(table["image_id"], value_set=ids.combine_chunks()))
+        return chosen(table)
+    return table.filter(pc.is_in(table["image_id"], value_set=chosen(images)["image_id"].combine_chunks()))

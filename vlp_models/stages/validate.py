@@ -89,7 +89,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         with output_directory(workspace.validated) as directory:
             with Crossing.within(directory) as crossing:
                 verdicts = _judge(sources, params.validate, docs, directory, crossing, leaks)
-            repeated = repeated_captions(directory)
+            repeated = _repeated_captions(directory)
             report = _report(verdicts, params.validate) | {"across_splits": {"copies": len(copies), **repeated}}
             write_json(workspace.reports / "validation.json", report)
             _refuse(verdicts, params.validate, workspace)
@@ -134,7 +134,7 @@ def _tested(files: list[Path]) -> dict[str, str]:
     return found
 
 
-def repeated_captions(directory: Path) -> dict[str, Any]:
+def _repeated_captions(directory: Path) -> dict[str, Any]:
     """Of each split that is tested on, how many of its captions are in train, too, or all but one word of them; the
     first of each as an example. They stay: short sentences meet by chance, and generated ones by design."""
     tested = _tested(_files([directory], "images"))

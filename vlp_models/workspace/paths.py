@@ -60,6 +60,11 @@ class Workspace:
         return self.root / "data" / "shards"
 
     @property
+    def contents(self) -> Path:
+        """What the shards hold, as hashes (workspace/contents.py)."""
+        return self.root / "data" / "contents"
+
+    @property
     def plan(self) -> Path:
         return self.root / "data" / "plan"
 

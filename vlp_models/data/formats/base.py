@@ -10,6 +10,7 @@ to files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from vlp_models.errors import DataError
 
 Row = dict[str, Any]
 TRUTH = "truth.jsonl"
+LARGE = 2**31  # above which no number of pixels is meant
 
 
 class Rows(Protocol):
@@ -183,7 +185,13 @@ def image_row(
     width: int | None = None,
     height: int | None = None,
 ) -> Row:
-    """A row of `images`, before the prepare stage has looked into the file."""
+    """A row of `images`, before the prepare stage has looked into the file.
+
+    Raises:
+        RecordError: a width or height that no column holds.
+    """
+    if not all(side is None or abs(side) < LARGE for side in (width, height)):
+        raise RecordError(f"no picture has {_short(width)} x {_short(height)} pixels")
     return {
         "image_id": image_id,
         "source": source,
@@ -194,6 +202,12 @@ def image_row(
         "sha256": None,
         "provenance": provenance,
     }
+
+
+def bucket_of(name: str) -> float:
+    """In [0, 1), by a hash of the name, the same on every machine: what a dataset without splits is divided by."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def printable(text: str) -> str:
@@ -212,6 +226,11 @@ def get(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise RecordError(f"`{key}` is {_short(value)}, expected {' or '.join(k.__name__ for k in kinds)}")
     return value
+
+
+def is_number(value: Any) -> bool:
+    """Of a coordinate in JSON, where whole numbers have as many digits as somebody wrote."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < LARGE)
 
 
 def get_id(record: Any, key: str) -> str:

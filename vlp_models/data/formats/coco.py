@@ -21,6 +21,7 @@ from vlp_models.data.formats.base import (
     get_sentence,
     get_text,
     image_row,
+    is_number,
     join_id,
     read_lines,
     read_records,
@@ -215,7 +216,7 @@ def _attributes(record: Any) -> list[str] | None:
 
 def _corners(record: Any) -> tuple[float, float, float, float]:
     box = get(record, "bbox", list)
-    if len(box) != 4 or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in box):
+    if len(box) != 4 or not all(map(is_number, box)):
         raise RecordError(f"`bbox` is {str(box)[:60]}, expected x, y, width, height")
     x, y, width, height = (float(v) for v in box)
     return x, y, x + width, y + height

@@ -18,7 +18,7 @@ from vlp_models.data.formats.base import (
     image_row,
     join_id,
     need_root,
-    read_text,
+    open_lines,
 )
 from vlp_models.data.formats.downloaded import Downloaded
 from vlp_models.data.formats.photo_lists import is_held_out
@@ -51,11 +51,12 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 
 def _read(path: Path, name: str, params: SourceParams, split: str, pictures: Downloaded, tables: Tables) -> None:
     kept = 0
-    lines = read_text(path, "Conceptual Captions, one caption<tab>address a line").split("\n")
-    for row, line in enumerate(lines[:-1] if not lines[-1] else lines):
+    for row, line in enumerate(open_lines(path, "Conceptual Captions, one caption<tab>address a line")):
         local, provenance = f"{split}-{row}", f"{path.name}:{row + 1}"
         if params.limit and kept >= params.limit:
             break
+        if not line.strip():
+            continue
         with tables.record("captions", provenance, join_id(name, local)):
             parts = line.rstrip("\r").split("\t")  # no csv: captions hold lone quotes
             if len(parts) != 2:

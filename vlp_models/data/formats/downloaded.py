@@ -45,5 +45,7 @@ class Downloaded:
         if folder not in self._listings:
             path = self._folder / folder
             files = sorted(path.iterdir()) if path.is_dir() else []
-            self._listings[folder] = {f.stem: f.name for f in files if f.suffix.lower() in FORMATS}
+            listing = {f.stem: f.name for f in files if f.suffix.lower() in FORMATS}
+            # rows come in order: a folder that is left is not asked for again
+            self._listings = {name: held for name, held in self._listings.items() if not name} | {folder: listing}
         return self._listings[folder]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Tables, get_sentence, image_row, join_id, read_text
+from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id, read_text
 from vlp_models.data.formats.csv_records import read_csv
 from vlp_models.data.formats.karpathy import safe_name
 from vlp_models.data.formats.photo_lists import photo_id, stem
@@ -68,7 +68,7 @@ def fill(
     cut: set[str] = set()  # photos beyond the limit
     for line in lines:
         with tables.record("captions", line.provenance):
-            file = safe_name(line.file)
+            file = safe_name(get_id({"file": line.file}, "file"))
             photo, image_id = photo_id(file), join_id(name, stem(file))
             if photo not in splits:
                 tables.left_out["captions of photos that no list has"] += 1

@@ -2,9 +2,9 @@
 
 With `params.split_files`, lists of photos, or a Karpathy file, a hypothesis is in its photo's split: SNLI-VE divides
 Flickr's photos otherwise than Flickr8k does, so that what one learns from the other may be tested on. Hypotheses about
-photos that no list has are then left out, and counted; a photo that is not there by its own name is in the file
-that its list names.
-`params.held_out` keeps a share of train's photos, with all that is said of them, for val.
+photos that no list has are then left out, and counted. A photo is in the file that its record names; where there is no
+such file, in the one that its list names: Flickr8k's files have longer names. `params.held_out` keeps a share of
+train's photos, with all that is said of them, for val.
 
 A `gold_label` of "-" means that the annotators did not agree: such a line is left out, and counted, as the published
 files leave it out.
@@ -30,7 +30,7 @@ UNDECIDED = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """One record. file: of its photo. label: None where it is hidden."""
+    """One record. file: of its photo, as `safe_name` gives it. label: None where it is hidden."""
 
     local: str
     file: str
@@ -56,7 +56,7 @@ def fill(
     listed = read_lists(name, params, [root], {}, tables) if params.split_files or params.karpathy else None
     folder = photo_folder(root, params.images)
     seen: dict[str, str] = {}
-    files: dict[str, str] = {}  # of the photos met, as lists have them
+    files: dict[str, str] = {}  # of the photos met: as the record names it -> where it is
     splits: dict[str, str] = {}  # of the images met
     kept: Counter[str] = Counter()
     for provenance, record, own in records:
@@ -77,10 +77,11 @@ def fill(
                 held = listed is None and own == "train" and is_held_out(photo, params.held_out)
                 split = listed.splits[photo] if listed else "val" if held else own
                 file = hypothesis.file
-                if listed is not None and file not in files:
-                    there = (folder / safe_name(file)).exists()
-                    files[file] = file if there else listed.files.get(photo, file)
-                file = files.get(file, file)
+                if listed is not None:
+                    if file not in files:
+                        there = (folder / file).is_file()
+                        files[file] = file if there else safe_name(listed.files.get(photo, file))
+                    file = files[file]
                 image_id = join_id(name, stem(file))
                 if splits.get(image_id, split) != split:
                     raise RecordError(
@@ -91,7 +92,7 @@ def fill(
                 kept[split] += 1
                 if image_id not in splits:
                     splits[image_id] = split
-                    path = os.path.normpath(folder / safe_name(file))
+                    path = os.path.normpath(folder / file)
                     row = image_row(image_id, source=name, split=split, path=path, provenance=provenance)
                     tables["images"].append(row)
                 tables["hypotheses"].append(

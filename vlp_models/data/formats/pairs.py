@@ -12,8 +12,6 @@ Memory does not grow with the rows: they are read one by one, and which of them 
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -25,20 +23,20 @@ from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
+    bucket_of,
     get_sentence,
     get_text,
     image_row,
     join_id,
-    open_lines,
     read_lines,
 )
+from vlp_models.data.formats.csv_records import read_csv
 from vlp_models.data.outofcore import Database
 from vlp_models.data.tables import HELD, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-MAX_RECORD_LINES = 50  # of a text that has line breaks
 JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
 
 
@@ -166,7 +164,7 @@ class _Divided:
 
 def split_by_hash(names: list[str]) -> dict[str, str]:
     """name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
-    order = sorted(names, key=_bucket)
+    order = sorted(names, key=bucket_of)
     splits = {name: _split(name) for name in order}
     # val twice: what is taken for train may have been the only one of val.
     for wanted, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
@@ -176,12 +174,7 @@ def split_by_hash(names: list[str]) -> dict[str, str]:
 
 
 def _split(name: str) -> str:
-    return "train" if _bucket(name) < 0.8 else "val" if _bucket(name) < 0.9 else "test"
-
-
-def _bucket(name: str) -> float:
-    """In [0, 1), the same on every machine."""
-    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big") / 2**64
+    return "train" if bucket_of(name) < 0.8 else "val" if bucket_of(name) < 0.9 else "test"
 
 
 def _files(name: str, root: Path, pattern: str) -> list[tuple[Path, str]]:
@@ -206,91 +199,9 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
     """
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
-        return _read_csv(path, DELIMITERS[suffix], tables)
+        return read_csv(path, tables, "captions", ("image", "caption"), ("split",), delimiter=DELIMITERS[suffix])
     if suffix in JSON_LINES:
         return read_lines(path, tables, "captions", "image-caption pairs as JSON lines")
     raise DataError(
         f"{path}: pairs are read from {', '.join((*DELIMITERS, *JSON_LINES))}; save the file as one of them"
     )
-
-
-def _read_csv(path: Path, delimiter: str, tables: Tables) -> Iterator[tuple[str, Row]]:
-    """(provenance, row) of each record; the line is the record's first."""
-    lines = (line + "\n" for line in open_lines(path, "image-caption pairs", universal=True))
-    header: list[str] = []
-    for number, row in _parse(lines, delimiter, path, tables):
-        provenance = f"{path.name}:{number}"
-        if not any(cell.strip() for cell in row):
-            continue
-        if not header:
-            header = [cell.strip().lower() for cell in row]
-            if not {"image", "caption"} <= set(header):
-                raise DataError(
-                    f"{path}:{number}: the first line must name the columns image and caption (and may name split), "
-                    f"separated by {delimiter!r}; found {', '.join(map(repr, row))[:200]}"
-                )
-        elif len(row) != len(header):
-            reason = f"{len(row)} fields, the header has {len(header)}; a text that holds {delimiter!r} needs quotes"
-            tables.set_aside("captions", "", "record_readable", reason, provenance)
-        else:
-            yield provenance, dict(zip(header, row, strict=True))
-    if not header:
-        raise DataError(f"{path}: empty; expected a header line and one line per pair")
-
-
-def _parse(lines: Iterator[str], delimiter: str, path: Path, tables: Tables) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields) of each record. A line with broken quoting costs that line, not those its quote swallows."""
-    ahead = _Ahead(lines)
-    while ahead:
-        reader = csv.reader(ahead, delimiter=delimiter, strict=True)
-        try:
-            for row in reader:
-                yield ahead.first, row
-                ahead.drop(reader.line_num)
-            return
-        except csv.Error as error:
-            tables.set_aside(
-                "captions", "", "record_readable", f"broken quoting: {error}", f"{path.name}:{ahead.first}"
-            )
-            ahead.drop_one()
-
-
-class _Ahead:
-    """Lines, of which those of the record under way are kept, so that they can be read again."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
-        self._record: list[str] = []  # the lines of the record under way that were read
-        self._place = 0  # how many of them this pass has seen
-        self._dropped = 0  # lines of finished records, in this pass
-        self.first = 1  # the number of the record's first line
-
-    def __bool__(self) -> bool:
-        """Whether any line is left."""
-        self._place = self._dropped = 0
-        if not self._record:
-            self._record = [line for line in (next(self._lines, None),) if line is not None]
-        return bool(self._record)
-
-    def __iter__(self) -> _Ahead:
-        return self
-
-    def __next__(self) -> str:
-        """The next line; a record that reaches too far is broken, or each open quote would cost all that follows."""
-        if self._place >= MAX_RECORD_LINES:
-            raise csv.Error(f"a quote is open for {MAX_RECORD_LINES} lines")
-        if self._place == len(self._record):
-            self._record.append(next(self._lines))
-        self._place += 1
-        return self._record[self._place - 1]
-
-    def drop(self, read: int) -> None:
-        """A record ends; `read` lines were read since this pass began."""
-        count = read - self._dropped
-        self._record, self._place, self._dropped = self._record[count:], self._place - count, read
-        self.first += count
-
-    def drop_one(self) -> None:
-        """The record's first line is broken: the next one begins another."""
-        self._record = self._record[1:]
-        self.first += 1

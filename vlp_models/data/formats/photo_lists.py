@@ -7,13 +7,12 @@ alike, and what is held out of one is held out of the others.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlp_models.data.formats import karpathy
-from vlp_models.data.formats.base import Tables, is_utf8, read_text
+from vlp_models.data.formats.base import Tables, bucket_of, is_utf8, read_text
 from vlp_models.data.images import FORMATS
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -36,8 +35,7 @@ def stem(file: str) -> str:
 def is_held_out(photo: str, share: float) -> bool:
     """Whether a photo of train is among the `share` that is kept for choosing: by a hash of its id, so the same photos
     on every machine and in every dataset."""
-    digest = hashlib.sha256(photo.encode("utf-8", "surrogateescape")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64 < share
+    return bucket_of(photo) < share
 
 
 def photo_folder(root: Path, images: str) -> Path:
@@ -102,7 +100,7 @@ def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, s
         if not line.strip():
             continue
         photo, provenance = photo_id(line.strip()), f"{path.name}:{number}"
-        if not is_utf8(photo):
+        if not is_utf8(line):
             tables.set_aside("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
         elif found.setdefault(photo, split) != split:
             reason = f"photo {photo} is listed as {found[photo]} already"

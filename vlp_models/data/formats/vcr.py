@@ -24,6 +24,7 @@ from vlp_models.data.formats.base import (
     get_id,
     get_text,
     image_row,
+    is_number,
     is_utf8,
     join_id,
     need_root,
@@ -172,8 +173,7 @@ def _objects(record: Row) -> list[str]:
 
 
 def _corners(box: Any, where: str) -> list[float]:
-    numbers = isinstance(box, list) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in box)
-    if not numbers or len(box) not in (4, 5):
+    if not isinstance(box, list) or len(box) not in (4, 5) or not all(map(is_number, box)):
         raise RecordError(
             f"{where}: a box is {str(box)[:60]}, expected x1, y1, x2, y2, confidence", rule="box_readable"
         )

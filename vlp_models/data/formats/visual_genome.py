@@ -29,6 +29,7 @@ from vlp_models.data.formats.base import (
     get_sentence,
     get_text,
     image_row,
+    is_number,
     join_id,
     need_root,
     read_json,
@@ -160,7 +161,10 @@ def _object(name: str, local: str, owner: str, item: Any) -> Row:
     names = [word for word in get(item, "names", list) if isinstance(word, str) and word.strip()]
     if not names:
         raise RecordError("an object without a name")
-    x, y, w, h = (float(get(item, key, (int, float))) for key in ("x", "y", "w", "h"))
+    box = [get(item, key, (int, float)) for key in ("x", "y", "w", "h")]
+    if not all(map(is_number, box)):
+        raise RecordError(f"its box is {str(box)[:60]}")
+    x, y, w, h = map(float, box)
     words = item.get("attributes")
     listed = isinstance(words, list) and all(isinstance(word, str) for word in words)
     return {

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vlp_models.models.layers.attention import scaled_dot_product
 from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing
 
@@ -54,12 +55,7 @@ class AttentionOnAttention(nn.Module):
         projected_MD3 = self.qkv(x_MD)
         query_MD = projected_MD3[:, : x_MD.shape[1]] if self.gate_query == "projected" else x_MD
         query, keys, values = packing.pad(projected_MD3).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        found = F.scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            attn_mask=padding_mask(packing.mask_BT),
-            dropout_p=self.attention_dropout if self.training else 0.0,
-        )
+        dropout = self.attention_dropout if self.training else 0.0
+        found = scaled_dot_product(query, keys, values, padding_mask(packing.mask_BT), dropout)
         found_MD = packing.pack(found.transpose(1, 2).flatten(2))
         return F.glu(self.gate(torch.cat([found_MD, query_MD], -1)), -1)  # the first half times sigmoid of the second

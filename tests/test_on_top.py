@@ -1,0 +1,78 @@
+"""A preset on top of what is trained: only what is new is trained, though the shards are packed anew.
+
+VLMo brings what a workspace of regions has not: pixels, a dataset of texts alone, one of hypotheses. By the real
+commands, at the tiny size.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contributing import new_clone
+from test_pipeline import run
+
+from vlp_models.workspace.paths import hash_path
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(1200)]
+TRAINED = ("initial@tden", "pretrain@tden", "finetune@tden-vqa")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TDEN pretrained and fine-tuned, then VLMo's preset used and its data made."""
+    folder = new_clone(tmp_path_factory.mktemp("on-top") / "project")
+    run(folder, "vlp", "use", "presets/tiny.yaml", "--set", "finetune.tden-captioning=null")
+    run(folder, "dvc", "repro", "finetune@tden-vqa")
+    for name in ("params.yaml", "dvc.yaml", "dvc.lock"):
+        (folder / f"before-{name}").write_bytes((folder / name).read_bytes())
+    manifest = json.loads((folder / "data" / "shards" / "manifest.json").read_text())
+    assert manifest["pixels"] is False and manifest["sources"] == ["scenes"]
+    run(folder, "vlp", "use", "presets/vlmo.yaml")
+    run(folder, "dvc", "repro", "initial@vlmo")
+    return folder
+
+
+def stale(clone: Path) -> set[str]:
+    found: dict[str, Any] = json.loads(run(clone, "dvc", "status", "--json").stdout)
+    return set(found)
+
+
+def key_of(line: str) -> str:
+    """`> vlp stage pretrain tden` -> `pretrain@tden`."""
+    return "@".join(line.split()[3:5])
+
+
+def test_the_shards_are_other_ones_and_what_was_trained_stays(clone: Path) -> None:
+    manifest = json.loads((clone / "data" / "shards" / "manifest.json").read_text())
+    assert manifest["pixels"] is True and manifest["sources"] == ["scenes", "scenes_ve", "sentences"]
+    todo = stale(clone)
+    assert not todo & set(TRAINED)
+    assert {"pretrain@vlmo-images", "pretrain@vlmo-texts", "finetune@vlmo-vqa"} <= todo
+    dry = run(clone, "dvc", "repro", "--dry", "finetune@tden-vqa").stdout
+    assert "Running stage" not in dry
+
+
+def test_back_again_trains_nothing(clone: Path) -> None:
+    checkpoint = clone / "checkpoints" / "finetune" / "tden-vqa"
+    before = hash_path(checkpoint)
+    for name in ("params.yaml", "dvc.yaml", "dvc.lock"):
+        (clone / name).write_bytes((clone / f"before-{name}").read_bytes())
+    done = run(clone, "dvc", "repro", "finetune@tden-vqa").stdout
+    assert not [line for line in done.splitlines() if line.startswith("> vlp stage") and key_of(line) in TRAINED]
+    assert hash_path(checkpoint) == before and not stale(clone) & set(TRAINED)
+    assert json.loads((clone / "data" / "shards" / "manifest.json").read_text())["pixels"] is False
+
+
+def test_it_learns_the_same_of_other_shards(clone: Path) -> None:
+    """Forced, a training reads the tars that hold pixels as well, and comes to the same weights, bit by bit."""
+    weights = clone / "checkpoints" / "pretrain" / "tden" / "model.safetensors"
+    before = weights.read_bytes()
+    run(clone, "vlp", "use", "presets/vlmo.yaml")
+    run(clone, "dvc", "repro", "initial@vlmo")
+    assert json.loads((clone / "data" / "shards" / "manifest.json").read_text())["pixels"] is True
+    done = run(clone, "dvc", "repro", "--force", "--single-item", "--no-run-cache", "pretrain@tden").stdout
+    assert "> vlp stage pretrain tden" in done
+    assert weights.read_bytes() == before
