@@ -99,7 +99,7 @@ class Checkpoints:
         made_of = [self._regions(info.detector_id)] if info.detector_id else []
         made_of += [
             self.made_of(learning.start, start.exists() and hash_path(start) == inputs.get("start")),
-            self.made_of(TOKENIZER, hash_path(self.workspace.tokenizer) == inputs.get("tokenizer")),
+            self.made_of(TOKENIZER, self._same_words(name, inputs.get("tokenizer"))),
         ]
         if learning.captioner and learning.captioner in self.params.augment:
             written = self.workspace.augmented(learning.captioner)
@@ -135,6 +135,15 @@ class Checkpoints:
         if not same:
             return Verdict(name=name, state="unknown", how="what it was made of is not here any more")
         return self.of(name)
+
+    def _same_words(self, name: str, recorded: str | None) -> bool:
+        """Whether data/tokenizer is what a checkpoint was made with, or the same words, made of other texts since."""
+        if hash_path(self.workspace.tokenizer) == recorded:
+            return True
+        own, now = self.workspace.checkpoint(name), self.workspace.tokenizer
+        if (own / "labels.json").exists() or not now.exists():
+            return False
+        return all(hash_path(own / file) == hash_path(now / file) for file in ("vocab.txt", "tokenizer.json"))
 
     def _regions(self, detector_id: str) -> Verdict:
         """Of who made the regions that a model reads."""
