@@ -1,6 +1,6 @@
 """Runs that never saw a withdrawn picture need no training again: what they learn from is the same without it.
 
-DVC can't know: every run depends on data/shards as a whole. So their samples are compared, before and after, to the
+DVC can't know: runs on several datasets go by all of them, and all by data/tokenizer, which counts its texts. So their samples are compared, before and after, to the
 last byte; where nothing differs, DVC is told that the checkpoint is still the result of its stage (`dvc commit`).
 """
 
