@@ -1,7 +1,8 @@
 """Runs that never saw a withdrawn picture need no training again: what they learn from is the same without it.
 
-DVC can't know: runs on several datasets go by all of them, and all by data/tokenizer, which counts its texts. So their samples are compared, before and after, to the
-last byte; where nothing differs, DVC is told that the checkpoint is still the result of its stage (`dvc commit`).
+DVC can't know: runs on several datasets go by all of them, and every run by data/tokenizer, which counts its texts. So
+their samples are compared, before and after, to the last byte; where nothing differs, DVC is told that the checkpoint
+is still the result of its stage (`dvc commit`).
 """
 
 from __future__ import annotations
