@@ -60,7 +60,7 @@ def test_a_picture_and_its_mirrored_copy_are_forgotten(tmp_path: Path) -> None:
     assert (line["by"], line["checkpoints"]) == ("the owner", {"pretrain/a": "saw", "finetune/a": "saw"})
     (version,) = line["versions"]["vlp-captioning"]
     assert "run-a" in version["aliases"] and version["state"] == "saw"
-    assert "forgot 2 pictures" in vlp(root, "vlp", "history", "captioning").stdout
+    assert '"kind": "forgotten"' in vlp(root, "vlp", "history", "captioning", "--json").stdout
     assert not any(word in json.dumps(line) for word in (PICTURE, COPY, picture.name)), "hashes, and no more of it"
 
     now = json.loads(vlp(root, "vlp", "forget", str(picture), "--dry-run", "--json").stdout)
