@@ -255,7 +255,7 @@ def test_words_that_are_lost_are_counted_and_said(
     assert "[UNK]: 11.11% of the words" in said.out
     assert "11.1% of the words become [UNK], such as '狗'; raise `tokenizer.vocab_size`" in said.err
     assert "22.2% of the words lose vowels" in said.err and "set `tokenizer.strip_accents: false`" in said.err
-    counts = json.loads((workspace.tokenizer / "manifest.json").read_text(encoding="utf-8"))["counts"]
+    counts = json.loads((workspace.reports / "tokenizer.json").read_text(encoding="utf-8"))
     assert (counts["words"], counts["unknown_words"], counts["changed_words"]) == (9, 1, 2)
     kept = dataclasses.replace(learnt.tokenizer, strip_accents=False, min_frequency=1)
     tokenizer.run(dataclasses.replace(params, tokenizer=kept), workspace)

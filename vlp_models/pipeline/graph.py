@@ -156,7 +156,7 @@ def pipeline(
             "cmd": "vlp stage tokenizer",
             "params": given("tokenizer"),
             "deps": ["data/validated", *vocabulary, code("stages", "tokenizer")],
-            "outs": ["data/tokenizer"],
+            "outs": ["data/tokenizer", "reports/tokenizer.json"],
         },
         "shards": {
             "cmd": "vlp stage shards",

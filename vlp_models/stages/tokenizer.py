@@ -37,7 +37,7 @@ WARNED = 0.01  # share of the words above which a loss is no accident
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes data/tokenizer.
+    """Writes data/tokenizer and reports/tokenizer.json.
 
     Raises:
         DataError: the train split has no text, or what `vocab` names is no BERT's tokenizer.
@@ -53,18 +53,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         with output_directory(workspace.tokenizer) as directory:
             tokenizer.save(directory)
             write_json(directory / "answers.json", answers)
-            counts = {
-                "texts": len(texts),
-                "tokens": tokenizer.vocab_size,
-                "questions": len(questions),
-                "answers": len(answers),
-                "words": looked_up.words,
-                "unknown_words": looked_up.unknown.total(),
-                "changed_words": looked_up.changed.total(),
-            }
-            # the same words are the same output, however their datasets came to be named
+            # the same words are the same output, whatever texts they are of and however their datasets came to be named
             settings = {name: value for name, value in to_plain(p).items() if name != "sources"}
-            write_manifest(directory, stage="tokenizer", params=settings, counts=counts)
+            kept = {"tokens": tokenizer.vocab_size, "answers": len(answers)}
+            write_manifest(directory, stage="tokenizer", params=settings, counts=kept)
+        read = {"texts": len(texts), "questions": len(questions), "words": looked_up.words}
+        lost = {"unknown_words": looked_up.unknown.total(), "changed_words": looked_up.changed.total()}
+        write_json(workspace.reports / "tokenizer.json", kept | read | lost)
     print(
         f"tokenizer: {tokenizer.vocab_size:,} tokens from {len(texts):,} texts, {len(answers):,} answers; "
         f"[UNK]: {looked_up.unknown_share:.2%} of the words"
