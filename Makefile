@@ -20,10 +20,10 @@ JOBS ?= auto  # test processes; each test has one thread
 
 help:
 	@echo "make demo       install, run the whole pipeline on the embedded scenes, show results (12 to 18 minutes on two cores)"
-	@echo "make test       install, run the tests (about 25 minutes on two cores)"
+	@echo "make test       install, run the tests (about half an hour on two cores)"
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
-	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (planned for 75 minutes)"
+	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (one to two hours)"
 	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (one to two hours)"
