@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from drawn_workspace import make_workspace, params_with
 
-from vlp_models.data.tables import write_table
+from vlp_models.data.tables import read_table, write_table
+from vlp_models.errors import DataError
 from vlp_models.forgetting.saw import Verdict, worst
 from vlp_models.params import Params, load_params
 from vlp_models.stages import tokenizer
@@ -84,3 +85,17 @@ def test_a_vocabulary_saw_the_texts_without_which_it_would_be_another(words: tup
     assert tokenizer.shaped_by(params.tokenizer, workspace, {"a/0"})
     assert not tokenizer.shaped_by(params.tokenizer, workspace, {"a/1"})
     assert tokenizer.shaped_by(params.tokenizer, workspace, {f"a/{n}" for n in range(20)}), "no text would be left"
+
+
+def test_texts_that_a_vocabulary_was_not_learnt_from_did_not_shape_it(words: tuple[Params, Workspace]) -> None:
+    params, workspace = words
+    only = dataclasses.replace(params.tokenizer, sources=["a"])
+    captions = read_table("captions", workspace.validated).to_pylist()
+    images = read_table("images", workspace.validated).to_pylist()
+    other = {"image_id": "b/0", "source": "b"}
+    write_table([*images, {**images[0], **other}], "images", workspace.validated)
+    told = [{**captions[0], **other, "caption_id": f"b/0#{n}", "text": "a yak stands here"} for n in range(2)]
+    write_table([*captions, *({k: row[k] for k in captions[0]} for row in told)], "captions", workspace.validated)
+    assert not tokenizer.shaped_by(only, workspace, {"b/0"}) and tokenizer.shaped_by(only, workspace, {"a/0"})
+    with pytest.raises(DataError, match=r"not what params\.yaml makes"):
+        tokenizer.shaped_by(params.tokenizer, workspace, {"b/0"})

@@ -58,7 +58,10 @@ class DataVersions:
 
     def here(self) -> DataVersion | None:
         """What lies in data/shards; None: nothing does."""
-        return self._here() if (self.workspace.shards / "manifest.json").exists() else None
+        if (lies := frozenset[tuple[str, str]]()) not in self._held:
+            there = (self.workspace.shards / "manifest.json").exists()
+            self._held[lies] = self._here() if there else None
+        return self._held[lies]
 
     def of(self, inputs: Mapping[str, str]) -> DataVersion | None:
         """The version that a checkpoint with these `provenance.inputs` learnt from; None: it can't be had. What it did
@@ -67,8 +70,8 @@ class DataVersions:
         key = frozenset(learnt.items())
         if learnt and key not in self._held:
             here = not no_longer_here(self.workspace, learnt)
-            self._held[key] = self._here() if here else next(self._earlier(learnt), None)
-        return self._held.get(key)
+            self._held[key] = self.here() if here else next(self._earlier(learnt), None)
+        return self._held[key] if learnt else None
 
     def at(self, outs: Mapping[str, str]) -> DataVersion | None:
         """The version that DVC recorded as these outputs, all of it; None: it can't be had."""

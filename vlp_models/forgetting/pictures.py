@@ -27,26 +27,29 @@ from vlp_models.workspace.paths import Workspace, need
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """A picture of a dataset."""
+class Picture:
+    """What a picture is known by."""
 
-    image_id: str
-    source: str
-    split: str
-    path: str  # relative to the project where it lies inside it
     sha256: str
     pixels: str
     print: Print = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Known(Picture):
+    """A picture of a dataset."""
+
+    image_id: str
+    source: str
+    split: str
+    path: str  # relative to the project where it lies inside it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Picture):
     """A picture that is to be forgotten. name: as it was given."""
 
     name: str
-    sha256: str
-    pixels: str
-    print: Print = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,6 +162,7 @@ class Checkpoints:
     def _tokenizer(self) -> Verdict:
         manifest = read_json(self.workspace.tokenizer / "manifest.json")
         p = build(TokenizerParams, manifest["params"], where="tokenizer", file="data/tokenizer/manifest.json")
+        p = replace(p, sources=self.params.tokenizer.sources)  # which the manifest does not name
         then, now = (
             recorded(self.workspace.root, "tokenizer", "data/validated"),
             recorded(self.workspace.root, "validate", "data/validated"),

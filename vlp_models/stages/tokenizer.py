@@ -87,16 +87,24 @@ def _read(
 def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> bool:
     """Whether data/tokenizer would be another one without the texts of these images: made again to see.
 
+    Args:
+        p: as it was made, `sources` included.
+
     Raises:
-        DataError: `validate` or `tokenizer` has not run.
+        DataError: `validate` or `tokenizer` has not run, or it is not what these settings make of all texts.
     """
-    texts, questions = _read(need(workspace.validated, "validate"), p.sources, image_ids)
     now = Tokenizer.load(need(workspace.tokenizer, "tokenizer"))
-    answers = build_answer_vocabulary(questions, p.min_answer_count)
-    if answers != read_json(workspace.tokenizer / "answers.json"):
-        return True
     learnt = p.source == "train" or p.trim
-    return learnt and (not texts or _make(p, texts, workspace).vocabulary != now.vocabulary)
+
+    def made(without: Set[str]) -> tuple[Sequence[str], list[str]]:
+        texts, questions = _read(need(workspace.validated, "validate"), p.sources, without)
+        vocabulary = now.vocabulary if not learnt else _make(p, texts, workspace).vocabulary if texts else ()
+        return vocabulary, build_answer_vocabulary(questions, p.min_answer_count)
+
+    whole = made(frozenset())
+    if whole != (now.vocabulary, read_json(workspace.tokenizer / "answers.json")):
+        raise DataError(f"{workspace.tokenizer}: not what params.yaml makes of {workspace.validated}; `vlp run` first")
+    return made(image_ids) != whole
 
 
 def _make(p: TokenizerParams, texts: list[str], workspace: Workspace) -> Tokenizer:
