@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.process import environment, supervised
-from vlp_models.pipeline.graph import is_ours
+from vlp_models.pipeline.dvc_file import is_ours
 from vlp_models.preflight import preflight
 
 __all__ = ["is_stale", "plan", "preflight", "repro"]

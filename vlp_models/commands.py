@@ -55,7 +55,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 def _check_unchanged(raw: dict[str, Any], params_file: str, workspace: Workspace, name: str, key: str) -> None:
     """DVC reads params.yaml again when a stage has ended, and records what then stands there."""
     from vlp_models.params import read_yaml
-    from vlp_models.pipeline.graph import params_of, read_pipeline
+    from vlp_models.pipeline.dvc_file import params_of, read_pipeline
 
     now = read_yaml(params_file)
     changed = [
@@ -86,7 +86,8 @@ def write_plan() -> bool:
     """
     from vlp_models.models.outline import kinds
     from vlp_models.params import load_params
-    from vlp_models.pipeline.graph import FILE, is_ours, packages
+    from vlp_models.pipeline.dvc_file import FILE, is_ours
+    from vlp_models.pipeline.outside import packages
     from vlp_models.runs.check import check_runs
     from vlp_models.stages.plan import planned
     from vlp_models.workspace.packages import note

@@ -15,7 +15,7 @@ from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.params import Params, TimmParams
-from vlp_models.pipeline.graph import packages
+from vlp_models.pipeline.outside import packages
 from vlp_models.stages import detector, plan
 from vlp_models.stages.features import run
 from vlp_models.workspace.paths import Workspace, hash_path

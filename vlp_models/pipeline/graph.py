@@ -1,29 +1,22 @@
 """dvc.yaml, made from params.yaml: which stages there are, what each reads and what it writes.
 
 Hand-written YAML can't say that a run depends on the family of the model that its start leads to, or that the report
-depends on the runs of params.yaml and no others. `vlp plan` writes it; the stage `plan` refuses to go on with one that
-is out of date.
+depends on the runs of params.yaml and no others. `vlp plan` writes it (dvc_file.py); the stage `plan` refuses to go on
+with one that is out of date.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vlp_models.params import FinetuneParams, ModelParams, Params
-from vlp_models.weight_files import library_of
+from vlp_models.pipeline.dvc_file import Stage
+from vlp_models.pipeline.outside import read_by_detector, vocabulary_source
 from vlp_models.workspace.contents import CONTENTS, Kind, facts_file, learnt_file
 from vlp_models.workspace.packages import dependency
 from vlp_models.workspace.paths import WITHDRAWN
 
-FILE = "dvc.yaml"
-HEADER = """\
-# What depends on what; `vlp plan` makes this file from params.yaml (vlp_models/pipeline/graph.py), `dvc dag` draws it.
-# data/plan/code/* list source files with their hashes: a stage depends on the code that it runs, and on no other.
-"""
 CODE = "data/plan/code"
 READS = "data/plan/reads.json"  # what of images the models read
 JUDGED_BY = ("promotion.split", "promotion.choose_on", "promotion.tasks")
@@ -46,8 +39,6 @@ SHAPING = (
     "augment",
     "trainer.stream",
 )
-
-Stage = dict[str, Any]
 
 
 def code(kind: str, name: str) -> str:
@@ -132,7 +123,7 @@ def pipeline(
         stages["detector"] = {
             "cmd": "vlp stage detector",
             "params": given(*settings),
-            "deps": [*_read_by_detector(params), code("stages", "detector")],
+            "deps": [*read_by_detector(params), code("stages", "detector")],
             "outs": ["data/detector"],
             "metrics": ["reports/detector.json"],
         }
@@ -338,34 +329,6 @@ def pipeline(
     return {name: stage for name, stage in stages.items() if stage.get("foreach", True)}
 
 
-def render(stages: Mapping[str, Stage]) -> str:
-    """The text of dvc.yaml."""
-    document = {"vars": ["params.yaml"], "stages": dict(stages)}
-    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
-    return HEADER + text
-
-
-def is_ours(root: Path) -> bool:
-    """Whether `vlp plan` writes the dvc.yaml in `root`: there is none yet, or it begins as ours does."""
-    file = root / FILE
-    return not file.exists() or file.read_text(encoding="utf-8").startswith(HEADER.partition(";")[0])
-
-
-def params_of(stages: Mapping[str, Stage], stage: str, key: str) -> list[str]:
-    """The params that a stage is declared to depend on, such as `pretrain.tden`."""
-    found = stages.get(stage, {})
-    listed = found.get("do", found).get("params", [])
-    return [name.replace("${key}", key) for name in listed]
-
-
-def read_pipeline(root: Path) -> dict[str, Stage]:
-    """The stages of the dvc.yaml in `root`; none if it can't be read."""
-    try:
-        return dict(yaml.safe_load((root / FILE).read_text(encoding="utf-8"))["stages"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
-        return {}
-
-
 def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
     return {"foreach": {name: dict(entry) for name, entry in entries.items()}, "do": do}
 
@@ -377,44 +340,11 @@ def _words(model: ModelParams) -> dict[str, str]:
     return {"words": dependency(model.words), "reader": code("words", model.family)}
 
 
-def vocabulary_source(params: Params) -> list[tuple[str, str]]:
-    """What the tokenizer is read from, and where params.yaml says so; nothing where it is learnt."""
-    p = params.tokenizer
-    return [(p.vocab, "tokenizer.vocab")] if p.source == "vocab" and p.vocab else []
-
-
-def packages(params: Params, *, regions: bool) -> list[tuple[str, str]]:
-    """What params.yaml may take from installed packages, with the places where it says so.
-
-    regions: whether any model reads them; without, neither backbone nor detector is needed.
-    """
-    words = [(model.words, f"models.{name}.words") for name, model in params.models.items() if model.words]
-    return [*vocabulary_source(params), *words, *(_eyes(params) if regions else [])]
-
-
-def _eyes(params: Params) -> list[tuple[str, str]]:
-    """The weights of backbone or detector that are no library's own, with the place where params.yaml says so."""
-    if params.features.source == "timm":
-        found = [(params.features.timm.weights, "features.timm.weights")]
-    else:
-        found = [(params.detector.weights, "detector.weights")] if params.detector.source == "weights" else []
-    return [(weights, where) for weights, where in found if weights and not library_of(weights)]
-
-
 def _other_architecture(params: Params, run: str) -> str:
     """Where a run trains another model than the one it starts from: that model, before its first step."""
     model = params.pretrain[run].model
     same = params.model_at(params.start_of("pretrain", run)) == model
     return NOTHING if same else f"checkpoints/initial/{model}"
-
-
-def _read_by_detector(params: Params) -> list[str]:
-    """What the stage that makes detector or backbone ready reads."""
-    if params.features.source == "timm":
-        classes = params.features.timm.classes
-        return [*(dependency(weights) for weights, _ in _eyes(params)), *([classes] if classes else [])]
-    learnt = [] if params.detector.source == "none" else ["data/validated/boxed.parquet"]
-    return [*learnt, *(dependency(weights) for weights, _ in _eyes(params))]
 
 
 def _augmented(run: FinetuneParams) -> str:
@@ -428,10 +358,3 @@ def _holds(raw: Mapping[str, Any], key: str) -> bool:
             return False
         node = node[part]
     return True
-
-
-class _Dumper(yaml.SafeDumper):
-    """Short lists of a stage stay readable: one entry a line, indented below their key."""
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)

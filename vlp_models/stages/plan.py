@@ -9,7 +9,9 @@ from __future__ import annotations
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
 from vlp_models.pipeline.code import ROOT, files_behind
-from vlp_models.pipeline.graph import FILE, is_ours, packages, pipeline, render
+from vlp_models.pipeline.dvc_file import FILE, is_ours, render
+from vlp_models.pipeline.graph import pipeline
+from vlp_models.pipeline.outside import packages
 from vlp_models.workspace.packages import check_installed
 from vlp_models.workspace.paths import Workspace, output_directory, write_json
 

@@ -1,0 +1,40 @@
+"""What params.yaml takes from outside the datasets: vocabularies, first weights, backbones and detectors."""
+
+from __future__ import annotations
+
+from vlp_models.params import Params
+from vlp_models.weight_files import library_of
+from vlp_models.workspace.packages import dependency
+
+
+def vocabulary_source(params: Params) -> list[tuple[str, str]]:
+    """What the tokenizer is read from, and where params.yaml says so; nothing where it is learnt."""
+    p = params.tokenizer
+    return [(p.vocab, "tokenizer.vocab")] if p.source == "vocab" and p.vocab else []
+
+
+def packages(params: Params, *, regions: bool) -> list[tuple[str, str]]:
+    """What params.yaml may take from installed packages, with the places where it says so.
+
+    regions: whether any model reads them; without, neither backbone nor detector is needed.
+    """
+    words = [(model.words, f"models.{name}.words") for name, model in params.models.items() if model.words]
+    return [*vocabulary_source(params), *words, *(_eyes(params) if regions else [])]
+
+
+def _eyes(params: Params) -> list[tuple[str, str]]:
+    """The weights of backbone or detector that are no library's own, with the place where params.yaml says so."""
+    if params.features.source == "timm":
+        found = [(params.features.timm.weights, "features.timm.weights")]
+    else:
+        found = [(params.detector.weights, "detector.weights")] if params.detector.source == "weights" else []
+    return [(weights, where) for weights, where in found if weights and not library_of(weights)]
+
+
+def read_by_detector(params: Params) -> list[str]:
+    """What the stage that makes detector or backbone ready reads."""
+    if params.features.source == "timm":
+        classes = params.features.timm.classes
+        return [*(dependency(weights) for weights, _ in _eyes(params)), *([classes] if classes else [])]
+    learnt = [] if params.detector.source == "none" else ["data/validated/boxed.parquet"]
+    return [*learnt, *(dependency(weights) for weights, _ in _eyes(params))]
