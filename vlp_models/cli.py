@@ -19,10 +19,12 @@ from vlp_models.errors import ParamsError, VLPError, is_disk_full
 from vlp_models.redaction import redact
 from vlp_models.tasks import TASKS
 
-NAMED = f"A task: {', '.join(TASKS)}."
-
-REGISTERED = "A registered model, or a version of it: vlp-vqa/3, vlp-vqa@challenger. Default: the champion."
-A_TASK = f"One of {', '.join(TASKS)}."
+OneTask = Annotated[str, typer.Argument(help=f"A task: {', '.join(TASKS)}.")]
+Registered = Annotated[
+    str,
+    typer.Option(help="A registered model, or a version of it: vlp-vqa/3, vlp-vqa@challenger. Default: the champion."),
+]
+Asker = Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")]
 
 app = typer.Typer(
     name="vlp",
@@ -148,7 +150,7 @@ def forget(
         bool, typer.Option(help="Take all aliases, champion too, off the versions that saw them.")
     ] = False,
     retrain: Annotated[bool, typer.Option(help="Make again what saw them (`vlp run`); the rest stays.")] = False,
-    by: Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")] = "",
+    by: Asker = "",
     as_json: Annotated[bool, typer.Option("--json", help="What was found, as JSON.")] = False,
 ) -> None:
     """Says which models saw pictures or copies of them, and takes the pictures out of the data for good."""
@@ -173,10 +175,7 @@ def forget(
 @app.command()
 def caption(
     images: Annotated[list[str], typer.Argument(help="Image files.")],
-    model: Annotated[
-        str,
-        typer.Option(help=REGISTERED),
-    ] = "",
+    model: Registered = "",
 ) -> None:
     """Captions images with the champion."""
     from vlp_models.commands import predict
@@ -189,10 +188,7 @@ def caption(
 def answer(
     image: Annotated[str, typer.Argument(help="An image file.")],
     question: Annotated[str, typer.Argument(help="A question about it, in quotes.")],
-    model: Annotated[
-        str,
-        typer.Option(help=REGISTERED),
-    ] = "",
+    model: Registered = "",
 ) -> None:
     """Answers a question about an image with the champion, with the five most likely answers."""
     from vlp_models.commands import predict
@@ -205,10 +201,7 @@ def answer(
 def judge(
     images: Annotated[list[str], typer.Argument(help="An image file, or two: the left one and the right one.")],
     statement: Annotated[str, typer.Argument(help="A statement about it, or about both, in quotes.")],
-    model: Annotated[
-        str,
-        typer.Option(help=REGISTERED),
-    ] = "",
+    model: Registered = "",
 ) -> None:
     """Says whether a statement about an image is true, or about two, with the champion (NLVR, NLVR2)."""
     from vlp_models.tasks import task_class
@@ -222,7 +215,7 @@ def judge(
 
 @app.command(name="predict")
 def predict_task(
-    task: Annotated[str, typer.Argument(help=NAMED)],
+    task: OneTask,
     given: Annotated[
         list[str],
         typer.Argument(
@@ -230,10 +223,7 @@ def predict_task(
             help="An image file (nlvr2: two), and what is asked of it, in quotes: a question, a statement, ...",
         ),
     ],
-    model: Annotated[
-        str,
-        typer.Option(help=REGISTERED),
-    ] = "",
+    model: Registered = "",
 ) -> None:
     """What a task's champion says of an image. `caption`, `answer` and `judge` are short for some of them."""
     from vlp_models.tasks import task_class
@@ -277,10 +267,10 @@ def demo(
 
 @app.command()
 def promote(
-    task: Annotated[str, typer.Argument(help=NAMED)],
+    task: OneTask,
     version: Annotated[int, typer.Option(help="The version to promote; default: the best of all runs.")] = 0,
     force_first: Annotated[bool, typer.Option(help="A first champion may miss floors and validation.")] = False,
-    by: Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")] = "",
+    by: Asker = "",
 ) -> None:
     """Makes the challenger of a task its champion if the gate lets it pass. Exit code 3: refused, with the reasons."""
     from vlp_models.params import load_params
@@ -294,8 +284,8 @@ def promote(
 
 @app.command()
 def rollback(
-    task: Annotated[str, typer.Argument(help=NAMED)],
-    by: Annotated[str, typer.Option(help="Who asks, for the ledger; default: the user's name.")] = "",
+    task: OneTask,
+    by: Asker = "",
 ) -> None:
     """Restores the champion before; the one withdrawn is promoted again only by its number."""
     from vlp_models.params import load_params
@@ -307,7 +297,7 @@ def rollback(
 
 @app.command()
 def history(
-    task: Annotated[str, typer.Argument(help=NAMED)],
+    task: OneTask,
     as_json: Annotated[bool, typer.Option("--json", help="The entries as JSON lines.")] = False,
 ) -> None:
     """Every decision on a task's champion, from the ledger; checks the ledger's chain."""
@@ -372,7 +362,7 @@ def status(
 
 @app.command()
 def evaluate_alias(
-    task: Annotated[str, typer.Argument(help=NAMED)],
+    task: OneTask,
     alias: Annotated[str, typer.Argument(help="champion, challenger or previous.")] = "champion",
 ) -> None:
     """Scores a registered model on the test split as it is now, into reports/aliases/."""
