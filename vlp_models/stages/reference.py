@@ -37,9 +37,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     with measured(workspace, "reference"):
         validated = need(workspace.validated, "validate")
-        regions = (
-            "regions" in kinds(params).values()
-        )  # what a workspace without them holds is left over from earlier params
+        # what a workspace without models of regions holds of them is left over from earlier params
+        regions = "regions" in kinds(params).values()
         store = FeatureStore(need(workspace.features, "features")) if regions else None
         sources = list(learnt_by(params).sources)
         with Database.within(workspace.root / ".work") as database:
