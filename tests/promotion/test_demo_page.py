@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from mlflow.exceptions import MlflowException
 from small_project import SIZES, make_data, make_model
-from toy_registry import evaluation_folder, toy_items
+from toy_registry import toy_items, write_evaluation
 
 from vlp_models.data.tables import read_table
 from vlp_models.demo import make_page
@@ -71,7 +71,7 @@ def registered(client: Any, params: Params, workspace: Workspace, task: str, che
     bundle.mkdir(parents=True)
     write_bundle(bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features))
     run = f"own.{task}"
-    evaluation = evaluation_folder([toy_items([1.0] * 5, metric="accuracy")])
+    evaluation = write_evaluation(bundle.parent / "evaluation", [toy_items([1.0] * 5, metric="accuracy")])
     score = {"metric": "accuracy", "value": 61.0, "low": 50.0, "high": 70.0, "dataset": "scenes", "split": "test"}
     (evaluation / "scores.json").write_text(json.dumps([score | {"task": task}]))
     return register(

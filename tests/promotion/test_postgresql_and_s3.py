@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_registry import PASSED, TRACKING, ToyRegistry, answers, evaluation_folder, toy_items
+from toy_registry import PASSED, TRACKING, ToyRegistry, answers, toy_items, write_evaluation
 
 from vlp_models.params import TrackingParams
 from vlp_models.tracking.client import connect
@@ -69,7 +69,7 @@ def test_a_version_is_registered_promoted_and_read_again(
         metrics={"accuracy": 50.0},
         tags={"run": "first"},
         card="a card",
-        evaluation=evaluation_folder([toy_items(answers(0.5))]),
+        evaluation=write_evaluation(tmp_path / "evaluation", [toy_items(answers(0.5))]),
         predicted={"answer": "yes", "top": [["yes", 0.5]], "ranks": [1, 2]},
         inputs=[learned],
         trained_in="",

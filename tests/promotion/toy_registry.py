@@ -80,7 +80,6 @@ class ToyRegistry:
         experiment = self.client.get_experiment_by_name(self.tracking.experiment)
         assert experiment is not None
         run = self.client.create_run(experiment.experiment_id)
-        folder = evaluation_folder([toy_items(values, **scores)] if items is None else items)
         with tempfile.TemporaryDirectory() as temporary:
             bundle = Path(temporary) / "artifacts" / "bundle"
             bundle.mkdir(parents=True)
@@ -89,13 +88,16 @@ class ToyRegistry:
         log_lineage(self.client, run.info.run_id, {"validation": validation}, {})
         if not any(m.name == self.model for m in self.client.search_registered_models()):
             self.client.create_registered_model(self.model)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = write_evaluation(Path(temporary), [toy_items(values, **scores)] if items is None else items)
+            current = log_evaluation(self.client, run.info.run_id, folder)
         version = self.client.create_model_version(
             self.model,
             source=f"{run.info.artifact_uri}/model",
             run_id=run.info.run_id,
             tags={
                 "content": hashlib.sha256((weights or run.info.run_id).encode()).hexdigest(),
-                CURRENT: log_evaluation(self.client, run.info.run_id, folder),
+                CURRENT: current,
                 **(dict(zip(("run", "model"), made_by, strict=True)) if made_by else {}),
                 **({COHORT: cohort, "weights": run.info.run_id} if cohort else {}),
             },
@@ -133,15 +135,16 @@ class ToyRegistry:
         self.reevaluations += 1
         if self.reevaluated is None:
             raise DataError("no test data here")
-        yield evaluation_folder([self.reevaluated])
+        with tempfile.TemporaryDirectory() as temporary:
+            yield write_evaluation(Path(temporary), [self.reevaluated])
 
 
 def content_of(bundle: Path) -> str:
     return hashlib.sha256((bundle / "weights").read_bytes()).hexdigest()
 
 
-def evaluation_folder(items: Sequence[ItemScores]) -> Path:
-    folder = Path(tempfile.mkdtemp())
+def write_evaluation(folder: Path, items: Sequence[ItemScores]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     write_items(folder / "items.parquet", items)
     (folder / "scores.json").write_text(json.dumps([]))
     return folder
