@@ -71,7 +71,7 @@ class TrainerParams:
     num_workers: NonNegativeInt = 0
     checkpoint_every_steps: PositiveInt = 100
     log_every_steps: PositiveInt = 10
-    torch_threads: NonNegativeInt = 0  # 0: leave it to torch
+    torch_threads: NonNegativeInt = 0  # 0: as the model's size has it (training/threads.py)
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp from two processes on
     num_nodes: PositiveInt = 1  # `devices` is per node
     parallel: PositiveInt = 1  # fine-tunings that `vlp run` trains beside each other, each with its share of the CPUs

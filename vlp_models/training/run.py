@@ -31,6 +31,7 @@ from vlp_models.training.resume import ResumePoints, newest
 from vlp_models.training.snapshots import Snapshots
 from vlp_models.training.stop import CooperativeStop
 from vlp_models.training.strategy import make_trainer
+from vlp_models.training.threads import set_threads
 from vlp_models.training.windows import Windows
 
 # What gloo and NCCL say when a process at the other end is gone, or has not answered for half an hour
@@ -128,8 +129,7 @@ def fit(
         raise ParamsError(f"params.yaml: `accumulate: {plan.accumulate}` must be at least 1")
     _quiet()
     torch.set_flush_denormal(True)
-    if trainer.torch_threads:
-        torch.set_num_threads(trainer.torch_threads)
+    set_threads(model, trainer)
     precision = choose_precision(trainer)
     lightning = make_trainer(trainer, plan.optimizer, model, accumulate=plan.accumulate, precision=precision)
     batches, val = loaders(lightning.global_rank, lightning.world_size)
