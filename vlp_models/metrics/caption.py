@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,13 @@ def score_caption_sets(
     """
     for name, caption_set in sets.items():
         _check_ids(caption_set, name)
+    with _meteor_process() as meteor:
+        return _scored(sets, meteor, progress)
+
+
+def _scored(
+    sets: Mapping[str, CaptionSet], meteor: Meteor | str, progress: Callable[[str], None]
+) -> dict[str, list[Score]]:
     progress("tokenising captions")
     texts = [text for s in sets.values() for text in s.candidates.values()]
     texts += [text for s in sets.values() for captions in s.references.values() for text in captions]
@@ -66,8 +74,6 @@ def score_caption_sets(
         )
         for name, s in sets.items()
     }
-    progress("METEOR")
-    meteor = _meteor(tokenised)
     result: dict[str, list[Score]] = {}
     for name, (candidates, references) in tokenised.items():
         progress("BLEU, ROUGE-L, CIDEr")
@@ -76,13 +82,10 @@ def score_caption_sets(
             result[name] = [not_computed(metric, 0, "nothing to score") for metric in names]
             continue
         rouge, cider = _rouge(candidates, references, note), _cider(candidates, references, note)
-        result[name] = [
-            *_bleu(candidates, references, note),
-            meteor[name],
-            rouge,
-            cider,
-            _spice(candidates, references),
-        ]
+        result[name] = [*_bleu(candidates, references, note), rouge, cider, _spice(candidates, references)]
+    progress("METEOR")
+    for name, score in _meteor(tokenised, meteor).items():
+        result[name].insert(4, score)  # behind BLEU-4
     return result
 
 
@@ -150,19 +153,33 @@ def _cider(candidates: Tokenised, references: Tokenised, note: str) -> Score:
     return mean_score("CIDEr", values, list(candidates), note)
 
 
-def _meteor(sets: Mapping[str, tuple[Tokenised, Tokenised]]) -> dict[str, Score]:
+@contextmanager
+def _meteor_process() -> Iterator[Meteor | str]:
+    """METEOR, which loads its tables for seconds while others work; or why there is none."""
+    try:
+        process = Meteor()
+    except MissingToolError as error:
+        yield str(error)
+        return
+    with process:
+        yield process
+
+
+def _meteor(sets: Mapping[str, tuple[Tokenised, Tokenised]], meteor: Meteor | str) -> dict[str, Score]:
+    """Of the sets that hold anything."""
+    filled = {name: both for name, both in sets.items() if both[0]}
+    if isinstance(meteor, str):
+        return {name: not_computed("METEOR", len(candidates), meteor) for name, (candidates, _) in filled.items()}
     scores: dict[str, Score] = {}
     try:
-        with Meteor() as meteor:
-            for name, (candidates, references) in sets.items():
-                rows = [meteor.statistics(candidates[i][0], references[i]) for i in candidates]
-                if rows:
-                    parts = np.array(rows, dtype=np.float64)
-                    evidence = Evidence(groups=list(candidates), parts_NK=parts, statistic=meteor_from_statistics)
-                    value = 100 * meteor.score(parts)
-                    scores[name] = Score(metric="METEOR", value=value, n=len(rows), evidence=evidence)
+        for name, (candidates, references) in filled.items():
+            rows = [meteor.statistics(candidates[i][0], references[i]) for i in candidates]
+            parts = np.array(rows, dtype=np.float64)
+            evidence = Evidence(groups=list(candidates), parts_NK=parts, statistic=meteor_from_statistics)
+            value = 100 * meteor.score(parts)
+            scores[name] = Score(metric="METEOR", value=value, n=len(rows), evidence=evidence)
     except MissingToolError as error:
-        return {name: not_computed("METEOR", len(candidates), str(error)) for name, (candidates, _) in sets.items()}
+        return {name: not_computed("METEOR", len(candidates), str(error)) for name, (candidates, _) in filled.items()}
     return scores
 
 
