@@ -12,8 +12,9 @@ SMALL = 4_000_000  # parameters of a model whose steps are many short operations
 
 
 def set_threads(model: nn.Module, trainer: TrainerParams) -> None:
-    """`trainer.torch_threads`. 0: one for a small model, whose operations are too short to be shared (docs/log.md has
-    figures); else as many as torch likes. So a small model has the same weights whoever trains beside it."""
+    """`trainer.torch_threads`. 0: one for a small model, whose operations are too short to gain much by sharing them
+    (docs/log.md has figures); else as many as torch likes. So a small model has the same weights whoever trains beside
+    it."""
     if trainer.torch_threads:
         torch.set_num_threads(trainer.torch_threads)
     elif _is_small(model):
