@@ -57,36 +57,41 @@ def score_caption_sets(
     for name, caption_set in sets.items():
         _check_ids(caption_set, name)
     with _meteor_process() as meteor:
-        return _scored(sets, meteor, progress)
+        tokenised, note = _tokenised(sets, progress)
+        result: dict[str, list[Score]] = {}
+        for name, (candidates, references) in tokenised.items():
+            progress("BLEU, ROUGE-L, CIDEr")
+            if not candidates:
+                names = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
+                result[name] = [not_computed(metric, 0, "nothing to score") for metric in names]
+                continue
+            rouge, cider = _rouge(candidates, references, note), _cider(candidates, references, note)
+            result[name] = [*_bleu(candidates, references, note), rouge, cider]
+        progress("METEOR")
+        filled = {name: both for name, both in tokenised.items() if both[0]}
+        for name, score in _meteor(filled, meteor).items():
+            result[name].insert(4, score)  # behind BLEU-4
+    for name, (candidates, references) in filled.items():
+        result[name].append(_spice(candidates, references))
+    return result
 
 
-def _scored(
-    sets: Mapping[str, CaptionSet], meteor: Meteor | str, progress: Callable[[str], None]
-) -> dict[str, list[Score]]:
+def _tokenised(
+    sets: Mapping[str, CaptionSet], progress: Callable[[str], None]
+) -> tuple[dict[str, tuple[Tokenised, Tokenised]], str]:
+    """Candidates and references of each set, and what must be said of the tokenizer."""
     progress("tokenising captions")
     texts = [text for s in sets.values() for text in s.candidates.values()]
     texts += [text for s in sets.values() for captions in s.references.values() for text in captions]
     tokens, note = tokenize(texts)
-    tokenised = {
+    tokenised: dict[str, tuple[Tokenised, Tokenised]] = {
         name: (
             {i: [tokens[s.candidates[i]]] for i in s.candidates},
             {i: [tokens[text] for text in s.references[i]] for i in s.candidates},
         )
         for name, s in sets.items()
     }
-    result: dict[str, list[Score]] = {}
-    for name, (candidates, references) in tokenised.items():
-        progress("BLEU, ROUGE-L, CIDEr")
-        if not candidates:
-            names = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
-            result[name] = [not_computed(metric, 0, "nothing to score") for metric in names]
-            continue
-        rouge, cider = _rouge(candidates, references, note), _cider(candidates, references, note)
-        result[name] = [*_bleu(candidates, references, note), rouge, cider, _spice(candidates, references)]
-    progress("METEOR")
-    for name, score in _meteor(tokenised, meteor).items():
-        result[name].insert(4, score)  # behind BLEU-4
-    return result
+    return tokenised, note
 
 
 def _check_ids(caption_set: CaptionSet, name: str) -> None:
@@ -159,27 +164,27 @@ def _meteor_process() -> Iterator[Meteor | str]:
     try:
         process = Meteor()
     except MissingToolError as error:
-        yield str(error)
+        missing = str(error)
+    else:
+        with process:
+            yield process
         return
-    with process:
-        yield process
+    yield missing
 
 
 def _meteor(sets: Mapping[str, tuple[Tokenised, Tokenised]], meteor: Meteor | str) -> dict[str, Score]:
-    """Of the sets that hold anything."""
-    filled = {name: both for name, both in sets.items() if both[0]}
+    """sets: none of them empty."""
     if isinstance(meteor, str):
-        return {name: not_computed("METEOR", len(candidates), meteor) for name, (candidates, _) in filled.items()}
+        return {name: not_computed("METEOR", len(candidates), meteor) for name, (candidates, _) in sets.items()}
     scores: dict[str, Score] = {}
     try:
-        for name, (candidates, references) in filled.items():
-            rows = [meteor.statistics(candidates[i][0], references[i]) for i in candidates]
-            parts = np.array(rows, dtype=np.float64)
+        for name, (candidates, references) in sets.items():
+            parts = np.array([meteor.statistics(candidates[i][0], references[i]) for i in candidates], np.float64)
             evidence = Evidence(groups=list(candidates), parts_NK=parts, statistic=meteor_from_statistics)
             value = 100 * meteor.score(parts)
-            scores[name] = Score(metric="METEOR", value=value, n=len(rows), evidence=evidence)
+            scores[name] = Score(metric="METEOR", value=value, n=len(candidates), evidence=evidence)
     except MissingToolError as error:
-        return {name: not_computed("METEOR", len(candidates), str(error)) for name, (candidates, _) in filled.items()}
+        return {name: not_computed("METEOR", len(candidates), str(error)) for name, (candidates, _) in sets.items()}
     return scores
 
 
