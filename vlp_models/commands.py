@@ -116,6 +116,7 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.preflight import preflight
     from vlp_models.workspace.paths import Workspace
 
+    start = time.perf_counter()
     params, workspace = load_params(), Workspace()
     with exclusive(workspace.root / ".work" / "run.lock", "`vlp run`"):
         if write_plan():
@@ -126,6 +127,8 @@ def run_pipeline(targets: list[str]) -> int:
         _send_waiting(params, workspace)
         if not code and (not targets or "register" in targets):
             code = _register_again(params, workspace)
+        if not code:
+            print(f"took       {time.perf_counter() - start:.0f} s")
         return code
 
 
@@ -147,7 +150,7 @@ def _register_again(params: Params, workspace: Workspace) -> int:
 def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
     from vlp_models.pipeline.beside import finetune_beside
 
-    start, began = time.perf_counter(), time.time()
+    began = time.time()
     environment = _environment()
     code = finetune_beside(params, workspace.root, environment, _supervised) if not targets else 0
     code = code or _supervised([[sys.executable, "-m", "dvc", "repro", *targets]], environment)
@@ -166,7 +169,6 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
             print_results(summary)
         print(f"\nreport     {workspace.reports / 'index.html'}")
     print(f"MLflow UI  mlflow ui --backend-store-uri {redact(params.tracking.uri)} --host 127.0.0.1 --port 5000")
-    print(f"took       {time.perf_counter() - start:.0f} s")
     return 0
 
 

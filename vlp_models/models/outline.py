@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import ModelParams, Params
 from vlp_models.workspace.contents import Kind
+
+# In place; of torch.nn.init as of tensors.
+DRAWING = {"normal_", "uniform_", "trunc_normal_", "kaiming_normal_", "kaiming_uniform_", "xavier_uniform_"}
 
 
 def outline(model: ModelParams, where: str = "config") -> nn.Module:
@@ -46,5 +50,17 @@ def kind_at(params: Params, checkpoint: str) -> Kind:
 @functools.lru_cache(maxsize=64)
 def _outlined(family: str, config: str, where: str) -> nn.Module:
     facts = DataFacts(vocab_size=1000, mask_id=4, feature_dim=8, num_classes=8)
-    with torch.device("meta"):
+    with torch.device("meta"), _NothingDrawn():
         return build_model(family, json.loads(config), facts, where=where)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """No weight gets a value: it has no memory to hold one, and drawing nothing into it takes torch seconds to load."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in DRAWING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
