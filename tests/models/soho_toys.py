@@ -35,6 +35,7 @@ PUBLIC: dict[str, Any] = {
     "pool_first": True,
     "gate": True,
     "square_mask": True,
+    "tight_canvas": True,
     "padding_in_dictionary": True,
     "plain_heads": True,
     "code_scores": "cosine",

@@ -84,6 +84,29 @@ def test_the_public_masks_bug_is_there_when_asked_for() -> None:
     assert columns(buggy, lying, (9, 16)) == [16, 16] and columns(fixed, lying, (9, 16)) == [13, 16]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "grid", "seen"),
+    [
+        ([(600, 1000)], (9, 16), [144]),
+        ([(1000, 600)], (16, 9), [144]),
+        ([(600, 800), (600, 1000)], (9, 16), [117, 144]),
+        ([(600, 1000), (1000, 600)], (16, 16), [160, 160]),
+        ([(20, 1000)], (1, 16), [16]),
+    ],
+)
+def test_the_public_codes_canvas_is_no_larger_than_a_batchs_images(sizes, grid, seen) -> None:
+    """Its 144 tokens of 600 by 1000 pixels; cells never fewer than one."""
+    config = {"height": 1024, "width": 1024, "backbone_stage": -1, "pool_first": True}
+    mask = torch.zeros(len(sizes), 1024, 1024, dtype=torch.bool)
+    for row, (height, width) in zip(mask, sizes, strict=True):
+        row[:height, :width] = True
+    image = Pixels(pixels_B3HW=torch.zeros(len(sizes), 3, 1024, 1024, dtype=torch.float64), mask_BHW=mask)
+    found = build(**config, tight_canvas=True).look(image)
+    assert found.mask_BRR.shape[1:] == grid and found.features_BRD.shape[1] == math.prod(grid)
+    assert found.mask_BRR.sum((1, 2)).tolist() == seen
+    assert build(**config).look(image).mask_BRR.shape[1:] == (16, 16)
+
+
 def test_images_smaller_than_a_cell_and_unknown_backbones_are_told() -> None:
     with pytest.raises(ParamsError, match="a cell of `resnet18`"):
         build(height=8, width=64)

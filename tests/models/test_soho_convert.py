@@ -78,7 +78,8 @@ def test_a_pretraining_checkpoint_computes_the_same(tmp_path: Path, prefix: str)
 
 
 def test_a_vqa_checkpoint_has_its_layer_and_classifier() -> None:
-    config = {"pool_first": True, "square_mask": True, "plain_heads": True, "dictionary_size": 0, "fusion_hidden": 24}
+    config = {"pool_first": True, "square_mask": True, "tight_canvas": True, "plain_heads": True}
+    config |= {"dictionary_size": 0, "fusion_hidden": 24}
     model = randomised(**{**WHOLE, **dict.fromkeys(PUBLIC, None), **config} | _plain())
     imported = convert_soho(public_layout(model), heads=2)
     assert imported.task == "vqa" and imported.head["weight"].shape == (7, 24) and not imported.regions

@@ -1,8 +1,8 @@
 """The public code's checkpoints (researchmm/soho) as SOHO's.
 
 Such a checkpoint is one of pretraining or of VQA; its architecture is that code's (`PublicSwitches`). It was trained
-with the square padding mask. `square_mask` is set here, too, but acts only where `config.height` and `config.width`
-differ: on the square canvas of their defaults it changes nothing, and padding is masked as it should be.
+with images padded to multiples of 32 pixels and with the square padding mask; `tight_canvas` and `square_mask` do so.
+On the same weights and inputs the model then computes what that code computes (tests/models/test_authors_soho.py).
 
 What is left out, and why: `neck.vq.cluster_sum`, a counter that nothing reads; `mask_l_fc.weight`, the word embeddings
 once more. `dictionary.idle` counts anew.
@@ -27,8 +27,8 @@ _RESNETS = {
     True: {(3, 4, 6, 3): "resnet50", (3, 4, 23, 3): "resnet101", (3, 8, 36, 3): "resnet152"},
 }
 _NOTES = (
-    "The public code, with which these weights were trained, lays its padding mask on a square; square_mask: true, set",
-    "here, does so where height and width differ, and changes nothing on the square canvas of their defaults.",
+    "The public code, with which these weights were trained, pads images to multiples of 32 pixels (tight_canvas) and",
+    "lays its padding mask on a square (square_mask), which hides a part of standing images: false shows all of them.",
     "The rate of hidden codes (0.015) is that code's, no weight. Pretrain it further with view: images and",
     "captions_per_image: 2.",
 )
@@ -91,6 +91,7 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> Imported:
         "max_positions": positions,
         "pool_first": True,
         "square_mask": True,
+        "tight_canvas": True,
         "plain_heads": True,
         "dictionary_size": 0,
     }

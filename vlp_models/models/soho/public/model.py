@@ -4,26 +4,36 @@ What only its checkpoints need is here: pooling before the convolution, the gate
 features they stand for, heads without biases, and its way to hide codes and to take padding. Any of the switches may be
 set by itself.
 
+`tight_canvas` is how it pads: each image to multiples of 32 pixels, then to the batch's largest. So an image of 600 by
+1000 has 19 by 32 cells of the CNN, of which pooling leaves 9 by 16. On a canvas of 1024 by 1024, 10 by 16 cells lie on
+the picture, and those at its border see padding behind it.
+
 `square_mask` is a bug that the published weights were trained with: the padding mask is laid out on a square of the
 image's height, then shrunk to the grid. Of a standing image of 1000 by 600 only 6 of 9 columns are seen; of a lying one
-every column is, padding too. It acts only where the canvas (`height`, `width`) is not square: on a square one, as by
-default and in an imported model, the mask is the right one.
+every column is, padding too. It acts only where the canvas is not square: `height` and `width` differ, or
+`tight_canvas` makes it as large as the images. That code has lying and standing images in batches of their own; a batch
+of both has a canvas for both here, on which neither its tokens nor its mask are that code's.
 
 Shape suffixes as in model.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vlp_models.data.batch import Image, Pixels
 from vlp_models.models.layers.init import init_weights
 from vlp_models.models.soho.config import SOHOConfig
 from vlp_models.models.soho.model import SOHO
 from vlp_models.models.soho.neck import Grid, Neck
 from vlp_models.models.soho.pairs import Pairs, hide_codes
 from vlp_models.objectives.masking import draw_uniform
+
+CANVAS_STEP = 32  # pixels, to whose multiples the public code pads
 
 
 class PublicSOHO(SOHO):
@@ -44,6 +54,11 @@ class PublicSOHO(SOHO):
             init_weights(self.match_head, config.init_std)
         if config.code_scores == "cosine":
             self.code_head = None
+
+    def look(self, image: Image) -> Grid:
+        if self.config.tight_canvas and isinstance(image, Pixels):
+            image = tightened(image, least=self.stride)
+        return super().look(image)
 
     def grid_mask(self, mask_BHW: Tensor | None, features_BDRR: Tensor) -> Tensor:
         if mask_BHW is None:
@@ -113,6 +128,17 @@ class Gate(nn.Module):
             scores_BR2 = self.norm(scores_BR2.flatten(0, 1)).unflatten(0, scores_BR2.shape[:2])
         weights_BR2 = scores_BR2.softmax(-1)
         return vectors_BRD * weights_BR2[..., :1] + features_BRD * weights_BR2[..., 1:]
+
+
+def tightened(image: Pixels, *, least: int) -> Pixels:
+    """Without the padding, right and below, that no image of the batch needs: height and width become multiples of
+    `CANVAS_STEP`, as far as the canvas has them. least: pixels that either has, for the CNN and the pooling."""
+    mask_BHW = image.mask_BHW
+    if mask_BHW is None or not len(image):
+        return image
+    needed = (int(mask_BHW.any(other).sum(1).max()) for other in (2, 1))
+    height, width = (max(least, -(-pixels // CANVAS_STEP) * CANVAS_STEP) for pixels in needed)
+    return replace(image, pixels_B3HW=image.pixels_B3HW[:, :, :height, :width], mask_BHW=mask_BHW[:, :height, :width])
 
 
 def on_a_square(mask_BHW: Tensor) -> Tensor:

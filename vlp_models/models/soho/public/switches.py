@@ -15,6 +15,7 @@ class PublicSwitches:
     pool_first: bool = False  # True: pooling, which drops an odd row or column, before the 1x1 convolution
     gate: bool = False  # True: dictionary vectors go through a linear layer, then are mixed with the features by a gate
     square_mask: bool = False  # True: its bug, a padding mask as wide as it is high, whatever the images' shape
+    tight_canvas: bool = False  # True: of the canvas only what a batch's images need is seen, in steps of 32 pixels
     padding_in_dictionary: bool = False  # True: padded cells are looked up and learnt, too
     plain_heads: bool = False  # True: words are told by the tied matrix alone; no biases
     code_scores: Literal["classifier", "cosine"] = "classifier"  # cosine: of state and code, without a temperature
