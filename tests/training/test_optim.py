@@ -12,10 +12,19 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from vlp_models.errors import ParamsError
-from vlp_models.models.layers.blocks import TransformerBlock
+from vlp_models.models import FAMILIES, DataFacts, build_model
+from vlp_models.models.layers.attention import MultiHeadAttention
+from vlp_models.models.layers.blocks import FeedForward, TransformerBlock
+from vlp_models.models.xgpt.refining import AttentionOnAttention
 from vlp_models.params import OptimizerParams
 from vlp_models.params.schema import build
-from vlp_models.training.optim import build_optimizer, build_scheduler, learning_rate_factor, parameter_groups
+from vlp_models.training.optim import (
+    block_matrices,
+    build_optimizer,
+    build_scheduler,
+    learning_rate_factor,
+    parameter_groups,
+)
 
 
 def test_linear_schedule_by_hand() -> None:
@@ -87,6 +96,16 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_else() -> None:
     assert set(rates) == set(names.values())
     by_muon = {name for name, lr in rates.items() if lr == 3e-3}
     assert by_muon == {n for n, p in module.named_parameters() if n.startswith("block.") and p.ndim == 2}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_muon_has_the_blocks_of_every_family(family: str) -> None:
+    with torch.device("meta"):
+        model = build_model(family, {}, DataFacts(vocab_size=20, mask_id=4, feature_dim=8, num_classes=3))
+    taken = {id(p) for p in block_matrices(model)}
+    parts = [m for m in model.modules() if isinstance(m, MultiHeadAttention | FeedForward | AttentionOnAttention)]
+    of_parts = {id(m.weight) for part in parts for m in part.modules() if isinstance(m, nn.Linear)}
+    assert of_parts and taken == of_parts
 
 
 def test_muon_goes_on_from_its_saved_state_on_schedule() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vlp_models.errors import ParamsError
-from vlp_models.models.layers.blocks import BLOCKS
+from vlp_models.models.layers.blocks import WITH_MATRICES
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.training.groups import chosen_groups
 from vlp_models.training.muon import Muon
@@ -60,10 +60,10 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 
 
 def block_matrices(module: nn.Module) -> list[nn.Parameter]:
-    """The weight matrices inside transformer blocks: neither embeddings, nor heads, nor poolers."""
-    blocks = [m for m in module.modules() if isinstance(m, BLOCKS)]
-    found = {id(p): p for block in blocks for p in block.parameters() if p.ndim == 2 and p.requires_grad}
-    return list(found.values())
+    """The weights of the linear layers inside transformer blocks: neither embeddings, nor heads, nor poolers."""
+    blocks = [m for m in module.modules() if isinstance(m, WITH_MATRICES)]
+    linear = (m.weight for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
+    return list({id(weight): weight for weight in linear if weight.requires_grad}.values())
 
 
 def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.Optimizer:

@@ -18,6 +18,11 @@ class OwnBlock(nn.Module):
     """What marks a transformer block that one family alone has, for those that treat blocks apart (Muon, FSDP)."""
 
 
+class ManyWayBlock(nn.Module):
+    """Likewise, of a block that is entered by other methods than `forward`. Its matrices are Muon's; it is no unit of
+    FSDP's, which gathers weights where `forward` begins."""
+
+
 class FeedForward(nn.Sequential):
     """Linear, GELU (exact), Linear."""
 
@@ -122,3 +127,4 @@ class DecoderBlock(nn.Module):
 
 
 BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock, OwnBlock)
+WITH_MATRICES = (*BLOCKS, ManyWayBlock)

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.models.layers.attention import KeyValues, MultiHeadAttention
-from vlp_models.models.layers.blocks import FeedForward, Residual
+from vlp_models.models.layers.blocks import FeedForward, ManyWayBlock, Residual
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.xgpt.state import Memory
 
 OWN, ENCODED = 0, 1  # rows of the signal: of the layer's own past, and of what was encoded
 
 
-class Block(nn.Module):
+class Block(ManyWayBlock):
     """
     Args:
         attends: how it decodes (`XGPTConfig.cross_attention`); None: it only encodes.

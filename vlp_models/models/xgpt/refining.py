@@ -19,11 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.models.layers.attention import scaled_dot_product
+from vlp_models.models.layers.blocks import OwnBlock
 from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing
 
 
-class AttentionOnAttention(nn.Module):
+class AttentionOnAttention(OwnBlock):
     """One layer of it."""
 
     def __init__(
