@@ -245,6 +245,24 @@ def test_two_texts_of_one_image_are_no_negatives_beside_as_many_images() -> None
     assert counts is not None and {name: int(count) for name, count in counts.items()} == {"itc": 0, "itm": 2}
 
 
+def test_two_pairs_of_one_image_are_negatives_where_the_config_says_so() -> None:
+    """Then they learn as if their images had different ids."""
+    names, config = ("itc", "itm"), {"twins_are_negatives": True, "contrast": "both"}
+    model, twins, apart = build_tiny(**config), random_batch(image_ids="abac"), random_batch(image_ids="abcd")
+    for one, other in zip(losses(model, twins, names).values(), losses(model, apart, names).values(), strict=True):
+        torch.testing.assert_close(one.mean, other.mean, rtol=0, atol=0)
+    assert losses(build_tiny(), twins, ("itc",))["itc"].mean != losses(build_tiny(), apart, ("itc",))["itc"].mean
+    shared = dataclasses.replace(random_batch(2), image_ids=("a", "b"))
+    shared = dataclasses.replace(shared, text=dataclasses.replace(shared.text, owner_N=torch.tensor([0, 0])))
+    found = losses(model, shared, names)
+    assert {name: float(loss.count) for name, loss in found.items()} == {"itc": 2, "itm": 6}
+    counts = model.pretraining_counts(
+        shared, objectives=dict.fromkeys(names), generator=torch.Generator(), mask_probability=0.3
+    )
+    assert counts is not None and {name: int(count) for name, count in counts.items()} == {"itc": 2, "itm": 6}
+    assert len(set(model.contrast_pairs(shared)[0].image_ids)) == 2
+
+
 def test_a_temperature_beyond_its_limit_still_learns() -> None:
     model = build_tiny()
     with torch.no_grad():

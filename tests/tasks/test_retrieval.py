@@ -38,7 +38,7 @@ def slow_loss(embed: np.ndarray, images: np.ndarray, ids: list[str], margin: flo
     return total
 
 
-@pytest.mark.parametrize("options", [{}, {"negatives": "hardest", "margin": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"negatives": "hardest", "margin": 0.5}, {"twins_are_negatives": True}])
 def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[str, Any]) -> None:
     task_model = make(toy, "retrieval", options=options).double().eval()
     samples = samples_of(toy, "train", "captions", 6)
@@ -49,7 +49,8 @@ def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[
     with torch.no_grad():
         texts = task_model.model.embed_text(batch.text).numpy()
         images = task_model.model.embed_image(batch.image).numpy()
-    expected = slow_loss(texts, images, list(batch.image_ids), options.get("margin", 0.2), bool(options))
+    names = list(batch.sample_ids if "twins_are_negatives" in options else batch.image_ids)
+    expected = slow_loss(texts, images, names, options.get("margin", 0.2), "negatives" in options)
     assert task_model.loss(batch, generator=any_generator()).mean.item() == pytest.approx(expected, rel=1e-9)
 
     weight = task_model.model.text_pooler.project.weight

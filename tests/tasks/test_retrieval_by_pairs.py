@@ -158,3 +158,5 @@ def test_what_the_model_can_not_do_is_refused(toy: Toy) -> None:
         by_pairs(toy, Embedding, scorer="pairs")
     with pytest.raises(ParamsError, match="drawn"):
         by_pairs(toy, drawn=0)
+    with pytest.raises(ParamsError, match="twins_are_negatives"):
+        by_pairs(toy, twins_are_negatives=True)

@@ -58,6 +58,7 @@ class RetrievalOptions(TaskOptions):
     learn      of embeddings: by a margin, or by contrast. auto: by contrast, if the model has a temperature
     negatives  by a margin: `all` that violate it (TDEN's Multibatch), or a pair's `hardest` (its code)
     margin     likewise
+    twins_are_negatives  of embeddings: samples of one image are negatives of each other (the public code of VLMo)
     drawn      of pairs: how many other images of the batch a caption's own must beat in a step
     shortlist  of pairs: fuse only so many of a caption's, or of an image's, most similar ones by embedding; 0: all
     """
@@ -66,6 +67,7 @@ class RetrievalOptions(TaskOptions):
     learn: Literal["auto", "margin", "contrast"] = "auto"
     negatives: Literal["all", "hardest"] = "all"
     margin: float = 0.2
+    twins_are_negatives: bool = False
     drawn: int = 3
     shortlist: int = 0
 
@@ -77,7 +79,7 @@ class RetrievalOptions(TaskOptions):
 
 
 class Retrieval(TaskModel):
-    """Samples of one image are no negatives of each other.
+    """Samples of one image are no negatives of each other, unless an option says so.
 
     Of embeddings: a triplet loss within the batch, or contrast over it, in both directions. Of pairs: cross-entropy of
     a caption's own image among some of the batch.
@@ -115,6 +117,8 @@ class Retrieval(TaskModel):
                 f"params.yaml: the model `{info.name}` can't embed images and texts apart, so it has no shortlist; "
                 "set `options.shortlist: 0` and `options.scorer: pairs`"
             )
+        if self.by_pairs and options.twins_are_negatives:
+            raise ParamsError("params.yaml: `options.twins_are_negatives` is for `options.scorer: embeddings`")
         self.by_embeddings = not self.by_pairs or options.shortlist > 0
         contrasts = can(model, Contrasts)
         self.by_contrast = options.learn == "contrast" or (options.learn == "auto" and contrasts)
@@ -131,8 +135,11 @@ class Retrieval(TaskModel):
         """Parts `ism`, `ism_accuracy` (`itc` by contrast, `match` of pairs). A batch of one image has no negative: its
         loss is zero."""
         name = "match" if self.by_pairs else "itc" if self.by_contrast else "ism"
+        names = batch.image_ids
+        if cast(RetrievalOptions, self.options).twins_are_negatives:
+            names = tuple(f"{number} {name}" for number, name in enumerate(batch.sample_ids))
         # Besides, batch normalisation in the poolers could not take a batch of one.
-        if len(number_over_ranks(batch.image_ids)[0].unique()) == 1:
+        if len(number_over_ranks(names)[0].unique()) == 1:
             return empty(next(self.parameters()), name)
         if self.by_pairs:
             return self._match(batch, generator)
@@ -140,11 +147,11 @@ class Retrieval(TaskModel):
         texts_BD, images_BD = model.embed_text(batch.text), model.embed_image(batch.image)
         if self.by_contrast:
             scale = cast(Contrasts, model).contrast_scale()
-            return image_text_contrast(texts_BD, images_BD, batch.image_ids, scale)
+            return image_text_contrast(texts_BD, images_BD, names, scale)
         return match_in_batch(
             texts_BD,
             images_BD,
-            batch.image_ids,
+            names,
             margin=options.margin,
             negatives=options.negatives,
         )

@@ -309,7 +309,7 @@ class VLMo(nn.Module):
         text_len = max(size for (size,) in sizes_over_ranks((ids_NT.shape[1],))) if "itm" in objectives else 0
         biases = self.biases(max(text_len, ids_NT.shape[1]))
         patches_BSD, owner_N = self.encode_image(batch.image), batch.text.owners(len(batch.image))
-        image_ids = owned(batch.image_ids, owner_N)
+        names = self._names(batch, owner_N)
         pairs = PairsToJudge(patches_BSD=patches_BSD, owner_N=owner_N)
         if "mlm" in objectives:
             pairs.add_own(ids_NT, batch.text.mask_BT)
@@ -317,13 +317,13 @@ class VLMo(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and "itc" in objectives):
                 vectors = self.contrast_vectors(patches_BSD, batch.text, biases)
             if "itc" in objectives:
-                losses["itc"] = self.contrast_loss(vectors, image_ids, owner_N, objectives["itc"], others)
+                losses["itc"] = self.contrast_loss(vectors, names, owner_N, objectives["itc"], others)
             if "itm" in objectives:
                 images_NE, texts_NE = vectors[0]
                 images_NE = images_NE if owner_N is None else images_NE.index_select(0, owner_N)
                 scale = self.contrast_scale().detach()
                 matched_R = draw_pairs(
-                    pairs, batch.text, images_NE, texts_NE, scale, image_ids, objectives["itm"], generator
+                    pairs, batch.text, images_NE, texts_NE, scale, names, objectives["itm"], generator
                 )
         if not {"itm", "mlm"} & set(objectives):
             return losses
@@ -348,9 +348,8 @@ class VLMo(nn.Module):
         if "mim" in objectives:
             counts["mim"] = self.hidden_patches(batch.image, objectives["mim"], generator).sum()
         if {"itc", "itm"} & set(objectives):
-            owner_N = batch.text.owners(len(batch.image))
-            ids = owned(batch.image_ids, owner_N)
-            contested_N = not_the_same_image(ids, self.norm.weight.device).any(1)
+            names = self._names(batch, batch.text.owners(len(batch.image)))
+            contested_N = not_the_same_image(names, self.norm.weight.device).any(1)
             if "itm" in objectives:
                 learners_N = objectives["itm"]
                 learners_N = torch.ones_like(contested_N) if learners_N is None else learners_N
@@ -389,19 +388,24 @@ class VLMo(nn.Module):
                 vectors.append(F.normalize(getattr(self, projection)(cls_BD), dim=-1))
         return [(vectors[0], vectors[1]) for vectors in found if vectors]
 
+    def _names(self, batch: Batch, owner_N: Tensor | None) -> tuple[str, ...]:
+        """Of each text; two that are equal are no negatives of each other: the image that it is about, or with
+        `twins_are_negatives` one that no other text has."""
+        if self.config.twins_are_negatives:
+            return tuple(f"{number} {name}" for number, name in enumerate(owned(batch.sample_ids, owner_N)))
+        return owned(batch.image_ids, owner_N)
+
     @torch.no_grad()
     def contrast_pairs(self, batch: Batch) -> list[Pairs]:
         """Of each branch of contrast, what this batch's pairs are embedded to."""
         if batch.image is None or batch.text is None:
             raise ParamsError("`contrast_over: update` is for pairs; a view of images or texts alone has no contrast")
         owner_N = batch.text.owners(len(batch.image))
-        image_ids = owned(batch.image_ids, owner_N)
+        names = self._names(batch, owner_N)
         biases = self.biases(batch.text.ids_BT.shape[1])
         found = self.contrast_vectors(self.encode_image(batch.image), batch.text, biases)
         return [
-            Pairs(
-                texts_KE=t_NE, images_KE=i_BE if owner_N is None else i_BE.index_select(0, owner_N), image_ids=image_ids
-            )
+            Pairs(texts_KE=t_NE, images_KE=i_BE if owner_N is None else i_BE.index_select(0, owner_N), image_ids=names)
             for i_BE, t_NE in found
         ]
 
@@ -483,6 +487,6 @@ def first_rows(packing: Packing) -> Tensor:
     return counts_B.cumsum(0) - counts_B
 
 
-def owned(image_ids: tuple[str, ...], owner_N: Tensor | None) -> tuple[str, ...]:
-    """The image of each text, of a batch's images. owner_N: their rows; None: one text an image."""
-    return image_ids if owner_N is None else tuple(image_ids[i] for i in owner_N.tolist())
+def owned(names: tuple[str, ...], owner_N: Tensor | None) -> tuple[str, ...]:
+    """Each text's, of a batch's images. owner_N: their rows; None: one text an image."""
+    return names if owner_N is None else tuple(names[i] for i in owner_N.tolist())

@@ -181,6 +181,7 @@ def convert_vlmo(state: Mapping[str, Tensor], asked: Asked) -> Imported:
         "positions": "relative" if relative else "absolute",
         "layer_scale": 0.1 if "blocks.0.attention_scale" in weights else 0.0,
         "max_scale": 0.0,
+        "twins_are_negatives": True,
         "whole_words": True,
         "image_codes": 0,
     }

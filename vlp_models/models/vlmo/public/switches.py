@@ -20,6 +20,8 @@ class PublicSwitches:
     # projections and a temperature of its own; the two losses are averaged
     contrast: Literal["unimodal", "both"] = "unimodal"  # both
     max_scale: NonNegativeFloat = 100.0  # of one divided by the temperature; 0: no limit, as there
+    # True: pairs of one image are each other's negatives, in contrast and in matching; nothing there knows of them
+    twins_are_negatives: bool = False
     whole_words: bool = False  # True: MLM masks all pieces of a word together
     # mlp: Linear, LayerNorm, GELU onto twice the width between the pooler and a task's classifier (VQA's there)
     classifier: Literal["linear", "mlp"] = "linear"
