@@ -83,8 +83,7 @@ def random_state(
     add("text_embeddings.token_type_embeddings.weight", 2, hidden)
     norm("text_embeddings.LayerNorm")
     add("token_type_embeddings.weight", 3 if kind == "nlvr2" else 2, hidden)
-    if kind != "retrieval":
-        linear("pooler.dense", hidden, hidden)
+    linear("pooler.dense", hidden, hidden)
     if kind in ("pretraining", "text", "plus"):
         linear("mlm_score.transform.dense", hidden, hidden)
         norm("mlm_score.transform.LayerNorm")
