@@ -95,6 +95,10 @@ def test_images_stand_behind_each_other_with_their_owners(
         else:  # padded to the longest of the batch
             assert torch.equal(row[: len(known)], known) and not row[len(known) :].any()
     assert reader.collate(samples[1:2]).image_owner_M is None, "one image each: image i is sample i's"
+    if isinstance(batch.image, Pixels):
+        assert batch.image.place_B is not None and batch.image.place_B.tolist() == [0, 1, 2, 0, 0, 1, 0, 1]
+        assert reader.collate(samples[1:2]).image.place_B is None
+        assert blanked(batch).image.place_B is batch.image.place_B
     if inputs is REGIONS:
         again = collate_samples(samples, tokenizer, max_text_len=9, max_regions=4)
         assert again.image_ids == batch.image_ids and torch.equal(values(again), values(batch))

@@ -272,6 +272,27 @@ def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
     assert not found.left_out and not found.fresh
 
 
+def test_the_second_of_two_images_may_have_a_type_of_its_own() -> None:
+    """It begins as the first one's, and says nothing of an image that stands alone."""
+    before, model = build_tiny(), build_tiny(1, second_image_type=True)
+    adopted = model.adopt(before.state_dict(), to_plain(before.config))
+    assert not adopted.fresh and not adopted.left_out
+    batch = random_batch()
+    pictures = batch.image.pixels_B3HW
+    pairs = Pixels(pixels_B3HW=pictures, place_B=torch.arange(4) % 2)
+    own = before.fuse(batch.image, batch.text).pooled_BP
+    torch.testing.assert_close(model.fuse(pairs, batch.text).pooled_BP, own)
+    with torch.no_grad():
+        assert model.image_embedding.second_type_1D is not None
+        model.image_embedding.second_type_1D.add_(torch.linspace(-1, 1, 16))
+    found = model.fuse(pairs, batch.text).pooled_BP
+    torch.testing.assert_close(found[::2], own[::2])
+    assert not torch.isclose(found[1::2], own[1::2]).all(1).any()
+    torch.testing.assert_close(model.fuse(batch.image, batch.text).pooled_BP, own)
+    torch.testing.assert_close(before.fuse(pairs, batch.text).pooled_BP, own)
+    assert before.adopt(model.state_dict(), to_plain(model.config)).left_out == ["image_embedding.second_type_1D"]
+
+
 def test_errors_say_what_is_wrong() -> None:
     model, batch = build_tiny(), random_batch()
     with pytest.raises(DataError, match="3x16x16"):

@@ -92,9 +92,10 @@ def test_imported_weights_compute_what_they_do_there(kind: str) -> None:
             close(logits, plain.linear(plain.pooled(pair), "itm_score.fc"))
     told = " ".join(imported.notes)
     assert ("position_embeddings" in told) == (kind != "plus")
-    assert ("nlvr2_classifier" in told and "second image" in told) == (kind == "nlvr2")
-    assert imported.task == ("vqa" if kind == "vqa" else None)
-    assert imported.head.keys() == ({"weight", "bias"} if kind == "vqa" else set())
+    assert imported.task == (kind if kind in ("vqa", "nlvr2") else None)
+    layers = {"vqa": ("",), "nlvr2": ("0.", "1.", "3.")}.get(kind, ())
+    assert imported.head.keys() == {f"{layer}{part}" for layer in layers for part in ("weight", "bias")}
+    assert ("image_embedding.second_type_1D" in imported.weights) == (kind == "nlvr2")
 
 
 def test_no_name_is_missing_left_over_or_misshapen_unsaid() -> None:

@@ -15,6 +15,7 @@ from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
 from vlp_models.runs.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial
+from vlp_models.tasks.load import load_task_model
 from vlp_models.workspace.paths import Workspace
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -42,6 +43,23 @@ def test_a_model_begins_with_weights_of_the_public_code(tmp_path: Path) -> None:
     torch.save(random_state(**SIZES, vocab=words + 1), tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match="vocab_size"):
         import_checkpoint("vlmo", tmp_path / "other.pt", "other", params, workspace, heads=2)
+
+
+def test_a_model_of_two_images_keeps_its_classifier_and_its_second_image(tmp_path: Path) -> None:
+    """NLVR2's: it is a task's checkpoint, which can be scored as it is."""
+    params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
+    words = len((tmp_path / "data/tokenizer/vocab.txt").read_text().splitlines())
+    state = random_state(**SIZES, vocab=words, kind="nlvr2")
+    torch.save(state, tmp_path / "vlmo.pt")
+    with pytest.raises(CheckpointError, match="--max-text-len"):
+        import_checkpoint("vlmo", tmp_path / "vlmo.pt", "judge", params, workspace, heads=2)
+    lines = import_checkpoint("vlmo", tmp_path / "vlmo.pt", "judge", params, workspace, heads=2, max_text_len=12)
+    assert "a run of nlvr2" in lines[-1]
+    task = load_task_model(workspace.checkpoint("imported/judge"))
+    found = task.state_dict()
+    assert torch.equal(found["model.image_embedding.second_type_1D"][0], state["token_type_embeddings.weight"][2])
+    for part in ("0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"):
+        assert torch.equal(found[f"head.{part}"], state[f"nlvr2_classifier.{part}"])
 
 
 def test_beits_weights_fill_the_image_side_of_a_model_in_params(tmp_path: Path) -> None:

@@ -107,10 +107,12 @@ class Pixels(_Movable):
 
     pixels_B3HW  float32, normalised; zero where padded
     mask_BHW     bool; True where there is picture. None: everywhere
+    place_B      int64; which of its sample's images each is, from 0. None: every sample has one
     """
 
     pixels_B3HW: Tensor
     mask_BHW: Tensor | None = None
+    place_B: Tensor | None = None
 
     def __len__(self) -> int:
         return self.pixels_B3HW.shape[0]
@@ -118,7 +120,7 @@ class Pixels(_Movable):
     def blanked(self) -> Pixels:
         """Nothing to see: the mean colour everywhere."""
         mask_BHW = None if self.mask_BHW is None else torch.ones_like(self.mask_BHW)
-        return Pixels(pixels_B3HW=torch.zeros_like(self.pixels_B3HW), mask_BHW=mask_BHW)
+        return dataclasses.replace(self, pixels_B3HW=torch.zeros_like(self.pixels_B3HW), mask_BHW=mask_BHW)
 
 
 @dataclass(frozen=True, kw_only=True)

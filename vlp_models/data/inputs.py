@@ -220,4 +220,7 @@ def _pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
                 raise DataError(f"{sample.sample_id}: image {image.image_id} was read without its pixels")
             pictures.append(decode(image.pixels, image.image_id))
             draws.append(image.draw)
-    return collate_pixels(pictures, wanted, draws)
+    found = collate_pixels(pictures, wanted, draws)
+    if all(len(sample.images) == 1 for sample in samples):
+        return found
+    return dataclasses.replace(found, place_B=torch.tensor([i for s in samples for i in range(len(s.images))]))

@@ -204,17 +204,17 @@ def _labels(file: Path | None, imported: Imported) -> list[str]:
 
 
 def _head(weights: Mapping[str, Tensor]) -> nn.Module:
-    """A task's classifier, or its classifiers by name."""
+    """A task's classifier, or its classifiers or layers by name."""
     from torch import nn
 
-    def linear(prefix: str) -> nn.Linear:
-        outputs, inputs = weights[f"{prefix}weight"].shape
-        layer = nn.Linear(inputs, outputs)
-        layer.load_state_dict({part: weights[f"{prefix}{part}"] for part in ("weight", "bias")})
-        return layer
+    def layer(prefix: str) -> nn.Module:
+        shape = weights[f"{prefix}weight"].shape
+        found = nn.Linear(shape[1], shape[0]) if len(shape) > 1 else nn.LayerNorm(shape[0])
+        found.load_state_dict({part: weights[f"{prefix}{part}"] for part in ("weight", "bias")})
+        return found
 
     names = sorted({name.rpartition(".")[0] for name in weights})
-    return linear("") if names == [""] else nn.ModuleDict({name: linear(f"{name}.") for name in names})
+    return layer("") if names == [""] else nn.ModuleDict({name: layer(f"{name}.") for name in names})
 
 
 def _preset(imported: Imported, name: str, place: str, config: dict[str, Any]) -> str:

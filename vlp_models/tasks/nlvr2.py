@@ -3,7 +3,8 @@
 Each image is fused with the statement by itself; the pooled features of the two, left one first, are joined for a
 classifier (VLMo, Bao et al. 2022, section 4.2, after OSCAR; SOHO, Huang et al. 2021, does the same). The papers speak
 of a classification layer. VLMo's code has two with a norm and GELU between, and so has this. It also gives the second
-image a token type of its own, a copy of the first's to begin with; here its place in the joined feature tells it apart.
+image a token type of its own, a copy of the first's to begin with: VLMo's `second_image_type`. Without it, the image's
+place in the joined feature tells it apart.
 """
 
 from __future__ import annotations

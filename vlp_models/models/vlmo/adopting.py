@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ARCHITECTURE = ("hidden", "heads", "intermediate", "patch", "positions", "feed_forward")
 IMAGE, TEXT = "position_bias.image", "position_bias.text"
 ABSOLUTE = "image_embedding.positions_SD"
+FIRST_TYPE, SECOND_TYPE = "image_embedding.type_1D", "image_embedding.second_type_1D"
 
 
 def adopt(model: VLMo, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
@@ -52,6 +53,8 @@ def adopt(model: VLMo, weights: Mapping[str, Tensor], config: Mapping[str, Any])
             fitted[ABSOLUTE] = interpolate_embeddings(fitted[ABSOLUTE], before, now)
     if TEXT in fitted:
         fitted[TEXT] = resize_text_biases(fitted[TEXT], model.config.max_positions)
+    if model.config.second_image_type and FIRST_TYPE in fitted:
+        fitted.setdefault(SECOND_TYPE, fitted[FIRST_TYPE])  # as there: it begins as the first image's
     return adopt_weights(model, fitted, tables=("text_embedding.positions.weight",))
 
 

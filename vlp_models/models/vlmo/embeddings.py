@@ -24,6 +24,7 @@ class PatchEmbedding(nn.Module):
         self.patches = nn.Conv2d(3, hidden, config.patch, stride=config.patch)
         self.cls_1D = nn.Parameter(torch.zeros(1, hidden))
         self.type_1D = nn.Parameter(torch.zeros(1, hidden))
+        self.second_type_1D = nn.Parameter(torch.zeros(1, hidden)) if config.second_image_type else None
         self.positions_SD = None
         if config.positions == "absolute":
             self.positions_SD = nn.Parameter(torch.zeros(1 + config.grid**2, hidden))
@@ -46,7 +47,10 @@ class PatchEmbedding(nn.Module):
         if hidden_BN is not None:
             x_BND = torch.where(hidden_BN[..., None], self.hidden_1D.to(x_BND.dtype), x_BND)  # type: ignore[union-attr]
         x_BSD = torch.cat([self.cls_1D.to(x_BND.dtype).expand(len(x_BND), 1, -1), x_BND], 1)
-        return x_BSD + (self.type_1D if self.positions_SD is None else self.type_1D + self.positions_SD)
+        kind: Tensor = self.type_1D
+        if self.second_type_1D is not None and image.place_B is not None:
+            kind = torch.where(image.place_B[:, None, None] == 0, self.type_1D, self.second_type_1D)  # [B, 1, D]
+        return x_BSD + (kind if self.positions_SD is None else kind + self.positions_SD)
 
 
 class WordEmbedding(nn.Module):

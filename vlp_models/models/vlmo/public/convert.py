@@ -5,7 +5,7 @@ retrieval, VQA and NLVR2, which differ in their heads. Two things need arithmeti
 0 is ever used, is added to the word embeddings; attention there has no key bias, which here is zero and does nothing.
 
 Left out, and named in preset.yaml: absolute positions of texts where biases are relative (there, too, they are weights
-that nothing reads), NLVR2's classifier, which joins two images (here a task's), and the type of its second image.
+that nothing reads).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def convert_vlmo(state: Mapping[str, Tensor], asked: Asked) -> Imported:
     type_rows = take("token_type_embeddings.weight", modules, hidden)
     weights["text_embedding.type_1D"], weights["image_embedding.type_1D"] = type_rows[:1], type_rows[1:2]
     if modules > 2:
-        left_out.append("token_type_embeddings.weight[2:], the type of a second image")
+        weights["image_embedding.second_type_1D"] = type_rows[2:3]
 
     length = c.shape("text_embeddings.position_embeddings.weight")[0]
     text_places = take("text_embeddings.position_embeddings.weight", length, hidden)
@@ -183,10 +183,11 @@ def convert_vlmo(state: Mapping[str, Tensor], asked: Asked) -> Imported:
         "max_scale": 0.0,
         "twins_are_negatives": True,
         "whole_words": True,
+        "second_image_type": modules > 2,
         "image_codes": 0,
     }
     config |= _heads(c, hidden, vocab)
-    head, task = _classifier(c, hidden, config, left_out)
+    head, task = _classifier(c, hidden, config)
     if asked.task and task != asked.task:
         raise CheckpointError(
             f"the weights are {'a ' + task if task else 'no task'}'s, not {asked.task}'s, as --task says"
@@ -226,16 +227,21 @@ def _heads(c: Layout, hidden: int, vocab: int) -> dict[str, Any]:
     return config
 
 
-def _classifier(c: Layout, hidden: int, config: dict[str, Any], left_out: list[str]) -> tuple[dict[str, Tensor], str]:
-    """The weights of a task's last layer, and the task; of VQA's two layers the first becomes the model's."""
+def _classifier(c: Layout, hidden: int, config: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """The weights of a task's classifier, and the task; of VQA's two layers the first becomes the model's."""
     if c.has("nlvr2_classifier."):
-        left_out.append("nlvr2_classifier, which joins two images")
-        c.taker.taken |= {name for name in c.taker.state if name.startswith("nlvr2_classifier.")}
-    if not c.has("vqa_classifier."):
+        c.linear("head.0", "nlvr2_classifier.0", 2 * hidden, 2 * hidden)
+        c.norm("head.1", "nlvr2_classifier.1", 2 * hidden)
+        c.linear("head.3", "nlvr2_classifier.3", 2, 2 * hidden)
+        task = "nlvr2"
+    elif c.has("vqa_classifier."):
+        config["classifier"] = "mlp"
+        c.linear("before_classifier.0", "vqa_classifier.0", 2 * hidden, hidden)
+        c.norm("before_classifier.1", "vqa_classifier.1", 2 * hidden)
+        answers = c.shape("vqa_classifier.3.weight")[0]
+        c.linear("head", "vqa_classifier.3", answers, 2 * hidden)
+        task = "vqa"
+    else:
         return {}, ""
-    config["classifier"] = "mlp"
-    c.linear("before_classifier.0", "vqa_classifier.0", 2 * hidden, hidden)
-    c.norm("before_classifier.1", "vqa_classifier.1", 2 * hidden)
-    answers = c.shape("vqa_classifier.3.weight")[0]
-    c.linear("head", "vqa_classifier.3", answers, 2 * hidden)
-    return {name: c.weights.pop(f"head.{name}") for name in ("weight", "bias")}, "vqa"
+    names = [name for name in c.weights if name.startswith("head.")]
+    return {name.removeprefix("head."): c.weights.pop(name) for name in names}, task
