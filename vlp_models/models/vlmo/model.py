@@ -25,7 +25,7 @@ Where the paper is silent, or its code does otherwise, what is done here:
 - A linear layer with tanh stands between [CLS] and the matching classifier, as in BERT; so it does for tasks.
 - Contrast has one projection of each modality and a learnt temperature, starting at 0.07; one divided by it is limited
   to 100 (CLIP). Pairs of one image are no negatives of each other. The candidates are those of all processes, and the
-  gradient is the whole batch's; in the public code it is divided by the number of processes.
+  gradient is the whole batch's; in the public code that of the embeddings is divided by the number of processes.
 - Matching has 3 pairs for each given one: itself, its text with another image, its image with another text. Negatives
   are drawn from all processes. A pair without any (a batch of one image) is told right alone.
 - Masked words follow BERT's 80/10/10 (`mask_scheme`); matching reads the unmasked text.

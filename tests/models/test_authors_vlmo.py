@@ -1,0 +1,117 @@
+"""VLMo computes what its authors' public code does, by the weights of that code's checkpoints: encoders, losses,
+gradients, tasks, and what is made of weights of another stage or resolution. golden/authors_vlmo.json says what that
+code gave; tests/authors_vlmo.py makes the same weights and inputs again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from authors_vlmo import (
+    KINDS,
+    SIDE,
+    SIZES,
+    TEXT,
+    TEXTS,
+    Numbers,
+    beit,
+    built,
+    checkpoint,
+    imported,
+    nlvr2,
+    pretraining,
+    recorded,
+    resized,
+    retrieval,
+    texts_alone,
+    third_stage,
+    vqa,
+)
+
+from vlp_models.models.vlmo.position_bias import PositionBias
+from vlp_models.objectives import hard_negatives
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "authors_vlmo.json").read_text(encoding="utf-8"))
+INPUTS = ("index", "itm.drawn")  # of what is recorded: no outputs to hold ours against as they are
+DTYPES = (torch.float32, torch.float64)
+LAYOUTS = pytest.mark.parametrize("plus", [False, True], ids=["relative", "plus"])
+PRECISIONS = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
+FUNCTIONS = {"text": texts_alone, "retrieval": retrieval, "vqa": vqa, "nlvr2": nlvr2}
+
+
+def check(found: Numbers, expected: Mapping[str, Any], dtype: torch.dtype) -> None:
+    """Within 1e-5; logits divided by a temperature below 0.01 are large, and float32 rounds them more coarsely.
+
+    Which weights have a gradient is asked in either precision. What is recorded of one is a sum over thousands of
+    numbers, so that it is asked in float64 alone.
+    """
+    names = expected.keys() - set(INPUTS)
+    assert {name for name, tensor in found.items() if not name.startswith("gradient") or bool(tensor.any())} == names
+    for name in sorted(names):
+        if dtype == torch.float64 or not name.startswith("gradient"):
+            wanted = torch.tensor(expected[name], dtype=torch.float64)
+            ours = recorded(name, found[name])
+            torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def name_of(case: str, plus: bool) -> str:
+    return f"{case}-plus" if plus else case
+
+
+def test_the_sizes_are_those_that_were_recorded() -> None:
+    assert GOLDEN["made"]["sizes"] == {**SIZES, "side": SIDE, "length": TEXT, "texts_alone": TEXTS}
+
+
+@LAYOUTS
+@PRECISIONS
+def test_pairs_are_encoded_and_learnt_from_as_there(
+    plus: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joint states; each modality alone, by its own and by the vision-language experts; MLM, both contrasts and
+    matching with the negatives that were drawn there, the weights that they were drawn with, and the gradients of it
+    all. Two pairs show one image, and count there as each other's negatives."""
+    expected = GOLDEN[name_of("pretraining", plus)]
+    weights = imported(checkpoint("pretraining", plus), tmp_path)
+    patch = lambda draw: monkeypatch.setattr(hard_negatives, "draw_categorical", draw)  # noqa: E731
+    check(pretraining(weights, expected["itm.drawn"], patch, dtype), expected, dtype)
+
+
+@LAYOUTS
+@PRECISIONS
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_texts_alone_and_tasks_are_as_there(kind: str, plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Of texts alone the weights that have a gradient, too, and it: attention and vision experts are frozen."""
+    check(FUNCTIONS[kind](imported(checkpoint(kind, plus), tmp_path), dtype), GOLDEN[name_of(kind, plus)], dtype)
+
+
+@LAYOUTS
+@PRECISIONS
+@pytest.mark.parametrize("side", [96, 48])
+def test_another_resolution_is_taken_over_as_there(side: int, plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = imported(checkpoint("pretraining", plus), tmp_path)
+    check(resized(weights, side, dtype), GOLDEN[name_of(f"side {side}", plus)], dtype)
+
+
+@LAYOUTS
+@PRECISIONS
+def test_the_stages_follow_each_other_as_there(plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = imported(checkpoint("text", plus), tmp_path)
+    check(third_stage(weights, plus, dtype), GOLDEN[name_of("stage 3", plus)], dtype)
+
+
+@PRECISIONS
+def test_beits_weights_are_taken_over_as_there(dtype: torch.dtype) -> None:
+    check(beit(dtype), GOLDEN["beit"], dtype)
+
+
+def test_position_biases_stand_where_they_do_there(tmp_path: Path) -> None:
+    """There a pair's text comes first, and the one table has all rows."""
+    bias = built(imported(checkpoint("pretraining", False), tmp_path)).position_bias
+    assert isinstance(bias, PositionBias)
+    image = bias.image_tokens
+    order = torch.cat([torch.arange(image, image + TEXT), torch.arange(image)])
+    assert bias.index(TEXT)[order][:, order].tolist() == GOLDEN["pretraining"]["index"]
