@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -60,6 +61,11 @@ def images(count: int) -> Regions:
     )
 
 
+def searches(**settings):
+    """Beam search, finished hypotheses staying and set aside."""
+    return [partial(beam_search, set_aside=aside, **settings) for aside in (False, True)]
+
+
 def all_sentences(max_len: int):
     """Every sequence that ends with EOS, or runs to `max_len` without it."""
     words = [t for t in range(VOCAB) if t != EOS]
@@ -69,12 +75,12 @@ def all_sentences(max_len: int):
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize("set_aside", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wide_beam_finds_the_best_of_all_sentences(seed, length_penalty):
+def test_a_wide_beam_finds_the_best_of_all_sentences(seed, set_aside, length_penalty):
     model = TableModel(seed)
-    found = beam_search(
-        model, images(3), max_len=4, bos_id=BOS, eos_id=EOS, beam_size=200, length_penalty=length_penalty
-    )
+    settings = {"beam_size": 200, "length_penalty": length_penalty, "set_aside": set_aside}
+    found = beam_search(model, images(3), max_len=4, bos_id=BOS, eos_id=EOS, **settings)
     for i, hypothesis in enumerate(found):
         scores = {ids: model.log_probability(i, ids) for ids in all_sentences(4)}
         best = max(scores, key=lambda ids: scores[ids] / len(ids) ** length_penalty)
@@ -109,7 +115,7 @@ def test_scores_are_the_sentences_log_probabilities():
 
 
 def test_an_image_is_described_alike_alone_and_in_a_batch():
-    for decode in (greedy, lambda *a, **k: beam_search(*a, beam_size=3, **k)):
+    for decode in (greedy, *searches(beam_size=3)):
         together = decode(TableModel(1), images(6), max_len=6, bos_id=BOS, eos_id=EOS)
         for count in range(1, 6):
             fewer = decode(TableModel(1), images(count), max_len=6, bos_id=BOS, eos_id=EOS)
@@ -117,10 +123,41 @@ def test_an_image_is_described_alike_alone_and_in_a_batch():
 
 
 def test_decoding_stops_when_everything_has_ended():
-    for decode in (greedy, lambda *a, **k: beam_search(*a, beam_size=3, **k)):
+    for decode in (greedy, *searches(beam_size=3)):
         model = TableModel(0, eos_bias=50.0)
         assert [h.ids for h in decode(model, images(3), max_len=8, bos_id=BOS, eos_id=EOS)] == [[]] * 3
         assert model.steps == 1
+
+
+def slow_search_that_sets_aside(model: TableModel, image: int, max_len: int, beams: int) -> tuple[list[int], float]:
+    """One hypothesis after another, every one that ends remembered."""
+    living, ended = [((), 0.0)], []
+    for step in range(1, max_len + 1):
+        grown = [((*ids, t), model.log_probability(image, (*ids, t))) for ids, _ in living for t in range(VOCAB)]
+        kept = sorted(grown, key=lambda pair: -pair[1])[:beams]
+        ended += [(ids, score) for ids, score in kept if ids[-1] == EOS or step == max_len]
+        living = [(ids, score) for ids, score in kept if ids[-1] != EOS]
+        if not living:
+            break
+    ids, score = max(ended, key=lambda pair: pair[1])
+    return [t for t in ids if t != EOS], score
+
+
+def test_what_is_set_aside_is_not_forgotten():
+    settings, better = {"max_len": 5, "bos_id": BOS, "eos_id": EOS}, 0
+    for seed, beams in itertools.product(range(12), (1, 2, 3)):
+        model = TableModel(seed, eos_bias=-0.5)
+        model.out *= 0.5  # so that few words are sure, and what ended early may win
+        found = beam_search(model, images(3), beam_size=beams, set_aside=True, **settings)
+        stayed = beam_search(model, images(3), beam_size=beams, **settings)
+        for i, hypothesis in enumerate(found):
+            ids, score = slow_search_that_sets_aside(model, i, 5, beams)
+            assert hypothesis.ids == ids
+            assert hypothesis.score == pytest.approx(score, rel=1e-6)
+            better += hypothesis.score > stayed[i].score + 1e-6
+            if beams == 1:
+                assert hypothesis.ids == stayed[i].ids
+    assert better
 
 
 def test_samples_follow_the_distribution():

@@ -22,12 +22,15 @@ def beam_search(
     eos_id: int,
     beam_size: int,
     length_penalty: float = 0.0,
+    set_aside: bool = False,
 ) -> list[Hypothesis]:
     """The best description found per image, of at most `max_len` tokens, `eos_id` included.
 
     Hypotheses are ranked by score / length ** length_penalty, the length counting `eos_id`: 0 ranks by the plain
     sum of log probabilities, as the papers do. A finished hypothesis keeps its place among the beams until enough
-    better ones push it out. The search of the batch stops once no living hypothesis can still win.
+    better ones push it out, and is then lost. set_aside: it leaves its place to a living one at once, and the best of
+    those that left is not forgotten, as in the public code of UniLM and Unified VLP; an image whose beams all end in
+    the same step is done. The search of the batch stops once no living hypothesis can still win.
     """
     device = device_of(image)
     batch, beams = len(image), beam_size
@@ -41,13 +44,15 @@ def beam_search(
     score_BK[:, 0] = 0.0  # the beams are equal at first: only one may grow
     length_BK = torch.zeros((batch, beams), device=device)
     finished_BK = torch.zeros((batch, beams), dtype=torch.bool, device=device)
+    aside = _Aside(batch, max_len, eos_id, device) if set_aside else None
 
     for step in range(1, max_len + 1):
         logits_NV, state = model.step(token_N, state)
         step_BKV = log_probabilities(logits_NV).unflatten(0, (batch, beams))
         vocabulary = step_BKV.shape[-1]
         step_BKV = step_BKV.masked_fill(finished_BK[..., None], float("-inf"))
-        step_BKV[..., eos_id] = step_BKV[..., eos_id].masked_fill(finished_BK, 0.0)  # the finished only stay
+        if aside is None:
+            step_BKV[..., eos_id] = step_BKV[..., eos_id].masked_fill(finished_BK, 0.0)  # the finished only stay
         length_BK = torch.where(finished_BK, length_BK, step)
 
         total_BKV = score_BK[..., None] + step_BKV
@@ -61,10 +66,16 @@ def beam_search(
         parent_N = (parent_BK + first_B1).flatten()
         token_N = token_BK.flatten()
         tokens_NT = torch.cat([tokens_NT[parent_N], token_N[:, None]], dim=1)
-        if step == max_len or _decided(score_BK, length_BK, finished_BK, max_len, length_penalty):
+        if aside is not None:
+            ended_BK = finished_BK | (step == max_len)
+            aside.add(tokens_NT, score_BK, _rank(score_BK, length_BK, length_penalty), ended_BK, first_B1)
+        best_B1 = None if aside is None else aside.rank_B1
+        if step == max_len or _decided(score_BK, length_BK, finished_BK, max_len, length_penalty, best_B1):
             break
         state = model.reorder(state, parent_N)
 
+    if aside is not None:
+        return collect(aside.tokens_BT, aside.score_B1[:, 0], eos_id)
     winner_B1 = _rank(score_BK, length_BK, length_penalty).argmax(1, keepdim=True)
     return collect(tokens_NT[(winner_B1 + first_B1)[:, 0]], score_BK.gather(1, winner_B1)[:, 0], eos_id)
 
@@ -73,11 +84,39 @@ def _rank(score: Tensor, length: Tensor, length_penalty: float) -> Tensor:
     return score / length.clamp(min=1) ** length_penalty if length_penalty else score
 
 
-def _decided(score_BK: Tensor, length_BK: Tensor, finished_BK: Tensor, max_len: int, length_penalty: float) -> bool:
+def _decided(
+    score_BK: Tensor,
+    length_BK: Tensor,
+    finished_BK: Tensor,
+    max_len: int,
+    length_penalty: float,
+    best_B1: Tensor | None = None,
+) -> bool:
     """Whether every image has a finished hypothesis that no living one can still overtake: a score only falls, so a
     living hypothesis ranks at best with its present score at the full length (or the present, if length is a
-    disadvantage)."""
+    disadvantage). best_B1: the rank of the best finished one, where it need not be among the beams."""
     ranked_BK = _rank(score_BK, length_BK, length_penalty)
     at_full_length_BK = _rank(score_BK, torch.full_like(length_BK, max_len), length_penalty)
     hope_BK = torch.maximum(ranked_BK, at_full_length_BK).masked_fill(finished_BK, float("-inf"))
-    return bool((ranked_BK.masked_fill(~finished_BK, float("-inf")).amax(1) >= hope_BK.amax(1)).all())
+    if best_B1 is None:
+        best_B1 = ranked_BK.masked_fill(~finished_BK, float("-inf")).amax(1, keepdim=True)
+    return bool((best_B1 >= hope_BK.amax(1, keepdim=True)).all())
+
+
+class _Aside:
+    """The best finished hypothesis of each image; among equals the first."""
+
+    def __init__(self, batch: int, max_len: int, eos_id: int, device: torch.device) -> None:
+        self.tokens_BT = torch.full((batch, max_len), eos_id, device=device)
+        self.score_B1 = torch.full((batch, 1), float("-inf"), device=device)
+        self.rank_B1 = self.score_B1.clone()
+
+    def add(self, tokens_NT: Tensor, score_BK: Tensor, rank_BK: Tensor, ended_BK: Tensor, first_B1: Tensor) -> None:
+        """Those of the present beams that ended; first_B1 is each image's first row of tokens_NT."""
+        rank_B1, winner_B1 = rank_BK.masked_fill(~ended_BK, float("-inf")).max(1, keepdim=True)
+        better_B1 = rank_B1 > self.rank_B1
+        self.rank_B1 = torch.where(better_B1, rank_B1, self.rank_B1)
+        self.score_B1 = torch.where(better_B1, score_BK.gather(1, winner_B1), self.score_B1)
+        length = tokens_NT.shape[1]
+        own_BT = tokens_NT[(winner_B1 + first_B1)[:, 0]]
+        self.tokens_BT[:, :length] = torch.where(better_B1, own_BT, self.tokens_BT[:, :length])

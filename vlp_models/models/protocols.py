@@ -119,6 +119,11 @@ class GeneratesByMasks(Generates, Protocol):
 
 
 @runtime_checkable
+class SetsAside(Generates, Protocol):
+    sets_aside: bool  # whether its beam search sets finished descriptions aside (decoding/beam.py)
+
+
+@runtime_checkable
 class Pretrains(Protocol):
     objectives: Collection[str]
 

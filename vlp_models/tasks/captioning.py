@@ -20,7 +20,7 @@ from vlp_models.metrics.caption import CaptionSet, constant_caption, human_agree
 from vlp_models.metrics.consensus import Consensus
 from vlp_models.metrics.truth import score_truth
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.models.protocols import Generates, GeneratesByMasks
+from vlp_models.models.protocols import Generates, GeneratesByMasks, SetsAside
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.msg import sentence_generation
 from vlp_models.params import EvaluateParams
@@ -152,13 +152,14 @@ class Captioning(TaskModel):
         """`caption` by beam search, `greedy` by the most probable next token."""
         self.eval()
         model = cast(Generates, self.model)
-        ends = {
+        ends: dict[str, Any] = {
             "max_len": self.max_caption_len,
             "bos_id": self.tokenizer.cls_id,
             "eos_id": self.tokenizer.sep_id,
         }
         plain = greedy(model, batch.image, **ends)
-        best = plain if self.beam_size == 1 else beam_search(model, batch.image, beam_size=self.beam_size, **ends)
+        ends |= {"beam_size": self.beam_size, "set_aside": self._sets_aside}
+        best = plain if self.beam_size == 1 else beam_search(model, batch.image, **ends)
         return [
             {
                 "image_id": sample.image_id,
@@ -173,7 +174,12 @@ class Captioning(TaskModel):
 
     @property
     def search(self) -> str:
-        return f"beam {self.beam_size}, at most {self.max_caption_len} tokens"
+        aside = ", finished captions set aside" if self._sets_aside else ""
+        return f"beam {self.beam_size}{aside}, at most {self.max_caption_len} tokens"
+
+    @property
+    def _sets_aside(self) -> bool:
+        return isinstance(self.model, SetsAside) and self.model.sets_aside
 
     @classmethod
     def spoken(cls, prediction: Prediction) -> list[str]:

@@ -41,7 +41,8 @@ class UnifiedVLPConfig:
     mask_scheme: Literal["mask", "bert"] = "bert"  # always [MASK], or 80% [MASK], 10% random, 10% kept
     max_masked: int = 3  # words of a sentence, at most, as in the public code; 0: no limit
     mask_question: bool = False  # training on questions hides a word of each, as the public code does
-    compat_reference: bool = False  # the region embedding of the public code's checkpoints (regions.py)
+    # the region embedding of the public code's checkpoints (regions.py), and its beam search (decoding/beam.py)
+    compat_reference: bool = False
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:

@@ -27,6 +27,7 @@ Where the paper is silent, or its code does otherwise, what is done here:
   exactly what generation will ask (`generation_logits`). The paper and its code hide three words at most, as in
   pretraining (captioning's option `targets: masked`).
 - The code hides a word of each question while it learns VQA: `mask_question`.
+- In beam search a finished description keeps its place; the code sets it aside, and `compat_reference` does so, too.
 - Norms add 1e-5, as in the code; BERT adds 1e-12. What BERT does not have (the region embedding, VQA's first
   layer) begins as torch makes it, as in the code (`image_init`), which takes over the detector's last layer besides.
 
@@ -86,7 +87,7 @@ IMAGE_SEGMENT = {BIDIRECTIONAL: 0, SEQ2SEQ: 2}  # the sentence's is the next one
 
 
 class UnifiedVLP(nn.Module):
-    """Meets `Fuses`, `Generates`, `Pretrains` and `PredictsMaskedWords` (models/protocols.py), on regions.
+    """Meets `Fuses`, `Generates`, `SetsAside`, `Pretrains` and `PredictsMaskedWords` (models/protocols.py), on regions.
 
     In a text the first token stands for [SEP], which the words follow; [CLS] begins the image.
     """
@@ -96,6 +97,7 @@ class UnifiedVLP(nn.Module):
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {BIDIRECTIONAL: (BIDIRECTIONAL,), SEQ2SEQ: (SEQ2SEQ,)}
     objectives: tuple[str, ...]
     fused_dim: int
+    sets_aside: bool
 
     def __init__(self, config: UnifiedVLPConfig) -> None:
         super().__init__()
@@ -104,6 +106,7 @@ class UnifiedVLP(nn.Module):
         pretext = config.region_classes == "pretext" and config.num_classes > 0
         self.objectives = (BIDIRECTIONAL, SEQ2SEQ, "moc") if pretext else (BIDIRECTIONAL, SEQ2SEQ)
         self.fused_dim = 2 * config.hidden
+        self.sets_aside = config.compat_reference
         hidden, eps, dropout = config.hidden, config.layer_norm_eps, config.dropout
 
         self.region_embedding = RegionEmbedding(
