@@ -84,7 +84,12 @@ def test_a_vqa_model_answers_with_its_own_classifier(root: Path) -> None:
     with torch.no_grad():
         pooled = model.fuse(batch.image, batch.text).pooled_BP
         logits = pooled @ state["ans_classifier.2.weight"].T + state["ans_classifier.2.bias"]
-    assert [row["answer"] for row in task.predict(batch, samples)] == [names[i] for i in logits.argmax(-1).tolist()]
+    answers = [names[1:][i] for i in logits[:, 1:].argmax(-1).tolist()]  # row 0 is no answer
+    assert [row["answer"] for row in task.predict(batch, samples)] == answers
+    with torch.no_grad():
+        task.head.bias[0] = 50.0
+    predicted = task.predict(batch, samples)
+    assert [row["answer"] for row in predicted] == answers and all(len(row["top"]) == 4 for row in predicted)
 
 
 def test_a_captioner_is_told_apart_by_its_task(root: Path) -> None:

@@ -28,6 +28,7 @@ from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored, blank_c
 from vlp_models.workspace.paths import Workspace, write_json
 
 TOP = 5
+UNKNOWN = "<unk>"  # where public code keeps a row for it, it stands for all answers that have none, and is never given
 
 
 class VQA(TaskModel):
@@ -57,7 +58,8 @@ class VQA(TaskModel):
     ) -> None:
         """labels: the answers to choose from."""
         super().__init__(model, tokenizer, info, labels=labels)
-        if not labels:
+        self._given = [i for i, answer in enumerate(labels) if answer != UNKNOWN]
+        if not self._given:
             raise DataError(
                 "no answers to choose from (data/tokenizer/answers.json is empty): lower tokenizer.min_answer_count"
             )
@@ -111,13 +113,14 @@ class VQA(TaskModel):
         """`top`: the five most probable answers. Each probability is its answer's own, they need not sum to one; those
         of two classifiers do, over all answers."""
         self.eval()
-        best = self.probabilities(batch).topk(min(TOP, len(self.labels)))
+        best = self.probabilities(batch)[:, self._given].topk(min(TOP, len(self._given)))
+        labels = [self.labels[i] for i in self._given]
         return [
             {
                 "question_id": sample.sample_id,
                 "image_id": sample.image_id,
-                "answer": self.labels[indices[0]],
-                "top": [[self.labels[i], round(p, 6)] for i, p in zip(indices, probabilities, strict=True)],
+                "answer": labels[indices[0]],
+                "top": [[labels[i], round(p, 6)] for i, p in zip(indices, probabilities, strict=True)],
             }
             for sample, indices, probabilities in zip(samples, best.indices.tolist(), best.values.tolist(), strict=True)
         ]

@@ -25,7 +25,7 @@ REGIONS = 100  # of every image
 IGNORED = ("pooler.dense.", "crit_mask_lm_smoothed.")
 _NOTES = (
     "The public code reads 100 regions an image with the detector's confidence, and cased words; VQA's answer 0 stands",
-    "for all that are rare.",
+    "for all that are rare; call it <unk> in --answers and it is never given.",
 )
 
 
