@@ -1,0 +1,401 @@
+"""Unified VLP against numbers that its authors' code gave, on the same weights and inputs.
+
+They stand in tests/golden/authors_unified_vlp.json (tests/golden/README.md says which code made them), from runs in
+float64. Ours begins with the file that their code would have saved, brought in by the importer.
+
+Shape suffixes: B images, R regions, N texts, T tokens, V vocabulary, A answers, D hidden.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vlp_models.data.batch import Batch, ScoredRegions, Text
+from vlp_models.decoding.beam import beam_search
+from vlp_models.decoding.greedy import greedy
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.foreign import Asked, Imported
+from vlp_models.models.unified_vlp.learning import rows_of
+from vlp_models.models.unified_vlp.model import UnifiedVLP
+from vlp_models.models.unified_vlp.public import read_unified_vlp
+from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.masking import Corruption
+from vlp_models.objectives.msg import sentence_generation
+from vlp_models.objectives.self_critical import self_critical
+from vlp_models.objectives.vqa import soft_label_answers
+
+FILE = Path(__file__).parents[1] / "golden" / "authors_unified_vlp.json"
+CLS, SEP, MASK = 101, 102, 103  # in BERT's vocabulary
+VOCAB, HIDDEN, HEADS, INTERMEDIATE, LAYERS, POSITIONS = 160, 32, 4, 64, 3, 128
+REGIONS, FEATURES, CLASSES, ANSWERS = 100, 2048, 1601, 3129  # the public code's
+COUNT_EPS = 1e-5  # which the public code adds to the number of hidden words
+STEPS = 20  # of its decoding
+SIDES = ((640, 480), (480, 640), (333, 500), (1000, 90))  # of the images, in pixels
+
+
+def normal(name: str, *shape: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The same numbers for a name, ever: NumPy has frozen this generator."""
+    return np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+
+
+def weights(vqa: bool = False) -> dict[str, Tensor]:
+    """A checkpoint as the public code lays it out, float32. Every part counts: no bias is 0, no norm 1."""
+    tables = {"word_embeddings": VOCAB, "position_embeddings": POSITIONS, "token_type_embeddings": 6}
+    shapes: dict[str, tuple[int, ...]] = {f"bert.embeddings.{n}.weight": (rows, HIDDEN) for n, rows in tables.items()}
+
+    def norm(name: str) -> None:
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (HIDDEN,)
+
+    def linear(name: str, rows: int, columns: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (rows, columns), (rows,)
+
+    norm("bert.embeddings.LayerNorm")
+    for i in range(LAYERS):
+        layer = f"bert.encoder.layer.{i}"
+        for part in ("query", "key", "value"):
+            linear(f"{layer}.attention.self.{part}", HIDDEN, HIDDEN)
+        linear(f"{layer}.attention.output.dense", HIDDEN, HIDDEN)
+        norm(f"{layer}.attention.output.LayerNorm")
+        linear(f"{layer}.intermediate.dense", INTERMEDIATE, HIDDEN)
+        linear(f"{layer}.output.dense", HIDDEN, INTERMEDIATE)
+        norm(f"{layer}.output.LayerNorm")
+    linear("bert.pooler.dense", HIDDEN, HIDDEN)
+    shapes["cls.predictions.bias"] = (VOCAB,)
+    linear("cls.predictions.transform.dense", HIDDEN, HIDDEN)
+    norm("cls.predictions.transform.LayerNorm")
+    linear("vis_embed.0", FEATURES, FEATURES)
+    linear("vis_embed.2", HIDDEN, FEATURES)
+    linear("vis_pe_embed.0", HIDDEN, 6 + CLASSES)
+    if vqa:
+        linear("ans_classifier.0", 2 * HIDDEN, HIDDEN)
+        linear("ans_classifier.2", ANSWERS, 2 * HIDDEN)
+    scales = {"word_": 0.4, "position_": 0.6, "token_type_": 0.4, "query": 1.6 / HIDDEN**0.5, "key": 1.6 / HIDDEN**0.5}
+    state = {}
+    for name, shape in shapes.items():
+        drawn = "embedding" in name or name == "cls.predictions.bias"
+        values = normal(name + "40" * drawn, *shape)  # of 60 such names one whose captions differ in length
+        if len(shape) == 2:
+            values *= next((scale for part, scale in scales.items() if part in name), 1.4 / shape[1] ** 0.5)
+        elif name == "cls.predictions.bias":
+            values *= 1.7
+            values[SEP] = 3
+        else:
+            values = values * 0.2 + name.endswith("LayerNorm.weight")
+        state[name] = torch.from_numpy(values).float()
+    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
+    return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """Of one image: features [100, 2048], class probabilities [100, 1601], boxes in pixels [100, 4], confidence [100];
+    float32."""
+
+    features: Any
+    classes: Any
+    boxes: Any
+    scores: Any
+
+
+def picture(number: int) -> Picture:
+    width, height = SIDES[number]
+    corners = np.random.RandomState(number).uniform(0.02, 0.97, (REGIONS, 2, 2))
+    corners.sort(axis=1)
+    boxes = (corners * (width, height)).reshape(REGIONS, 4)
+    boxes[7, 2:] = boxes[7, :2]  # a box without area
+    boxes[9] = boxes[9, [2, 1, 0, 3]]  # and one of less
+    logits = 3 * normal(f"classes {number}", REGIONS, CLASSES)
+    classes = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    scores = np.sort(np.random.RandomState(50 + number).uniform(0.2, 1, REGIONS))[::-1]
+    features = np.maximum(normal(f"features {number}", REGIONS, FEATURES) + normal(f"image {number}", FEATURES), 0)
+    return Picture(
+        features=features.astype(np.float32),
+        classes=classes.astype(np.float32),
+        boxes=boxes.astype(np.float32),
+        scores=scores.astype(np.float32),
+    )
+
+
+# (image, words before the cut to 20, objective); images come several times
+SAMPLES = (
+    (0, 12, "seq2seq"),
+    (1, 1, "bidirectional"),
+    (0, 23, "bidirectional"),
+    (2, 7, "seq2seq"),
+    (3, 16, "bidirectional"),
+    (2, 20, "seq2seq"),
+    (1, 5, "seq2seq"),
+    (3, 20, "bidirectional"),
+)
+
+
+def sentence(sample: int) -> list[int]:
+    """Words that are none of the special ones."""
+    words = [i for i in range(1, VOCAB) if not 100 <= i <= MASK]
+    picked: list[int] = np.random.RandomState(70 + sample).choice(words, SAMPLES[sample][1]).tolist()
+    return picked
+
+
+def answer_scores() -> Tensor:
+    """Soft scores of each sample's answers, float64 [N, A]."""
+    random = np.random.RandomState(80)
+    shape = (len(SAMPLES), ANSWERS)
+    scores = random.choice([0.3, 0.6, 0.9, 1.0], shape) * (random.uniform(size=shape) < 0.002)
+    return torch.from_numpy(scores)
+
+
+def drawn() -> tuple[Tensor, Tensor, Tensor]:
+    """What self-critical training would have drawn: 21 tokens of four captions, none [SEP]; logits; advantages."""
+    tokens = np.random.RandomState(90).randint(1, 100, (4, 21))
+    logits = torch.from_numpy(2 * normal("drawn", 4, 21, VOCAB))
+    return torch.from_numpy(tokens), logits, torch.from_numpy(normal("advantages", 4))
+
+
+ENDS = (4, 20, 0, 11)  # where the same captions have [SEP], if they end
+
+
+# ---- Their numbers, and our model --------------------------------------------------------------------------------
+
+THEIRS: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    wanted: torch.dtype = request.param
+    return wanted
+
+
+def imported(folder: Path, vqa: bool = False) -> tuple[UnifiedVLP, Imported]:
+    file = folder / "model.30.bin"
+    torch.save(weights(vqa), file, _use_new_zipfile_serialization=False)  # as torch 1.1 did
+    facts = DataFacts(vocab_size=VOCAB, cls_id=CLS, sep_id=SEP, mask_id=MASK, feature_dim=FEATURES, num_classes=CLASSES)
+    found = read_unified_vlp(file, Asked(facts=facts, config={}, heads=HEADS))
+    own = {key: value for key, value in found.config.items() if key not in ("vocab_size", "feature_dim", "num_classes")}
+    model = build_model(found.family, own, facts)
+    assert isinstance(model, UnifiedVLP)
+    assert not model.load_state_dict(found.weights, strict=False).unexpected_keys
+    return model.eval(), found
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> UnifiedVLP:
+    return imported(tmp_path_factory.mktemp("pretrained"))[0]
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory: pytest.TempPathFactory) -> tuple[UnifiedVLP, Imported]:
+    return imported(tmp_path_factory.mktemp("answering"), vqa=True)
+
+
+def images(dtype: torch.dtype) -> ScoredRegions:
+    """All four, with two places of padding behind the regions."""
+    pictures = [picture(number) for number in range(len(SIDES))]
+
+    def padded(part: str) -> Tensor:
+        values = torch.from_numpy(np.stack([getattr(p, part) for p in pictures])).to(dtype)
+        return torch.cat([values, torch.zeros_like(values[:, :2])], 1)
+
+    sides_B14 = torch.tensor([[[*side, *side]] for side in SIDES], dtype=dtype)
+    return ScoredRegions(
+        features_BRF=padded("features"),
+        boxes_BR4=padded("boxes") / sides_B14,
+        class_probs_BRC=padded("classes"),
+        scores_BR=padded("scores"),
+        mask_BR=(torch.arange(REGIONS + 2) < REGIONS).expand(len(SIDES), -1).clone(),
+    )
+
+
+def texts() -> Text:
+    rows = [torch.tensor([CLS, *sentence(i)[:20], SEP]) for i in range(len(SAMPLES))]
+    lengths = torch.tensor([[len(row)] for row in rows])
+    ids_NT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    owner_N = torch.tensor([image for image, _, _ in SAMPLES])
+    return Text(ids_BT=ids_NT, mask_BT=torch.arange(ids_NT.shape[1]) < lengths, owner_N=owner_N)
+
+
+def batch(dtype: torch.dtype) -> Batch:
+    numbers = tuple(map(str, range(len(SAMPLES))))
+    return Batch(sample_ids=numbers, image_ids=numbers[: len(SIDES)], image=images(dtype), text=texts())
+
+
+def as_read(text: Text, rows: list[list[int]]) -> Tensor:
+    """The ids with their masks and random words, as the public loader made them; [SEP] in front is [CLS] here."""
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor([CLS, *row]) for row in rows], batch_first=True) * text.mask_BT
+
+
+def corruption(text: Text) -> Corruption:
+    words_NT = torch.zeros_like(text.mask_BT)
+    for row, places in enumerate(THEIRS["hidden"]):
+        words_NT[row, places] = True
+    return Corruption(ids_BT=as_read(text, THEIRS["read"]), words_BT=words_NT)
+
+
+def learners() -> dict[str, Tensor | None]:
+    of_sample = [objective for _, _, objective in SAMPLES]
+    return {name: torch.tensor([o == name for o in of_sample]) for name in ("bidirectional", "seq2seq")}
+
+
+def check(ours: Tensor, theirs: Any) -> None:
+    """Within 1e-5; float32 has besides a millionth of the number, its own precision being a tenth of that."""
+    expected = torch.tensor(theirs, dtype=torch.float64)
+    rtol = 0.0 if ours.dtype == torch.float64 else 1e-6
+    torch.testing.assert_close(ours.detach().double(), expected, rtol=rtol, atol=1e-5)
+
+
+# ---- What the tests of tests/golden/authors_unified_vlp.json look at ---------------------------------------------
+
+LOOKED_AT = {"regions": (0, 7, 9, 99), "states": (0, 1, 8, 10)}  # of an image's rows
+EVERY = {"words": 16, "answers": 300, "steps": 40}  # logits
+DIMENSIONS = 6
+
+
+def places_of_states(length: int) -> list[int]:
+    """[CLS] and some regions, then the first [SEP], the words and the last [SEP]: places in the public layout."""
+    return [*LOOKED_AT["states"], *range(1 + REGIONS, 2 + REGIONS + length)]
+
+
+# ---- Tests -------------------------------------------------------------------------------------------------------
+
+
+def test_regions(pretrained: UnifiedVLP, dtype: torch.dtype) -> None:
+    found_BRD = pretrained.to(dtype).embed_regions(images(dtype))
+    check(found_BRD[:, LOOKED_AT["regions"], :DIMENSIONS], THEIRS["regions"])
+
+
+def test_states_and_losses_of_a_mixed_batch(pretrained: UnifiedVLP, dtype: torch.dtype) -> None:
+    model, data, learn = pretrained.to(dtype), batch(dtype), learners()
+    seen = corruption(data.text)
+    image = model.encode_corrupted(data, seen)
+    x_MD, packing = model.encode_rows(data, seen, image, rows_of(learn, data.text), {})
+    order = torch.cat(list(rows_of(learn, data.text).values())).tolist()
+    for states_LD, sample in zip(packing.pad(x_MD), order, strict=True):
+        length = min(SAMPLES[sample][1], 20) + 1
+        ours = [place + 2 * (place > REGIONS) for place in places_of_states(length)]  # two places of padding
+        check(states_LD[ours, :DIMENSIONS], THEIRS["states"][sample])
+
+    done = model.masked_pass(data, seen, image, learn)
+    for name, who_N in learn.items():
+        rows = [row for sample, row in enumerate(THEIRS["word logits"]) if who_N is not None and who_N[sample]]
+        check(done.word_logits[name][:, :: EVERY["words"]], [logits for row in rows for logits in row])
+    total = torch.stack([loss.sum for loss in done.losses.values()]).sum()
+    mean = total / (sum(loss.count for loss in done.losses.values()) + COUNT_EPS)
+    check(mean, THEIRS["losses"]["mixed"])
+    gradients = torch.autograd.grad(mean, list(model.parameters()), allow_unused=True)
+    check(torch.stack([g.square().sum() for g in gradients if g is not None]).sum().sqrt(), THEIRS["gradient"])
+
+
+@pytest.mark.parametrize("objective", ["bidirectional", "seq2seq"])
+def test_an_objective_alone(pretrained: UnifiedVLP, dtype: torch.dtype, objective: str) -> None:
+    model, data = pretrained.to(dtype), batch(dtype)
+    seen = corruption(data.text)
+    done = model.masked_pass(data, seen, model.encode_corrupted(data, seen), {objective: None})
+    check(as_theirs(done.losses[objective]), THEIRS["losses"][objective])
+
+
+def test_captioning_learns_hidden_words(
+    pretrained: UnifiedVLP, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The public code learns captions as it pretrains seq2seq (captioning's option `targets: masked`)."""
+    model, data = pretrained.to(dtype), batch(dtype)
+    monkeypatch.setattr(model, "corrupt", lambda *_, **__: corruption(data.text))
+    found = model.masked_words(data, generator=torch.Generator(), mask_probability=0.15)
+    check(as_theirs(sentence_generation(*found)), THEIRS["losses"]["seq2seq"])
+
+
+def as_theirs(loss: Loss) -> Tensor:
+    return loss.sum / (loss.count + COUNT_EPS)
+
+
+def test_as_many_words_are_hidden(pretrained: UnifiedVLP) -> None:
+    """Of sentences of 1 to 20 words, one as often as another of which the closing [SEP] is one."""
+    lengths_N1 = torch.arange(1, 21)[:, None]
+    mask_NT = torch.arange(22) < lengths_N1 + 2
+    text = Text(ids_BT=torch.full((20, 22), 7) * mask_NT, mask_BT=mask_NT)
+    data = replace(batch(torch.float32), text=text)
+    generator, last = torch.Generator().manual_seed(0), 0
+    for _ in range(40):
+        seen = pretrained.corrupt(data, objectives={"seq2seq": None}, generator=generator, mask_probability=0.15)
+        assert seen.words_BT.sum(1).tolist() == THEIRS["hidden of 1 to 20 words"]
+        assert not seen.words_BT[:, 0].any()
+        last += int(seen.words_BT[0, 2])
+    assert 10 < last < 30, "a word alone is hidden in half of the cases, else the end"
+
+
+def test_answers(answering: tuple[UnifiedVLP, Imported], dtype: torch.dtype) -> None:
+    """With a question's word hidden, as in training, and without, as in answering. Answer 0 is never given."""
+    model, head = answering[0].to(dtype), answering[1].head
+    data = batch(dtype)
+    layer = torch.nn.Linear(2 * HIDDEN, ANSWERS).to(dtype)
+    layer.load_state_dict(dict(head))
+    logits = {}
+    for name in ("answering", "training"):
+        text = replace(data.text, ids_BT=as_read(data.text, THEIRS["questions"][name]))
+        logits[name] = layer(model.fuse(data.image, text).pooled_BP)
+        check(logits[name][:, :: EVERY["answers"]], THEIRS["answer logits"][name])
+    assert (logits["answering"][:, 1:].argmax(1) + 1).tolist() == THEIRS["answers"]
+    check(soft_label_answers(logits["training"], answer_scores().to(dtype)).mean, THEIRS["losses"]["vqa"])
+
+
+def test_greedy_steps(pretrained: UnifiedVLP, dtype: torch.dtype) -> None:
+    """A [MASK] after another, theirs reading its states again, ours its keys and values; and all in one pass."""
+    model, image, said_BT = pretrained.to(dtype), images(dtype), torch.tensor(THEIRS["greedy"])
+    state, token_B, steps = model.start(image, max_len=STEPS), torch.full((len(SIDES),), CLS), []
+    for step in range(STEPS):
+        logits_BV, state = model.step(token_B, state)
+        steps.append(logits_BV)
+        token_B = said_BT[:, step]
+    logits_BTV = torch.stack(steps, 1)
+    check(logits_BTV[..., :: EVERY["steps"]], THEIRS["step logits"])
+    assert torch.equal(logits_BTV.argmax(-1), said_BT)
+
+    ids_BT = torch.cat([torch.full((len(SIDES), 1), CLS), said_BT], 1)
+    together_BTV = model.generation_logits(image, Text(ids_BT=ids_BT, mask_BT=torch.ones_like(ids_BT).bool()))
+    check(together_BTV[:, :STEPS, :: EVERY["steps"]], THEIRS["step logits"])
+    ends: dict[str, Any] = {"max_len": STEPS, "bos_id": CLS, "eos_id": SEP}
+    assert [h.ids for h in greedy(model, image, **ends)] == [until_end(row) for row in said_BT.tolist()]
+
+
+def until_end(ids: list[int]) -> list[int]:
+    return ids[: ids.index(SEP)] if SEP in ids else ids
+
+
+@pytest.mark.parametrize("beams", [2, 3, 5])
+def test_beams(pretrained: UnifiedVLP, dtype: torch.dtype, beams: int) -> None:
+    model, image, theirs = pretrained.to(dtype), images(dtype), THEIRS["beams"][str(beams)]
+    ends: dict[str, Any] = {"max_len": STEPS, "bos_id": CLS, "eos_id": SEP, "beam_size": beams}
+    assert model.sets_aside
+    found = beam_search(model, image, set_aside=True, **ends)
+    assert [h.ids for h in found] == [until_end(ids) for ids in theirs["ids"]]
+    check(torch.tensor([h.score for h in found], dtype=dtype), theirs["scores"])
+    if beams == 5:
+        other = beam_search(model, image, **ends)
+        assert [h.ids for h in other] != [h.ids for h in found], "finished ones that stay are lost in between"
+        assert other[0].score < found[0].score - 1
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["none ends", "all end"])
+def test_self_critical_loss(end: bool) -> None:
+    """The public code counts one token more of each caption that ended: what was drawn behind its [SEP]."""
+    tokens_NT, logits_NTV, advantage_N = drawn()
+    last_N = torch.tensor(ENDS if end else [20] * 4)
+    if end:
+        tokens_NT[torch.arange(4), last_N] = SEP
+    at_NT = torch.arange(21) <= last_N[:, None]
+    advantage_NT = advantage_N[:, None].expand_as(at_NT)
+    ours = self_critical(logits_NTV[at_NT], tokens_NT[at_NT], advantage_NT[at_NT])
+    behind_NT = torch.arange(21) == last_N[:, None] + 1
+    more = self_critical(logits_NTV[behind_NT], tokens_NT[behind_NT], advantage_NT[behind_NT])
+    assert more.count == (3 if end else 0)
+    check(
+        (ours.sum + more.sum) / (ours.count + more.count),
+        THEIRS["self-critical loss"]["all end" if end else "none ends"],
+    )
