@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import WITH_MATRICES
@@ -59,11 +59,11 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     return [group for group in groups if group["params"]]
 
 
-def block_matrices(module: nn.Module) -> list[nn.Parameter]:
+def block_matrices(module: nn.Module) -> list[Tensor]:
     """The weights of the linear layers inside transformer blocks: neither embeddings, nor heads, nor poolers."""
     blocks = [m for m in module.modules() if isinstance(m, WITH_MATRICES)]
-    linear = (m.weight for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
-    return list({id(weight): weight for weight in linear if weight.requires_grad}.values())
+    layers = dict.fromkeys(m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
+    return [layer.weight for layer in layers if layer.weight.requires_grad]
 
 
 def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.Optimizer:
