@@ -17,6 +17,6 @@ def sentence_generation(
     """logits_NV: predictions of the N next tokens; targets_N int64: those tokens.
 
     The sum over tokens of the negative log probability; with smoothing, (1 - e) of it and e times the mean over
-    the vocabulary.
+    the vocabulary. (TDEN's public code gives e to the other V - 1 words alone: its e is e V / (V - 1) here.)
     """
     return cross_entropy(logits_NV, targets_N, name=name, label_smoothing=label_smoothing)

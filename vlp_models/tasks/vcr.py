@@ -9,7 +9,9 @@ not speak of it (`models.<name>.config.segment_types`, off but in imported VCR m
 
 The image's own objects come before the detected regions, as far as `max_regions` goes (data/collate.py). The same ones
 serve answers and rationales, so that an answer is chosen without a hint of the rationale. A model that reads pixels
-gets no boxes of objects: what its texts call 'person1' has no place in the picture.
+gets no boxes of objects: what its texts call 'person1' has no place in the picture. TDEN's [IMG] is the mean of all
+regions that it sees; its public code has features of the objects themselves, and weighs their mean and the detected
+regions' by one more than either's number, also where it then leaves some out.
 
 Shape suffixes: B questions, N texts of a question, P fused feature.
 """
