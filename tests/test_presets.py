@@ -21,7 +21,7 @@ FLICKR8K = 34_656_256  # with all of BERT's words; trimmed to those of the capti
 _BERT = (30522 + 512 + 4 + 2) * 768 + 12 * 7_087_872 + (768 * 768 + 3 * 768 + 30522)  # four segments, tied LM head
 _REGIONS = (2048 * 2048 + 2048) + (2048 * 768 + 768) + (5 + 1601 + 2 * 768 + 7) * 768  # appearance; place and classes
 UNIFIED = _BERT + _REGIONS + (768 * 1536 + 1536)  # and VQA's first layer
-UNIFIED_DEMO = 9_544_378
+UNIFIED_DEMO = 12_854_394
 
 SOHO_PAPER = 155_759_740  # 42.5 million are ResNet-101's
 SOHO_DEMO = 4_771_004

@@ -120,6 +120,8 @@ class GeneratesByMasks(Generates, Protocol):
 
 @runtime_checkable
 class SetsAside(Generates, Protocol):
+    """Says how its captions are searched for."""
+
     sets_aside: bool  # whether its beam search sets finished descriptions aside (decoding/beam.py)
 
 

@@ -155,7 +155,7 @@ def start_from(model: nn.Module, before: CheckpointInfo, weights: Mapping[str, T
     Raises:
         CheckpointError: damaged, or it fits nowhere; of a model that is no `Adopts`, a name or a shape differs.
     """
-    if dict(before.model_config) == to_plain(model.config) or not isinstance(model, Adopts):
+    if _with_defaults(before.model_config, model.config) == to_plain(model.config) or not isinstance(model, Adopts):
         load_strictly(model, weights, start)
         return []
     adopted = model.adopt(weights, before.model_config)
@@ -163,6 +163,12 @@ def start_from(model: nn.Module, before: CheckpointInfo, weights: Mapping[str, T
     lines += [f"  left out: {', '.join(adopted.left_out)}"] if adopted.left_out else []
     lines += [f"  as they were: {', '.join(adopted.fresh)}"] if adopted.fresh else []
     return lines
+
+
+def _with_defaults(written: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """A config from before a field was there is that of the field's default."""
+    defaults = {f.name: f.default for f in dataclasses.fields(config) if f.default is not dataclasses.MISSING}
+    return defaults | dict(written)
 
 
 def work_directory(

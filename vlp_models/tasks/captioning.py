@@ -152,14 +152,15 @@ class Captioning(TaskModel):
         """`caption` by beam search, `greedy` by the most probable next token."""
         self.eval()
         model = cast(Generates, self.model)
-        ends: dict[str, Any] = {
+        ends = {
             "max_len": self.max_caption_len,
             "bos_id": self.tokenizer.cls_id,
             "eos_id": self.tokenizer.sep_id,
         }
         plain = greedy(model, batch.image, **ends)
-        ends |= {"beam_size": self.beam_size, "set_aside": self._sets_aside}
-        best = plain if self.beam_size == 1 else beam_search(model, batch.image, **ends)
+        best = plain
+        if self.beam_size > 1:
+            best = beam_search(model, batch.image, beam_size=self.beam_size, set_aside=self._sets_aside, **ends)
         return [
             {
                 "image_id": sample.image_id,
@@ -174,7 +175,7 @@ class Captioning(TaskModel):
 
     @property
     def search(self) -> str:
-        aside = ", finished captions set aside" if self._sets_aside else ""
+        aside = ", finished captions set aside" if self._sets_aside and self.beam_size > 1 else ""
         return f"beam {self.beam_size}{aside}, at most {self.max_caption_len} tokens"
 
     @property

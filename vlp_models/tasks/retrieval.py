@@ -137,7 +137,8 @@ class Retrieval(TaskModel):
         name = "match" if self.by_pairs else "itc" if self.by_contrast else "ism"
         names = batch.image_ids
         if cast(RetrievalOptions, self.options).twins_are_negatives:
-            names = tuple(f"{number} {name}" for number, name in enumerate(batch.sample_ids))
+            # The same sample may be twice in a batch.
+            names = tuple(f"{number} {sample}" for number, sample in enumerate(batch.sample_ids))
         # Besides, batch normalisation in the poolers could not take a batch of one.
         if len(number_over_ranks(names)[0].unique()) == 1:
             return empty(next(self.parameters()), name)

@@ -111,7 +111,7 @@ class VQA(TaskModel):
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         """`top`: the five most probable answers. Each probability is its answer's own, they need not sum to one; those
-        of two classifiers do, over all answers."""
+        of two classifiers do, over all answers and `<unk>`."""
         self.eval()
         best = self.probabilities(batch)[:, self._given].topk(min(TOP, len(self._given)))
         labels = [self.labels[i] for i in self._given]

@@ -8,6 +8,7 @@ from typing import Any
 
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
+from vlp_models.tasks.vqa import UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,8 @@ def limits(task_model: TaskModel) -> list[str]:
         found.append(f"{words} What it has no word for, it calls something else, or leaves out.")
         found.append("It captions every photo, also one it can make nothing of.")
     elif task_model.task == "vqa":
-        found.append(f"It chooses among {len(task_model.labels):,} answers; any other it can't give.")
+        answers = sum(answer != UNKNOWN for answer in task_model.labels)
+        found.append(f"It chooses among {answers:,} answers; any other it can't give.")
         found.append("It answers every question, also one about what the photo doesn't show.")
     elif task_model.task == "retrieval":
         found.append("Some photo always comes first, also where none fits the text.")

@@ -2,7 +2,8 @@
 
 Such a checkpoint is one of pretraining or of VQA; its architecture is that code's (`PublicSwitches`). It was trained
 with images padded to multiples of 32 pixels and with the square padding mask; `tight_canvas` and `square_mask` do so.
-On the same weights and inputs the model then computes what that code computes (tests/models/test_authors_soho.py).
+On the same weights and batch the model then computes what that code computes (tests/models/test_authors_soho.py): what
+it says of an image depends on the sizes of the others in its batch, too. That code's batches are of one orientation.
 
 What is left out, and why: `neck.vq.cluster_sum`, a counter that nothing reads; `mask_l_fc.weight`, the word embeddings
 once more. `dictionary.idle` counts anew.
@@ -28,7 +29,8 @@ _RESNETS = {
 }
 _NOTES = (
     "The public code, with which these weights were trained, pads images to multiples of 32 pixels (tight_canvas) and",
-    "lays its padding mask on a square (square_mask), which hides a part of standing images: false shows all of them.",
+    "lays its padding mask on a square (square_mask), which hides a part of standing images. As there, what it says of",
+    "an image then depends on the sizes of the others in its batch; with both switches false it does not.",
     "The rate of hidden codes (0.015) is that code's, no weight. Pretrain it further with view: images and",
     "captions_per_image: 2.",
 )
