@@ -39,6 +39,7 @@ def test_power_is_that_of_the_tables() -> None:
     assert seeds_needed(difference=0.5, deviation=1, alpha=0.05) == 34
     assert 0.49 < detectable(34, deviation=1, alpha=0.05) < 0.5
     assert power(8, difference=1e-9, deviation=1, alpha=0.05) == pytest.approx(0.05, abs=1e-6)
+    assert power(12, difference=5, deviation=1, alpha=0.007) == pytest.approx(1.0)
 
 
 def test_power_is_how_often_the_test_finds_it() -> None:

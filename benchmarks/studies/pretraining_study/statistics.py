@@ -67,7 +67,9 @@ def power(n: int, *, difference: float, deviation: float, alpha: float) -> float
         return 0.0
     critical = stats.t.ppf(1 - alpha / 2, n - 1)
     shift = abs(difference) / deviation * math.sqrt(n)
-    return float(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
+    wrong_side = float(stats.nct.cdf(-critical, n - 1, shift))
+    # SciPy knows no number for it where it is next to nothing.
+    return float(stats.nct.sf(critical, n - 1, shift)) + (0.0 if math.isnan(wrong_side) else wrong_side)
 
 
 def seeds_needed(*, difference: float, deviation: float, alpha: float, wanted: float = POWER) -> int:
