@@ -1,5 +1,5 @@
 """Imported weights compute what the public code (YehLi/xmodaler, and what YehLi/TDEN has of it) computes: it was run on
-the same weights, regions and texts (tests/golden/authors_tden.json, tests/authors_tden.py)."""
+the same weights, regions and texts (tests/golden/authors_tden.json, tests/authors_tden_inputs.py)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from authors_tden import (
-    KINDS,
-    NOTHING,
-    SIZES,
-    Numbers,
-    bert,
-    captioning,
-    checksum,
-    imported,
-    layout,
-    matching,
-    pretraining,
-    recorded,
-    retrieval,
-    rewards,
-    vcr,
-    vqa,
-)
+from authors_tden import bert, captioning, matching, pretraining, recorded, retrieval, rewards, vcr, vqa
+from authors_tden_inputs import KINDS, NOTHING, SIZES, Numbers, checksum, imported, layout
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "authors_tden.json").read_text(encoding="utf-8"))
 FUNCTIONS = {"pretraining": pretraining, "captioning": captioning, "retrieval": retrieval, "vqa": vqa, "vcr": vcr}

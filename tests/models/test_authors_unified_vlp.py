@@ -9,24 +9,37 @@ Shape suffixes: B images, R regions, N texts, T tokens, V vocabulary, A answers,
 from __future__ import annotations
 
 import json
-import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from authors_unified_vlp import (
+    ANSWERS,
+    CLS,
+    COUNT_EPS,
+    ENDS,
+    HIDDEN,
+    REGIONS,
+    SAMPLES,
+    SEP,
+    SIDES,
+    STEPS,
+    answer_scores,
+    batch,
+    drawn,
+    images,
+    imported,
+)
 from torch import Tensor
 
-from vlp_models.data.batch import Batch, ScoredRegions, Text
+from vlp_models.data.batch import Text
 from vlp_models.decoding.beam import beam_search
 from vlp_models.decoding.greedy import greedy
-from vlp_models.models import DataFacts, build_model
-from vlp_models.models.foreign import Asked, Imported
+from vlp_models.models.foreign import Imported
 from vlp_models.models.unified_vlp.learning import rows_of
 from vlp_models.models.unified_vlp.model import UnifiedVLP
-from vlp_models.models.unified_vlp.public import read_unified_vlp
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption
 from vlp_models.objectives.msg import sentence_generation
@@ -34,156 +47,13 @@ from vlp_models.objectives.self_critical import self_critical
 from vlp_models.objectives.vqa import soft_label_answers
 
 FILE = Path(__file__).parents[1] / "golden" / "authors_unified_vlp.json"
-CLS, SEP, MASK = 101, 102, 103  # in BERT's vocabulary
-VOCAB, HIDDEN, HEADS, INTERMEDIATE, LAYERS, POSITIONS = 160, 32, 4, 64, 3, 128
-REGIONS, FEATURES, CLASSES, ANSWERS = 100, 2048, 1601, 3129  # the public code's
-COUNT_EPS = 1e-5  # which the public code adds to the number of hidden words
-STEPS = 20  # of its decoding
-SIDES = ((640, 480), (480, 640), (333, 500), (1000, 90))  # of the images, in pixels
-
-
-def normal(name: str, *shape: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The same numbers for a name, ever: NumPy has frozen this generator."""
-    return np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
-
-
-def weights(vqa: bool = False) -> dict[str, Tensor]:
-    """A checkpoint as the public code lays it out, float32. Every part counts: no bias is 0, no norm 1."""
-    tables = {"word_embeddings": VOCAB, "position_embeddings": POSITIONS, "token_type_embeddings": 6}
-    shapes: dict[str, tuple[int, ...]] = {f"bert.embeddings.{n}.weight": (rows, HIDDEN) for n, rows in tables.items()}
-
-    def norm(name: str) -> None:
-        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (HIDDEN,)
-
-    def linear(name: str, rows: int, columns: int) -> None:
-        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (rows, columns), (rows,)
-
-    norm("bert.embeddings.LayerNorm")
-    for i in range(LAYERS):
-        layer = f"bert.encoder.layer.{i}"
-        for part in ("query", "key", "value"):
-            linear(f"{layer}.attention.self.{part}", HIDDEN, HIDDEN)
-        linear(f"{layer}.attention.output.dense", HIDDEN, HIDDEN)
-        norm(f"{layer}.attention.output.LayerNorm")
-        linear(f"{layer}.intermediate.dense", INTERMEDIATE, HIDDEN)
-        linear(f"{layer}.output.dense", HIDDEN, INTERMEDIATE)
-        norm(f"{layer}.output.LayerNorm")
-    linear("bert.pooler.dense", HIDDEN, HIDDEN)
-    shapes["cls.predictions.bias"] = (VOCAB,)
-    linear("cls.predictions.transform.dense", HIDDEN, HIDDEN)
-    norm("cls.predictions.transform.LayerNorm")
-    linear("vis_embed.0", FEATURES, FEATURES)
-    linear("vis_embed.2", HIDDEN, FEATURES)
-    linear("vis_pe_embed.0", HIDDEN, 6 + CLASSES)
-    if vqa:
-        linear("ans_classifier.0", 2 * HIDDEN, HIDDEN)
-        linear("ans_classifier.2", ANSWERS, 2 * HIDDEN)
-    scales = {"word_": 0.4, "position_": 0.6, "token_type_": 0.4, "query": 1.6 / HIDDEN**0.5, "key": 1.6 / HIDDEN**0.5}
-    state = {}
-    for name, shape in shapes.items():
-        drawn = "embedding" in name or name == "cls.predictions.bias"
-        values = normal(name + "40" * drawn, *shape)  # of 60 such names one whose captions differ in length
-        if len(shape) == 2:
-            values *= next((scale for part, scale in scales.items() if part in name), 1.4 / shape[1] ** 0.5)
-        elif name == "cls.predictions.bias":
-            values *= 1.7
-            values[SEP] = 3
-        else:
-            values = values * 0.2 + name.endswith("LayerNorm.weight")
-        state[name] = torch.from_numpy(values).float()
-    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
-    return state
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """Of one image: features [100, 2048], class probabilities [100, 1601], boxes in pixels [100, 4], confidence [100];
-    float32."""
-
-    features: Any
-    classes: Any
-    boxes: Any
-    scores: Any
-
-
-def picture(number: int) -> Picture:
-    width, height = SIDES[number]
-    corners = np.random.RandomState(number).uniform(0.02, 0.97, (REGIONS, 2, 2))
-    corners.sort(axis=1)
-    boxes = (corners * (width, height)).reshape(REGIONS, 4)
-    boxes[7, 2:] = boxes[7, :2]  # a box without area
-    boxes[9] = boxes[9, [2, 1, 0, 3]]  # and one of less
-    logits = 3 * normal(f"classes {number}", REGIONS, CLASSES)
-    classes = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    scores = np.sort(np.random.RandomState(50 + number).uniform(0.2, 1, REGIONS))[::-1]
-    features = np.maximum(normal(f"features {number}", REGIONS, FEATURES) + normal(f"image {number}", FEATURES), 0)
-    return Picture(
-        features=features.astype(np.float32),
-        classes=classes.astype(np.float32),
-        boxes=boxes.astype(np.float32),
-        scores=scores.astype(np.float32),
-    )
-
-
-# (image, words before the cut to 20, objective); images come several times
-SAMPLES = (
-    (0, 12, "seq2seq"),
-    (1, 1, "bidirectional"),
-    (0, 23, "bidirectional"),
-    (2, 7, "seq2seq"),
-    (3, 16, "bidirectional"),
-    (2, 20, "seq2seq"),
-    (1, 5, "seq2seq"),
-    (3, 20, "bidirectional"),
-)
-
-
-def sentence(sample: int) -> list[int]:
-    """Words that are none of the special ones."""
-    words = [i for i in range(1, VOCAB) if not 100 <= i <= MASK]
-    picked: list[int] = np.random.RandomState(70 + sample).choice(words, SAMPLES[sample][1]).tolist()
-    return picked
-
-
-def answer_scores() -> Tensor:
-    """Soft scores of each sample's answers, float64 [N, A]."""
-    random = np.random.RandomState(80)
-    shape = (len(SAMPLES), ANSWERS)
-    scores = random.choice([0.3, 0.6, 0.9, 1.0], shape) * (random.uniform(size=shape) < 0.002)
-    return torch.from_numpy(scores)
-
-
-def drawn() -> tuple[Tensor, Tensor, Tensor]:
-    """What self-critical training would have drawn: 21 tokens of four captions, none [SEP]; logits; advantages."""
-    tokens = np.random.RandomState(90).randint(1, 100, (4, 21))
-    logits = torch.from_numpy(2 * normal("drawn", 4, 21, VOCAB))
-    return torch.from_numpy(tokens), logits, torch.from_numpy(normal("advantages", 4))
-
-
-ENDS = (4, 20, 0, 11)  # where the same captions have [SEP], if they end
-
-
-# ---- Their numbers, and our model --------------------------------------------------------------------------------
-
-THEIRS: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+THEIRS: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     wanted: torch.dtype = request.param
     return wanted
-
-
-def imported(folder: Path, vqa: bool = False) -> tuple[UnifiedVLP, Imported]:
-    file = folder / "model.30.bin"
-    torch.save(weights(vqa), file, _use_new_zipfile_serialization=False)  # as torch 1.1 did
-    facts = DataFacts(vocab_size=VOCAB, cls_id=CLS, sep_id=SEP, mask_id=MASK, feature_dim=FEATURES, num_classes=CLASSES)
-    found = read_unified_vlp(file, Asked(facts=facts, config={}, heads=HEADS))
-    own = {key: value for key, value in found.config.items() if key not in ("vocab_size", "feature_dim", "num_classes")}
-    model = build_model(found.family, own, facts)
-    assert isinstance(model, UnifiedVLP)
-    assert not model.load_state_dict(found.weights, strict=False).unexpected_keys
-    return model.eval(), found
 
 
 @pytest.fixture(scope="module")
@@ -194,37 +64,6 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> UnifiedVLP:
 @pytest.fixture(scope="module")
 def answering(tmp_path_factory: pytest.TempPathFactory) -> tuple[UnifiedVLP, Imported]:
     return imported(tmp_path_factory.mktemp("answering"), vqa=True)
-
-
-def images(dtype: torch.dtype) -> ScoredRegions:
-    """All four, with two places of padding behind the regions."""
-    pictures = [picture(number) for number in range(len(SIDES))]
-
-    def padded(part: str) -> Tensor:
-        values = torch.from_numpy(np.stack([getattr(p, part) for p in pictures])).to(dtype)
-        return torch.cat([values, torch.zeros_like(values[:, :2])], 1)
-
-    sides_B14 = torch.tensor([[[*side, *side]] for side in SIDES], dtype=dtype)
-    return ScoredRegions(
-        features_BRF=padded("features"),
-        boxes_BR4=padded("boxes") / sides_B14,
-        class_probs_BRC=padded("classes"),
-        scores_BR=padded("scores"),
-        mask_BR=(torch.arange(REGIONS + 2) < REGIONS).expand(len(SIDES), -1).clone(),
-    )
-
-
-def texts() -> Text:
-    rows = [torch.tensor([CLS, *sentence(i)[:20], SEP]) for i in range(len(SAMPLES))]
-    lengths = torch.tensor([[len(row)] for row in rows])
-    ids_NT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    owner_N = torch.tensor([image for image, _, _ in SAMPLES])
-    return Text(ids_BT=ids_NT, mask_BT=torch.arange(ids_NT.shape[1]) < lengths, owner_N=owner_N)
-
-
-def batch(dtype: torch.dtype) -> Batch:
-    numbers = tuple(map(str, range(len(SAMPLES))))
-    return Batch(sample_ids=numbers, image_ids=numbers[: len(SIDES)], image=images(dtype), text=texts())
 
 
 def as_read(text: Text, rows: list[list[int]]) -> Tensor:

@@ -32,6 +32,10 @@ INDICES = (
 )
 EXPERTS = {"vision": "imag", "language": "text", "vision_language": "vl"}
 HEADS = {544: 16}  # of the size base_plus; elsewhere a head is 64 wide
+_NOTES = (
+    "Pairs of one image are each other's negatives in the public code. Pretraining from here has them so; fine-tuning",
+    "for retrieval, by embeddings, does with options.twins_are_negatives: true.",
+)
 
 
 class Layout:
@@ -201,7 +205,7 @@ def convert_vlmo(state: Mapping[str, Tensor], asked: Asked) -> Imported:
         weights=weights,
         task=task or None,
         head=head,
-        notes=tuple(f"left out: {name}" for name in left_out),
+        notes=(*(f"left out: {name}" for name in left_out), *_NOTES),
         regions=False,
     )
 
