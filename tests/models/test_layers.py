@@ -128,6 +128,27 @@ def test_region_embedding_begins_with_the_mean_of_visible_regions():
     torch.testing.assert_close(x, expected)
 
 
+def test_dropped_features_are_dropped_in_all_regions_of_an_image():
+    torch.manual_seed(1)
+    embedding = RegionEmbedding(32, 16, dropout=0.0, eps=1e-5, feature_dropout=0.5)
+    seen = []
+    embedding.features.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    regions = Regions(
+        features_BRF=torch.ones(2, 3, 32),
+        boxes_BR4=torch.rand(2, 3, 4),
+        class_probs_BRC=torch.zeros(2, 3, 3),
+        mask_BR=torch.ones(2, 3, dtype=torch.bool),
+    )
+    embedding(regions)
+    dropped_BSF = seen[0].view(2, 4, 32)  # [IMG] and three regions of each image
+    assert set(dropped_BSF.unique().tolist()) == {0.0, 2.0}
+    assert bool((dropped_BSF == dropped_BSF[:, :1]).all())
+    assert not torch.equal(dropped_BSF[0], dropped_BSF[1])
+    embedding.eval()
+    embedding(regions)
+    assert bool((seen[1] == 1).all())
+
+
 def test_initial_weights():
     block = TransformerBlock(256, 4, 512, **SIZES)
     init_weights(block, 0.02)

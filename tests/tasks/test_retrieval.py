@@ -67,6 +67,44 @@ def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[
         assert gradient[i, j].item() == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-8)
 
 
+def slow_contrast(texts: np.ndarray, images: np.ndarray, ids: list[str], temperature: float) -> float:
+    total = 0.0
+    for a, b in ((texts, images), (images, texts)):
+        for i in range(len(ids)):
+            candidates = [j for j in range(len(ids)) if j == i or ids[j] != ids[i]]
+            weights = [np.exp(float(a[i] @ b[j]) / temperature) for j in candidates]
+            total -= np.log(weights[candidates.index(i)] / sum(weights)) / 2
+    return total / len(ids)
+
+
+def test_a_model_without_a_temperature_learns_by_contrast_with_a_given_one(toy: Toy) -> None:
+    options = {"learn": "contrast", "temperature": 0.1}
+    task_model = make(toy, "retrieval", options=options).double().eval()
+    samples = samples_of(toy, "train", "captions", 6)
+    samples[3] = replace(samples[3], image_id=samples[0].image_id, regions=samples[0].regions)
+    batch = double(task_model.collate(samples))
+    with torch.no_grad():
+        texts = task_model.model.embed_text(batch.text).numpy()
+        images = task_model.model.embed_image(batch.image).numpy()
+    loss = task_model.loss(batch, generator=any_generator())
+    expected = slow_contrast(texts, images, list(batch.image_ids), 0.1)
+    assert loss.mean.item() == pytest.approx(expected, rel=1e-9)
+    assert "itc" in loss.parts
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"learn": "contrast"}, "no temperature of its own"),
+        ({"temperature": 0.05}, "learns by no contrast"),
+        ({"learn": "contrast", "temperature": 0.0}, "from 0.001 to 10"),
+    ],
+)
+def test_a_temperature_belongs_to_contrast(toy: Toy, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ParamsError, match=why):
+        make(toy, "retrieval", options=options)
+
+
 def test_it_finds_what_it_has_learnt(toy: Toy) -> None:
     task_model = make(toy, "retrieval")
     before = ranked(task_model, samples_of(toy, "val", "images"))

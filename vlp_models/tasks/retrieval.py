@@ -56,6 +56,7 @@ class RetrievalOptions(TaskOptions):
     """
     scorer     embeddings, or pairs, each fused. auto: embeddings, if the model has them
     learn      of embeddings: by a margin, or by contrast. auto: by contrast, if the model has a temperature
+    temperature  by contrast, of a model that has none: what similarities are divided by, as 0.05
     negatives  by a margin: `all` that violate it (TDEN's Multibatch), or a pair's `hardest` (its code)
     margin     likewise
     twins_are_negatives  of embeddings: samples of one image are negatives of each other (the public code of VLMo)
@@ -65,6 +66,7 @@ class RetrievalOptions(TaskOptions):
 
     scorer: Literal["auto", "embeddings", "pairs"] = "auto"
     learn: Literal["auto", "margin", "contrast"] = "auto"
+    temperature: float | None = None
     negatives: Literal["all", "hardest"] = "all"
     margin: float = 0.2
     twins_are_negatives: bool = False
@@ -76,6 +78,8 @@ class RetrievalOptions(TaskOptions):
             raise ParamsError("params.yaml: `options.drawn` must be at least 1, `options.shortlist` at least 0")
         if not 0 < self.margin <= 2:
             raise ParamsError(f"params.yaml: `options.margin: {self.margin}` must be above 0, and at most 2")
+        if self.temperature is not None and not 0.001 <= self.temperature <= 10:
+            raise ParamsError(f"params.yaml: `options.temperature: {self.temperature}` must be from 0.001 to 10")
 
 
 class Retrieval(TaskModel):
@@ -122,10 +126,14 @@ class Retrieval(TaskModel):
         self.by_embeddings = not self.by_pairs or options.shortlist > 0
         contrasts = can(model, Contrasts)
         self.by_contrast = options.learn == "contrast" or (options.learn == "auto" and contrasts)
-        if options.learn == "contrast" and not contrasts:
+        if options.learn == "contrast" and not contrasts and options.temperature is None:
             raise ParamsError(
-                f"params.yaml: `options.learn: contrast`: the model `{info.name}` has no temperature; set `margin`"
+                f"params.yaml: `options.learn: contrast`: the model `{info.name}` has no temperature of its own; give "
+                "one, as `options.temperature: 0.05`"
             )
+        if options.temperature is not None and (contrasts or not self.by_contrast or self.by_pairs):
+            why = "has a temperature of its own" if contrasts else "learns by no contrast here: `options.learn`"
+            raise ParamsError(f"params.yaml: `options.temperature`: the model `{info.name}` {why}")
 
     @classmethod
     def can_score(cls, sample: Sample) -> bool:
@@ -147,7 +155,8 @@ class Retrieval(TaskModel):
         model, options = cast(Embeds, self.model), cast(RetrievalOptions, self.options)
         texts_BD, images_BD = model.embed_text(batch.text), model.embed_image(batch.image)
         if self.by_contrast:
-            scale = cast(Contrasts, model).contrast_scale()
+            own, given = can(self.model, Contrasts), options.temperature
+            scale = cast(Contrasts, model).contrast_scale() if own else texts_BD.new_tensor(1 / cast(float, given))
             return image_text_contrast(texts_BD, images_BD, names, scale)
         return match_in_batch(
             texts_BD,

@@ -35,12 +35,23 @@ class RegionEmbedding(nn.Module):
 
     A location is x1, y1, x2, y2 as fractions of the image and the area they enclose; [IMG] is the mean of the
     regions' features, at the location of the whole image.
+
+    `feature_dropout` drops entries of the detector's features before they are projected, the same ones in all regions
+    of an image: else another region, or their mean, tells what was dropped.
     """
 
     def __init__(
-        self, feature_dim: int, hidden: int, *, dropout: float, eps: float, separate_norms: bool = False
+        self,
+        feature_dim: int,
+        hidden: int,
+        *,
+        dropout: float,
+        eps: float,
+        separate_norms: bool = False,
+        feature_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.feature_dropout = nn.Dropout1d(feature_dropout)
         self.features = nn.Linear(feature_dim, hidden)
         self.locations = nn.Linear(5, hidden)
         self.separate_norms = separate_norms
@@ -57,7 +68,8 @@ class RegionEmbedding(nn.Module):
         remain. An image without regions is [IMG] alone, its feature zero.
         """
         visible_BR = regions.mask_BR if hidden_BR is None else regions.mask_BR & ~hidden_BR
-        features_BRF = regions.features_BRF * visible_BR[..., None]
+        features_BRF = self.feature_dropout(regions.features_BRF.transpose(1, 2)).transpose(1, 2)
+        features_BRF = features_BRF * visible_BR[..., None]
         mean_BF = features_BRF.sum(1) / visible_BR.sum(1, keepdim=True).clamp(min=1)
         whole_B14 = regions.boxes_BR4.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(regions), 1, 4)
 

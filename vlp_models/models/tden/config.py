@@ -33,6 +33,7 @@ class TDENConfig(PublicSwitches):
     max_positions: int = 512
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    feature_dropout: float = 0.0  # of the detector's features, the same entries in all regions of an image
     layer_norm_eps: float = 1e-12
     embedding_norm_eps: float = 1e-5  # 1e-12 would turn a blank region's gradient into 1e6 times itself
     init_std: float = 0.02

@@ -109,7 +109,12 @@ class TDEN(nn.Module):
         hidden, dropout, eps = config.hidden, config.dropout, config.embedding_norm_eps
 
         self.region_embedding = RegionEmbedding(
-            config.feature_dim, hidden, dropout=dropout, eps=eps, separate_norms=config.separate_region_norms
+            config.feature_dim,
+            hidden,
+            dropout=dropout,
+            eps=eps,
+            separate_norms=config.separate_region_norms,
+            feature_dropout=config.feature_dropout,
         )
         self.text_embedding = TextEmbedding(
             config.vocab_size, hidden, max_positions=config.max_positions, types=2, dropout=dropout, eps=eps
