@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 FACTS = DataFacts(vocab_size=30522, mask_id=103, feature_dim=2048, num_classes=1601)  # BERT's words
 PAPER = 260_593_792  # one word matrix, one feed-forward net a block; VCR's fused feature spares a pooler
 DEMO = 6_392_064
-FLICKR8K = 34_656_256  # with all of BERT's words; trimmed to those of the captions it has fewer
+FLICKR8K = {34_656_256, 31_697_536}  # with all of BERT's words; trimmed to those of the captions they have fewer
 _BERT = (30522 + 512 + 4 + 2) * 768 + 12 * 7_087_872 + (768 * 768 + 3 * 768 + 30522)  # four segments, tied LM head
 _REGIONS = (2048 * 2048 + 2048) + (2048 * 768 + 768) + (5 + 1601 + 2 * 768 + 7) * 768  # appearance; place and classes
 UNIFIED = _BERT + _REGIONS + (768 * 1536 + 1536)  # and VQA's first layer
@@ -38,8 +38,8 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "scenes-tasks": ([], DEMO),
     "flickr8k": ([], FLICKR8K),
     "flickr8k-without": (["flickr8k"], FLICKR8K),
-    "flickr8k-unified-vlp": (["flickr8k"], {FLICKR8K, 25_389_498}),
-    "flickr8k-xgpt": (["flickr8k"], {FLICKR8K, 20_851_002}),
+    "flickr8k-unified-vlp": (["flickr8k"], {*FLICKR8K, 25_389_498}),
+    "flickr8k-xgpt": (["flickr8k"], {*FLICKR8K, 20_851_002}),
     "daquar": ([], 29_923_072),
     "nlvr": ([], 2_728_001),
     "nlvr-structured": (["nlvr"], 2_728_001),
