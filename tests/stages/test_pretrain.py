@@ -177,7 +177,9 @@ def test_changed_code_is_another_piece_of_work(tmp_path: Path, monkeypatch: pyte
     modules = ["vlp_models.stages.pretrain"]
 
     def work() -> Path:
-        return fitting.work_directory(Workspace(tmp_path), "pretrain@x", params.trainer, {}, inputs.files, modules)
+        return fitting.work_directory(
+            Workspace(tmp_path), "pretrain@x", params.trainer, {}, inputs.files, modules, detector_id=""
+        )
 
     before = work()
     assert work() == before
@@ -194,7 +196,7 @@ def test_changed_params_are_another_piece_of_work(tmp_path: Path) -> None:
     def work(seed: int, **trainer: int) -> Path:
         settings = {"pretrain": to_plain(replace(params.pretrain["tden"], seed=seed))}
         changed = replace(params.trainer, **trainer)
-        return work_directory(Workspace(tmp_path), "pretrain@tden", changed, settings, inputs.files, [])
+        return work_directory(Workspace(tmp_path), "pretrain@tden", changed, settings, inputs.files, [], detector_id="")
 
     assert work(1) == work(1, log_every_steps=5, checkpoint_every_steps=9)  # how often to save decides nothing
     assert len({work(1), work(2), work(1, devices=2)}) == 3

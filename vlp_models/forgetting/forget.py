@@ -80,7 +80,7 @@ def look(params: Params, workspace: Workspace, names: Sequence[str], *, exact: b
         asked=asked,
         found=found,
         checkpoints=asks.all(),
-        states=[(left, at_step(left, params, asks)) for left in leftovers(workspace)],
+        states=[(left, at_step(left, asks)) for left in leftovers(workspace)],
         versions=versions,
         asks=asks,
         client=client,

@@ -17,8 +17,9 @@ from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
 from vlp_models.forgetting.locked import md5_of, recorded
 from vlp_models.forgetting.order import Sight
-from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start, to_plain
+from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
+from vlp_models.runs.made_of import noted
 from vlp_models.serving.bundle import checkpoint_info
 from vlp_models.stages.detector import first_step_with
 from vlp_models.stages.tokenizer import shaped_by
@@ -85,18 +86,25 @@ class Checkpoints:
         if name == TOKENIZER:
             return self._tokenizer()
         info = checkpoint_info(self.workspace.checkpoint(name))
-        inputs: Mapping[str, str] = info.provenance.get("inputs", {})
         if split_start(name)[0] == "initial":
             notes = "; the weights it begins with were imported: what they have seen, nobody here knows"
             how = "before its first step" + (notes if "weights" in info.provenance else "")
             return Verdict(name=name, state="never", how=how)
-        settings = settings_of(name, info.provenance)
+        return worst(name, self.trained(name, info.provenance, info.detector_id))
+
+    def trained(self, run: str, provenance: Mapping[str, Any], detector_id: str) -> list[Verdict]:
+        """On what a run learnt itself, first, and on what it was made of.
+
+        Args:
+            provenance: as its checkpoint or its state tells it.
+            detector_id: of the regions that its model reads; empty: it reads none.
+        """
+        settings, inputs = settings_of(run, provenance), provenance.get("inputs", {})
         if settings is None or not learned_from(inputs):
-            return Verdict(name=name, state="unknown", how="its checkpoint does not say what it was made of")
-        learning = Learning.of(name, settings)
-        own = self.own(learning, self.data.of(inputs), info.provenance, regions=bool(info.detector_id))
+            return [Verdict(name=run, state="unknown", how="its checkpoint does not say what it was made of")]
+        learning = Learning.of(run, settings)
         start = self.workspace.checkpoint(learning.start)
-        made_of = [self._regions(info.detector_id)] if info.detector_id else []
+        made_of = [self._regions(detector_id)] if detector_id else []
         made_of += [
             self.made_of(learning.start, start.exists() and hash_path(start) == inputs.get("start")),
             self.made_of(TOKENIZER, hash_path(self.workspace.tokenizer) == inputs.get("tokenizer")),
@@ -105,7 +113,7 @@ class Checkpoints:
             written = self.workspace.augmented(learning.captioner)
             same = written.exists() and hash_path(written) == inputs.get("augment")
             made_of.append(self.made_of(self.params.augment[learning.captioner].start, same))
-        return worst(name, [own, *made_of])
+        return [self.own(learning, self.data.of(inputs), provenance, regions=bool(detector_id)), *made_of]
 
     def own(
         self, learning: Learning, data: DataVersion | None, provenance: Mapping[str, Any], *, regions: bool
@@ -220,23 +228,18 @@ def leftovers(workspace: Workspace) -> Iterator[Leftover]:
             yield Leftover(path=path, run=f"{kind}/{name}", step=int(match[1]))
 
 
-def at_step(left: Leftover, params: Params, checkpoints: Checkpoints) -> Verdict:
-    """Of a state, by today's params and data: what else it may be of is not told by its file."""
-    kind, name = split_start(left.run)
+def at_step(left: Leftover, checkpoints: Checkpoints) -> Verdict:
+    """Of a state, by what its training noted beside it as it began."""
     place = checkpoints.workspace.relative(left.path)
-    runs = getattr(params, kind)
-    here = checkpoints.data.here()
-    if name not in runs or here is None:
-        return Verdict(name=place, state="unknown", how="its run is not in params.yaml")
-    learning = Learning.of(left.run, to_plain(runs[name]))
-    stream = params.trainer.stream
-    told = {"stream": {"block_mb": stream.block_mb, "window": stream.window}} if stream.address else {}
-    regions = bool(read_json(here.shards / "manifest.json")["detector_id"])
     try:
-        own = checkpoints.own(learning, here, told, regions=regions)
-    except VLPError as error:
-        return Verdict(name=place, state="unknown", how=str(error).splitlines()[0])
-    start = checkpoints.of(learning.start)
+        found = noted(left.path.parent)
+        if found is None:
+            how = "no made-of.json beside it says what it is made of: it is of an earlier version of the program"
+            return Verdict(name=place, state="unknown", how=how)
+        own, *made_of = checkpoints.trained(left.run, *found)
+    except (VLPError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        return Verdict(name=place, state="unknown", how=f"can't be told: {line}")
     if own.sight is not None and left.step < own.sight.update:
         own = Verdict(name=place, state="never", how=f"update {left.step}; the run would see it in {own.sight.update}")
-    return worst(place, [own, start])
+    return worst(place, [own, *made_of])

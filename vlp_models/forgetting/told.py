@@ -26,7 +26,7 @@ def lines(looked: Looked, params: Params, workspace: Workspace) -> Iterator[str]
     for told in looked.checkpoints:
         yield _line(told)
     if looked.states:
-        yield "states of trainings, by today's params and data"
+        yield "states of trainings"
         for _, told in looked.states:
             yield _line(told)
     if looked.versions:

@@ -21,6 +21,7 @@ from vlp_models.models.info import CheckpointInfo, in_words
 from vlp_models.models.protocols import Adopts
 from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
 from vlp_models.pipeline.code import identity
+from vlp_models.runs.made_of import note, provenance_of
 from vlp_models.runs.provenance import training_inputs
 from vlp_models.tracking.lineage import lineage
 from vlp_models.tracking.logger import STATE, MLflowRun
@@ -29,7 +30,6 @@ from vlp_models.workspace.contents import CONTENTS, Kind, learnt_file
 from vlp_models.workspace.paths import (
     Workspace,
     fingerprint,
-    hash_path,
     is_main_process,
     need,
     output_directory,
@@ -178,9 +178,13 @@ def work_directory(
     settings: dict[str, Any],
     files: dict[str, Path],
     modules: Sequence[str],
+    *,
+    detector_id: str,
 ) -> Path:
-    """Where the run keeps its state: another one whenever anything that its result depends on changes.
+    """Where the run keeps its state: another one whenever anything that its result depends on changes. What the state
+    is made of is noted there, for `vlp forget`.
 
+    detector_id: of the regions that the model reads; empty: it reads none.
     modules: the code that the run begins with (the stage, the model's, the task's); with what they import, it counts.
     """
     hardware = {"accelerator": trainer.accelerator, "devices": trainer.devices, "precision": trainer.precision}
@@ -189,7 +193,9 @@ def work_directory(
     if trainer.stream.address:
         hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}  # they decide the order of samples
     value = {"trainer": hardware, **settings, "code": identity(modules)}
-    return workspace.work(stage.replace("@", "-"), fingerprint(value, files))
+    work = workspace.work(stage.replace("@", "-"), fingerprint(value, files))
+    note(work, provenance_of(settings, files, trainer.stream), detector_id)
+    return work
 
 
 def tracking(
@@ -247,9 +253,7 @@ def publish(
     from vlp_models.training.log import as_csv, final_numbers
 
     counts = {**counts, "parameters": sum(p.numel() for p in module.parameters()), "steps": result.steps}
-    provenance = {"params": settings, "inputs": {key: hash_path(path) for key, path in files.items()}}
-    if stream is not None and stream.address:
-        provenance["stream"] = {"block_mb": stream.block_mb, "window": stream.window}
+    provenance = provenance_of(settings, files, stream)
     with output_directory(workspace.checkpoint(run)) as directory:
         write_checkpoint(directory, module, dataclasses.replace(info, provenance=provenance), tokenizer, labels)
         write_manifest(directory, stage=stage_of(run), params=settings, counts=counts)

@@ -57,7 +57,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         before = read_config(start)
         task = task_class(p.task)
         view = task.learning_view(read_options(task, p.options, where=f"finetune.{key}.options"))
-        learned = learned_files(workspace, inputs, kind_at(params, p.start), view, p.sources, params.trainer.stream)
+        kind = kind_at(params, p.start)
+        learned = learned_files(workspace, inputs, kind, view, p.sources, params.trainer.stream)
         files = {**learned, **inputs.files, "start": start}
         written = []
         if p.augment.captions:
@@ -66,7 +67,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             written = read_written(augmented, inputs.shards)
         settings = {"finetune": {key: to_plain(p)}}
         modules = ["vlp_models.stages.finetune", FAMILIES[before.family], TASKS[p.task]]
-        work = work_directory(workspace, stage, params.trainer, settings, files, modules)
+        detector_id = inputs.manifest.detector_id if kind == "regions" else ""
+        work = work_directory(workspace, stage, params.trainer, settings, files, modules, detector_id=detector_id)
         if restore(workspace, work, stage):
             forget(work)
             return

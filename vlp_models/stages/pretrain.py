@@ -66,7 +66,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         files = {**learned, **inputs.files, "start": start}
         settings = {"pretrain": {key: to_plain(p)}, "model": {"family": own.family, "config": own.config}}
         modules = ["vlp_models.stages.pretrain", FAMILIES[own.family]]
-        work = work_directory(workspace, stage, params.trainer, settings, files, modules)
+        detector_id = inputs.manifest.detector_id if kind == "regions" else ""
+        work = work_directory(workspace, stage, params.trainer, settings, files, modules, detector_id=detector_id)
         if restore(workspace, work, stage):
             forget(work)
             return
