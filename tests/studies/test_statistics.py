@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pretraining_study.contrasts import CANNOT_TELL, HOLDS, OPPOSITE, Contrast, Plan, judge, read_plan
 from pretraining_study.statistics import detectable, paired, power, seeds_needed
+from pretraining_study.write_up import against
 
 from vlp_models.metrics.compare import holm
 
@@ -103,3 +104,24 @@ def test_a_plan_that_cannot_be_is_refused(tmp_path) -> None:  # type: ignore[no-
         file.write_text(text)
         with pytest.raises(ValueError, match=told):
             read_plan(file, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("ciders", "told"),
+    [((3.0, 4.0, 5.0), ""), ((-3.0, -4.0, -5.0), "CIDEr -4.0"), ((-9.0, 0.0, 5.0), ""), ((), "")],
+)
+def test_a_likelihood_that_what_is_said_speaks_against_is_not_left_alone(ciders: tuple[float, ...], told: str) -> None:
+    """Less of an NLL is better, more of CIDEr: the first arm has less of both in the second case."""
+    contrast = Contrast(
+        question="?", first="a", second="b", metric="nll", expected="a", smallest=0.1, deviation=0.1, paper=""
+    )
+    values: dict[str, dict[int, dict[str, float]]] = {
+        "a": {seed: {"nll": 1.0 + seed / 100} for seed in range(3)},
+        "b": {seed: {"nll": 2.0} for seed in range(3)},
+    }
+    for seed, more in enumerate(ciders):
+        values["a"][seed]["cider"], values["b"][seed]["cider"] = 50 + more, 50.0
+    found = {arm: {seed: {"test": test} for seed, test in rows.items()} for arm, rows in values.items()}
+    (finding,) = judge(Plan(alpha=0.05, seeds=3, contrasts=(contrast,)), values)
+    assert finding.verdict == HOLDS
+    assert (told in against(finding, found)) if told else against(finding, found) == ""

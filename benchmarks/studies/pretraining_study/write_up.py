@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pretraining_study.study import Study
 
 Found = Mapping[str, Mapping[int, dict[str, Any]]]  # arm -> seed -> result
+_SAME_TASK = {"nll": ("cider", "true"), "answer_nll": ("vqa",), "match_nll": ("r1",)}  # likelihood -> what is said
 _AS_FOUND = {HOLDS: "What holds", OPPOSITE: "What is the other way round", CANNOT_TELL: "What can't be told"}
 
 
@@ -27,7 +28,7 @@ def write_up(study: Study, plan: Plan, findings: Sequence[Finding], found: Found
         _answer(findings),
         "## The contrasts",
         _contrasts(plan, findings, found),
-        *_lists(findings),
+        *_lists(findings, found),
         "## Every arm",
         arm_table(study.arms, found),
         "## The other metrics",
@@ -90,12 +91,12 @@ def _measures(plan: Plan) -> str:
     return "".join(f"{text} " for metric, text in _MEANINGS.items() if metric in used)
 
 
-def _lists(findings: Sequence[Finding]) -> list[str]:
+def _lists(findings: Sequence[Finding], found: Found) -> list[str]:
     sections = []
     for verdict, title in _AS_FOUND.items():
         chosen = [f for f in findings if f.verdict == verdict]
         if chosen:
-            sections += [f"## {title}", "\n".join(_told(f) for f in chosen)]
+            sections += [f"## {title}", "\n".join(_told(f) + against(f, found) for f in chosen)]
     return sections
 
 
@@ -110,6 +111,23 @@ def _told(f: Finding) -> str:
         f"- {c.question} The paper: {c.paper}. Here: {_difference(f.found.mean, f.found.half, c.metric)} "
         f"({METRICS[c.metric][0]}, {c.first} less {c.second}).{ending}"
     )
+
+
+def against(f: Finding, found: Found) -> str:
+    """That what is said speaks for the other arm than what is likely does; empty: it does not.
+
+    A model may give the references more and still say worse things: it was fine-tuned for less long, say.
+    """
+    c = f.contrast
+    values = {arm: {seed: r["test"] for seed, r in rows.items()} for arm, rows in found.items()}
+    told = []
+    for metric in _SAME_TASK.get(c.metric, ()) if f.verdict != CANNOT_TELL else ():
+        if all(metric in row for arm in (c.first, c.second) for row in values[arm].values()):
+            other = compare(values, c.first, c.second, metric)
+            # Of an NLL less is better, of these more.
+            if abs(other.mean) > other.half and other.mean * f.found.mean > 0:
+                told.append(f"{METRICS[metric][0]} {_difference(other.mean, other.half, metric)}")
+    return f" **What is said speaks for the other arm**: {'; '.join(told)}, not corrected." if told else ""
 
 
 def arm_table(arms: Sequence[Arm], found: Found) -> str:
