@@ -175,7 +175,7 @@ def _change_parquet(data: bytes, changes: Changes) -> bytes:
 def _changed(document: Any, changes: Changes) -> Any:
     document = copy.deepcopy(document)
     for places, value in changes:
-        document = _put(document, places, value)
+        document = _put(document, places, copy.deepcopy(value))  # else a later change puts it into itself
     return document
 
 
