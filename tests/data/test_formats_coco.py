@@ -239,10 +239,12 @@ def test_hidden_answers(root: Path) -> None:
 
 
 def test_truth_carries_the_source_name(root: Path) -> None:
-    (root / "truth.jsonl").write_text('{"image_id": 9, "objects": []}\n{"image_id": "d/42"}\nnot json\n')
+    half = '{"image_id": 9, "x": ["\\ud800"]}'
+    lines = ['{"image_id": 9, "objects": []}', '{"image_id": "d/42"}', "not json", half, ""]
+    (root / "truth.jsonl").write_text("\n".join(lines))
     tables = read_source("d", source(truth="truth.jsonl"), root)
     assert [row["image_id"] for row in tables["truth"]] == ["d/9", "d/42"]
-    assert rules(tables) == [("truth", "record_readable", "truth.jsonl:3")]
+    assert rules(tables) == [("truth", "record_readable", "truth.jsonl:3"), ("truth", "text_utf8", "truth.jsonl:4")]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ x, y, width, height and leave as corners. Crowd regions mark groups, not objects
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from vlp_models.data.formats.base import (
     get_text,
     image_row,
     is_number,
+    is_utf8,
     join_id,
     read_lines,
     read_records,
@@ -227,5 +229,7 @@ def _read_truth(path: Path, images: _Images, tables: Tables) -> None:
     for provenance, record in read_lines(path, tables, "truth", "ground truth as JSON lines"):
         with tables.record("truth", provenance):
             local = get_id(record, "image_id").removeprefix(f"{images.name}/")
+            if not is_utf8(json.dumps(record, ensure_ascii=False)):
+                raise RecordError("holds bytes that are not UTF-8, or half a character", rule="text_utf8")
             if local not in images.cut:
                 tables["truth"].append({**record, "image_id": join_id(images.name, local)})
