@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +15,10 @@ from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning
 from vlp_models.forgetting.saw import TOKENIZER, Checkpoints, Leftover, Verdict, at_step, leftovers
 from vlp_models.params import Params, StreamParams, to_plain
-from vlp_models.runs.made_of import NOTE
+from vlp_models.runs.made_of import NOTE, noted
 from vlp_models.stages import pretrain
-from vlp_models.workspace.paths import Workspace, write_json
+from vlp_models.workspace.contents import learned_from
+from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
 
 RUN = "pretrain/tden"
 
@@ -25,9 +27,13 @@ class Here:
     """The data that lies here, in which the picture has one id."""
 
     def __init__(self, workspace: Workspace, image: str) -> None:
+        self.workspace = workspace
         self.found = DataVersion(shards=workspace.shards, images=frozenset({image}), complete=True)
 
     def of(self, inputs: Any) -> DataVersion:
+        """As what lies here, if its hashes are what was noted."""
+        names = learned_from(inputs)
+        assert names and all(inputs[name] == hash_path(self.workspace.root / name) for name in names)
         return self.found
 
 
@@ -77,3 +83,49 @@ def test_what_is_noted_nowhere_can_not_be_told(trained: tuple[Params, Workspace]
         assert ask(params, workspace, "x", tmp_path, 3).state == "unknown", damaged
     (folder / "step-00000003.ckpt").touch()
     assert [left.run for left in leftovers(workspace)] == [RUN]
+
+
+def changed(folder: Path, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A folder with the same note, but for a change of it."""
+    note = read_json(folder / NOTE)
+    change(note["provenance"])
+    write_json(to / NOTE, note)
+    return to
+
+
+def test_what_it_was_made_of_must_be_what_lies_here(trained: tuple[Params, Workspace], tmp_path: Path) -> None:
+    params, workspace = trained
+    (folder,) = (workspace.root / ".work" / "pretrain-tden").iterdir()
+    assert ask(params, workspace, "nobody's", folder, 3).state == "never"
+    for name in ("start", "tokenizer"):
+        other = changed(folder, tmp_path, lambda told, name=name: told["inputs"].update({name: "0" * 64}))  # type: ignore[misc]
+        assert ask(params, workspace, "nobody's", other, 3).state == "unknown", name
+
+
+def test_a_captioner_is_asked_that_params_no_longer_know(
+    trained: tuple[Params, Workspace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name stands in the manifest of what it wrote; captions that were written anew can't be told of."""
+    params, workspace = trained
+    captions = workspace.augmented("written")
+    write_json(captions / "manifest.json", {"params": {"start": "finetune/writer"}})
+    task = {"task": "retrieval", "start": "initial/tden", "optimizer": {"lr": 0.1}, "augment": {"captions": "written"}}
+    monkeypatch.setattr(Checkpoints, "own", lambda self, learning, *_, **__: Verdict(name=RUN, state="never", how=""))
+
+    def refer(told: dict[str, Any]) -> None:
+        told["params"] = {"finetune": {"x": task}}
+        told["inputs"]["augment"] = hash_path(captions)
+
+    (folder,) = (workspace.root / ".work" / "pretrain-tden").iterdir()
+    changed(folder, tmp_path, refer)
+    assert not params.augment
+    saw = {"finetune/writer": Verdict(name="finetune/writer", state="saw", how="")}
+    never = {name: Verdict(name=name, state="never", how="") for name in (TOKENIZER, "initial/tden")}
+    data = cast(DataVersions, Here(workspace, "nobody's"))
+    checkpoints = Checkpoints(params=params, workspace=workspace, data=data, _told={**saw, **never})
+    provenance, detector_id = cast(Any, noted(tmp_path))
+    verdicts = checkpoints.trained("finetune/x", provenance, detector_id)
+    assert saw["finetune/writer"] in verdicts
+    write_json(captions / "manifest.json", {"params": {"start": "finetune/other"}})
+    (told,) = checkpoints.trained("finetune/x", provenance, detector_id)
+    assert told.state == "unknown"

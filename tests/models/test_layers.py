@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from vlp_models.data.batch import Regions
+from vlp_models.errors import ParamsError
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.layers.attention import MultiHeadAttention, scaled_dot_product
 from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock
 from vlp_models.models.layers.embeddings import RegionEmbedding
@@ -137,16 +139,29 @@ def test_dropped_features_are_dropped_in_all_regions_of_an_image():
         features_BRF=torch.ones(2, 3, 32),
         boxes_BR4=torch.rand(2, 3, 4),
         class_probs_BRC=torch.zeros(2, 3, 3),
-        mask_BR=torch.ones(2, 3, dtype=torch.bool),
+        mask_BR=torch.tensor([[True, True, True], [True, True, False]]),
     )
-    embedding(regions)
-    dropped_BSF = seen[0].view(2, 4, 32)  # [IMG] and three regions of each image
-    assert set(dropped_BSF.unique().tolist()) == {0.0, 2.0}
-    assert bool((dropped_BSF == dropped_BSF[:, :1]).all())
-    assert not torch.equal(dropped_BSF[0], dropped_BSF[1])
+    hidden_BR = torch.tensor([[False, True, False], [False, False, False]])
+    embedding(regions, hidden_BR)
+    first_SF, second_SF = seen[0].split([4, 3])  # [IMG] and the regions of each image
+    for dropped_SF in (first_SF[[0, 1, 3]], second_SF):
+        assert set(dropped_SF.unique().tolist()) == {0.0, 2.0}
+        assert bool((dropped_SF == dropped_SF[0]).all())
+    assert not first_SF[2].any(), "hidden"
+    assert not torch.equal(first_SF[0], second_SF[0])
     embedding.eval()
     embedding(regions)
     assert bool((seen[1] == 1).all())
+
+
+@pytest.mark.parametrize("more", [{}, {"structure": "single_stream"}, {"separate_ffn": True}])
+def test_tden_drops_features_as_its_config_says(more):
+    config = {"hidden": 16, "heads": 2, "intermediate": 32, "object_layers": 1, "sentence_layers": 1, **more}
+    facts = DataFacts(vocab_size=20, mask_id=4, feature_dim=8, num_classes=3)
+    model = build_model("tden", {**config, "encoder_layers": 1, "decoder_layers": 1, "feature_dropout": 0.3}, facts)
+    assert model.region_embedding.feature_dropout.p == 0.3
+    with pytest.raises(ParamsError, match="feature_dropout"):
+        build_model("tden", {**config, "feature_dropout": 1.0}, facts)
 
 
 def test_initial_weights():

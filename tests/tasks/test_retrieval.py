@@ -96,7 +96,9 @@ def test_a_model_without_a_temperature_learns_by_contrast_with_a_given_one(toy: 
     ("options", "why"),
     [
         ({"learn": "contrast"}, "no temperature of its own"),
-        ({"temperature": 0.05}, "learns by no contrast"),
+        ({"temperature": 0.05}, r"set `options\.learn: contrast`"),
+        ({"scorer": "pairs", "learn": "contrast"}, "here it is pairs"),
+        ({"scorer": "pairs", "learn": "contrast", "temperature": 0.05}, "here it is pairs"),
         ({"learn": "contrast", "temperature": 0.0}, "from 0.001 to 10"),
     ],
 )

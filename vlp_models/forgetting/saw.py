@@ -19,7 +19,7 @@ from vlp_models.forgetting.locked import md5_of, recorded
 from vlp_models.forgetting.order import Sight
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
-from vlp_models.runs.made_of import noted
+from vlp_models.runs.made_of import NOTE, noted
 from vlp_models.serving.bundle import checkpoint_info
 from vlp_models.stages.detector import first_step_with
 from vlp_models.stages.tokenizer import shaped_by
@@ -29,6 +29,7 @@ from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 State = Literal["saw", "through", "unknown", "never"]
 DETECTOR, TOKENIZER = "data/detector", "data/tokenizer"
+DAMAGED = (VLPError, OSError, KeyError, TypeError, ValueError, AttributeError)  # what reading a damaged file may raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +76,8 @@ class Checkpoints:
         if name not in self._told:
             try:
                 self._told[name] = self._ask(name)
-            except (VLPError, OSError, KeyError, TypeError, ValueError) as error:
-                line = next(iter(str(error).splitlines()), type(error).__name__)
-                self._told[name] = Verdict(name=name, state="unknown", how=f"can't be told: {line}")
+            except DAMAGED as error:
+                self._told[name] = Verdict(name=name, state="unknown", how=f"can't be told: {_line(error)}")
         return self._told[name]
 
     def _ask(self, name: str) -> Verdict:
@@ -101,7 +101,7 @@ class Checkpoints:
         """
         settings, inputs = settings_of(run, provenance), provenance.get("inputs", {})
         if settings is None or not learned_from(inputs):
-            return [Verdict(name=run, state="unknown", how="its checkpoint does not say what it was made of")]
+            return [Verdict(name=run, state="unknown", how="it does not say what it was made of")]
         learning = Learning.of(run, settings)
         start = self.workspace.checkpoint(learning.start)
         made_of = [self._regions(detector_id)] if detector_id else []
@@ -109,10 +109,12 @@ class Checkpoints:
             self.made_of(learning.start, start.exists() and hash_path(start) == inputs.get("start")),
             self.made_of(TOKENIZER, hash_path(self.workspace.tokenizer) == inputs.get("tokenizer")),
         ]
-        if learning.captioner and learning.captioner in self.params.augment:
+        if learning.captioner:
             written = self.workspace.augmented(learning.captioner)
-            same = written.exists() and hash_path(written) == inputs.get("augment")
-            made_of.append(self.made_of(self.params.augment[learning.captioner].start, same))
+            if not written.exists() or hash_path(written) != inputs.get("augment"):
+                how = "it learnt from captions that a model wrote, which are not here any more"
+                return [Verdict(name=run, state="unknown", how=how)]
+            made_of.append(self.of(read_json(written / "manifest.json")["params"]["start"]))
         return [self.own(learning, self.data.of(inputs), provenance, regions=bool(detector_id)), *made_of]
 
     def own(
@@ -186,6 +188,10 @@ class Checkpoints:
         return here.images if here else frozenset(one.picture.image_id for one in self.data.found)
 
 
+def _line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 PULL = "`dvc fetch` of the commit that made it brings it"
 
 
@@ -237,9 +243,8 @@ def at_step(left: Leftover, checkpoints: Checkpoints) -> Verdict:
             how = "no made-of.json beside it says what it is made of: it is of an earlier version of the program"
             return Verdict(name=place, state="unknown", how=how)
         own, *made_of = checkpoints.trained(left.run, *found)
-    except (VLPError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
-        return Verdict(name=place, state="unknown", how=f"can't be told: {line}")
+    except DAMAGED as error:
+        return Verdict(name=place, state="unknown", how=f"can't be told by the {NOTE} beside it: {_line(error)}")
     if own.sight is not None and left.step < own.sight.update:
         own = Verdict(name=place, state="never", how=f"update {left.step}; the run would see it in {own.sight.update}")
     return worst(place, [own, *made_of])

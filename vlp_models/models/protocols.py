@@ -5,7 +5,7 @@
 | Fuses               | VQA, VCR, NLVR, NLVR2, entailment               |
 | FusesApart          | VQA with a second classifier                    |
 | Embeds              | retrieval by one matrix product                 |
-| Contrasts           | retrieval learnt by contrast                    |
+| Contrasts           | contrast with a temperature of its own          |
 | ScoresPairs         | retrieval without a dual encoder                |
 | Generates           | captioning                                      |
 | GeneratesByMasks    | captioning that learns from a few hidden words  |

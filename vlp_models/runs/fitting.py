@@ -194,7 +194,8 @@ def work_directory(
         hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}  # they decide the order of samples
     value = {"trainer": hardware, **settings, "code": identity(modules)}
     work = workspace.work(stage.replace("@", "-"), fingerprint(value, files))
-    note(work, provenance_of(settings, files, trainer.stream), detector_id)
+    if is_main_process():
+        note(work, provenance_of(settings, files, trainer.stream), detector_id)
     return work
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.params import StreamParams
-from vlp_models.workspace.paths import hash_path, is_main_process, read_json, write_json
+from vlp_models.workspace.paths import hash_path, read_json, write_json
 
 NOTE = "made-of.json"  # in the work directory: {"provenance": ..., "detector_id": ...}
 
@@ -28,8 +28,7 @@ def provenance_of(
 
 def note(work: Path, provenance: Mapping[str, Any], detector_id: str) -> None:
     """detector_id: who made the regions that the model reads; empty: it reads none."""
-    if is_main_process():
-        write_json(work / NOTE, {"provenance": provenance, "detector_id": detector_id})
+    write_json(work / NOTE, {"provenance": provenance, "detector_id": detector_id})
 
 
 def noted(work: Path) -> tuple[Mapping[str, Any], str] | None:

@@ -55,8 +55,8 @@ IMAGE, TEXTS, ENCODED = "image_D", "texts_ND", "encoded"  # what a record holds 
 class RetrievalOptions(TaskOptions):
     """
     scorer     embeddings, or pairs, each fused. auto: embeddings, if the model has them
-    learn      of embeddings: by a margin, or by contrast. auto: by contrast, if the model has a temperature
-    temperature  by contrast, of a model that has none: what similarities are divided by, as 0.05
+    learn      of embeddings: by a margin, or by contrast. auto: by contrast, if the model has a temperature of its own
+    temperature  with `learn: contrast`, of a model without one of its own: what similarities are divided by, as 0.05
     negatives  by a margin: `all` that violate it (TDEN's Multibatch), or a pair's `hardest` (its code)
     margin     likewise
     twins_are_negatives  of embeddings: samples of one image are negatives of each other (the public code of VLMo)
@@ -121,8 +121,15 @@ class Retrieval(TaskModel):
                 f"params.yaml: the model `{info.name}` can't embed images and texts apart, so it has no shortlist; "
                 "set `options.shortlist: 0` and `options.scorer: pairs`"
             )
-        if self.by_pairs and options.twins_are_negatives:
-            raise ParamsError("params.yaml: `options.twins_are_negatives` is for `options.scorer: embeddings`")
+        for name, given in (
+            ("twins_are_negatives", options.twins_are_negatives),
+            ("temperature", options.temperature is not None),
+            ("learn: contrast", options.learn == "contrast"),
+        ):
+            if self.by_pairs and given:
+                raise ParamsError(
+                    f"params.yaml: `options.{name}` is for `options.scorer: embeddings`; here it is pairs"
+                )
         self.by_embeddings = not self.by_pairs or options.shortlist > 0
         contrasts = can(model, Contrasts)
         self.by_contrast = options.learn == "contrast" or (options.learn == "auto" and contrasts)
@@ -131,9 +138,9 @@ class Retrieval(TaskModel):
                 f"params.yaml: `options.learn: contrast`: the model `{info.name}` has no temperature of its own; give "
                 "one, as `options.temperature: 0.05`"
             )
-        if options.temperature is not None and (contrasts or not self.by_contrast or self.by_pairs):
-            why = "has a temperature of its own" if contrasts else "learns by no contrast here: `options.learn`"
-            raise ParamsError(f"params.yaml: `options.temperature`: the model `{info.name}` {why}")
+        if options.temperature is not None and (contrasts or not self.by_contrast):
+            why = "which has one of its own" if contrasts else "which learns by a margin; set `options.learn: contrast`"
+            raise ParamsError(f"params.yaml: `options.temperature` is not for the model `{info.name}`, {why}")
 
     @classmethod
     def can_score(cls, sample: Sample) -> bool:
@@ -156,7 +163,11 @@ class Retrieval(TaskModel):
         texts_BD, images_BD = model.embed_text(batch.text), model.embed_image(batch.image)
         if self.by_contrast:
             own, given = can(self.model, Contrasts), options.temperature
-            scale = cast(Contrasts, model).contrast_scale() if own else texts_BD.new_tensor(1 / cast(float, given))
+            scale = (
+                cast(Contrasts, model).contrast_scale()
+                if own
+                else torch.tensor(1 / cast(float, given), device=texts_BD.device)
+            )
             return image_text_contrast(texts_BD, images_BD, names, scale)
         return match_in_batch(
             texts_BD,

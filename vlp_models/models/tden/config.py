@@ -33,7 +33,7 @@ class TDENConfig(PublicSwitches):
     max_positions: int = 512
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    feature_dropout: float = 0.0  # of the detector's features, the same entries in all regions of an image
+    feature_dropout: float = 0.0  # from 0 to below 1; the same entries of all regions of an image
     layer_norm_eps: float = 1e-12
     embedding_norm_eps: float = 1e-5  # 1e-12 would turn a blank region's gradient into 1e6 times itself
     init_std: float = 0.02
@@ -60,6 +60,8 @@ class TDENConfig(PublicSwitches):
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if not 0 <= self.feature_dropout < 1:
+            raise ParamsError(f"config: feature_dropout ({self.feature_dropout}) must be from 0 to below 1")
         if min(self.object_layers, self.sentence_layers, self.encoder_layers, self.decoder_layers) < 1:
             raise ParamsError("config: TDEN needs at least one layer in each of its four modules")
         if self.is_ablation and self.set_switches():
