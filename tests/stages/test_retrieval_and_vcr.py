@@ -206,7 +206,7 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
     (workspace.root / "params.yaml").write_text(text.replace("negatives: all", "negative: all"))
     with pytest.raises(
         ParamsError,
-        match=r"`finetune\.tden-retrieval\.options\.negative`.*its options: scorer, learn, negatives",
+        match=r"`finetune\.tden-retrieval\.options\.negative`.*its options: scorer, learn, temperature",
     ):
         run_pipeline([])
 
