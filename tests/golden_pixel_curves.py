@@ -12,7 +12,7 @@ from typing import Any
 import golden_soho
 import golden_vlmo
 import torch
-from golden_tden import fill
+from golden_tden import descend, fill
 
 from vlp_models.models import DataFacts, build_model
 
@@ -37,15 +37,9 @@ def curve(family: str) -> list[dict[str, float]]:
         losses = model.pretraining_losses(
             data, objectives=dict.fromkeys(objectives), generator=generator, mask_probability=0.6
         )
-        model.zero_grad()
-        torch.stack([loss.mean for loss in losses.values()]).sum().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=0.02)
+        rows.append(descend(model, losses))
         if family == "soho":
             model.dictionary.update()
-        rows.append({name: loss.mean.item() for name, loss in losses.items()})
     return rows
 
 

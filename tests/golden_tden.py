@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.decoding.beam import beam_search
+from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption
 
 SIZES = {"vocab_size": 23, "feature_dim": 5, "num_classes": 4}
@@ -69,6 +70,17 @@ def batch() -> Batch:
         ),
         text=Text(ids_BT=ids * words_BT, mask_BT=words_BT, last_segment_BT=last),
     )
+
+
+def descend(model: nn.Module, losses: Mapping[str, Loss]) -> dict[str, float]:
+    """An update of plain gradient descent on the sum of the losses; the losses."""
+    model.zero_grad()
+    torch.stack([loss.mean for loss in losses.values()]).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=0.02)
+    return {name: loss.mean.item() for name, loss in losses.items()}
 
 
 def numbers(model: Any, objectives: Any, mean: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from golden_tden import SIZES, batch, fill, wave
+from golden_tden import SIZES, batch, descend, fill, wave
 
 from vlp_models.data.batch import Batch, Regions, ScoredRegions
 from vlp_models.decoding.beam import beam_search
@@ -74,13 +74,7 @@ def curve() -> list[dict[str, float]]:
         losses = model.pretraining_losses(
             data, objectives={"bidirectional": first, "seq2seq": ~first}, generator=generator, mask_probability=0.3
         )
-        model.zero_grad()
-        torch.stack([loss.mean for loss in losses.values()]).sum().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=0.02)
-        rows.append({name: loss.mean.item() for name, loss in losses.items()})
+        rows.append(descend(model, losses))
     return rows
 
 

@@ -67,7 +67,7 @@ _PLACES = st.lists(_SHARES, min_size=1, max_size=6)
 _VALUES = st.one_of(
     st.sampled_from(VALUES),
     st.integers(),
-    st.floats(allow_subnormal=False),  # which a process that flushes them, as training does, can not draw
+    st.floats(),
     st.text(max_size=20),
     st.lists(st.integers(-3, 3), max_size=5),
     st.just(KeyError),  # the key goes

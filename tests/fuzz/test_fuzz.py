@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from fuzz_run import CORPUS, Fuzzer, seeds_of, with_hypothesis
 from targets import TARGETS
 from watch import Watch, workplace
@@ -19,6 +20,7 @@ INPUTS = 8  # a target, beside its corpus; `make fuzz` draws 10,000 in all
 
 @pytest.fixture(scope="module")
 def fuzzer() -> Iterator[Fuzzer]:
+    torch.set_flush_denormal(False)  # a training in this process may have: hypothesis draws subnormals, too
     with workplace() as folder:
         yield Fuzzer(folder)
 

@@ -162,12 +162,10 @@ class Retrieval(TaskModel):
         model, options = cast(Embeds, self.model), cast(RetrievalOptions, self.options)
         texts_BD, images_BD = model.embed_text(batch.text), model.embed_image(batch.image)
         if self.by_contrast:
-            own, given = can(self.model, Contrasts), options.temperature
-            scale = (
-                cast(Contrasts, model).contrast_scale()
-                if own
-                else torch.tensor(1 / cast(float, given), device=texts_BD.device)
-            )
+            if options.temperature is None:
+                scale = cast(Contrasts, model).contrast_scale()
+            else:  # in float32, whatever the embeddings are in
+                scale = torch.tensor(1 / options.temperature, device=texts_BD.device)
             return image_text_contrast(texts_BD, images_BD, names, scale)
         return match_in_batch(
             texts_BD,
