@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -127,3 +128,11 @@ def test_what_is_missing_or_unknown_is_named(workspace: Workspace) -> None:
         finetune.run(params_of(workspace, vqa={"options": {"beams": 2}}), workspace, "vqa")
     with pytest.raises(DataError, match="dvc repro finetune@vqa"):
         finetune.run(params_of(workspace, nlvr={"start": "finetune/vqa"}), workspace, "nlvr")
+
+
+def test_texts_about_one_image_beside_each_other_are_for_tasks_that_look_once(workspace: Workspace) -> None:
+    finetune.run(params_of(workspace, vqa={"texts_per_image": 2}), workspace, "vqa")
+    report = json.loads((workspace.root / "reports/training/finetune/vqa.json").read_text())
+    assert report["samples"] == report["train_samples"] * params_of(workspace).finetune["vqa"].max_epochs
+    with pytest.raises(ParamsError, match=r"finetune\.retrieval\.texts_per_image: 2`.*leave it out"):
+        finetune.run(params_of(workspace, retrieval={"texts_per_image": 2}), workspace, "retrieval")

@@ -27,7 +27,7 @@ def samples_of(toy: Toy, split: str) -> list[Sample]:
 
 def test_it_tells_the_three_apart_by_looking(toy: Toy) -> None:
     task_model = make(toy, "entailment")
-    assert learn(task_model, toy, 150, lr=3e-3) < 0.15
+    assert learn(task_model, toy, 300, lr=2e-3) < 0.15
     rows = predict(task_model, toy, "train")
     assert sum(row["prediction"] == row["label"] for row in rows) >= 0.95 * len(rows)
     assert {row["label"] for row in rows} == set(ENTAILMENT)

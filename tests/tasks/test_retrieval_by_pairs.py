@@ -160,3 +160,20 @@ def test_what_the_model_can_not_do_is_refused(toy: Toy) -> None:
         by_pairs(toy, drawn=0)
     with pytest.raises(ParamsError, match="twins_are_negatives"):
         by_pairs(toy, twins_are_negatives=True)
+
+
+def test_captions_beside_each_other_share_their_image(toy: Toy) -> None:
+    """With one other image to draw there is nothing to chance: the loss is that of an image for each caption."""
+    model = by_pairs(toy, drawn=1)
+    dataset = ShardDataset(toy.shards, "train", "captions", {"toy": 2})
+    half = len(dataset) // 2
+    samples = [dataset[i] for i in (0, half, 5, half + 5)]
+    shared = model.collate(samples)
+    assert len(shared.image) == 2 and shared.text.owner_N.tolist() == [0, 0, 1, 1]
+    model.shares_images = False
+    apart = model.collate(samples)
+    assert len(apart.image) == 4
+    one, other = (model.loss(batch, generator=any_generator()) for batch in (shared, apart))
+    torch.testing.assert_close(one.mean, other.mean)
+    assert one.count == other.count == 4
+    assert not make(toy, "retrieval").shares_images, "embeddings are told from all others of the batch"

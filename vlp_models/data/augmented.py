@@ -93,6 +93,10 @@ class AugmentedDataset(Dataset[Sample]):
         samples = self._base.__getitems__([i if i < own else self._own[i - own] for i in indices])
         return [s if i < own else self._written(s, self._more[i - own]) for i, s in zip(indices, samples, strict=True)]
 
+    def image_ids(self) -> list[str]:
+        """As `ShardDataset.image_ids`."""
+        return [*self._base.image_ids(), *(caption.image_id for caption in self._more)]
+
     def samples_of(self, image_ids: Set[str]) -> NDArray[np.int64]:
         """As `ShardDataset.samples_of`."""
         behind = [i for i, caption in enumerate(self._more) if caption.image_id in image_ids]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -176,7 +176,8 @@ Image = Regions | Pixels
 class Batch(_Movable):
     """One step's input. `targets` depends on the task: see the file of the task.
 
-    image  None in a batch of texts alone; it may have several rows a sample (`image_owner_M`)
+    image  None in a batch of texts alone; it may have several rows a sample (`image_owner_M`), or one for several
+           samples, each of them with one text: `Text.owner_N` says whose
     text   None in a batch of images alone; it may have several rows a sample (`Text.owner_N`)
     image_ids      one a row of `image`
     image_owner_M  int64, never falling; the sample that each image belongs to. None: image i belongs to sample i
@@ -194,8 +195,24 @@ class Batch(_Movable):
     def __len__(self) -> int:
         return len(self.sample_ids)
 
+    @property
+    def shares_images(self) -> bool:
+        """Whether samples have an image in common."""
+        return self.image_owner_M is None and 0 < len(self.image_ids) < len(self.sample_ids)
+
+    def looking_at(self, images_K: Tensor) -> list[str]:
+        """The ids of the samples that have one of these rows of `image`."""
+        if self.shares_images:
+            images_K = torch.isin(cast(Tensor, self.text.owner_N), images_K).nonzero().flatten()
+        elif self.image_owner_M is not None:
+            images_K = self.image_owner_M[images_K].unique()
+        return [self.sample_ids[i] for i in images_K.tolist()]
+
     def select(self, index_N: Tensor) -> Batch:
         """The samples of these numbers, in their order, each with all its images."""
+        if self.shares_images:
+            rest = dataclasses.replace(self, image=None, image_ids=self.sample_ids).select(index_N)
+            return dataclasses.replace(rest, image=self.image, image_ids=self.image_ids)
         if self.image_owner_M is None:
             return super().select(index_N)
         new_K, images_K = (index_N[:, None] == self.image_owner_M).nonzero().unbind(1)

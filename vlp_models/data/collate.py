@@ -112,6 +112,18 @@ def image_owners(samples: Sequence[Sample]) -> Tensor | None:
     return None if bool((counts == 1).all()) else torch.arange(len(samples)).repeat_interleave(counts)
 
 
+def one_for_neighbours(samples: Sequence[Sample]) -> tuple[list[Sample], Tensor]:
+    """The first of each run of samples that show one image, with one draw; and int64 [N], the run of each sample."""
+    firsts: list[Sample] = []
+    owners = []
+    for sample in samples:
+        seen = firsts[-1] if firsts else None
+        if seen is None or (sample.image_id, sample.draw) != (seen.image_id, seen.draw) or sample.others or seen.others:
+            firsts.append(sample)
+        owners.append(len(firsts) - 1)
+    return firsts, torch.tensor(owners, dtype=torch.int64)
+
+
 def regions_of(samples: Sequence[Sample]) -> list[RegionArrays]:
     """Of every image of the samples, one sample's behind each other.
 

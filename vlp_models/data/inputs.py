@@ -17,7 +17,7 @@ from PIL.Image import Image as Picture
 from torch import Tensor
 
 from vlp_models.data.batch import Batch, Image, Pixels, Regions, Text
-from vlp_models.data.collate import collate_regions, image_owners, objects_first, regions_of
+from vlp_models.data.collate import collate_regions, image_owners, objects_first, one_for_neighbours, regions_of
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import View
@@ -132,24 +132,36 @@ class InputReader:
         image = self.inputs.image
         return {"regions": isinstance(image, RegionInput), "pixels": isinstance(image, PixelInput)}
 
-    def collate(self, samples: Sequence[Sample], *, text: Text | None = None, known_objects: bool = False) -> Batch:
+    def collate(
+        self,
+        samples: Sequence[Sample],
+        *,
+        text: Text | None = None,
+        known_objects: bool = False,
+        share_images: bool = False,
+    ) -> Batch:
         """Images and texts side by side, without targets. Images of samples with a draw are augmented.
 
         Args:
             text: takes the place of the samples' own texts.
             known_objects: regions at the samples' `boxes` come first (`objects_first`), in a sample's first image.
+            share_images: samples beside each other that speak of one image, with one draw, have it once.
 
         Raises:
             DataError: a sample was read without its image, or its image file is damaged.
         """
         if text is None and self.inputs.text:
             text = self.text([sample.text for sample in samples])
+        shown = samples
+        if share_images and text is not None:
+            shown, owner_N = one_for_neighbours(samples)
+            text = text if len(shown) == len(samples) else dataclasses.replace(text, owner_N=owner_N)
         return Batch(
             sample_ids=tuple(sample.sample_id for sample in samples),
-            image_ids=tuple(image_id for sample in samples for image_id in sample.image_ids),
-            image=self.image(samples, known_objects=known_objects),  # type: ignore[arg-type]
+            image_ids=tuple(image_id for sample in shown for image_id in sample.image_ids),
+            image=self.image(shown, known_objects=known_objects),  # type: ignore[arg-type]
             text=text,  # type: ignore[arg-type]
-            image_owner_M=image_owners(samples),
+            image_owner_M=image_owners(shown),
         )
 
     def image(self, samples: Sequence[Sample], *, known_objects: bool = False) -> Image | None:
@@ -205,9 +217,7 @@ def not_finite(batch: Batch) -> list[str]:
         else [cast(Regions, image).features_BRF, image.boxes_BR4, image.class_probs_BRC]
     )
     good_B = torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors]).all(0)
-    bad = (~good_B).nonzero().flatten()
-    owners = bad if batch.image_owner_M is None else batch.image_owner_M[bad].unique()
-    return [batch.sample_ids[i] for i in owners.tolist()]
+    return batch.looking_at((~good_B).nonzero().flatten())
 
 
 def _pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:

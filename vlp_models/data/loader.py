@@ -69,6 +69,10 @@ class EpochOrder:
         first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return batch[first:last]
 
+    def draw(self, epoch: int, index: int) -> int:
+        """The draw of a sample in an epoch."""
+        return draw_of(self.seed, epoch, index)
+
 
 def draw_of(seed: int, epoch: int, index: int) -> int:
     """The seed of what chance decides for a sample in an epoch: 64 bits."""
@@ -100,7 +104,7 @@ class _Cursor:
     def __iter__(self) -> Iterator[list[Any]]:
         for share in self.order.batches(self.epoch, self.start):
             share = share or [0]  # some sample to make a batch of, whose rows `ResumableLoader` then takes away
-            yield [(i, draw_of(self.order.seed, self.epoch, i)) for i in share] if self.draws else share
+            yield [(i, self.order.draw(self.epoch, i)) for i in share] if self.draws else share
 
     def __len__(self) -> int:
         return self.order.steps
@@ -135,7 +139,7 @@ class ResumableLoader(DataLoader[Batch]):
     ) -> None:
         """
         Args:
-            make_order: another one where shards are streamed (data/block_order.py).
+            make_order: which batches there are (data/grouped_order.py, data/block_order.py).
             draws: every sample gets a `draw`, another one each epoch: for training, where images are augmented.
 
         Raises:

@@ -74,6 +74,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             return
         check_same_data(before, start, inputs)
         task_model = _task_model(key, p, before, start, inputs, workspace)
+        if p.texts_per_image > 1 and not task_model.shares_images:
+            raise ParamsError(
+                f"params.yaml: `finetune.{key}.texts_per_image: {p.texts_per_image}`: the task reads an image for each "
+                "text (vqa, entailment, nlvr and retrieval by pairs need not); leave it out"
+            )
         loss = task_model.training_loss(inputs.shards, p.sources, work)
         loaders = LoaderFactory(
             inputs.shards,
@@ -83,6 +88,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             batch_size=p.batch_size,
             num_workers=params.trainer.num_workers,
             stream=params.trainer.stream,
+            texts_per_image=p.texts_per_image,
             seed=p.seed,
             captioned=task_model.captioned_only(task_model.options),
             written=written,

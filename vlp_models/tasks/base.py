@@ -88,6 +88,7 @@ class TaskModel(nn.Module, ABC):
     options          `info.options` as `options_class`
     info             what its checkpoint says of itself
     labels           what the rows of a classifier stand for (VQA's answers, entailment's labels)
+    shares_images    samples beside each other may have one image in common, which the model then encodes once
     blank_images     every image is replaced by nothing when a batch is made: the text-only control
     reader           makes batches of samples, as the model reads them
     """
@@ -98,6 +99,7 @@ class TaskModel(nn.Module, ABC):
     prediction_view: ClassVar[str]
     needs: ClassVar[tuple[type, ...]]
     options_class: ClassVar[type[TaskOptions]] = TaskOptions
+    shares_images: bool = False
     has_labels: ClassVar[bool] = False
     id_key: ClassVar[str]
     metric: ClassVar[str]
@@ -166,7 +168,7 @@ class TaskModel(nn.Module, ABC):
 
     def read(self, samples: Sequence[Sample]) -> Batch:
         """The batch without its targets, as the model reads it."""
-        return self.reader.collate(samples)
+        return self.reader.collate(samples, share_images=self.shares_images)
 
     # Predicting
 

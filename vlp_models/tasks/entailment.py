@@ -36,6 +36,7 @@ class Entailment(TaskModel):
     view = "hypotheses"
     prediction_view = "hypotheses"
     needs = (Fuses,)
+    shares_images = True
     has_labels = True
     id_key = "hypothesis_id"
     metric = "accuracy"

@@ -34,6 +34,7 @@ class NLVR(TaskModel):
     view = "statements"
     prediction_view = "statements"
     needs = (Fuses,)
+    shares_images = True
     id_key = "statement_id"
     metric = "accuracy"
     headlines = ("accuracy", "consistency", f"gain over {BLANKED}")

@@ -5,7 +5,7 @@ matching, section "Downstream Tasks", with which a million images can be searche
 only fuses the two is asked for a score of each pair (pair_scores.py).
 
 Shape suffixes: B samples, A those that have other images to choose from, K images a caption is compared with in a step,
-T captions, I images, D embedding.
+T captions, I images (of a batch: its rows of them), D embedding.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class Retrieval(TaskModel):
                     f"params.yaml: `options.{name}` is for `options.scorer: embeddings`; here it is pairs"
                 )
         self.by_embeddings = not self.by_pairs or options.shortlist > 0
+        self.shares_images = self.by_pairs  # else each image beside its twin would be a negative less
         contrasts = can(model, Contrasts)
         self.by_contrast = options.learn == "contrast" or (options.learn == "auto" and contrasts)
         if options.learn == "contrast" and not contrasts and options.temperature is None:
@@ -180,14 +181,17 @@ class Retrieval(TaskModel):
         is scored; other processes may hold some, and all name the same parts of the loss."""
         model, options = cast(ScoresPairs, self.model), cast(RetrievalOptions, self.options)
         ids = {image_id: number for number, image_id in enumerate(dict.fromkeys(batch.image_ids))}
-        number_B = torch.tensor([ids[image_id] for image_id in batch.image_ids], dtype=torch.int64)
-        other_BB = (number_B[:, None] != number_B).float()
-        asked_A = torch.arange(len(number_B) if len(ids) > 1 else 0)
-        count = min(options.drawn, int(other_BB.sum(1).min())) if len(asked_A) else 0
-        drawn_AK = torch.multinomial(other_BB, count, generator=generator) if count else asked_A.new_zeros(0, 0)
-        image_of_text_N = torch.cat([asked_A[:, None], drawn_AK], 1).flatten()
+        number_I = torch.tensor([ids[image_id] for image_id in batch.image_ids], dtype=torch.int64)
+        owner_N = batch.text.owners(len(batch.image))
+        own_B = torch.arange(len(batch)) if owner_N is None else owner_N.cpu()
+        other_BI = (number_I[own_B][:, None] != number_I).float()
+        asked_A = torch.arange(len(own_B) if len(ids) > 1 else 0)
+        count = min(options.drawn, int(other_BI.sum(1).min())) if len(asked_A) else 0
+        drawn_AK = torch.multinomial(other_BI, count, generator=generator) if count else asked_A.new_zeros(0, 0)
+        image_of_text_N = torch.cat([own_B[asked_A][:, None], drawn_AK], 1).flatten()
         device = batch.text.ids_BT.device
         text = batch.text.select(asked_A.to(device).repeat_interleave(count + 1))
+        text = dataclasses.replace(text, owner_N=None)  # `image_of_text_N` says whose
         scores_N = model.score(model.encode_image(batch.image), text, image_of_text_N.to(device))
         first_A = torch.zeros(len(asked_A), dtype=torch.int64, device=device)
         return classification(scores_N.view(len(asked_A), count + 1), first_A, name="match")

@@ -45,6 +45,7 @@ class VQA(TaskModel):
     view = "questions"
     prediction_view = "questions"
     needs = (Fuses,)
+    shares_images = True
     has_labels = True
     id_key = "question_id"
     metric = "accuracy"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,9 @@ from torch.utils.data import Subset
 
 from vlp_models.data.augmented import AugmentedDataset, Written
 from vlp_models.data.batch import Batch
-from vlp_models.data.block_order import BlockOrder
 from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.loader import EpochOrder, ResumableLoader
+from vlp_models.data.grouped_order import order_of
+from vlp_models.data.loader import ResumableLoader
 from vlp_models.data.sample import Sample
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import StreamParams
@@ -51,17 +50,19 @@ class LoaderFactory:
         regions: bool = True,
         pixels: bool = False,
         stream: StreamParams | None = None,
+        texts_per_image: int = 1,
     ) -> None:
         """
         Args:
             regions, pixels: what of the images is read (`InputReader.flags`).
             captioned: of the view `images`, those with a reference caption only.
             stream: where the images are read, and how; without an address, one by one in `shards`.
+            texts_per_image: texts about one image that stand beside each other (data/grouped_order.py).
             written, control: what the train split's captions are augmented by (data/augmented.py).
 
         Raises:
             DataError: the shards are damaged, or hold nothing to learn from.
-            ParamsError: `sources` names a dataset the shards do not hold.
+            ParamsError: `sources` names a dataset the shards do not hold, or `texts_per_image` can't be had.
         """
         flags = {"captioned": captioned, "regions": regions, "pixels": pixels}
         train = ShardDataset(shards, "train", view, sources, **flags, stream=stream)
@@ -70,10 +71,7 @@ class LoaderFactory:
         self.train = AugmentedDataset(train, written, control=control) if written else train
         val = ShardDataset(shards, "val", view, sources, **flags, stream=stream, by_block=False)
         self.val = Subset(val, _evenly(len(val)))
-        layout = self.train.layout
-        self._order: Callable[..., EpochOrder] = EpochOrder
-        if layout is not None and stream is not None:
-            self._order = partial(BlockOrder, layout=layout, window=stream.window)
+        self._order = order_of(self.train, stream, texts_per_image)
         self._collate = collate
         self._batch_size = batch_size
         self._num_workers = num_workers

@@ -1,0 +1,136 @@
+"""Texts about one image beside each other: an order of everything, in which a model meets an image once for several."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_tasks import any_generator, double, make
+from toy_world import Toy, write_shards, write_tokenizer
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.grouped_order import GroupedOrder, first_of_each, order_of
+from vlp_models.data.loader import EpochOrder, ResumableLoader
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import ParamsError
+from vlp_models.forgetting.order import Updates, first_sight
+from vlp_models.params import StreamParams
+
+names = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=40)
+
+
+@given(names, st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
+def test_every_text_once_in_as_few_runs_as_can_be(names: list[str], together: int, seed: int, epoch: int) -> None:
+    order = GroupedOrder(
+        length=len(names), batch_size=4, seed=seed, images=first_of_each(names), together=together
+    ).permutation(epoch)
+    assert sorted(order.tolist()) == list(range(len(names)))
+    # two runs of one image may come to stand beside each other, so a look at where runs can begin is not enough
+    runs = [len(list(run)) for _, run in groupby(names[i] for i in order)]
+    wanted = sum(-(-names.count(name) // together) for name in set(names))
+    assert len(runs) <= wanted
+    if len(runs) == wanted:
+        assert max(runs) <= together
+
+
+def test_orders_differ_by_seed_and_epoch_and_one_image_has_one_draw() -> None:
+    images = np.repeat(np.arange(0, 60, 6), 6)
+
+    def order(seed: int) -> GroupedOrder:
+        return GroupedOrder(length=60, batch_size=4, seed=seed, images=images, together=3)
+
+    found = [order(seed).permutation(epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    assert len({tuple(f) for f in found}) == 3
+    assert all(len(set(images[f[:30]])) > 4 for f in found), "runs of different images are mixed"
+    draws = {(epoch, index): order(1).draw(epoch, index) for epoch in (0, 1) for index in range(60)}
+    assert len(set(draws.values())) == 20
+    assert len({draws[0, index] for index in range(6)}) == 1
+
+
+def test_a_loader_gives_one_image_for_several_questions_and_goes_on_where_it_was(toy: Toy) -> None:
+    task = make(toy, "vqa")
+    dataset = doubled(toy)
+
+    def loader(**more: Any) -> ResumableLoader:
+        arguments = {"batch_size": 6, "seed": 1, "shuffle": True, "draws": True} | more
+        return ResumableLoader(dataset, collate=task.collate, make_order=order_of(dataset, None, 2), **arguments)
+
+    batches = list(loader())
+    assert sum(len(batch) for batch in batches) == len(dataset)
+    assert all(len(batch.image) == len(batch.image_ids) <= len(batch) for batch in batches)
+    assert sum(len(batch.image) for batch in batches) < 0.6 * len(dataset)
+    stopped = loader()
+    for _, _ in zip(range(3), stopped, strict=False):
+        pass
+    going_on = loader()
+    going_on.load_state_dict(stopped.state_dict())
+    assert [b.sample_ids for b in going_on] == [b.sample_ids for b in batches[3:]]
+    shares = [[b.sample_ids for b in loader(rank=rank, world_size=2)] for rank in (0, 1)]
+    assert [one + other for one, other in zip(*shares, strict=True)] == [b.sample_ids for b in batches]
+    alone = ResumableLoader(dataset, collate=task.collate, batch_size=6, seed=1, shuffle=True, draws=True)
+    assert alone.order == EpochOrder(length=len(dataset), batch_size=6, seed=1)
+    assert not any(batch.shares_images for batch in alone), "each text has a draw, and so an image, of its own"
+
+
+def test_what_is_computed_of_a_shared_image_is_what_each_text_would_get(toy: Toy) -> None:
+    """Loss, gradient and predictions; a value that is no number names every text that has it."""
+    task = make(toy, "vqa").double()
+    dataset = doubled(toy)
+    samples = [dataset[i] for i in (0, len(dataset) // 2, 1, len(dataset) // 2 + 1, 2)]
+    shared = task.collate(samples)
+    assert len(shared.image) == 3 and shared.text.owner_N.tolist() == [0, 0, 1, 1, 2]
+    task.shares_images = False
+    apart = task.collate(samples)
+    assert len(apart.image) == 5
+    losses = []
+    for batch in (apart, shared):
+        batch = double(batch)
+        task.zero_grad()
+        loss = task.loss(batch, generator=any_generator()).mean
+        loss.backward()
+        norm = torch.cat([p.grad.flatten() for p in task.parameters() if p.grad is not None]).norm()
+        losses.append((loss.item(), norm.item(), [row["top"] for row in task.predict(batch, samples)]))
+    assert losses[0][0] == pytest.approx(losses[1][0], abs=1e-12)
+    assert losses[0][1] == pytest.approx(losses[1][1], abs=1e-10)
+    assert losses[0][2] == losses[1][2]
+    assert shared.looking_at(torch.tensor([1])) == [samples[2].sample_id, samples[3].sample_id]
+    chosen = shared.select(torch.tensor([3, 0]))
+    assert chosen.sample_ids == (samples[3].sample_id, samples[0].sample_id)
+    assert chosen.text.owner_N.tolist() == [1, 0] and chosen.image_ids == shared.image_ids
+
+
+def test_when_a_picture_was_first_seen_is_known_of_this_order_too(toy: Toy) -> None:
+    dataset = doubled(toy)
+    order = order_of(dataset, None, 2)(length=len(dataset), batch_size=4, seed=7)
+    names = dataset.image_ids()
+    batches = list(order.batches(0))
+    for wanted in sorted(set(names))[:5]:
+        told = first_sight(dataset, {wanted}, order, Updates(count=len(batches)))
+        first = next(n for n, batch in enumerate(batches) if wanted in {names[i] for i in batch})
+        assert told is not None and told.update == first + 1
+
+
+def test_streamed_blocks_and_this_order_exclude_each_other(toy: Toy) -> None:
+    dataset = ShardDataset(toy.shards, "train", "questions")
+    dataset.layout = object()  # type: ignore[assignment]
+    with pytest.raises(ParamsError, match=r"texts_per_image: 1.* leave `trainer.stream.address` empty"):
+        order_of(dataset, StreamParams(address="s3://bucket"), 2)
+
+
+def doubled(toy: Toy) -> ShardDataset:
+    """Each question of the toy world twice, so that each image has several."""
+    return ShardDataset(toy.shards, "train", "questions", {"toy": 2})
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    folder: Path = tmp_path_factory.mktemp("world")
+    write_shards(folder / "shards")
+    write_tokenizer(folder / "tokenizer")
+    return Toy(folder / "shards", Tokenizer.load(folder / "tokenizer"))
