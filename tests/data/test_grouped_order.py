@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from toy_tasks import any_generator, double, make
 from toy_world import Toy, write_shards, write_tokenizer
 
 from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.grouped_order import GroupedOrder, first_of_each, order_of
+from vlp_models.data.grouped_order import GroupedOrder, first_of_each
 from vlp_models.data.loader import EpochOrder, ResumableLoader
+from vlp_models.data.order import order_of
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.forgetting.order import Updates, first_sight
 from vlp_models.params import StreamParams
+from vlp_models.training.data import LoaderFactory
+from vlp_models.training.module import _non_finite_inputs
 
 names = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=40)
 
@@ -28,7 +32,7 @@ names = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=40)
 @given(names, st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
 def test_every_text_once_in_as_few_runs_as_can_be(names: list[str], together: int, seed: int, epoch: int) -> None:
     order = GroupedOrder(
-        length=len(names), batch_size=4, seed=seed, images=first_of_each(names), together=together
+        length=len(names), batch_size=4, seed=seed, images=first_of_each(names), texts_per_image=together
     ).permutation(epoch)
     assert sorted(order.tolist()) == list(range(len(names)))
     # two runs of one image may come to stand beside each other, so a look at where runs can begin is not enough
@@ -43,7 +47,7 @@ def test_orders_differ_by_seed_and_epoch_and_one_image_has_one_draw() -> None:
     images = np.repeat(np.arange(0, 60, 6), 6)
 
     def order(seed: int) -> GroupedOrder:
-        return GroupedOrder(length=60, batch_size=4, seed=seed, images=images, together=3)
+        return GroupedOrder(length=60, batch_size=4, seed=seed, images=images, texts_per_image=3)
 
     found = [order(seed).permutation(epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert len({tuple(f) for f in found}) == 3
@@ -103,6 +107,9 @@ def test_what_is_computed_of_a_shared_image_is_what_each_text_would_get(toy: Toy
     chosen = shared.select(torch.tensor([3, 0]))
     assert chosen.sample_ids == (samples[3].sample_id, samples[0].sample_id)
     assert chosen.text.owner_N.tolist() == [1, 0] and chosen.image_ids == shared.image_ids
+    assert chosen.looking_at(torch.tensor([0])) == [samples[0].sample_id] and not chosen.looking_at(torch.tensor([2]))
+    last = chosen.select(torch.tensor([1]))
+    assert last.sample_ids == (samples[0].sample_id,) and last.text.owner_N.tolist() == [0]
 
 
 def test_when_a_picture_was_first_seen_is_known_of_this_order_too(toy: Toy) -> None:
@@ -121,6 +128,37 @@ def test_streamed_blocks_and_this_order_exclude_each_other(toy: Toy) -> None:
     dataset.layout = object()  # type: ignore[assignment]
     with pytest.raises(ParamsError, match=r"texts_per_image: 1.* leave `trainer.stream.address` empty"):
         order_of(dataset, StreamParams(address="s3://bucket"), 2)
+
+
+def test_a_trainings_loader_has_this_order(toy: Toy) -> None:
+    task = make(toy, "vqa")
+    arguments: dict[str, Any] = {
+        "sources": {"toy": 2},
+        "collate": task.collate,
+        "batch_size": 6,
+        "num_workers": 0,
+        "seed": 1,
+    }
+    train, val = LoaderFactory(toy.shards, "questions", **arguments, texts_per_image=2)(0, 1)
+    assert isinstance(train.order, GroupedOrder) and train.order.texts_per_image == 2
+    assert val is not None and not isinstance(val.order, GroupedOrder)
+    assert any(batch.shares_images and len(batch.image) < len(batch) for batch in train)
+
+
+def test_a_shared_image_that_is_no_number_is_told_of_all_its_texts(toy: Toy) -> None:
+    task, dataset = make(toy, "vqa"), doubled(toy)
+    samples = [dataset[i] for i in (0, len(dataset) // 2, 1)]
+    batch = task.collate(samples)
+    assert len(batch.image) == 2 and not _non_finite_inputs(batch)
+    batch.image.features_BRF[0, 0, 0] = float("nan")
+    assert _non_finite_inputs(batch) == [samples[0].sample_id, samples[1].sample_id]
+    batch.targets[2, 0] = float("inf")
+    assert _non_finite_inputs(batch) == [sample.sample_id for sample in samples]
+
+
+def test_pictures_without_a_name_are_each_their_own(toy: Toy) -> None:
+    nameless = [replace(doubled(toy)[i], image_id="") for i in (0, 1)]
+    assert len(make(toy, "vqa").collate(nameless).image) == 2
 
 
 def doubled(toy: Toy) -> ShardDataset:

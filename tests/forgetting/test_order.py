@@ -19,6 +19,7 @@ from vlp_models.data.shards import ImageRecord, ShardWriter
 from vlp_models.forgetting.learning import Learning
 from vlp_models.forgetting.order import Sight, Updates, first_sight
 from vlp_models.params import StreamParams, load_params, to_plain
+from vlp_models.training.data import LoaderFactory
 from vlp_models.training.windows import Windows
 from vlp_models.workspace.paths import write_json
 
@@ -125,3 +126,31 @@ def test_a_run_is_read_from_what_its_checkpoint_says(shards: Path) -> None:
     assert sight(batch_size=2, max_steps=first.update - 1) is None
     assert sight(sources={"b": 1}) is None, "image 4 is of a"
     assert sight(view="texts") is None
+
+
+def test_a_run_with_texts_beside_each_other_is_read_with_its_own_order(shards: Path) -> None:
+    """Retrieval by pairs learns from captions; what its loader hands out is what is told."""
+    plain = to_plain(load_params(ROOT / "params.yaml").finetune["tden-vqa"])
+    changes: dict[str, Any] = {"task": "retrieval", "options": {"scorer": "pairs"}, "sources": {"a": 2, "b": 1}}
+    settings = plain | changes | {"batch_size": 4, "accumulate": 2, "max_epochs": 2, "texts_per_image": 3}
+    loaders = LoaderFactory(
+        shards,
+        "captions",
+        sources=settings["sources"],
+        collate=list,  # type: ignore[arg-type]
+        batch_size=4,
+        num_workers=0,
+        seed=settings["seed"],
+        regions=False,
+        pixels=True,
+        texts_per_image=3,
+    )
+    batches = list(loaders(0, 1)[0])
+    told = {}
+    for wanted in map(image, range(IMAGES)):
+        of = Learning.of("finetune/x", settings)
+        told[wanted] = of.sight(shards, {wanted}, stream=StreamParams(), regions=False)
+        number = next(i for i, batch in enumerate(batches) if any(s.image_id == wanted for s in batch))
+        assert told[wanted] == Sight(epoch=1, update=number // 2 + 1)
+    other = Learning.of("finetune/x", settings | {"texts_per_image": 1})
+    assert told != {name: other.sight(shards, {name}, stream=StreamParams(), regions=False) for name in told}

@@ -275,6 +275,17 @@ def test_a_task_that_learns_from_no_captions_takes_none() -> None:
     check_runs(parse_params(sections()))
 
 
+def test_texts_about_one_image_are_put_together_for_tasks_that_look_once_and_not_in_blocks() -> None:
+    writer = {**WRITER, "texts_per_image": 2}
+    with pytest.raises(ParamsError, match=r"`finetune\.writer\.texts_per_image` is for vqa, nlvr, .*captioning reads"):
+        check_runs(parse_params(sections(finetune={"writer": writer})))
+    raw = sections(finetune={"more": {"task": "vqa", "start": "pretrain/tden", "texts_per_image": 2}})
+    check_runs(parse_params(raw))
+    raw["trainer"]["stream"] = {"address": "s3://bucket/shards"}
+    with pytest.raises(ParamsError, match=r"texts_per_image` and `trainer\.stream\.address` each ask for an order"):
+        check_runs(parse_params(raw))
+
+
 def test_dvc_yaml_speaks_of_it_where_params_yaml_does() -> None:
     raw = sections()
     stages = generated(raw)

@@ -197,8 +197,10 @@ class Batch(_Movable):
 
     @property
     def shares_images(self) -> bool:
-        """Whether samples have an image in common."""
-        return self.image_owner_M is None and 0 < len(self.image_ids) < len(self.sample_ids)
+        """Whether each sample is one text, whose `owner_N` says which image is its: several may have one in common."""
+        text = cast(Text | None, self.text)
+        owned = self.image_owner_M is None and text is not None and text.owner_N is not None
+        return owned and len(self.text) == len(self.sample_ids)
 
     def looking_at(self, images_K: Tensor) -> list[str]:
         """The ids of the samples that have one of these rows of `image`."""
@@ -211,8 +213,8 @@ class Batch(_Movable):
     def select(self, index_N: Tensor) -> Batch:
         """The samples of these numbers, in their order, each with all its images."""
         if self.shares_images:
-            rest = dataclasses.replace(self, image=None, image_ids=self.sample_ids).select(index_N)
-            return dataclasses.replace(rest, image=self.image, image_ids=self.image_ids)
+            rest = dataclasses.replace(self, image=None, image_ids=self.sample_ids)
+            return dataclasses.replace(_Movable.select(rest, index_N), image=self.image, image_ids=self.image_ids)
         if self.image_owner_M is None:
             return super().select(index_N)
         new_K, images_K = (index_N[:, None] == self.image_owner_M).nonzero().unbind(1)

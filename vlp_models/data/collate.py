@@ -113,12 +113,15 @@ def image_owners(samples: Sequence[Sample]) -> Tensor | None:
 
 
 def one_for_neighbours(samples: Sequence[Sample]) -> tuple[list[Sample], Tensor]:
-    """The first of each run of samples that show one image, with one draw; and int64 [N], the run of each sample."""
+    """The first of each run of samples that show one image, with one draw; and int64 [N], the run of each sample.
+
+    Samples whose image has no name share none.
+    """
     firsts: list[Sample] = []
     owners = []
     for sample in samples:
-        seen = firsts[-1] if firsts else None
-        if seen is None or (sample.image_id, sample.draw) != (seen.image_id, seen.draw) or sample.others or seen.others:
+        shown = (firsts[-1].image_id, firsts[-1].draw) if firsts else None
+        if not sample.image_id or (sample.image_id, sample.draw) != shown:
             firsts.append(sample)
         owners.append(len(firsts) - 1)
     return firsts, torch.tensor(owners, dtype=torch.int64)

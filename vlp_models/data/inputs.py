@@ -153,7 +153,7 @@ class InputReader:
         if text is None and self.inputs.text:
             text = self.text([sample.text for sample in samples])
         shown = samples
-        if share_images and text is not None:
+        if share_images and text is not None and not any(sample.others for sample in samples):
             shown, owner_N = one_for_neighbours(samples)
             text = text if len(shown) == len(samples) else dataclasses.replace(text, owner_N=owner_N)
         return Batch(

@@ -4,7 +4,7 @@ The batches of an epoch are a function of (seed, epoch): not of the number of pr
 nor of the number of workers, nor of the random state of the process. A cursor of three integers is all there is to
 save.
 What chance decides for a sample (how its image is cropped) follows from its `draw`, a function of (seed, epoch, index)
-likewise.
+likewise, or of the image instead of the index, where texts share theirs (grouped_order.py).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 from vlp_models.data.augmented import AugmentedDataset, read_written
 from vlp_models.data.blocks import Layout
 from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.grouped_order import order_of
 from vlp_models.data.loader import EpochOrder
+from vlp_models.data.order import order_of
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError
 from vlp_models.forgetting.order import Sight, Updates, first_sight
@@ -27,7 +27,7 @@ class Learning:
     """A training run.
 
     run: `pretrain/NAME` or `finetune/NAME`. start: what it began with. captioner: `augment.NAME`, empty: none.
-    view, captioned: of the data. together: texts about one image beside each other.
+    view, captioned: of the data. texts_per_image: that are put beside each other.
     scored_by_all: the captions of all training images count in its reward.
     """
 
@@ -36,7 +36,7 @@ class Learning:
     params: TrainingParams
     view: str
     captioned: bool = False
-    together: int = 1
+    texts_per_image: int = 1
     captioner: str = ""
     control: bool = False
     repeats: int = 1
@@ -72,7 +72,7 @@ class Learning:
             params=f,
             view=task.learning_view(options),
             captioned=task.captioned_only(options),
-            together=f.texts_per_image,
+            texts_per_image=f.texts_per_image,
             captioner=f.augment.captions,
             control=f.augment.control,
             scored_by_all=getattr(options, "self_critical", None) is not None,
@@ -105,7 +105,7 @@ class Learning:
                 raise DataError(f"{self.run} learnt from captions that a model wrote, which are not here")
             samples = AugmentedDataset(samples, read_written(augmented, shards), control=self.control)  # type: ignore[arg-type]
         arguments: dict[str, Any] = {"length": len(samples), "batch_size": p.batch_size, "seed": p.seed}
-        order: EpochOrder = order_of(samples, stream, self.together)(**arguments)
+        order: EpochOrder = order_of(samples, stream, self.texts_per_image)(**arguments)
         return first_sight(samples, image_ids, order, self.updates(order))
 
     def updates(self, order: EpochOrder) -> Updates:

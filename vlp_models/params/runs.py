@@ -128,7 +128,7 @@ class FinetuneParams(TrainingParams):
     design        runs that differ in their seeds alone have the same; empty: the run's own name
     evaluate_on   datasets; empty: those it learned from
     config        laid over the model config of `start` (a higher resolution, more dropout)
-    texts_per_image  at most so many texts about one image stand beside each other in an epoch: the model encodes it
+    texts_per_image  at most so many texts about one image are put beside each other in an epoch: the model encodes it
                   once for them (most of SOHO's work is the image's side). For tasks that ask about one image
     blank_images  the text-only control: it sees no image
     augment       captions that a model wrote of its training images

@@ -54,6 +54,17 @@ def check_runs(params: Params) -> None:
                 f"params.yaml: `finetune.{name}.augment`: {finetune.task} does not learn from captions (with these "
                 "options); leave it out"
             )
+        if finetune.texts_per_image > 1 and not task.shares_images:
+            able = ", ".join(known for known in TASKS if task_class(known).shares_images)
+            raise ParamsError(
+                f"params.yaml: `finetune.{name}.texts_per_image` is for {able}; {finetune.task} reads an image for "
+                "each text: leave it out"
+            )
+        if finetune.texts_per_image > 1 and params.trainer.stream.address:
+            raise ParamsError(
+                f"params.yaml: `finetune.{name}.texts_per_image` and `trainer.stream.address` each ask for an order of "
+                "their own: leave one of them out"
+            )
         of = params.model_of(name)
         tried = outline(params.models[of], f"models.{of}.config")
         check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)

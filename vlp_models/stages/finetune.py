@@ -76,8 +76,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         task_model = _task_model(key, p, before, start, inputs, workspace)
         if p.texts_per_image > 1 and not task_model.shares_images:
             raise ParamsError(
-                f"params.yaml: `finetune.{key}.texts_per_image: {p.texts_per_image}`: the task reads an image for each "
-                "text (vqa, entailment, nlvr and retrieval by pairs need not); leave it out"
+                f"params.yaml: `finetune.{key}.texts_per_image: {p.texts_per_image}`: {p.task} with these options "
+                "reads an image for each text; leave it out"
             )
         loss = task_model.training_loss(inputs.shards, p.sources, work)
         loaders = LoaderFactory(

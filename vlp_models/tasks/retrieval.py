@@ -95,6 +95,7 @@ class Retrieval(TaskModel):
     prediction_view = "images"
     needs = (Embeds, ScoresPairs)
     options_class = RetrievalOptions
+    shares_images = True
     id_key = "image_id"
     metric = "R@1"
     headlines = ("R@1", "R@5", "R@10", "median rank", "R@1 (image to text)")
@@ -143,6 +144,11 @@ class Retrieval(TaskModel):
             why = "which has one of its own" if contrasts else "which learns by a margin; set `options.learn: contrast`"
             raise ParamsError(f"params.yaml: `options.temperature` is not for the model `{info.name}`, {why}")
 
+    def read(self, samples: Sequence[Sample]) -> Batch:
+        """Captions share an image in training alone, where each has a draw: elsewhere image i is sample i's."""
+        trains = all(sample.draw is not None for sample in samples)
+        return self.reader.collate(samples, share_images=self.shares_images and trains)
+
     @classmethod
     def can_score(cls, sample: Sample) -> bool:
         return bool(sample["captions"])
@@ -186,9 +192,10 @@ class Retrieval(TaskModel):
         own_B = torch.arange(len(batch)) if owner_N is None else owner_N.cpu()
         other_BI = (number_I[own_B][:, None] != number_I).float()
         asked_A = torch.arange(len(own_B) if len(ids) > 1 else 0)
+        own_A = own_B[: len(asked_A)]
         count = min(options.drawn, int(other_BI.sum(1).min())) if len(asked_A) else 0
         drawn_AK = torch.multinomial(other_BI, count, generator=generator) if count else asked_A.new_zeros(0, 0)
-        image_of_text_N = torch.cat([own_B[asked_A][:, None], drawn_AK], 1).flatten()
+        image_of_text_N = torch.cat([own_A[:, None], drawn_AK], 1).flatten()
         device = batch.text.ids_BT.device
         text = batch.text.select(asked_A.to(device).repeat_interleave(count + 1))
         text = dataclasses.replace(text, owner_N=None)  # `image_of_text_N` says whose

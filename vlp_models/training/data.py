@@ -11,8 +11,8 @@ from torch.utils.data import Subset
 from vlp_models.data.augmented import AugmentedDataset, Written
 from vlp_models.data.batch import Batch
 from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.grouped_order import order_of
 from vlp_models.data.loader import ResumableLoader
+from vlp_models.data.order import order_of
 from vlp_models.data.sample import Sample
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import StreamParams
@@ -57,12 +57,12 @@ class LoaderFactory:
             regions, pixels: what of the images is read (`InputReader.flags`).
             captioned: of the view `images`, those with a reference caption only.
             stream: where the images are read, and how; without an address, one by one in `shards`.
-            texts_per_image: texts about one image that stand beside each other (data/grouped_order.py).
+            texts_per_image: at most so many texts about one image are put beside each other (data/grouped_order.py).
             written, control: what the train split's captions are augmented by (data/augmented.py).
 
         Raises:
             DataError: the shards are damaged, or hold nothing to learn from.
-            ParamsError: `sources` names a dataset the shards do not hold, or `texts_per_image` can't be had.
+            ParamsError: `sources` names a dataset the shards do not hold, or `texts_per_image` comes with a stream.
         """
         flags = {"captioned": captioned, "regions": regions, "pixels": pixels}
         train = ShardDataset(shards, "train", view, sources, **flags, stream=stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
+from vlp_models.data.inputs import not_finite
 from vlp_models.errors import CheckpointError, NonFiniteLossError
 from vlp_models.objectives.loss import Count, Loss, WeightedLosses
 from vlp_models.objectives.moving_average import update_moving_averages
@@ -270,12 +270,10 @@ class TrainingModule(LightningModule):
 
 
 def _non_finite_inputs(batch: Batch) -> list[str]:
-    """Samples with an input that is not finite: of those inputs that have a row a sample."""
-    parts = [part for part in (batch.image, batch.text, batch.targets) if part is not None]
-    fields = [vars(part).values() if dataclasses.is_dataclass(part) else (part,) for part in parts]
-    tensors = [value for values in fields for value in values if isinstance(value, Tensor)]
-    rows = [t for t in tensors if t.is_floating_point() and len(t) == len(batch)]
-    if not rows or not len(batch):
-        return []
-    bad_B = ~torch.stack([t.reshape(len(t), -1).isfinite().all(1) for t in rows]).all(0)
-    return [sample_id for sample_id, bad in zip(batch.sample_ids, bad_B.tolist(), strict=True) if bad]
+    """Samples whose image or target is not finite."""
+    bad = set(not_finite(batch))
+    targets = batch.targets
+    if targets is not None and targets.is_floating_point() and len(batch):
+        finite_B = targets.reshape(len(batch), -1).isfinite().all(1)
+        bad |= {batch.sample_ids[i] for i in (~finite_B).nonzero().flatten().tolist()}
+    return [sample_id for sample_id in batch.sample_ids if sample_id in bad]

@@ -30,6 +30,7 @@ from vlp_models.training.groups import Freezing
 from vlp_models.training.optim import build_optimizer, build_scheduler
 from vlp_models.training.passes import make_loss
 
+IMAGE_SIDE = {"soho": ("backbone", "neck", "visual_norm")}  # family -> what of it makes tokens of a picture
 MAX_CAPTION = 24  # tokens, [SEP] included
 NEEDS: dict[str, tuple[type, ...]] = {  # task -> what a model must be, one of these
     "captioning": (Generates,),
@@ -78,6 +79,26 @@ def build(family: str, config: Mapping[str, Any], data: Data) -> nn.Module:
         num_classes=data.classes,
     )
     return build_model(family, {**sizes(family, data.setting), **config}, facts)
+
+
+def visual_tokens(model: nn.Module, images: Image) -> Tensor:
+    """Of the cells of pictures, known before any text. [B, R, D]"""
+    tokens_BRD: Tensor = model.encode_image(images).tokens_BRD  # type: ignore[operator]
+    return tokens_BRD
+
+
+def image_side(family: str, model: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers of what makes `visual_tokens`."""
+    return {name: value for name, value in model.state_dict().items() if name.partition(".")[0] in IMAGE_SIDE[family]}
+
+
+def begin_with(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """
+    Raises:
+        KeyError: the model has no such weights.
+    """
+    if unknown := model.load_state_dict(weights, strict=False).unexpected_keys:
+        raise KeyError(f"no {', '.join(unknown)} in this model")
 
 
 class StepLoss:

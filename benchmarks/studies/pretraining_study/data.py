@@ -40,7 +40,7 @@ from vlp_models.worlds.scenes.world import (
 )
 
 SIDE = 64  # pixels on which the scenes' hidden parts are counted where nothing is drawn
-_SYMBOLS = (*SHAPES, *COLOURS, *SIZES, *TEXTURES)
+SYMBOLS = (*SHAPES, *COLOURS, *SIZES, *TEXTURES)
 _PARTS = {"web": 0, "train": 1, "val": 2, "test": 3, "language": 4}
 _LANGUAGE = 400  # scenes of whose captions and questions the vocabularies are made; nobody learns from them
 _SHARPNESS = 6.0  # of the class probabilities; at this the true class of a clean region has 0.9
@@ -106,11 +106,11 @@ class Data:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._projection = self._rng("web", 0, 9).normal(
-            scale=1 / np.sqrt(len(_SYMBOLS)), size=(len(_SYMBOLS) + 4, setting.feature_dim)
+            scale=1 / np.sqrt(len(SYMBOLS)), size=(len(SYMBOLS) + 4, setting.feature_dim)
         )
         speech = [self._scene("language", number) for number in range(_LANGUAGE)]
-        self._web_scenes = [self._scene("web", number) for number in range(setting.web)]
-        self._alt_texts = [self._alt_text(number, scene) for number, scene in enumerate(self._web_scenes)]
+        self.web_scenes = [self._scene("web", number) for number in range(setting.web)]
+        self._alt_texts = [self._alt_text(number, scene) for number, scene in enumerate(self.web_scenes)]
         told = [text for scene in speech for text in self._told("language", scene)]
         asked = list(self._asked("language", speech))
         language = [*self._alt_texts, *told, *(question for _, question, _ in asked)]
@@ -120,7 +120,7 @@ class Data:
 
     @cached_property
     def web(self) -> tuple[Images | Pictures, Texts]:
-        return self._images("web", self._web_scenes), self.texts(self._alt_texts, range(len(self._alt_texts)))
+        return self._images("web", self.web_scenes), self.texts(self._alt_texts, range(len(self._alt_texts)))
 
     @cached_property
     def val(self) -> Split:
@@ -197,7 +197,7 @@ class Data:
         for i, scene in enumerate(scenes):
             n = len(scene.objects)
             boxes[i, :n] = np.array([item.box for item in scene.objects], dtype=np.float32) / scene.side
-            symbols = np.array([_symbols(item) for item in scene.objects])
+            symbols = np.array([symbols(item) for item in scene.objects])
             rng = self._rng(part, _number(part, scene), 4)
             symbols = symbols + rng.normal(scale=self.setting.feature_noise, size=symbols.shape)
             places = np.column_stack([boxes[i, :n, 2:] - boxes[i, :n, :2], boxes[i, :n, :2]])
@@ -229,14 +229,15 @@ def _number(part: str, scene: Scene) -> int:
     return int(scene.image_id.removeprefix(part))
 
 
-def _symbols(item: SceneObject) -> list[float]:
+def symbols(item: SceneObject) -> list[float]:
+    """Which of `SYMBOLS` it has: 0 or 1."""
     own = (item.shape, item.colour, item.size, item.texture)
-    return [float(symbol in own) for symbol in _SYMBOLS]
+    return [float(symbol in own) for symbol in SYMBOLS]
 
 
 def _class_probs(symbols_RS: np.ndarray) -> np.ndarray:
     """[R, C]: a detector's softmax over colour and shape, as sure as the noise allows; column 0 is background."""
-    places = [(_SYMBOLS.index(shape), _SYMBOLS.index(colour)) for colour, shape in map(str.split, CATEGORIES)]
+    places = [(SYMBOLS.index(shape), SYMBOLS.index(colour)) for colour, shape in map(str.split, CATEGORIES)]
     scores = np.column_stack([symbols_RS[:, shape] + symbols_RS[:, colour] for shape, colour in places])
     scores = np.column_stack([np.zeros(len(scores)), scores]) * _SHARPNESS
     exponents = np.exp(scores - scores.max(1, keepdims=True))

@@ -15,6 +15,7 @@ from torch import nn
 from pretraining_study import adapter, measure
 from pretraining_study.arms import Arm
 from pretraining_study.data import Data, Split
+from pretraining_study.eyes import eyes
 from pretraining_study.learn import Learner, pretraining
 
 DRAWS = 6  # captions that are drawn of an image, where some are kept
@@ -33,6 +34,7 @@ def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
     split, seconds, began = data.train(seed), {}, time.perf_counter()
     for held_out in (data.val, data.test):  # made once a process: no arm's time
         _ = held_out.true_NI
+    _ = eyes(arm.family, data)  # likewise
 
     if tuning.captioner is not None:
         start = time.process_time()
@@ -77,8 +79,10 @@ def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
 
 
 def _pretrained(arm: Arm, seed: int, data: Data, split: Split) -> nn.Module:
+    seeing = eyes(arm.family, data)
     torch.manual_seed(1000 * seed)
     model = adapter.build(arm.family, arm.config, data)
+    adapter.begin_with(model, seeing)
     for _ in pretraining(model, arm, data, split, seed=seed):
         pass
     return model.eval()

@@ -21,6 +21,7 @@ class Setting:
     feature_dim      of a region: its symbols through a fixed random projection
     feature_noise    standard deviation of what is added to each symbol (0 or 1) before the projection
     side, patch      of a drawn scene and of a patch of it, in pixels. side 0: nothing is drawn, models read regions
+    eyes             updates in which the image's side learns to see, before everything else (eyes.py); 0: none
     hidden, layers   of the model; sizes.py makes each family's of them
     batch            of pretraining, captioning, VQA and retrieval alike
     """
@@ -36,6 +37,7 @@ class Setting:
     feature_noise: float = 0.3
     side: int = 0
     patch: int = 8
+    eyes: int = 0
     hidden: int = 64
     heads: int = 4
     layers: int = 1

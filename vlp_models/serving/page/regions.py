@@ -77,7 +77,10 @@ def weigh(task_model: TaskModel, regions: RegionArrays, text: str, said: str) ->
     sample = Sample(sample_id="", image_id="", source="", text=asked)
     found: list[float] = []
     for start in range(0, len(kept), AT_ONCE):
-        block = [replace(sample, regions=_chosen(regions, rows)) for rows in kept[start : start + AT_ONCE]]
+        block = [
+            replace(sample, image_id=f"{start + i}", regions=_chosen(regions, rows))  # each is a picture of its own
+            for i, rows in enumerate(kept[start : start + AT_ONCE])
+        ]
         found += _log_probabilities(task_model, block, said)
     whole = found[0]
     return Weighed(likelihood=whole, losses=tuple(whole - one for one in found[1:]) or (0.0,) * len(regions))
