@@ -14,7 +14,7 @@ from pretraining_study.arms import Arm, FineTuning, Pretraining
 from pretraining_study.setting import Setting
 from pretraining_study.study import Study, main
 
-UPDATES = 300  # every pair of the web one and a half times
+UPDATES = 900  # every pair of the web four and a half times
 
 
 def arm(name: str, label: str, codes: int) -> Arm:
@@ -24,13 +24,13 @@ def arm(name: str, label: str, codes: int) -> Arm:
         label=label,
         family="soho",
         pretraining=(Pretraining(objectives=objectives, updates=UPDATES),),
-        fine_tuning=FineTuning(budgets=(100,)),
+        fine_tuning=FineTuning(budgets=(300,)),
         tasks=("vqa", "retrieval"),
         config={"dictionary_size": codes},
     )
 
 
-SETTING = Setting(side=48, web=6_400, batch=32, lr=1e-3)
+SETTING = Setting(side=48, web=6_400, train=400, batch=32, lr=3e-3, eyes=600)
 ARMS = (
     arm("without", "no dictionary", 0),
     arm("small", "32 codes", 32),
@@ -46,8 +46,10 @@ STUDY = Study(
     contrasts=Path(__file__).resolve().with_suffix(".toml"),
     setting=SETTING,
     notes=(
-        "Images become 36 cells of 8 pixels, by a CNN of three short stages from fresh weights, which AdamW trains as "
-        "everything else. 32, 128 and 512 codes are in the place of the paper's 1024, 2048 and 8192.",
+        f"Images become {(SETTING.side // SETTING.patch) ** 2} cells of {SETTING.patch} pixels, by a CNN of three short "
+        f"stages. In the place of ImageNet's weights it begins with what {SETTING.eyes} updates on the web's pictures "
+        "taught it, told what lies on each cell; then AdamW trains it as everything else. 32, 128 and 512 codes are in "
+        "the place of the paper's 1024, 2048 and 8192.",
         "A pair has one text of its own and one of another image. Without a dictionary there is no MVM.",
         "Retrieval fuses each pair: of each test image one caption, and its own image among ten, of the other nine of "
         "which it is not true. It is fine-tuned by telling the own image from three others.",
