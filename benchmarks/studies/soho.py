@@ -46,8 +46,8 @@ STUDY = Study(
     contrasts=Path(__file__).resolve().with_suffix(".toml"),
     setting=SETTING,
     notes=(
-        f"Images become {(SETTING.side // SETTING.patch) ** 2} cells of {SETTING.patch} pixels, by a CNN of three short "
-        f"stages. In the place of ImageNet's weights it begins with what {SETTING.eyes} updates on the web's pictures "
+        f"Images become {(SETTING.side // SETTING.patch) ** 2} cells of {SETTING.patch} pixels, by a CNN of three short"
+        f" stages. In the place of ImageNet's weights it begins with what {SETTING.eyes} updates on the web's pictures "
         "taught it, told what lies on each cell; then AdamW trains it as everything else. 32, 128 and 512 codes are in "
         "the place of the paper's 1024, 2048 and 8192.",
         "A pair has one text of its own and one of another image. Without a dictionary there is no MVM.",
