@@ -24,7 +24,7 @@ UNIFIED = _BERT + _REGIONS + (768 * 1536 + 1536)  # and VQA's first layer
 UNIFIED_DEMO = 12_854_394
 
 SOHO_PAPER = 155_759_740  # 42.5 million are ResNet-101's
-SOHO_DEMO = 4_771_004
+SOHO_DEMO = 4_920_060
 XGPT_PAPER = 114_897_978  # one stack of twelve layers, one word matrix
 XGPT_DEMO = 5_135_674
 
@@ -64,7 +64,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "soho-vqa": (["soho-coco"], SOHO_PAPER),
     "soho-flickr30k": (["soho-coco"], SOHO_PAPER),
     "soho-snli-ve": (["soho-coco"], SOHO_PAPER),
-    "vlmo": ([], {DEMO, 10_288_461}),
+    "vlmo": ([], {DEMO, 10_328_973}),
     "vlmo-base": ([], 201_242_781),
     "vlmo-large": (["vlmo-base"], 597_011_517),
 }
