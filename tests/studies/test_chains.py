@@ -96,7 +96,7 @@ def test_pictures_are_of_their_scenes(drawn: Data) -> None:
     assert pixels.dtype == torch.uint8 and pixels.shape == (SIZES["web"], 3, 48, 48)
     channels = {"red": 0, "green": 1, "blue": 2}
     seen = 0
-    for image, scene in zip(pixels, drawn._web_scenes, strict=True):
+    for image, scene in zip(pixels, drawn.web_scenes, strict=True):
         for item in scene.objects:
             if item.colour in channels and (item.size, item.texture, item.visible) == ("large", "solid", 1):
                 assert image[:, int(item.y * 48), int(item.x * 48)].argmax() == channels[item.colour]

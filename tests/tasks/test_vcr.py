@@ -24,7 +24,7 @@ def samples_of(toy: Toy, split: str, count: int = 1000) -> list[Sample]:
 
 def test_it_learns_both_subtasks_by_looking(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20)
-    learn(task_model, toy, 140)
+    learn(task_model, toy, 200, lr=2e-3)
     rows = predict(task_model, toy, "train")
     assert np.mean([row["answer"] == row["answer_label"] for row in rows]) > 0.9
     assert np.mean([row["rationale"] == row["rationale_label"] for row in rows]) > 0.9

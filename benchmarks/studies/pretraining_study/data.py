@@ -197,12 +197,12 @@ class Data:
         for i, scene in enumerate(scenes):
             n = len(scene.objects)
             boxes[i, :n] = np.array([item.box for item in scene.objects], dtype=np.float32) / scene.side
-            symbols = np.array([symbols(item) for item in scene.objects])
+            clean = np.array([symbols(item) for item in scene.objects])
             rng = self._rng(part, _number(part, scene), 4)
-            symbols = symbols + rng.normal(scale=self.setting.feature_noise, size=symbols.shape)
+            noisy = clean + rng.normal(scale=self.setting.feature_noise, size=clean.shape)
             places = np.column_stack([boxes[i, :n, 2:] - boxes[i, :n, :2], boxes[i, :n, :2]])
-            features[i, :n] = np.column_stack([symbols, places]) @ self._projection
-            class_probs[i, :n] = _class_probs(symbols)
+            features[i, :n] = np.column_stack([noisy, places]) @ self._projection
+            class_probs[i, :n] = _class_probs(noisy)
             mask[i, :n] = True
         return Images(
             features_IRF=torch.from_numpy(features),
