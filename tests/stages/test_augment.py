@@ -277,8 +277,12 @@ def test_a_task_that_learns_from_no_captions_takes_none() -> None:
 
 def test_texts_about_one_image_are_put_together_for_tasks_that_look_once_and_not_in_blocks() -> None:
     writer = {**WRITER, "texts_per_image": 2}
-    with pytest.raises(ParamsError, match=r"`finetune\.writer\.texts_per_image` is for vqa, nlvr, .*captioning reads"):
+    with pytest.raises(ParamsError, match=r"`finetune\.writer\.texts_per_image: 2`: captioning, .*leave it out"):
         check_runs(parse_params(sections(finetune={"writer": writer})))
+    found = {"task": "retrieval", "start": "pretrain/tden", "texts_per_image": 2}
+    with pytest.raises(ParamsError, match=r"retrieval, with these options, reads an image for each text"):
+        check_runs(parse_params(sections(finetune={"more": found})))
+    check_runs(parse_params(sections(finetune={"more": {**found, "options": {"scorer": "pairs"}}})))
     raw = sections(finetune={"more": {"task": "vqa", "start": "pretrain/tden", "texts_per_image": 2}})
     check_runs(parse_params(raw))
     raw["trainer"]["stream"] = {"address": "s3://bucket/shards"}

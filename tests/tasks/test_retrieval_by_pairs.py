@@ -170,12 +170,11 @@ def test_captions_beside_each_other_share_their_image(toy: Toy) -> None:
     samples = [replace(dataset[i], draw=1) for i in (0, half, 5, half + 5)]
     shared = model.collate(samples)
     assert len(shared.image) == 2 and shared.text.owner_N.tolist() == [0, 0, 1, 1]
-    model.shares_images = False
-    apart = model.collate(samples)
+    apart = model.collate([replace(sample, draw=number) for number, sample in enumerate(samples)])
     assert len(apart.image) == 4
     one, other = (model.loss(batch, generator=any_generator()) for batch in (shared, apart))
     torch.testing.assert_close(one.mean, other.mean)
     assert one.count == other.count == 4
-    model.shares_images = True
     assert len(model.collate([replace(sample, draw=None) for sample in samples]).image) == 4, "row i is sample i's"
-    assert not make(toy, "retrieval").shares_images, "embeddings are told from all others of the batch"
+    by_embeddings = make(toy, "retrieval")
+    assert len(by_embeddings.collate(samples).image) == 4, "embeddings are told from all others of the batch"

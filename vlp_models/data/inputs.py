@@ -16,7 +16,7 @@ import torch
 from PIL.Image import Image as Picture
 from torch import Tensor
 
-from vlp_models.data.batch import Batch, Image, Pixels, Regions, Text
+from vlp_models.data.batch import Batch, Image, Pixels, Text
 from vlp_models.data.collate import collate_regions, image_owners, objects_first, one_for_neighbours, regions_of
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.tokenizer import Tokenizer
@@ -211,11 +211,7 @@ def not_finite(batch: Batch) -> list[str]:
     image = cast(Image | None, batch.image)
     if image is None or not len(image):
         return []
-    tensors: list[Tensor] = (
-        [image.pixels_B3HW]
-        if isinstance(image, Pixels)
-        else [cast(Regions, image).features_BRF, image.boxes_BR4, image.class_probs_BRC]
-    )
+    tensors = [value for value in vars(image).values() if isinstance(value, Tensor) and value.is_floating_point()]
     good_B = torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors]).all(0)
     return batch.looking_at((~good_B).nonzero().flatten())
 

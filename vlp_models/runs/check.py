@@ -21,7 +21,7 @@ def check_runs(params: Params) -> None:
     from vlp_models.models import FAMILIES
     from vlp_models.models.readers import READERS
     from vlp_models.tasks import TASKS, task_class
-    from vlp_models.tasks.base import check_can, read_options
+    from vlp_models.tasks.base import check_can, check_texts_per_image, read_options
     from vlp_models.worlds import WORLDS
 
     for name, world in params.generate.items():
@@ -48,17 +48,11 @@ def check_runs(params: Params) -> None:
         if finetune.task not in TASKS:
             raise ParamsError(f"params.yaml: `finetune.{name}.task: {finetune.task}`{nearest(finetune.task, TASKS)}")
         task = task_class(finetune.task)
-        read_options(task, finetune.options, where=f"finetune.{name}.options")
-        if finetune.augment.captions and task.learning_view(read_options(task, finetune.options)) != "captions":
+        options = read_options(task, finetune.options, where=f"finetune.{name}.options")
+        if finetune.augment.captions and task.learning_view(options) != "captions":
             raise ParamsError(
                 f"params.yaml: `finetune.{name}.augment`: {finetune.task} does not learn from captions (with these "
                 "options); leave it out"
-            )
-        if finetune.texts_per_image > 1 and not task.shares_images:
-            able = ", ".join(known for known in TASKS if task_class(known).shares_images)
-            raise ParamsError(
-                f"params.yaml: `finetune.{name}.texts_per_image` is for {able}; {finetune.task} reads an image for "
-                "each text: leave it out"
             )
         if finetune.texts_per_image > 1 and params.trainer.stream.address:
             raise ParamsError(
@@ -68,6 +62,7 @@ def check_runs(params: Params) -> None:
         of = params.model_of(name)
         tried = outline(params.models[of], f"models.{of}.config")
         check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)
+        check_texts_per_image(f"finetune.{name}", task, tried, options, finetune.texts_per_image)
         _check_datasets(f"finetune.{name}", (*finetune.sources, *finetune.evaluate_on), params)
 
 

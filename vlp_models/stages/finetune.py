@@ -42,7 +42,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         work_directory,
     )
     from vlp_models.tasks import TASKS, task_class
-    from vlp_models.tasks.base import read_options
+    from vlp_models.tasks.base import check_texts_per_image, read_options
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.run import Plan, fit
     from vlp_models.workspace.finished import keep, restore
@@ -74,11 +74,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             return
         check_same_data(before, start, inputs)
         task_model = _task_model(key, p, before, start, inputs, workspace)
-        if p.texts_per_image > 1 and not task_model.shares_images:
-            raise ParamsError(
-                f"params.yaml: `finetune.{key}.texts_per_image: {p.texts_per_image}`: {p.task} with these options "
-                "reads an image for each text; leave it out"
-            )
+        check_texts_per_image(f"finetune.{key}", task, task_model.model, task_model.options, p.texts_per_image)
         loss = task_model.training_loss(inputs.shards, p.sources, work)
         loaders = LoaderFactory(
             inputs.shards,

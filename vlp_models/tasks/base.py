@@ -70,6 +70,8 @@ class TaskModel(nn.Module, ABC):
     prediction_view  of the data: what it predicts for
     needs            protocols of models/protocols.py: a model that has one of them can do the task
     options_class    what `finetune.<run>.options` may hold
+    shares_images    samples beside each other may have one image in common, which the model then encodes once;
+                     `can_share_images` may choose by the options
     has_labels       its head chooses among labels, given to `__init__` and kept with the checkpoint
 
     What is known of its figures:
@@ -88,7 +90,6 @@ class TaskModel(nn.Module, ABC):
     options          `info.options` as `options_class`
     info             what its checkpoint says of itself
     labels           what the rows of a classifier stand for (VQA's answers, entailment's labels)
-    shares_images    samples beside each other may have one image in common, which the model then encodes once
     blank_images     every image is replaced by nothing when a batch is made: the text-only control
     reader           makes batches of samples, as the model reads them
     """
@@ -99,7 +100,7 @@ class TaskModel(nn.Module, ABC):
     prediction_view: ClassVar[str]
     needs: ClassVar[tuple[type, ...]]
     options_class: ClassVar[type[TaskOptions]] = TaskOptions
-    shares_images: bool = False
+    shares_images: ClassVar[bool] = False
     has_labels: ClassVar[bool] = False
     id_key: ClassVar[str]
     metric: ClassVar[str]
@@ -144,6 +145,10 @@ class TaskModel(nn.Module, ABC):
     def captioned_only(cls, options: Any) -> bool:
         """Whether images without a reference caption are of no use for learning."""
         return False
+
+    @classmethod
+    def can_share_images(cls, model: type[nn.Module] | nn.Module, options: Any) -> bool:
+        return cls.shares_images
 
     @classmethod
     def labels_for(cls, tokenizer: Path) -> list[str]:
@@ -258,6 +263,23 @@ def check_can(name: str, task: type[TaskModel], model: type[nn.Module] | nn.Modu
     if not can_do(task, model):
         abilities = " or ".join(ABILITIES.get(protocol, protocol.__name__) for protocol in task.needs)
         raise ParamsError(f"the model `{model_name}` can't {abilities}, so it can't do the task {name}")
+
+
+def check_texts_per_image(
+    where: str, task: type[TaskModel], model: type[nn.Module] | nn.Module, options: Any, texts_per_image: int
+) -> None:
+    """
+    Args:
+        where: the run, as params.yaml names it.
+
+    Raises:
+        ParamsError: texts about one image are to be put beside each other, but each of them gets an image of its own.
+    """
+    if texts_per_image > 1 and not task.can_share_images(model, options):
+        raise ParamsError(
+            f"params.yaml: `{where}.texts_per_image: {texts_per_image}`: {task.task}, with these options, reads an "
+            "image for each text; leave it out"
+        )
 
 
 def need_targets(batch: Batch) -> Tensor:

@@ -95,7 +95,6 @@ class Retrieval(TaskModel):
     prediction_view = "images"
     needs = (Embeds, ScoresPairs)
     options_class = RetrievalOptions
-    shares_images = True
     id_key = "image_id"
     metric = "R@1"
     headlines = ("R@1", "R@5", "R@10", "median rank", "R@1 (image to text)")
@@ -114,7 +113,7 @@ class Retrieval(TaskModel):
         """
         super().__init__(model, tokenizer, info)
         options, embeds = cast(RetrievalOptions, self.options), can(model, Embeds)
-        self.by_pairs = options.scorer == "pairs" or (options.scorer == "auto" and not embeds)
+        self.by_pairs = self.can_share_images(model, options)
         if self.by_pairs and not can(model, ScoresPairs):
             raise ParamsError(f"params.yaml: `options.scorer: pairs`: the model `{info.name}` can't score pairs")
         if not embeds and (options.shortlist or not self.by_pairs):
@@ -132,7 +131,6 @@ class Retrieval(TaskModel):
                     f"params.yaml: `options.{name}` is for `options.scorer: embeddings`; here it is pairs"
                 )
         self.by_embeddings = not self.by_pairs or options.shortlist > 0
-        self.shares_images = self.by_pairs  # else each image beside its twin would be a negative less
         contrasts = can(model, Contrasts)
         self.by_contrast = options.learn == "contrast" or (options.learn == "auto" and contrasts)
         if options.learn == "contrast" and not contrasts and options.temperature is None:
@@ -144,10 +142,15 @@ class Retrieval(TaskModel):
             why = "which has one of its own" if contrasts else "which learns by a margin; set `options.learn: contrast`"
             raise ParamsError(f"params.yaml: `options.temperature` is not for the model `{info.name}`, {why}")
 
+    @classmethod
+    def can_share_images(cls, model: type[nn.Module] | nn.Module, options: Any) -> bool:
+        """By pairs. By embeddings each image beside its twin would be a negative less."""
+        return options.scorer == "pairs" or (options.scorer == "auto" and not can(model, Embeds))
+
     def read(self, samples: Sequence[Sample]) -> Batch:
         """Captions share an image in training alone, where each has a draw: elsewhere image i is sample i's."""
         trains = all(sample.draw is not None for sample in samples)
-        return self.reader.collate(samples, share_images=self.shares_images and trains)
+        return self.reader.collate(samples, share_images=self.by_pairs and trains)
 
     @classmethod
     def can_score(cls, sample: Sample) -> bool:

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -64,6 +63,7 @@ from vlp_models.models.soho.config import SOHOConfig
 from vlp_models.models.soho.dictionary import Dictionary, Mapped
 from vlp_models.models.soho.neck import Grid, Neck, grid_mask
 from vlp_models.models.soho.pairs import Pairs, hide_codes, make_pairs
+from vlp_models.models.soho.visual import Visual
 from vlp_models.objectives.classification import classification
 from vlp_models.objectives.loss import Loss, Part
 from vlp_models.objectives.masking import mask_tokens, select_tokens
@@ -73,25 +73,6 @@ from vlp_models.objectives.token_loss import cross_entropy
 WORD_EPS, CELL_EPS = 1e-12, 1e-5  # of LayerNorm: BERT's, and the visual tokens' as in the public code
 SAME = ("hidden", "heads", "intermediate", "gate", "pool_first")  # without which the same weights mean something else
 Learners = Mapping[str, Tensor | None]  # objective -> bool [B], which samples learn it; None: all
-
-
-@dataclass(frozen=True, kw_only=True)
-class Visual:
-    """Images as the transformer reads them: tokens_BRD, mask_BR bool; hidden_BRD what a cell becomes that MVM hides."""
-
-    tokens_BRD: Tensor
-    mask_BR: Tensor
-    hidden_BRD: Tensor | None = None
-
-    def for_texts(self, owner_N: Tensor | None, hidden_NR: Tensor | None = None) -> Visual:
-        """A row for each text. hidden_NR: the cells that it must not see."""
-        tokens, mask, instead = self.tokens_BRD, self.mask_BR, self.hidden_BRD
-        if owner_N is not None:
-            tokens, mask = tokens.index_select(0, owner_N), mask.index_select(0, owner_N)
-        if hidden_NR is not None and instead is not None:
-            instead = instead if owner_N is None else instead.index_select(0, owner_N)
-            tokens = torch.where(hidden_NR[..., None], instead, tokens)
-        return Visual(tokens_BRD=tokens, mask_BR=mask)
 
 
 class SOHO(nn.Module):
