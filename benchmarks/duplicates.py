@@ -3,6 +3,7 @@
 ROOT is any folder of photos. The first photos (in the order of a hash of their names) are tested on; each is changed in
 each way, and every changed copy is held against all those tested on, as a training picture would be. The others are
 held against them unchanged. A copy counts as found if its own original is named; any other name is a false one.
+`--beside 3000` holds that many of the others as well, as a larger test set would: a crowd hides keypoints.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("roots", type=Path, nargs="+")
     parser.add_argument("--changed", type=int, default=1000)
     parser.add_argument("--others", type=int, default=6000)
+    parser.add_argument("--beside", type=int, default=0, help="others that are tested on, too, and not asked about")
     parser.add_argument("--skip", type=int, default=0, help="photos to leave out: those that limits were chosen on")
     parser.add_argument("--bits", type=int, default=8)
     parser.add_argument("--no-keypoints", action="store_true")
@@ -133,12 +135,13 @@ def main() -> None:
         key=lambda path: hashlib.sha256(path.name.encode()).digest(),
     )
     changed = photos[options.skip : options.skip + options.changed]
-    others = (photos[: options.skip] + photos[options.skip + options.changed :])[: options.others]
+    rest = photos[: options.skip] + photos[options.skip + options.changed :]
+    beside, others = rest[: options.beside], rest[options.beside :][: options.others]
     rules = NearRules(bits=options.bits, keypoints=not options.no_keypoints)
-    print(f"{len(changed)} photos changed, {len(others)} others", file=sys.stderr)
+    print(f"{len(changed)} photos changed, {len(beside)} beside them, {len(others)} others", file=sys.stderr)
     with ProcessPoolExecutor(options.processes) as pool:
         clock = time.perf_counter()
-        tested = list(pool.map(print_of, [(path, "", True) for path in changed], chunksize=16))
+        tested = list(pool.map(print_of, [(path, "", True) for path in [*changed, *beside]], chunksize=16))
         held = NearPictures(tested, rules)
         rows: dict[str, Any] = {}
         for change in CHANGES:
@@ -155,7 +158,7 @@ def main() -> None:
         say(OTHERS, rows[OTHERS])
     for change, row in rows.items():
         asked = others if change == OTHERS else changed
-        row["false"] = [[asked[n].name, changed[h].name] for n, h in row["false"]]
+        row["false"] = [[asked[n].name, [*changed, *beside][h].name] for n, h in row["false"]]
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{time.perf_counter() - clock:.0f} s", file=sys.stderr)

@@ -91,7 +91,7 @@ def test_scenes_are_not_taken_for_copies_of_each_other(tmp_path: Path) -> None:
         for file in files:
             writer.add(file.name, examine(file, 10**6, keypoints=True, tested=splits[file.name] != "train"))
     assert len(files) == 120
-    assert leaks.find_copies([tmp_path / leaks.FILE], splits.get, RULES) == []
+    assert leaks.find_copies([tmp_path / leaks.FILE], splits, RULES) == []
 
 
 def read_karpathy(directory: Path) -> list[dict[str, str]]:
@@ -110,7 +110,7 @@ def test_a_print_survives_its_file_and_a_damaged_one_is_told(tmp_path: Path) -> 
     damaged = {**row, "print": row["print"][:-7]}
     pq.write_table(pq.read_table(tmp_path / leaks.FILE).from_pylist([damaged]), tmp_path / leaks.FILE)
     with pytest.raises(DataError, match=r"prints\.parquet: damaged .* `dvc repro -f prepare@"):
-        leaks.find_copies([tmp_path / leaks.FILE], lambda name: "test", RULES)
+        leaks.find_copies([tmp_path / leaks.FILE], {"a": "test"}, RULES)
 
 
 def test_held_pictures_in_blocks_give_what_all_together_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +122,16 @@ def test_held_pictures_in_blocks_give_what_all_together_give(tmp_path: Path, mon
         for name in images:
             writer.add(name, examine(tmp_path / f"{name}.png", 10**6, keypoints=True, tested=name.startswith("test")))
 
-    def found() -> list[leaks.Copy]:
-        return leaks.find_copies([tmp_path / leaks.FILE], lambda name: name.partition("-")[0], RULES)
+    tested = {name: "test" for name in images if name.startswith("test")}
+
+    def found(**how: int) -> list[leaks.Copy]:
+        return leaks.find_copies([tmp_path / leaks.FILE], tested, RULES, **how)
 
     whole = found()
     assert [(copy.image_id, copy.copy_of) for copy in whole] == [(f"train-{n}", f"test-{n}") for n in range(5)]
-    monkeypatch.setattr(leaks, "HELD", 2)
+    assert found(held=2, workers=2) == whole  # in processes beside each other
     monkeypatch.setattr(leaks.batches, "__defaults__", (3,))
-    assert found() == whole
+    assert found(held=2) == whole
 
 
 def test_votes_count_each_shared_keypoint_once() -> None:

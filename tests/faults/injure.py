@@ -152,11 +152,11 @@ def _full_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 def _strike(ground: Ground, fault: Fault, run: Command, outcome: Outcome) -> None:
     if fault.kind in SIGNALS:
         role, number = SIGNALS[fault.kind]
-        target = run.process.pid if role == "top" else getattr(ground.process(role), "pid", None)
-        try:
-            psutil.Process(target).send_signal(number)
-        except (psutil.Error, TypeError):
-            outcome.hit = False
+        outcome.hit = False
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if target := psutil.Process(run.process.pid) if role == "top" else ground.process(role):
+                target.send_signal(number)
+                outcome.hit = True
         return
     end_all(ground.processes())
     run.wait()

@@ -6,8 +6,9 @@ records of what is tested on, and lets all of them pass by, a batch at a time.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,17 +17,20 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rich.console import Console
+from rich.progress import track
 
 from vlp_models.data.tables import SPLITS
 from vlp_models.duplicates.hashes import ImageHashes
 from vlp_models.duplicates.prints import Print
 from vlp_models.duplicates.search import Match, NearPictures, NearRules
 from vlp_models.errors import DataError
+from vlp_models.workspace.mapper import LocalMapper
 
 FILE = "prints.parquet"
 COPIES = "copies.parquet"  # of data/validated: what was found, whatever became of it
 BATCH = 512  # pictures that pass together
-HELD = 2048  # pictures tested on that are held together, about 30 kB each
+HELD = 4096  # pictures tested on that are held together, about 60 kB each with what finds them
 RANK = {split: number for number, split in enumerate(SPLITS)}  # of two copies, the one that is tested on stays
 _SCHEMA = pa.schema(
     [
@@ -36,7 +40,6 @@ _SCHEMA = pa.schema(
     ]
 )
 _COPY_SCHEMA = pa.schema([(name, pa.string()) for name in ("image_id", "copy_of", "split", "how")])
-SplitOf = Callable[[str], str | None]
 T = TypeVar("T")
 
 
@@ -79,16 +82,37 @@ class Copy:
         return f"{self.split} as {self.copy_of} ({self.how})"
 
 
-def find_copies(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> list[Copy]:
+def find_copies(
+    files: Sequence[Path], tested: Mapping[str, str], rules: NearRules, *, workers: int = 1, held: int = HELD
+) -> list[Copy]:
     """Every copy across splits, by image id; of each picture, the one in the highest split comes first.
 
     Args:
         files: `prints.parquet` of every dataset; one that is absent holds nothing.
-        split_of: a picture's split; None for one that does not count.
+        tested: of each picture that is tested on, its split. All others are learnt from.
+        workers: processes that look beside each other, each for the copies of `held` pictures.
 
     Raises:
         DataError: a file is damaged.
     """
+    blocks = [(first, first + held) for first in range(0, len(tested), held)]
+    look = partial(_copies_of_block, files, tested, rules)
+    parts = track(
+        LocalMapper(max(1, min(workers, len(blocks)))).map(look, blocks),
+        description="looking for copies of what is tested on",
+        total=len(blocks),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    found = [copy for part in parts for copy in part]
+    return sorted(found, key=lambda copy: (copy.image_id, -RANK[copy.split], copy.copy_of))
+
+
+def _copies_of_block(
+    files: Sequence[Path], tested: Mapping[str, str], rules: NearRules, block: tuple[int, int]
+) -> list[Copy]:
+    """Of some of the pictures that are tested on: from where to where, in the order of the files."""
     found: dict[tuple[str, str], Copy] = {}
 
     def meet(image_id: str, split: str, held_id: str, held_split: str, how: str) -> None:
@@ -96,20 +120,19 @@ def find_copies(files: Sequence[Path], split_of: SplitOf, rules: NearRules) -> l
             copy = Copy(image_id=image_id, copy_of=held_id, split=held_split, how=how)
             found.setdefault((image_id, held_id), copy)
 
-    def rows() -> Iterator[tuple[Row, Print]]:
-        return _rows(files, split_of)
-
-    for held, near in held_blocks((row for row in rows() if row[0][1] != SPLITS[0]), rules):
-        pixels: dict[bytes, list[int]] = defaultdict(list)
-        for number, (_, _, value) in enumerate(held):
-            pixels[value].append(number)
-        for batch, prints in batches(rows()):
-            for image_id, split, value in batch:
-                for number in pixels.get(value, ()):
-                    meet(image_id, split, *held[number][:2], "pixel for pixel")
-            for match in near.matches(prints, partial(_may_leak, batch, held)):
-                meet(*batch[match.other][:2], *held[match.held][:2], said(match))
-    return sorted(found.values(), key=lambda copy: (copy.image_id, -RANK[copy.split], copy.copy_of))
+    ours = list(islice(_rows(files, tested, learnt=False), *block))
+    held = [row for row, _ in ours]
+    near = NearPictures([print_ for _, print_ in ours], rules)
+    pixels: dict[bytes, list[int]] = defaultdict(list)
+    for number, (_, _, value) in enumerate(held):
+        pixels[value].append(number)
+    for batch, prints in batches(_rows(files, tested, learnt=True)):
+        for image_id, split, value in batch:
+            for number in pixels.get(value, ()):
+                meet(image_id, split, *held[number][:2], "pixel for pixel")
+        for match in near.matches(prints, partial(_may_leak, batch, held)):
+            meet(*batch[match.other][:2], *held[match.held][:2], said(match))
+    return list(found.values())
 
 
 def write_copies(directory: Path, copies: Sequence[Copy]) -> None:
@@ -153,17 +176,17 @@ def _may_leak(batch: Sequence[Row], held: Sequence[Row], other: int, number: int
     return RANK[batch[other][1]] < RANK[held[number][1]]
 
 
-def _rows(files: Iterable[Path], split_of: SplitOf) -> Iterator[tuple[Row, Print]]:
+def _rows(files: Iterable[Path], tested: Mapping[str, str], *, learnt: bool) -> Iterator[tuple[Row, Print]]:
+    """Pictures that are tested on with their prints; those learnt from as well, if asked for."""
     for path in files:
         if not path.exists():
             continue
         try:
             for batch in pq.ParquetFile(path).iter_batches(BATCH):
                 for row in batch.to_pylist():
-                    split = split_of(row["image_id"])
-                    if split in RANK:
-                        found = Print.from_bytes(row["print"])
-                        yield (row["image_id"], split, row["pixels"]), found
+                    split = tested.get(row["image_id"], SPLITS[0])
+                    if learnt or split != SPLITS[0]:
+                        yield (row["image_id"], split, row["pixels"]), Print.from_bytes(row["print"])
         except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path}: damaged ({error}); `dvc repro -f prepare@{path.parent.name}` makes it anew"

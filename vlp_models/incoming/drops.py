@@ -1,4 +1,4 @@
-"""Drops: folders (or listings) of pairs that somebody puts down, and reading from them what may be read.
+"""Drops: folders (or listings) of pairs that somebody puts down.
 
 A drop is finished once nothing in it has changed for a while. What counts is the inode's change time: the kernel
 sets it, so a copy that preserves old dates can't pass for finished. Whoever reads takes a snapshot before and
@@ -7,7 +7,6 @@ compares it after, so a drop that changes under the reader is left alone, too.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import math
 import os
@@ -18,7 +17,6 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import printable
 from vlp_models.data.formats.pairs import DELIMITERS, JSON_LINES
-from vlp_models.data.images import MAX_BYTES, ImageError
 
 DONE = "done"  # accepted drops move here
 LISTINGS = (*DELIMITERS, *JSON_LINES)
@@ -95,43 +93,6 @@ def find_drops(folder: Path, owned: list[Path]) -> tuple[list[Drop], list[str]]:
         elif not loose:
             notes.append(f"{path}: no {', '.join(LISTINGS)} at its top")
     return drops, [printable(note) for note in notes]
-
-
-def read_inside(folder: Path, relative: str) -> bytes:
-    """The bytes of a regular file below `folder`; no link on the way is followed.
-
-    Raises:
-        ImageError: under path_inside (absolute, `..`, or through a link), image_present, image_not_a_bomb.
-    """
-    parts = [part for part in relative.split("/") if part not in ("", ".")]
-    if relative.startswith("/") or ".." in parts or "\0" in relative or not parts:
-        raise ImageError("path_inside", f"{relative!r} leaves the drop; image paths are relative to the listing")
-    descriptor = -1
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        for number, part in enumerate(parts):
-            last = number == len(parts) - 1
-            kind = os.O_NONBLOCK if last else os.O_DIRECTORY  # opening a pipe would wait
-            below = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | kind, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = below
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ImageError("image_present", f"{relative}: a directory or a device")
-        if status.st_size > MAX_BYTES:
-            raise ImageError("image_not_a_bomb", f"{relative}: more than {MAX_BYTES >> 20} MiB on disk")
-        with os.fdopen(descriptor, "rb") as file:
-            descriptor = -1
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise ImageError("path_inside", f"{relative}: through a symbolic link, or a file as a folder") from None
-        if error.errno == errno.ENOENT:
-            raise ImageError("image_present", f"{relative}: no such file") from None
-        raise ImageError("image_present", f"{relative}: can't be read: {error.strerror}") from None
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def _ignored(path: Path) -> bool:

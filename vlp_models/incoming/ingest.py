@@ -171,11 +171,11 @@ def _judge(
     """Makes a batch of the drop in `partial` and adds the counts to `entry`; the batch's name, or why there is none."""
     from vlp_models.duplicates.search import NearRules
     from vlp_models.duplicates.withdrawn import read_withdrawn
+    from vlp_models.duplicates.workers import Job
     from vlp_models.incoming import batch as batches
     from vlp_models.incoming.decide import decide
     from vlp_models.incoming.reading import Staging
     from vlp_models.incoming.sources import processes, protect
-    from vlp_models.incoming.workers import Job
 
     p, limits = params.incoming, params.validate
     staging = Staging(workspace.root / ".work" / "ingest" / "drop.sqlite")

@@ -17,10 +17,10 @@ from vlp_models.data.formats.pairs import read_pairs
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import SPLITS
 from vlp_models.duplicates.prints import Print
+from vlp_models.duplicates.workers import Job, hash_all, stored_name
 from vlp_models.errors import DataError
 from vlp_models.incoming.drops import Drop
 from vlp_models.incoming.index import BLOCK, signed
-from vlp_models.incoming.workers import Job, hash_all, stored_name
 from vlp_models.params import ValidateParams
 from vlp_models.validation.columns import text_columns
 from vlp_models.validation.rules import Rule, holds, rules_for

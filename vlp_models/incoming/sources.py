@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from vlp_models.data.formats import read_source
+from vlp_models.duplicates.workers import Job, hash_all
 from vlp_models.incoming.index import HashIndex
-from vlp_models.incoming.workers import Job, hash_all
 from vlp_models.params import IncomingParams, Params
+from vlp_models.workspace.mapper import cpus
 from vlp_models.workspace.paths import Workspace
 
 
@@ -44,4 +44,4 @@ def protect(index: HashIndex, params: Params, workspace: Workspace, *, evaluates
 
 
 def processes(p: IncomingParams) -> int:
-    return p.processes or len(os.sched_getaffinity(0))
+    return p.processes or cpus()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
 from vlp_models.pipeline.code import identity
 from vlp_models.workspace.finished import keep, link_or_copy, restore
-from vlp_models.workspace.mapper import LocalMapper, Mapper
+from vlp_models.workspace.mapper import LocalMapper, Mapper, cpus
 from vlp_models.workspace.paths import (
     Workspace,
     fingerprint,
@@ -202,8 +201,7 @@ def _make_chunks(
 
 def _processes(source: RegionSource, chunks: int) -> int:
     """One a CPU, but each with two chunks to do: fewer are not worth starting a process. A GPU has one."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if source.device == "cuda" else max(1, min(cpus, chunks // 2))
+    return 1 if source.device == "cuda" else max(1, min(cpus(), chunks // 2))
 
 
 def _make_chunk(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from vlp_models.data.formats import read_source
@@ -19,16 +19,15 @@ from vlp_models.data.formats.base import Row, Tables, spooled
 from vlp_models.data.formats.leaving_out import leave_out
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, TableWriter, read_batches
-from vlp_models.duplicates.hashes import ImageHashes, examine
+from vlp_models.duplicates.hashes import ImageHashes
 from vlp_models.duplicates.leaks import PrintWriter
 from vlp_models.duplicates.search import NearRules
 from vlp_models.duplicates.withdrawn import Withdrawn, read_withdrawn
+from vlp_models.duplicates.workers import Item, Job, hash_all
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
-from vlp_models.workspace.mapper import in_flight
+from vlp_models.workspace.mapper import cpus
 from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
-
-AHEAD = 256  # images under way
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -98,43 +97,39 @@ def _check_images(
     first = ""
     gone: dict[str, str] = {}
 
-    def look(row: Row) -> tuple[Row, ImageHashes | ImageError]:
-        if not source.outside and (error := _outside(Path(row["path"]), folders, key)):
-            return row, error
-        keypoints, tested = limits.near_duplicates.keypoints, row["split"] != SPLITS[0]
-        try:
-            return row, examine(Path(row["path"]), limits.max_image_pixels, keypoints=keypoints, tested=tested)
-        except ImageError as error:
-            error.reason = f"{workspace.relative(Path(row['path']))}: {error.reason}"
-            return row, error
-
     rows = (row for table in read_batches([waiting], HELD) for row in table.to_pylist())
-    # Pillow's decoders and hashlib let go of the interpreter's lock
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow on odd EXIF and on sizes that `max_pixels` rules on
-        results = track(
-            in_flight(lambda row: pool.submit(look, row), rows, AHEAD),
-            description="checking images",
-            total=len(listed),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-            transient=True,
-        )
-        for row, result in results:
-            path = workspace.relative(Path(row["path"]))
-            if how := _withdrawn(row["image_id"], result, withdrawn):
-                gone[row["image_id"]] = how
-                continue
-            if not isinstance(result, ImageError):
-                if row["width"] is None or (row["width"], row["height"]) == (result.width, result.height):
-                    size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
-                    prints.add(row["image_id"], result)
-                    checked.append({**row, **size, "path": path})
-                    continue
-                reason = f"{path}: {result.width}x{result.height}, listed as {row['width']}x{row['height']}"
-                result = ImageError("image_size", reason)
-            tables.set_aside("images", row["image_id"], result.rule, result.reason, row["provenance"])
-            first = first or f"{row['image_id']} ({row['provenance']}): {result.reason}"
+    job = Job(
+        folder=None,
+        keep=None,
+        max_pixels=limits.max_image_pixels,
+        min_side=0,
+        keypoints=limits.near_duplicates.keypoints,
+    )
+    results = track(
+        _examined(rows, job, lambda path: None if source.outside else _outside(path, folders, key)),
+        description="checking images",
+        total=len(listed),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    for row, result in results:
+        path = workspace.relative(Path(row["path"]))
+        if how := _withdrawn(row["image_id"], result, withdrawn):
+            gone[row["image_id"]] = how
+            continue
+        if isinstance(result, ImageError):
+            rule, reason = result.rule, f"{path}: {result.reason}"
+        elif row["width"] is None or (row["width"], row["height"]) == (result.width, result.height):
+            size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
+            prints.add(row["image_id"], result)
+            checked.append({**row, **size, "path": path})
+            continue
+        else:
+            rule = "image_size"
+            reason = f"{path}: {result.width}x{result.height}, listed as {row['width']}x{row['height']}"
+        tables.set_aside("images", row["image_id"], rule, reason, row["provenance"])
+        first = first or f"{row['image_id']} ({row['provenance']}): {reason}"
     waiting.unlink()
     if gone:
         tables.left_out.update(
@@ -143,6 +138,29 @@ def _check_images(
         for name, how in gone.items():
             print(f"prepare {key}: {name} is left out with its rows: it was withdrawn ({how})")
     return first
+
+
+def _examined(
+    rows: Iterable[Row], job: Job, refused: Callable[[Path], ImageError | None]
+) -> Iterator[tuple[Row, ImageHashes | ImageError]]:
+    """The rows in their order, each with what its picture is, or what is wrong with it. Those refused aren't opened."""
+    under_way: deque[tuple[Row, ImageError | None]] = deque()
+
+    def asked() -> Iterator[Item]:
+        for number, row in enumerate(rows):
+            error = refused(Path(row["path"]))
+            under_way.append((row, error))
+            if error is None:
+                yield number, row["path"], row["split"] != SPLITS[0]
+
+    def refusals() -> Iterator[tuple[Row, ImageError]]:
+        while under_way and (error := under_way[0][1]):
+            yield under_way.popleft()[0], error
+
+    for _, result in hash_all(asked(), job, cpus()):
+        yield from refusals()
+        yield under_way.popleft()[0], result
+    yield from refusals()
 
 
 def _withdrawn(image_id: str, found: ImageHashes | ImageError, withdrawn: Withdrawn) -> str:
@@ -162,7 +180,7 @@ def _outside(path: Path, folders: list[Path], key: str) -> ImageError | None:
     path = Path(os.path.abspath(path))  # noqa: PTH100
     if any(path.is_relative_to(folder) for folder in folders):
         return None
-    reason = f"{path}: outside of data.{key}.root and data.{key}.images; data.{key}.outside: true allows it"
+    reason = f"outside of data.{key}.root and data.{key}.images; data.{key}.outside: true allows it"
     return ImageError("image_inside", reason)
 
 

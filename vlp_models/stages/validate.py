@@ -30,6 +30,7 @@ from vlp_models.params import Params, ValidateParams, to_plain
 from vlp_models.validation.columns import derive
 from vlp_models.validation.crossing import Crossing
 from vlp_models.validation.rules import Rule, rules_for
+from vlp_models.workspace.mapper import cpus
 from vlp_models.workspace.paths import (
     Workspace,
     measured,
@@ -122,7 +123,7 @@ def _copies(sources: list[Path], params: ValidateParams) -> list[Copy]:
     """Of pictures that are tested on, across all datasets (vlp_models/duplicates)."""
     tested = _tested(_files(sources, "images"))
     rules = NearRules(bits=params.near_duplicates.bits, keypoints=params.near_duplicates.keypoints)
-    return find_copies([source / FILE for source in sources], lambda name: tested.get(name, SPLITS[0]), rules)
+    return find_copies([source / FILE for source in sources], tested, rules, workers=cpus())
 
 
 def _tested(files: list[Path]) -> dict[str, str]:

@@ -6,6 +6,7 @@ A part is a module's function and plain data; it reads and writes files that all
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -56,3 +57,8 @@ def in_flight(submit: Callable[[Item], Any], items: Iterable[Item], limit: int) 
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
+
+
+def cpus() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

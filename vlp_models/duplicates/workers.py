@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.data.images import FORMATS, ImageError, read_file
+from vlp_models.data.inside import read_inside
 from vlp_models.duplicates.hashes import ImageHashes, hash_image
-from vlp_models.incoming.drops import read_inside
 from vlp_models.workspace.mapper import in_flight
 
 TASK = 64  # pictures
+FEW = 512  # pictures that this process has done before another one has started
 EXTENSIONS = {format_: suffix for suffix, format_ in reversed(FORMATS.items())}  # JPEG -> .jpg
 
 
@@ -50,14 +51,14 @@ def stored_name(hashes: ImageHashes) -> str:
 def hash_all(items: Iterable[Item], job: Job, processes: int) -> Iterator[tuple[int, ImageHashes | ImageError]]:
     """The hashes of each picture, or what is wrong with it, under its number, in the order given."""
     stream = iter(items)
-    first = list(islice(stream, TASK))
-    if processes <= 1 or len(first) < TASK:  # not worth a process
-        while first:
-            yield from _hash_some(first, job)
-            first = list(islice(stream, TASK))
+    first = list(islice(stream, FEW))
+    stream = chain(first, stream)
+    tasks = iter(lambda: list(islice(stream, TASK)), [])
+    if processes <= 1 or len(first) < FEW:
+        for task in tasks:
+            yield from _hash_some(task, job)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads' locks
-    tasks = chain([first], iter(lambda: list(islice(stream, TASK)), []))
     with ProcessPoolExecutor(processes, context, initializer=_die_with_parent) as pool:
         for found in in_flight(lambda task: pool.submit(_hash_some, task, job), tasks, 4 * processes):
             yield from found
