@@ -137,6 +137,13 @@ def test_a_berts_files_and_who_reads_them_are_dependencies() -> None:
     assert code_modules()["words"]["tden"].startswith("vlp_models.models.tden.convert_bert")
 
 
+def test_boxes_are_a_dependency_of_models_that_begin_with_eyes() -> None:
+    soho = {"family": "soho", "eyes": {"steps": 10}}
+    begun = stages(models={"soho": soho, "blind": {"family": "soho"}})["initial"]["foreach"]
+    assert begun["soho"]["begins"] == "data/validated/boxed.parquet"
+    assert begun["blind"]["begins"] == begun["tden"]["begins"] == "data/plan/nothing.json"
+
+
 def test_the_text_reads_back() -> None:
     found = stages()
     assert yaml.safe_load(render(found))["stages"] == found

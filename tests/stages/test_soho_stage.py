@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from drawn_workspace import make_workspace, write_objects
 from hashed import hash_beside
 from PIL import Image
 from safetensors.torch import load_file
@@ -21,12 +23,14 @@ from vlp_models.data.inputs import InputReader
 from vlp_models.data.pixels import encode
 from vlp_models.data.shards import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import ParamsError
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.forgetting.saw import Checkpoints
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.figures import Figure
 from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, load_params, to_plain
 from vlp_models.params.schema import build
 from vlp_models.params.snapshots import SnapshotParams
+from vlp_models.runs.eyes import first_step_with
 from vlp_models.stages import initial, pretrain
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.passes import make_loss
@@ -157,6 +161,58 @@ def test_the_stage_keeps_a_frozen_cnn_and_writes_what_the_codes_gather(tmp_path:
     assert "of 4 val images" in figure.about and figure.groups
     header = workspace.curve("pretrain/learning").read_text().partition("\n")[0].split(",")
     assert {"mlm", "mvm", "itm", "codes_alive", "val_loss"} <= set(header)
+
+
+def with_eyes(root: Path, model: dict[str, Any]) -> tuple[Any, Workspace]:
+    raw = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    raw["models"] |= {"soho": {"family": "soho", "config": CONFIG, **model}}
+    raw["trainer"] = to_plain(TRAINER)
+    (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    return load_params(root / "params.yaml"), Workspace(root)
+
+
+def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_path: Path) -> None:
+    """Six pictures to learn from, four a step; the same again gives the same files."""
+    make_workspace(tmp_path)
+    write_pixels(tmp_path / "data" / "shards")
+    write_tokenizer(tmp_path / "data" / "tokenizer")
+    small = {"backbone": "small", "backbone_options": {"channels": [4, 8, 8]}, "backbone_stage": 0, "pool": 2}
+    begun = {}
+    for name, steps in (("blind", 0), ("eyes", 1), ("again", 1)):
+        eyes = {"steps": steps, "batch_size": 4}
+        params, workspace = with_eyes(tmp_path, {"config": CONFIG | small, "eyes": eyes})
+        initial.run(params, workspace, "soho")
+        place = workspace.checkpoint("initial/soho")
+        begun[name] = load_file(place / "model.safetensors"), (place / "config.json").read_bytes()
+    (blind, _), (eyes_weights, config), (same, told) = begun.values()
+    moved = {name for name in blind if not torch.equal(blind[name], eyes_weights[name])}
+    assert moved and all(name.startswith(("model.backbone.", "model.neck.")) for name in moved)
+    assert config == told and all(torch.equal(eyes_weights[name], same[name]) for name in same)
+    kept = json.loads(config)["provenance"]["eyes"]
+    assert kept["words"] == ["blue", "red", "square"] and kept["images"] == 6
+
+    seen = [first_step_with(kept, workspace, {f"drawn/{n}"}) for n in range(7)]
+    assert sorted(map(str, seen)) == ["1"] * 4 + ["None"] * 3  # four of six, and none of val
+    data = SimpleNamespace(here=lambda: SimpleNamespace(images=frozenset({f"drawn/{seen.index(1)}"})))
+    asked = Checkpoints(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
+    verdict = asked.of("initial/soho")
+    assert (verdict.state, verdict.how) == ("saw", "by its eyes, first in step 1")
+    write_objects([], workspace)
+    asked = Checkpoints(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
+    assert asked.of("initial/soho").state == "unknown"
+    with pytest.raises(DataError, match=r"no object of the train split has a box"):
+        initial.run(params, workspace, "soho")
+
+
+def test_eyes_are_for_fresh_models_of_pixels(tmp_path: Path) -> None:
+    make_workspace(tmp_path)
+    write_pixels(tmp_path / "data" / "shards")
+    write_tokenizer(tmp_path / "data" / "tokenizer")
+    params, workspace = with_eyes(tmp_path, {"eyes": {"steps": 1}, "weights": "somewhere"})
+    with pytest.raises(ParamsError, match=r"`eyes` are for fresh weights"):
+        initial.run(params, workspace, "soho")
+    with pytest.raises(ParamsError, match=r"takes `channels: \[24, 48, 96\]`"):
+        build_model("soho", CONFIG | {"backbone": "small", "backbone_stage": 0}, DataFacts(vocab_size=9, mask_id=4))
 
 
 def test_several_captions_are_for_the_view_of_images_and_a_model_that_takes_them() -> None:

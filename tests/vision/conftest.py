@@ -7,8 +7,9 @@ import pytest
 from PIL import Image, ImageDraw
 from small_detector import train
 
+from vlp_models.vision.labelled import LabelledImage
 from vlp_models.vision.state import Detector
-from vlp_models.vision.train import LabelledImage, TrainingResult
+from vlp_models.vision.train import TrainingResult
 
 
 @pytest.fixture(scope="session")

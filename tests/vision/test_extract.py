@@ -10,8 +10,9 @@ from PIL import Image
 
 from vlp_models.data.sample import RegionArrays
 from vlp_models.vision.extract import RegionExtractor
+from vlp_models.vision.labelled import LabelledImage
 from vlp_models.vision.state import Detector
-from vlp_models.vision.train import LabelledImage, TrainingResult
+from vlp_models.vision.train import TrainingResult
 
 Trained = tuple[Detector, TrainingResult]
 

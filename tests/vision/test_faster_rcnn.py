@@ -15,9 +15,10 @@ from vlp_models.errors import CheckpointError, NonFiniteLossError
 from vlp_models.vision.average_precision import average_precision
 from vlp_models.vision.config import RESNET50_FPN, configure
 from vlp_models.vision.detector import build_detector
+from vlp_models.vision.labelled import LabelledImage
 from vlp_models.vision.published import load_published
 from vlp_models.vision.state import Detector, load_detector, save_detector, save_no_detector
-from vlp_models.vision.train import LabelledImage, TrainingResult
+from vlp_models.vision.train import TrainingResult
 
 
 def test_it_learns_eight_drawings(drawings: list[LabelledImage], trained: tuple[Detector, TrainingResult]) -> None:

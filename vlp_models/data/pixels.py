@@ -100,6 +100,26 @@ def fit(image: Image.Image, wanted: PixelInput, draw: int | None) -> tuple[NDArr
     return pixels, mask
 
 
+def place_boxes(boxes_N4: NDArray[np.float32], image: Image.Image, wanted: PixelInput) -> NDArray[np.float32]:
+    """Where boxes of a picture are once `fit` has made it the wanted size, nothing left to chance.
+
+    Args:
+        boxes_N4: x1, y1, x2, y2 in pixels of the picture.
+
+    Returns:
+        Fractions of the wanted width and height; below 0 or above 1 where the picture is cut off.
+    """
+    size = np.array([wanted.width, wanted.height] * 2, np.float32)
+    own = np.array([image.width, image.height] * 2, np.float32)
+    if wanted.resize == "squash":
+        return boxes_N4 / own
+    if wanted.resize == "pad":
+        return boxes_N4 * np.float32(_padded_factor(image, wanted)) / size
+    factor = np.float32(max(wanted.width / image.width, wanted.height / image.height))
+    placed = (boxes_N4 * factor - (own * factor - size) / 2) / size
+    return placed.astype(np.float32)
+
+
 def random_box(width: int, height: int, scale: tuple[float, float], rng: np.random.Generator) -> Box:
     """A part of an image: its share of the area evenly from `scale`, its ratio log-evenly from `RATIOS` (Szegedy et
     al., "Going Deeper with Convolutions", section 6)."""

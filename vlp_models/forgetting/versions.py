@@ -173,7 +173,7 @@ def _parent(parent: Mapping[str, Any], data: DataVersion | None, checkpoints: Ch
         return Verdict(name=name, state="never", how="made elsewhere")
     if file.exists() and parent.get("sha256") == hash_path(file):
         return checkpoints.of(name if parent["path"] not in (DETECTOR, TOKENIZER) else parent["path"])
-    if parent["role"] == "starts from" and name.startswith("initial/"):
+    if parent["role"] == "starts from" and name.startswith("initial/") and not parent.get("eyes"):
         return Verdict(name=name, state="never", how="before its first step")
     if parent["role"] == "starts from" and "params" in parent:
         own = checkpoints.data.of(parent["inputs"]) if learned_from(parent.get("inputs", {})) else data

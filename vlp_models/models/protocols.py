@@ -33,7 +33,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vlp_models.data.batch import Batch, Image, Text
+from vlp_models.data.batch import Batch, Image, Pixels, Text
 from vlp_models.models.adopt import Adopted
 from vlp_models.models.figures import Figure
 from vlp_models.objectives.contrast import Pairs
@@ -222,6 +222,13 @@ class Adopts(Protocol):
         Raises:
             CheckpointError: of another architecture, or nothing fits.
         """
+        ...
+
+
+@runtime_checkable
+class SeesCells(Protocol):
+    def cells(self, image: Pixels) -> Tensor:
+        """[B, rows, columns, D]: what the image's side makes of each part of a picture, before any text."""
         ...
 
 

@@ -33,6 +33,7 @@ from vlp_models.params.promotion import GateParams, PromotionParams
 from vlp_models.params.recipe import ObjectiveParams, PassesParams, RampParams, RecipeParams
 from vlp_models.params.runs import (
     NAME,
+    EyesParams,
     FinetuneParams,
     ModelParams,
     PretrainParams,
@@ -52,6 +53,7 @@ __all__ = [
     "DetectorParams",
     "DriftParams",
     "EvaluateParams",
+    "EyesParams",
     "FeaturesParams",
     "FinetuneParams",
     "FlowParams",

@@ -14,13 +14,29 @@ from pydantic import Field
 
 from vlp_models.params.augment import AugmentedParams
 from vlp_models.params.optimizer import OptimizerParams
-from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
 from vlp_models.params.recipe import PassesParams, RecipeParams
 from vlp_models.params.snapshots import SnapshotParams
 
 TextLength = Annotated[int, Field(ge=2)]  # holds [CLS] and [SEP]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 KINDS = ("initial", "pretrain", "finetune")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EyesParams:
+    """What the image's side of a model of pixels learns before all else, from the train split's boxes (vision/eyes.py).
+
+    steps       updates; 0: none, and no boxes are needed
+    batch_size  images
+    lr          peak of AdamW's
+    crop        the least share of a picture that is shown; 1: always all of it
+    """
+
+    steps: NonNegativeInt = 0
+    batch_size: PositiveInt = 32
+    lr: PositiveFloat = 3.0e-3
+    crop: Share = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +47,14 @@ class ModelParams:
     config   checked against the family's own config dataclass
     weights  a checkpoint made by `vlp import-checkpoint`; empty: fresh ones, drawn with `seed`
     words    a folder with a BERT's files, or package:NAME, whose weights its text side begins with (after `weights`)
+    eyes     what a model of pixels learns to see before its first step; instead of `weights`
     """
 
     family: str
     config: dict[str, Any] = field(default_factory=dict)
     weights: str = ""
     words: str = ""
+    eyes: EyesParams = field(default_factory=EyesParams)
     seed: NonNegativeInt = 1
 
 

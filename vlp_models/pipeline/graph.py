@@ -20,6 +20,7 @@ from vlp_models.workspace.paths import WITHDRAWN
 CODE = "data/plan/code"
 READS = "data/plan/reads.json"  # what of images the models read
 JUDGED_BY = ("promotion.split", "promotion.choose_on", "promotion.tasks")
+BOXES = "data/validated/boxed.parquet"
 NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run
 # Params that change a training's result; how often it logs or saves is none of them.
 HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "stream")
@@ -159,7 +160,7 @@ def pipeline(
             {
                 name: {
                     "family": m.family,
-                    "weights": m.weights or NOTHING,
+                    "begins": m.weights or (BOXES if m.eyes.steps else NOTHING),
                     "facts": f"{CONTENTS}/{facts_file(kinds[name])}",
                     **(_words(m) if worded else {}),
                 }
@@ -169,7 +170,7 @@ def pipeline(
             cmd="vlp stage initial ${key}",
             params=["models.${key}"],
             deps=[
-                "${item.weights}",
+                "${item.begins}",
                 *(["${item.words}", "${item.reader}"] if worded else []),
                 "${item.facts}",
                 "data/tokenizer",

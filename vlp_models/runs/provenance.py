@@ -172,6 +172,7 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
         made_from = read_json(path / "config.json")
         if provenance := made_from.get("provenance", {}):
             parent |= {"params": provenance.get("params", {}), "inputs": provenance.get("inputs", {})}
+            parent |= {"eyes": provenance["eyes"]} if "eyes" in provenance else {}
     else:
         kind, model = split_start(starts[-1]) if starts else ("", "")
         if kind == "initial" and params.models[model].weights:

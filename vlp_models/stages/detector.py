@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.data.boxed import read_boxed
-from vlp_models.data.tables import object_words
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DetectorParams, Params, TimmParams, to_plain
 from vlp_models.workspace.paths import (
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     from torchvision.models.detection import FasterRCNN
 
     from vlp_models.vision.config import DetectorConfig
-    from vlp_models.vision.train import LabelledImage, TrainingOptions
+    from vlp_models.vision.labelled import LabelledImage
+    from vlp_models.vision.train import TrainingOptions
 
 Report = dict[str, Any]
 EVALUATION_BATCH = 32
@@ -97,6 +97,7 @@ def _make_backbone(p: TimmParams, workspace: Workspace, directory: Path) -> Repo
 def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
     import torch
 
+    from vlp_models.vision.labelled import labelled_images
     from vlp_models.vision.state import save_detector
 
     if params.trainer.torch_threads:
@@ -111,7 +112,7 @@ def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
     else:
         model, config, classes, training = _load(p, rows, workspace)
     report["detector_id"] = save_detector(directory, model, config, classes, training)
-    val = _labelled(rows, "val", classes, (), workspace)
+    val = labelled_images(rows, "val", classes[1:], (), workspace.root)
     report["counts"]["val_images"] = len(val)
     if val:
         from vlp_models.vision.average_precision import average_precision
@@ -125,40 +126,6 @@ def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
 def _rows(p: DetectorParams, workspace: Workspace) -> list[dict[str, Any]]:
     """The images with boxes, of the wanted datasets, each with its objects; in the order of their ids."""
     return [row for row in read_boxed(workspace.validated) if not p.sources or row["source"] in p.sources]
-
-
-def _labelled(
-    rows: list[dict[str, Any]], split: str, classes: tuple[str, ...], words: tuple[str, ...], workspace: Workspace
-) -> list[LabelledImage]:
-    """The images of a split with their boxes; objects of other classes are left out."""
-    import numpy as np
-
-    from vlp_models.vision.train import LabelledImage
-
-    label = {name: number for number, name in enumerate(classes) if number}
-    images = []
-    for row in rows:
-        if row["split"] != split:
-            continue
-        objects = [item for item in row["objects"] if item["category"] in label]
-        boxes = np.array([[item["x1"], item["y1"], item["x2"], item["y2"]] for item in objects], np.float32)
-        boxes = boxes.reshape(-1, 4).clip(0, np.array([row["width"], row["height"]] * 2, np.float32))
-        inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # validation lets a box stick out a little
-        labels = np.array([label[item["category"]] for item in objects], np.int64)
-        holds = np.array([[word in object_words(item) for word in words] for item in objects], np.float32)
-        if inside.any():
-            images.append(
-                LabelledImage(
-                    image_id=row["image_id"],
-                    path=workspace.root / row["path"],
-                    width=row["width"],
-                    height=row["height"],
-                    boxes=boxes[inside],
-                    labels=labels[inside],
-                    words=holds[inside],
-                )
-            )
-    return images
 
 
 def _train(
@@ -200,14 +167,14 @@ def _learnt(
     import numpy as np
 
     from vlp_models.vision.config import BACKGROUND
+    from vlp_models.vision.labelled import categories_of, labelled_images, words_of
 
-    classes = (BACKGROUND, *sorted({item["category"] for row in train_rows for item in row["objects"]}))
-    words = tuple(sorted({word for row in train_rows for item in row["objects"] for word in object_words(item)}))
-    images = _labelled(train_rows, "train", classes, words, workspace)
+    categories, words = categories_of(train_rows), words_of(train_rows)
+    images = labelled_images(train_rows, "train", categories, words, workspace.root)
     if 0 < p.max_images < len(images):
         chosen = np.random.default_rng(p.seed).permutation(len(images))[: p.max_images]
         images = [images[number] for number in sorted(chosen.tolist())]
-    return images, classes, words
+    return images, (BACKGROUND, *categories), words
 
 
 def _options(p: DetectorParams) -> TrainingOptions:
@@ -222,16 +189,11 @@ def first_step_with(p: DetectorParams, workspace: Workspace, image_ids: Set[str]
     Raises:
         DataError: `validate` has not run.
     """
-    from vlp_models.vision.train import batches
+    from vlp_models.vision.train import first_step
 
     rows = [row for row in _rows(p, workspace) if row["split"] == "train"]
     images, _, _ = _learnt(p, rows, workspace)
-    if p.source != "train" or not any(image.image_id in image_ids for image in images):
-        return None
-    for number, batch in enumerate(batches(images, _options(p)), start=1):
-        if any(image.image_id in image_ids for image, _ in batch):
-            return number
-    return None
+    return first_step(images, _options(p), image_ids) if p.source == "train" else None
 
 
 def _load(

@@ -1,7 +1,8 @@
 """initial MODEL: a model before its first step, a checkpoint like any other. Fresh weights, or imported ones.
 
-`weights` is a checkpoint that `vlp import-checkpoint` made, `words` a BERT's files. What they filled and what stayed
-fresh is printed, and kept in the checkpoint's config.json (`provenance`).
+`weights` is a checkpoint that `vlp import-checkpoint` made, `words` a BERT's files, `eyes` what a model of pixels
+learns to see before all else. What they filled and what stayed fresh is printed, and kept in the checkpoint's
+config.json (`provenance`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Writes checkpoints/initial/KEY. Fresh weights depend on the model's config and `seed` alone.
 
     Raises:
-        ParamsError: no such model, or a config that its family refuses.
+        ParamsError: no such model, a config that its family refuses, or `eyes` for a model that reads no pixels or has
+            `weights`.
         MissingToolError: the package of `words` is not installed.
         CheckpointError: `weights` is no checkpoint of this family, or was made for other features or words; `words` is
             no BERT of the model's sizes and words.
-        DataError: shards or tokenizer are not there yet, or `words` is no folder with a BERT's files.
+        DataError: shards or tokenizer are not there yet, or `words` is no folder with a BERT's files; `eyes`, and no
+            box in the train split.
+        NonFiniteLossError: `eyes` diverged.
     """
     import torch
     from torch import nn
@@ -38,6 +42,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.models:
         raise ParamsError(f"params.yaml: no model `{key}`{nearest(key, params.models)}")
     p = params.models[key]
+    if p.eyes.steps and p.weights:
+        raise ParamsError(f"params.yaml: `models.{key}`: `eyes` are for fresh weights; leave them out, or `weights`")
     with measured(workspace, f"initial@{key}"):
         inputs = read_inputs(workspace)
         torch.manual_seed(p.seed)
@@ -62,6 +68,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             provenance["words"] = words
             for line in lines:
                 print(line)
+        if p.eyes.steps:
+            from vlp_models.runs.eyes import begin_with_eyes
+
+            provenance["eyes"], line = begin_with_eyes(model, p, params.trainer, workspace, f"models.{key}")
+            print(line)
         info = describe(inputs, model, family=p.family, name=key, **lengths)
         info = dataclasses.replace(info, provenance=provenance)
         parameters = sum(weight.numel() for weight in model.parameters())
@@ -73,4 +84,5 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 def _origin(p: ModelParams) -> str:
-    return " and ".join(f"from {source}" for source in (p.weights, p.words) if source) or "fresh"
+    eyes = "eyes" if p.eyes.steps else ""
+    return " and ".join(f"from {source}" for source in (p.weights, p.words, eyes) if source) or "fresh"

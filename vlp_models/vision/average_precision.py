@@ -11,8 +11,8 @@ import torch
 from torchvision.models.detection import FasterRCNN
 
 from vlp_models.vision.images import batches_by_size, read_image
+from vlp_models.vision.labelled import LabelledImage
 from vlp_models.vision.progress import progress_bar
-from vlp_models.vision.train import LabelledImage
 
 
 def average_precision(

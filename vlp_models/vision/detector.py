@@ -14,8 +14,8 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from vlp_models.vision.config import PUBLISHED, DetectorConfig
 from vlp_models.vision.roi_align import SeparableRoIAlign
+from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
-STRIDE = 8  # of the small backbone's map
 WORDS_WEIGHT = 5.0  # the mean over words, few of which hold, is small
 
 
@@ -36,7 +36,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
                 module.eps = config.norm_eps
         model.transform = _Resize(config, size_divisible=32)
         return model
-    backbone = _SmallBackbone(config.channels)
+    backbone = SmallBackbone(config.channels)
     model = FasterRCNN(
         backbone,
         rpn_anchor_generator=AnchorGenerator((config.anchors,), ((1.0,),)),
@@ -56,32 +56,6 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
         model.roi_heads.__class__ = _WordHeads
         model.roi_heads.word_predictor = nn.Linear(config.feature_dim, len(config.words))
     return model
-
-
-class _SmallBackbone(nn.Module):
-    """Three blocks of two 3x3 convolutions, the first of each at stride 2, batch-normalised."""
-
-    def __init__(self, channels: tuple[int, int, int]) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        previous = 3
-        for width in channels:
-            layers += [_convolution(previous, width, stride=2), _convolution(width, width, stride=1)]
-            previous = width
-        self.blocks = nn.Sequential(*layers)
-        self.out_channels = previous
-
-    def forward(self, images_B3HW: Tensor) -> Tensor:
-        """[B, 3, H, W] -> [B, channels[-1], H / 8, W / 8]"""
-        return self.blocks(images_B3HW)
-
-
-def _convolution(before: int, after: int, stride: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
-        nn.BatchNorm2d(after),
-        nn.ReLU(inplace=True),
-    )
 
 
 class _BoxHead(nn.Module):

@@ -1,4 +1,4 @@
-"""Training a detector: one plain loop, minutes long.
+"""Training a detector, or eyes (eyes.py): one plain loop, minutes long.
 
 The same seed, data and thread count give the same weights on a CPU.
 """
@@ -7,35 +7,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN
 
 from vlp_models.errors import NonFiniteLossError
 from vlp_models.vision.images import read_image
+from vlp_models.vision.labelled import LabelledImage
 from vlp_models.vision.progress import progress_bar
 
 Targets = list[dict[str, Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelledImage:
-    """An image and its objects: boxes float32 [N, 4] in pixels, x1 y1 x2 y2; labels int64 [N], 1 is the first class;
-    words float32 [N, W], 1 where the config's word holds of the object.
-    """
-
-    image_id: str
-    path: Path
-    width: int
-    height: int
-    boxes: np.ndarray
-    labels: np.ndarray
-    words: np.ndarray
+Marked = list[tuple[LabelledImage, bool]]  # and whether to mirror it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,22 +52,50 @@ def train_detector(
         NonFiniteLossError: before the step, naming the batch's images.
         DataError: an image can't be read.
     """
-    torch.set_flush_denormal(True)  # dying activations are slow on CPUs otherwise
     torch.manual_seed(options.seed)  # torchvision samples proposals from the global generator
     model.to(device, memory_format=torch.channels_last).train()  # the layout convolutions are quickest in
+
+    def losses(batch: Marked) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = model(*_load(batch, device))
+        return found
+
+    result = fit(model, losses, images, options, what="the detector", lower="detector.lr")
+    model.to(memory_format=torch.contiguous_format).eval()
+    return result
+
+
+def fit(
+    model: nn.Module,
+    losses_of: Callable[[Marked], dict[str, Tensor]],
+    images: Sequence[LabelledImage],
+    options: TrainingOptions,
+    *,
+    what: str,
+    lower: str,
+) -> TrainingResult:
+    """`options.steps` updates of AdamW on the sum of the losses.
+
+    Args:
+        losses_of: of a batch, by name.
+        what: is trained, for the progress and for errors.
+        lower: the setting to lower where training diverges.
+
+    Raises:
+        NonFiniteLossError: before the step, naming the batch's images.
+    """
+    torch.set_flush_denormal(True)  # dying activations are slow on CPUs otherwise
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, options))
     history: list[dict[str, float]] = []
     start = time.perf_counter()
-    with progress_bar("training the detector", options.steps, "steps") as bar:
+    with progress_bar(f"training {what}", options.steps, "steps") as bar:
         for batch in batches(images, options):
-            pixels, targets = _load(batch, device)
-            losses = model(pixels, targets)
+            losses = losses_of(batch)
             total = torch.stack(list(losses.values())).sum()
             if not torch.isfinite(total):
                 raise NonFiniteLossError(
-                    f"detector: the loss is {total.item()} at step {len(history) + 1}, on images "
-                    f"{', '.join(image.image_id for image, _ in batch)}; lower detector.lr"
+                    f"training {what}: the loss is {total.item()} at step {len(history) + 1}, on images "
+                    f"{', '.join(image.image_id for image, _ in batch)}; lower {lower}"
                 )
             optimizer.zero_grad(set_to_none=True)
             total.backward()
@@ -92,13 +106,22 @@ def train_detector(
             speed = len(history) * options.batch_size / (time.perf_counter() - start)
             bar.advance(f"loss {history[-1]['loss']:.3f}, {speed:.0f} images/s")
     seconds = time.perf_counter() - start
-    model.to(memory_format=torch.contiguous_format).eval()
     last = history[-max(1, len(history) // 10) :]
     return TrainingResult(
         losses={name: round(sum(step[name] for step in last) / len(last), 4) for name in last[0]},
         images_per_second=round(options.steps * options.batch_size / seconds, 1),
         seconds=round(seconds, 1),
     )
+
+
+def first_step(images: Sequence[LabelledImage], options: TrainingOptions, image_ids: Set[str]) -> int | None:
+    """The first step, from 1, that has one of these images; None: none has."""
+    if not any(image.image_id in image_ids for image in images):
+        return None
+    for number, batch in enumerate(batches(images, options), start=1):
+        if any(image.image_id in image_ids for image, _ in batch):
+            return number
+    return None
 
 
 def _rate(step: int, options: TrainingOptions) -> float:
@@ -108,7 +131,7 @@ def _rate(step: int, options: TrainingOptions) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, options.steps - warmup)))
 
 
-def batches(images: Sequence[LabelledImage], options: TrainingOptions) -> Iterator[list[tuple[LabelledImage, bool]]]:
+def batches(images: Sequence[LabelledImage], options: TrainingOptions) -> Iterator[Marked]:
     """Batches of (image, whether to mirror it), every image once before any twice."""
     rng = np.random.default_rng(options.seed)
     order: list[int] = []
@@ -120,7 +143,7 @@ def batches(images: Sequence[LabelledImage], options: TrainingOptions) -> Iterat
         yield [(images[i], bool(flip)) for i, flip in zip(chosen, mirrored, strict=True)]
 
 
-def _load(batch: list[tuple[LabelledImage, bool]], device: torch.device) -> tuple[list[Tensor], Targets]:
+def _load(batch: Marked, device: torch.device) -> tuple[list[Tensor], Targets]:
     pixels: list[Tensor] = []
     targets: Targets = []
     for image, flip in batch:

@@ -1,20 +1,24 @@
 """Any of timm's CNNs as a trainable visual encoder: one of its feature maps, under timm's own names of weights.
 
+`small` is none of timm's: the small detector's CNN (vision/small_backbone.py), which learns from nothing in minutes.
+
 Shape suffixes: B images, H/W pixels, C channels, h/w cells of the feature map.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import timm
 from torch import Tensor, nn
 
 from vlp_models.errors import ParamsError
+from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
 # What a ResNet learns first and keeps longest: frozen for the whole run where only the rest is to move.
 STEM = ("conv1.", "bn1.", "layer1.", "stem.", "stages.0.")
+SMALL, SMALL_STEM = "small", ("blocks.0.", "blocks.1.")
 
 FETCHES = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "scriptable"}
 
@@ -25,7 +29,7 @@ class Backbone(nn.Module):
     def __init__(self, name: str, stage: int, options: Mapping[str, Any]) -> None:
         """
         Args:
-            name: of timm's model.
+            name: of timm's model, or `small`.
             stage: which of its feature maps, as `timm.create_model(name).feature_info` lists them.
             options: for `timm.create_model`.
 
@@ -33,6 +37,11 @@ class Backbone(nn.Module):
             ParamsError: timm knows no such model, it takes no such options, or gives no such feature map.
         """
         super().__init__()
+        self._stem: tuple[str, ...] = STEM
+        if name == SMALL:
+            self.net: Any = _small(options, stage)
+            self._stem, self.stage, self.stride, self.channels = SMALL_STEM, 0, STRIDE, self.net.out_channels
+            return
         forbidden = sorted(FETCHES & set(options))
         if forbidden or ":" in name:
             raise ParamsError(
@@ -57,6 +66,8 @@ class Backbone(nn.Module):
 
     def forward(self, pixels_B3HW: Tensor) -> Tensor:
         """[B, C, h, w]"""
+        if isinstance(self.net, SmallBackbone):
+            return cast(Tensor, self.net(pixels_B3HW))
         found = self.net.forward_intermediates(
             pixels_B3HW, indices=[self.stage], intermediates_only=True, output_fmt="NCHW"
         )
@@ -64,7 +75,18 @@ class Backbone(nn.Module):
         return last
 
     def stem(self) -> list[nn.Parameter]:
-        return [p for name, p in self.net.named_parameters() if name.startswith(STEM)]
+        return [p for name, p in self.net.named_parameters() if name.startswith(self._stem)]
 
     def rest(self) -> list[nn.Parameter]:
-        return [p for name, p in self.net.named_parameters() if not name.startswith(STEM)]
+        return [p for name, p in self.net.named_parameters() if not name.startswith(self._stem)]
+
+
+def _small(options: Mapping[str, Any], stage: int) -> SmallBackbone:
+    channels = options.get("channels", [24, 48, 96])
+    known = isinstance(channels, list) and len(channels) == 3 and all(type(n) is int and n > 0 for n in channels)
+    if not known or set(options) - {"channels"} or stage not in (0, -1):
+        raise ParamsError(
+            f"config: backbone `{SMALL}` has one feature map, and takes `channels: [24, 48, 96]`, of its three blocks; "
+            f"got {dict(options)} and backbone_stage {stage}"
+        )
+    return SmallBackbone(tuple(channels))

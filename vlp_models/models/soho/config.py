@@ -31,8 +31,9 @@ class SOHOConfig(PublicSwitches):
     augment: list[Augmentation] = field(default_factory=list)
     crop_scale: list[float] = field(default_factory=lambda: [0.5, 1.0])
 
-    backbone: str = "resnet101"  # any of timm's names; its weights come from `vlp import-checkpoint`
-    backbone_options: dict[str, Any] = field(default_factory=dict)  # for timm.create_model
+    # any of timm's names; its weights come from `vlp import-checkpoint`. `small`: the small detector's, 8 pixels a cell
+    backbone: str = "resnet101"
+    backbone_options: dict[str, Any] = field(default_factory=dict)  # for timm.create_model; of `small`: channels
     backbone_stage: int = -1  # which of its feature maps: the last one
     pool: PositiveInt = 2  # side of the max pooling behind the 1x1 convolution; 1: none
     neck_norm: Literal["batch", "none"] = "batch"

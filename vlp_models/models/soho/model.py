@@ -181,6 +181,11 @@ class SOHO(nn.Module):
         mask_BRR = self.grid_mask(image.mask_BHW, features)
         return Grid(features_BRD=features.flatten(2).transpose(1, 2), mask_BRR=mask_BRR)
 
+    def cells(self, image: Pixels) -> Tensor:
+        """[B, rows, columns, D]: the dictionary's input."""
+        grid = self.look(image)
+        return grid.features_BRD.unflatten(1, grid.mask_BRR.shape[1:])
+
     def _normalises_with_others(self) -> bool:
         """Whether other processes wait for this one's share of batch statistics, though it has no image: they would
         wait for ever (`nn.SyncBatchNorm` takes empty batches for this reason)."""

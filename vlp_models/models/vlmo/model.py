@@ -161,6 +161,11 @@ class VLMo(nn.Module):
         x_MD, packing = self._packed(patches_BSD)
         return packing.pad(self.norm(self.run(x_MD, packing, "vision", biases)))
 
+    def cells(self, image: Pixels) -> Tensor:
+        """[B, rows, columns, D]: the patches behind the vision experts."""
+        states_BSD = self.image_states(self.encode_image(image), self.biases(0))
+        return states_BSD[:, 1:].unflatten(1, (self.config.grid, self.config.grid))
+
     def text_states(self, ids_NT: Tensor, words: Packing, biases: Biases) -> Tensor:
         """[M, D]: texts alone, through the language experts."""
         return self.norm(self.run(self.text_embedding(ids_NT, words), words, "language", biases))

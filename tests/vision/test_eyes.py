@@ -1,0 +1,110 @@
+"""Eyes: what lies in each cell, where boxes go when a picture is fitted, and that the image's side learns it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from drawn_workspace import make_workspace
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Pixels
+from vlp_models.data.boxed import read_boxed
+from vlp_models.data.inputs import PixelInput
+from vlp_models.data.pixels import fit, place_boxes
+from vlp_models.vision.eyes import Eyes, _shown, open_eyes, words_in_cells
+from vlp_models.vision.labelled import LabelledImage, categories_of, labelled_images, words_of
+from vlp_models.vision.small_backbone import SmallBackbone
+from vlp_models.vision.train import TrainingOptions, TrainingResult
+
+INPUT = PixelInput(height=32, width=32)
+RED = (255, 0, 0)
+Drawn = tuple[list[LabelledImage], list[LabelledImage], tuple[str, ...]]
+
+
+def boxes(*rows: tuple[float, ...]) -> np.ndarray:
+    return np.array(rows, np.float32).reshape(-1, 4)
+
+
+def test_a_cell_is_of_the_smallest_object_behind_its_middle() -> None:
+    words = np.eye(3, dtype=np.float32)
+    small, large, tiny = (0.0, 0.0, 0.3, 0.3), (0.0, 0.0, 0.7, 1.0), (0.76, 0.01, 0.8, 0.05)
+    cells = words_in_cells(boxes(small, large, tiny), words, 2, 4)  # middles: x 0.125, 0.375, ...; y 0.25, 0.75
+    assert cells.shape == (2, 4, 3)
+    held = [[cells[r, c].nonzero().flatten().tolist() for c in range(4)] for r in range(2)]
+    assert held == [[[0], [1], [1], [2]], [[1], [1], [1], []]]  # no middle is in the third: the cell that it lies in
+    assert not words_in_cells(boxes(), words[:0], 2, 2).any()
+
+
+@pytest.mark.parametrize("resize", ["squash", "crop", "pad"])
+@pytest.mark.parametrize("size", [(60, 90), (90, 60), (20, 20)])
+def test_boxes_go_where_their_pixels_go(resize: str, size: tuple[int, int]) -> None:
+    picture = Image.new("RGB", size)
+    box = (size[0] // 3, size[1] // 4, size[0] * 2 // 3, size[1] * 3 // 4)
+    ImageDraw.Draw(picture).rectangle((box[0], box[1], box[2] - 1, box[3] - 1), RED)
+    wanted = PixelInput(height=48, width=64, resize=resize, longer=60, shorter=40)  # type: ignore[arg-type]
+    pixels, _ = fit(picture, wanted, None)
+    rows, columns = (pixels[..., 0] > 127).nonzero()
+    (placed,) = place_boxes(boxes(box), picture, wanted) * (64, 48, 64, 48)
+    seen = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+    assert np.abs(placed.clip(0, (64, 48, 64, 48)) - seen).max() <= 1
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
+    workspace = make_workspace(tmp_path_factory.mktemp("drawn"))
+    rows = read_boxed(workspace.validated)
+    words = words_of(rows)
+    train, val = (
+        labelled_images(rows, split, categories_of(rows), words, workspace.root) for split in ("train", "val")
+    )
+    return train, val, words
+
+
+def test_a_part_of_a_picture_keeps_its_boxes_and_their_words(drawn: Drawn) -> None:
+    rng, seen = np.random.default_rng(1), 0
+    colours = {"red": RED, "blue": (0, 0, 255)}
+    for turn in range(40):
+        image = drawn[0][turn % 6]
+        picture, found, words = _shown(image, bool(turn % 2), 0.3, rng)
+        assert picture.width * picture.height <= 64 * 64
+        for (x1, y1, x2, y2), holds in zip(found.astype(int), words, strict=True):
+            colour = next(word for word, held in zip(drawn[2], holds, strict=True) if held and word in colours)
+            part = np.asarray(picture)[y1:y2, x1:x2]
+            assert part.size and np.array_equal(part, np.broadcast_to(colours[colour], part.shape))
+            seen += 1
+    assert seen > 50
+
+
+class Toy(nn.Module):
+    """An image's side, and a text's that sees nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = SmallBackbone((4, 8, 8)), nn.Linear(3, 3)
+
+    def cells(self, image: Pixels) -> Tensor:
+        return self.image(image.pixels_B3HW).permute(0, 2, 3, 1)
+
+
+def opened(drawn: Drawn, steps: int) -> tuple[Toy, TrainingResult, float | None]:
+    torch.manual_seed(2)
+    toy = Toy()
+    options = TrainingOptions(steps=steps, batch_size=4, lr=1e-2, seed=3)
+    train, val, words = drawn
+    eyes = Eyes(model=toy, cells=toy.cells, wanted=INPUT, hidden=8)
+    arguments = {"crop": 0.7, "device": torch.device("cpu"), "lower": "models.toy.eyes.lr"}
+    return toy, *open_eyes(eyes, train, val, len(words), options, **arguments)  # type: ignore[arg-type]
+
+
+def test_the_images_side_learns_to_tell_and_no_other_part_moves(drawn: Drawn) -> None:
+    (early, before, low), (late, after, high) = opened(drawn, 2), opened(drawn, 80)
+    assert after.losses["words"] < 0.5 * before.losses["words"]
+    assert low is not None and high is not None and low < 0.8 < 0.9 < high  # `square` holds of every object
+    assert all(torch.equal(a, b) for a, b in zip(early.text.parameters(), late.text.parameters(), strict=True))
+    assert not torch.equal(early.image.blocks[0][0].weight, late.image.blocks[0][0].weight)  # type: ignore[index,union-attr,arg-type]
+    assert not late.training
+    again, _, same = opened(drawn, 80)
+    assert same == high
+    assert all(torch.equal(a, b) for a, b in zip(late.state_dict().values(), again.state_dict().values(), strict=True))

@@ -1,0 +1,81 @@
+"""A model that begins with eyes: what it learns to see in this workspace before its first step (vision/eyes.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlp_models.data.boxed import FILE, read_boxed
+from vlp_models.data.inputs import PixelInput
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.protocols import SeesCells
+from vlp_models.params import EyesParams, ModelParams, TrainerParams
+from vlp_models.vision.eyes import Eyes, open_eyes
+from vlp_models.vision.labelled import LabelledImage, Rows, categories_of, labelled_images, words_of
+from vlp_models.vision.train import TrainingOptions, first_step
+from vlp_models.workspace.paths import Workspace, hash_file
+
+
+def begin_with_eyes(
+    model: nn.Module, p: ModelParams, trainer: TrainerParams, workspace: Workspace, where: str
+) -> tuple[dict[str, Any], str]:
+    """Trains the image's side in place. Returns what is kept of it (`provenance.eyes`), and a line for people.
+
+    Args:
+        where: the model's place in params.yaml.
+
+    Raises:
+        ParamsError: it reads no pixels, or shows no cells.
+        DataError: no object in the train split has a box.
+        NonFiniteLossError: it diverged.
+    """
+    wanted = model.inputs.image  # type: ignore[union-attr]
+    if not isinstance(wanted, PixelInput) or not isinstance(model, SeesCells):
+        raise ParamsError(f"params.yaml: `{where}.eyes`: a model of the family {p.family} has none; it reads no pixels")
+    rows = read_boxed(workspace.validated)
+    images, words = _learnt(rows, workspace)
+    if not images:
+        raise DataError(
+            f"{workspace.validated / FILE}: no object of the train split has a box, and `{where}.eyes` learn from "
+            f"them; leave `{where}.eyes` out, or import weights that see (docs/your-data.md)"
+        )
+    if trainer.torch_threads:
+        torch.set_num_threads(trainer.torch_threads)
+    cuda = torch.cuda.is_available() and trainer.accelerator != "cpu"
+    hidden: int = model.config.hidden  # type: ignore[union-attr, assignment]
+    result, f1 = open_eyes(
+        Eyes(model=model, cells=model.cells, wanted=wanted, hidden=hidden),
+        images,
+        labelled_images(rows, "val", categories_of(rows), words, workspace.root),
+        len(words),
+        _options(p.eyes, p.seed),
+        crop=p.eyes.crop,
+        device=torch.device("cuda" if cuda else "cpu"),
+        lower=f"{where}.eyes.lr",
+    )
+    kept = {**asdict(p.eyes), "seed": p.seed, "boxes": hash_file(workspace.validated / FILE), "images": len(images)}
+    found = "no box in val" if f1 is None else f"F1 of {len(words)} words in val's cells {100 * f1:.1f}"
+    line = f"eyes: {len(images):,} images, {result.seconds:.0f} s at {result.images_per_second:.0f} images/s, {found}"
+    return {**kept, "words": list(words), "val_f1": f1}, line
+
+
+def first_step_with(kept: dict[str, Any], workspace: Workspace, image_ids: Set[str]) -> int | None:
+    """The first step in which eyes that said so of themselves (`provenance.eyes`) saw one of these images, of the boxes
+    as they lie here; None: they never did."""
+    images, _ = _learnt(read_boxed(workspace.validated), workspace)
+    p = EyesParams(**{name: kept[name] for name in asdict(EyesParams())})
+    return first_step(images, _options(p, kept["seed"]), image_ids)
+
+
+def _learnt(rows: Rows, workspace: Workspace) -> tuple[list[LabelledImage], tuple[str, ...]]:
+    train = [row for row in rows if row["split"] == "train"]
+    words = words_of(train)
+    return labelled_images(train, "train", categories_of(train), words, workspace.root), words
+
+
+def _options(p: EyesParams, seed: int) -> TrainingOptions:
+    return TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=seed)
