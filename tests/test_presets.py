@@ -24,7 +24,7 @@ UNIFIED = _BERT + _REGIONS + (768 * 1536 + 1536)  # and VQA's first layer
 UNIFIED_DEMO = 12_854_394
 
 SOHO_PAPER = 155_759_740  # 42.5 million are ResNet-101's
-SOHO_DEMO = 4_920_060
+SOHO_DEMO = 4_839_972
 XGPT_PAPER = 114_897_978  # one stack of twelve layers, one word matrix
 XGPT_DEMO = 5_135_674
 

@@ -134,6 +134,19 @@ def test_held_pictures_in_blocks_give_what_all_together_give(tmp_path: Path, mon
     assert found(held=2) == whole
 
 
+def test_a_picture_listed_twice_hides_no_copy_of_the_next(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        photo(ord(name)).save(tmp_path / f"{name}.png")
+    photo(ord("b")).resize((100, 75)).save(tmp_path / "t.png")
+    with leaks.PrintWriter(tmp_path) as writer:
+        for name in ("a", "a", "b", "t"):
+            writer.add(name, examine(tmp_path / f"{name}.png", 10**6, keypoints=True, tested=name != "t"))
+    tested = {"a": "test", "b": "test"}
+    for held in (1, 2, 3):
+        found = leaks.find_copies([tmp_path / leaks.FILE], tested, RULES, held=held)
+        assert [(copy.image_id, copy.copy_of) for copy in found] == [("t", "b")], held
+
+
 def test_votes_count_each_shared_keypoint_once() -> None:
     rng = np.random.default_rng(1)
     held = rng.integers(0, 256, (60, 32), np.uint8)  # three pictures of 20

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from vlp_models.data.tables import read_table
+from vlp_models.duplicates import workers
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, WorldParams, load_params
 from vlp_models.stages import prepare
@@ -142,3 +143,34 @@ def test_missing_dataset_says_where_to_get_it(tmp_path: Path) -> None:
 def test_unknown_dataset(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"prepare other`: params\.data has pairs"):
         prepare.run(params_for(pairs=PAIRS), Workspace(tmp_path), "other")
+
+
+def test_processes_find_what_one_finds_also_where_rows_are_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused at the front, between and at the end: they are not opened, and keep their places."""
+    names = [
+        "../a.jpg",
+        "good-1.jpg",
+        "/b.jpg",
+        "../c.jpg",
+        "no.jpg",
+        "good-2.jpg",
+        "cut.jpg",
+        "good-3.png",
+        "../d.jpg",
+    ]
+    listing = workspace.raw("pairs") / "pairs.csv"
+    listing.write_text("\n".join(["image,caption", *(f"{name},a caption" for name in names)]))
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    alone = hash_path(workspace.interim("pairs"))
+    rules = [row["rule"] for row in read_table("quarantine", workspace.interim("pairs")).to_pylist()]
+    assert rules == [*["image_inside"] * 3, "image_present", "image_decodes", "image_inside"]
+    monkeypatch.setattr(workers, "FEW", 2)
+    monkeypatch.setattr(workers, "TASK", 1)
+    monkeypatch.setattr(prepare, "cpus", lambda most: 2)
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    assert hash_path(workspace.interim("pairs")) == alone
+    listing.write_text("image,caption\n../a.jpg,a caption\n/b.jpg,a caption")
+    with pytest.raises(DataError, match=r"none of 2 images is readable; the first, .*outside of data\.pairs\.root"):
+        prepare.run(params_for(pairs=PAIRS), workspace, "pairs")

@@ -30,6 +30,7 @@ from vlp_models.models.figures import Figure
 from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, load_params, to_plain
 from vlp_models.params.schema import build
 from vlp_models.params.snapshots import SnapshotParams
+from vlp_models.runs.check import check_runs
 from vlp_models.runs.eyes import first_step_with
 from vlp_models.stages import initial, pretrain
 from vlp_models.training.data import LoaderFactory
@@ -205,12 +206,12 @@ def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_pat
 
 
 def test_eyes_are_for_fresh_models_of_pixels(tmp_path: Path) -> None:
-    make_workspace(tmp_path)
-    write_pixels(tmp_path / "data" / "shards")
-    write_tokenizer(tmp_path / "data" / "tokenizer")
-    params, workspace = with_eyes(tmp_path, {"eyes": {"steps": 1}, "weights": "somewhere"})
-    with pytest.raises(ParamsError, match=r"`eyes` are for fresh weights"):
-        initial.run(params, workspace, "soho")
+    params, _ = with_eyes(tmp_path, {"eyes": {"steps": 1}, "weights": "somewhere"})
+    with pytest.raises(ParamsError, match=r"`models.soho.eyes` are for fresh weights"):
+        check_runs(params)
+    params, _ = with_eyes(tmp_path, {"eyes": {"steps": 1}, "family": "tden", "config": TINY})
+    with pytest.raises(ParamsError, match=r"`models.soho.eyes`: a tden reads no pixels"):
+        check_runs(params)
     with pytest.raises(ParamsError, match=r"takes `channels: \[24, 48, 96\]`"):
         build_model("soho", CONFIG | {"backbone": "small", "backbone_stage": 0}, DataFacts(vocab_size=9, mask_id=4))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,13 +15,18 @@ from vlp_models.data.batch import Pixels
 from vlp_models.data.boxed import read_boxed
 from vlp_models.data.inputs import PixelInput
 from vlp_models.data.pixels import fit, place_boxes
-from vlp_models.vision.eyes import Eyes, _shown, open_eyes, words_in_cells
+from vlp_models.models import DataFacts, build_model
+from vlp_models.vision.eyes import Eyes, _look, _shown, open_eyes, words_in_cells
 from vlp_models.vision.labelled import LabelledImage, categories_of, labelled_images, words_of
 from vlp_models.vision.small_backbone import SmallBackbone
 from vlp_models.vision.train import TrainingOptions, TrainingResult
 
 INPUT = PixelInput(height=32, width=32)
 RED = (255, 0, 0)
+SIZES: dict[str, Any] = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.2}
+VLMO = {**SIZES, "side": 32, "patch": 8, "vl_start": 1, "max_positions": 12, "image_codes": 8, "layer_scale": 1.0}
+SOHO = {**SIZES, "backbone": "small", "backbone_options": {"channels": [8, 8, 8]}, "backbone_stage": 0, "pool": 2}
+SOHO |= {"height": 64, "width": 64, "resize": "squash", "dictionary_size": 7, "longer": 0, "shorter": 0}
 Drawn = tuple[list[LabelledImage], list[LabelledImage], tuple[str, ...]]
 
 
@@ -29,12 +36,12 @@ def boxes(*rows: tuple[float, ...]) -> np.ndarray:
 
 def test_a_cell_is_of_the_smallest_object_behind_its_middle() -> None:
     words = np.eye(3, dtype=np.float32)
-    small, large, tiny = (0.0, 0.0, 0.3, 0.3), (0.0, 0.0, 0.7, 1.0), (0.76, 0.01, 0.8, 0.05)
-    cells = words_in_cells(boxes(small, large, tiny), words, 2, 4)  # middles: x 0.125, 0.375, ...; y 0.25, 0.75
+    small, large, tiny = (0, 0, 11, 11), (0, 0, 28, 19), (30.5, 0.1, 32, 2)
+    cells = words_in_cells(boxes(small, large, tiny), words, 2, 4, 10)  # middles: x 5, 15, 25, 35; y 5, 15
     assert cells.shape == (2, 4, 3)
     held = [[cells[r, c].nonzero().flatten().tolist() for c in range(4)] for r in range(2)]
     assert held == [[[0], [1], [1], [2]], [[1], [1], [1], []]]  # no middle is in the third: the cell that it lies in
-    assert not words_in_cells(boxes(), words[:0], 2, 2).any()
+    assert not words_in_cells(boxes(), words[:0], 2, 2, 10).any()
 
 
 @pytest.mark.parametrize("resize", ["squash", "crop", "pad"])
@@ -46,7 +53,7 @@ def test_boxes_go_where_their_pixels_go(resize: str, size: tuple[int, int]) -> N
     wanted = PixelInput(height=48, width=64, resize=resize, longer=60, shorter=40)  # type: ignore[arg-type]
     pixels, _ = fit(picture, wanted, None)
     rows, columns = (pixels[..., 0] > 127).nonzero()
-    (placed,) = place_boxes(boxes(box), picture, wanted) * (64, 48, 64, 48)
+    (placed,) = place_boxes(boxes(box), picture, wanted)
     seen = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
     assert np.abs(placed.clip(0, (64, 48, 64, 48)) - seen).max() <= 1
 
@@ -93,7 +100,7 @@ def opened(drawn: Drawn, steps: int) -> tuple[Toy, TrainingResult, float | None]
     toy = Toy()
     options = TrainingOptions(steps=steps, batch_size=4, lr=1e-2, seed=3)
     train, val, words = drawn
-    eyes = Eyes(model=toy, cells=toy.cells, wanted=INPUT, hidden=8)
+    eyes = Eyes(model=toy, cells=toy.cells, wanted=INPUT, side=8, hidden=8)
     arguments = {"crop": 0.7, "device": torch.device("cpu"), "lower": "models.toy.eyes.lr"}
     return toy, *open_eyes(eyes, train, val, len(words), options, **arguments)  # type: ignore[arg-type]
 
@@ -108,3 +115,29 @@ def test_the_images_side_learns_to_tell_and_no_other_part_moves(drawn: Drawn) ->
     again, _, same = opened(drawn, 80)
     assert same == high
     assert all(torch.equal(a, b) for a, b in zip(late.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_cells_without_picture_are_not_learnt_from(drawn: Drawn) -> None:
+    """A picture of 64 by 64 in an input of 32 by 64: half of each row is padding."""
+    toy = Toy()
+    wanted = PixelInput(height=32, width=64, resize="pad")
+    eyes = Eyes(model=toy, cells=toy.cells, wanted=wanted, side=8, hidden=8)
+    shown = [_shown(image, False, 1.0, None) for image in drawn[0][:2]]
+    seen_KD, true_KW = _look(eyes, shown, torch.device("cpu"))
+    assert len(seen_KD) == len(true_KW) == 2 * 4 * 4
+    assert true_KW.any(1).sum() >= 4  # both squares of both pictures lie in the half that is left
+
+
+@pytest.mark.parametrize(("family", "config"), [("vlmo", VLMO), ("soho", SOHO)])
+def test_a_models_cells_are_where_its_pixels_are(family: str, config: dict[str, Any]) -> None:
+    """What changes in one corner of a picture changes that cell most: rows before columns, and no [CLS] among them."""
+    torch.manual_seed(1)
+    model: Any = build_model(family, config, DataFacts(vocab_size=30, mask_id=4)).eval()
+    side = model.cell_side
+    pixels = torch.zeros(1, 3, 4 * side, 4 * side)
+    cells = model.cells(Pixels(pixels_B3HW=pixels))
+    assert cells.shape == (1, 4, 4, 16)
+    changed = pixels.clone()
+    changed[..., side : 2 * side, 3 * side :] = 3.0
+    moved = (model.cells(Pixels(pixels_B3HW=changed)) - cells).norm(dim=-1)[0]
+    assert divmod(int(moved.argmax()), 4) == (1, 3)

@@ -18,7 +18,7 @@ def read_inside(folder: Path, relative: str) -> bytes:
     """
     parts = [part for part in relative.split("/") if part not in ("", ".")]
     if relative.startswith("/") or ".." in parts or "\0" in relative or not parts:
-        raise ImageError("path_inside", f"{relative!r} leaves the drop; image paths are relative to the listing")
+        raise ImageError("path_inside", f"{relative!r} leaves its folder; image paths are relative to the listing")
     descriptor = -1
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

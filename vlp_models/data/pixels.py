@@ -107,16 +107,17 @@ def place_boxes(boxes_N4: NDArray[np.float32], image: Image.Image, wanted: Pixel
         boxes_N4: x1, y1, x2, y2 in pixels of the picture.
 
     Returns:
-        Fractions of the wanted width and height; below 0 or above 1 where the picture is cut off.
+        float32, pixels of the wanted size; outside of it where the picture is cut off.
     """
     size = np.array([wanted.width, wanted.height] * 2, np.float32)
     own = np.array([image.width, image.height] * 2, np.float32)
     if wanted.resize == "squash":
-        return boxes_N4 / own
-    if wanted.resize == "pad":
-        return boxes_N4 * np.float32(_padded_factor(image, wanted)) / size
-    factor = np.float32(max(wanted.width / image.width, wanted.height / image.height))
-    placed = (boxes_N4 * factor - (own * factor - size) / 2) / size
+        placed = boxes_N4 * (size / own)
+    elif wanted.resize == "pad":
+        placed = boxes_N4 * _padded_factor(image, wanted)
+    else:
+        factor = max(wanted.width / image.width, wanted.height / image.height)
+        placed = boxes_N4 * factor - (own * factor - size) / 2
     return placed.astype(np.float32)
 
 

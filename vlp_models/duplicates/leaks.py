@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -30,7 +31,7 @@ from vlp_models.workspace.mapper import LocalMapper
 FILE = "prints.parquet"
 COPIES = "copies.parquet"  # of data/validated: what was found, whatever became of it
 BATCH = 512  # pictures that pass together
-HELD = 4096  # pictures tested on that are held together, about 60 kB each with what finds them
+HELD = 4096  # pictures tested on held together, about 60 kB each with what finds them
 RANK = {split: number for number, split in enumerate(SPLITS)}  # of two copies, the one that is tested on stays
 _SCHEMA = pa.schema(
     [
@@ -95,7 +96,8 @@ def find_copies(
     Raises:
         DataError: a file is damaged.
     """
-    blocks = [(first, first + held) for first in range(0, len(tested), held)]
+    # by rows, not by names: `validate` has yet to set aside what is listed twice
+    blocks = [(first, first + held) for first in range(0, sum(_tested_rows(files, tested)), held)]
     look = partial(_copies_of_block, files, tested, rules)
     parts = track(
         LocalMapper(max(1, min(workers, len(blocks)))).map(look, blocks),
@@ -176,18 +178,32 @@ def _may_leak(batch: Sequence[Row], held: Sequence[Row], other: int, number: int
     return RANK[batch[other][1]] < RANK[held[number][1]]
 
 
+def _tested_rows(files: Iterable[Path], tested: Mapping[str, str]) -> Iterator[int]:
+    """Of each file, how many rows are tested on."""
+    for path in files:
+        if path.exists():
+            with _naming(path):
+                for batch in pq.ParquetFile(path).iter_batches(columns=["image_id"]):
+                    yield sum(name in tested for name in batch["image_id"].to_pylist())
+
+
 def _rows(files: Iterable[Path], tested: Mapping[str, str], *, learnt: bool) -> Iterator[tuple[Row, Print]]:
     """Pictures that are tested on with their prints; those learnt from as well, if asked for."""
     for path in files:
         if not path.exists():
             continue
-        try:
+        with _naming(path):
             for batch in pq.ParquetFile(path).iter_batches(BATCH):
                 for row in batch.to_pylist():
                     split = tested.get(row["image_id"], SPLITS[0])
                     if learnt or split != SPLITS[0]:
                         yield (row["image_id"], split, row["pixels"]), Print.from_bytes(row["print"])
-        except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path}: damaged ({error}); `dvc repro -f prepare@{path.parent.name}` makes it anew"
-            ) from None
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of a damaged file, with its name and the way out."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged ({error}); `dvc repro -f prepare@{path.parent.name}` makes it anew") from None

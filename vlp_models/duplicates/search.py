@@ -2,7 +2,7 @@
 
 Cheap stages propose, one verifies (alignment.py). Proposals come from the perceptual hash, of the held picture in each
 of the 8 ways to lay it down, and from shared keypoints, of the held picture and its mirrored one. The held side is in
-memory (about 30 kB a picture); the others come in batches and leave nothing behind.
+memory (about 60 kB a picture, with what finds it); the others come in batches and leave nothing behind.
 """
 
 from __future__ import annotations

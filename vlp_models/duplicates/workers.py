@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from vlp_models.data.images import FORMATS, ImageError, read_file
 from vlp_models.data.inside import read_inside
 from vlp_models.duplicates.hashes import ImageHashes, hash_image
-from vlp_models.workspace.mapper import in_flight
+from vlp_models.workspace.mapper import die_with_parent, in_flight
 
 TASK = 64  # pictures
 FEW = 512  # pictures that this process has done before another one has started
@@ -59,9 +56,13 @@ def hash_all(items: Iterable[Item], job: Job, processes: int) -> Iterator[tuple[
             yield from _hash_some(task, job)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads' locks
-    with ProcessPoolExecutor(processes, context, initializer=_die_with_parent) as pool:
-        for found in in_flight(lambda task: pool.submit(_hash_some, task, job), tasks, 4 * processes):
-            yield from found
+    with ProcessPoolExecutor(processes, context, initializer=die_with_parent) as pool:
+        try:
+            for found in in_flight(lambda task: pool.submit(_hash_some, task, job), tasks, 4 * processes):
+                yield from found
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _hash_some(task: list[Item], job: Job) -> list[tuple[int, ImageHashes | ImageError]]:
@@ -98,14 +99,3 @@ def _keep(content: bytes, target: str) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
     return None
-
-
-def _die_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever, and keep writing what it has."""
-    parent: Any = multiprocessing.parent_process()
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

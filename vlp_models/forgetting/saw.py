@@ -19,14 +19,13 @@ from vlp_models.forgetting.locked import md5_of, recorded
 from vlp_models.forgetting.order import Sight
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
-from vlp_models.runs.eyes import first_step_with as eyes_first_step_with
 from vlp_models.runs.made_of import NOTE, noted
 from vlp_models.serving.bundle import checkpoint_info
 from vlp_models.stages.detector import first_step_with
 from vlp_models.stages.tokenizer import shaped_by
 from vlp_models.training.data import validates_on
 from vlp_models.workspace.contents import learned_from
-from vlp_models.workspace.paths import Workspace, hash_file, hash_path, read_json
+from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 State = Literal["saw", "through", "unknown", "never"]
 DETECTOR, TOKENIZER = "data/detector", "data/tokenizer"
@@ -93,9 +92,12 @@ class Checkpoints:
 
     def _initial(self, name: str, provenance: Mapping[str, Any]) -> Verdict:
         if eyes := provenance.get("eyes"):
-            if eyes["boxes"] != hash_file(self.workspace.validated / "boxed.parquet"):
+            from vlp_models.runs.eyes import boxes_of
+            from vlp_models.runs.eyes import first_step_with as first_look
+
+            if eyes["boxes"] != boxes_of(self.workspace):
                 return Verdict(name=name, state="unknown", how="its eyes learnt from other boxes than those here")
-            if step := eyes_first_step_with(eyes, self.workspace, self._images_here()):
+            if step := first_look(eyes, self.workspace, self._images_here()):
                 return Verdict(name=name, state="saw", how=f"by its eyes, first in step {step}")
         notes = "; the weights it begins with were imported: what they have seen, nobody here knows"
         how = "before its first step" + (notes if "weights" in provenance else "")

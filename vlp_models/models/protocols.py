@@ -227,6 +227,11 @@ class Adopts(Protocol):
 
 @runtime_checkable
 class SeesCells(Protocol):
+    @property
+    def cell_side(self) -> int:
+        """Pixels of the input that a cell is wide and high."""
+        ...
+
     def cells(self, image: Pixels) -> Tensor:
         """[B, rows, columns, D]: what the image's side makes of each part of a picture, before any text."""
         ...

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from vlp_models.params.augment import AugmentedParams
 from vlp_models.params.optimizer import OptimizerParams
-from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from vlp_models.params.recipe import PassesParams, RecipeParams
 from vlp_models.params.snapshots import SnapshotParams
 
@@ -36,7 +36,7 @@ class EyesParams:
     steps: NonNegativeInt = 0
     batch_size: PositiveInt = 32
     lr: PositiveFloat = 3.0e-3
-    crop: Share = 0.5
+    crop: Annotated[float, Field(gt=0, le=1)] = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

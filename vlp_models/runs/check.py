@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vlp_models.errors import ParamsError
 from vlp_models.lookup import check_known
 from vlp_models.models.outline import outline
-from vlp_models.params import Params
+from vlp_models.params import ModelParams, Params
 from vlp_models.params.schema import nearest
 
 
@@ -37,6 +37,8 @@ def check_runs(params: Params) -> None:
                 f"params.yaml: `models.{name}.words`: a {model.family} can't begin with BERT's weights; "
                 f"{', '.join(READERS)} can"
             )
+        if model.eyes.steps:
+            _check_eyes(name, model)
     for name, run in params.pretrain.items():
         known = getattr(outline(params.models[run.model], f"models.{run.model}.config"), "objectives", ())
         for objective in run.recipe.objectives:
@@ -64,6 +66,16 @@ def check_runs(params: Params) -> None:
         check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)
         check_texts_per_image(f"finetune.{name}", task, tried, options, finetune.texts_per_image)
         _check_datasets(f"finetune.{name}", (*finetune.sources, *finetune.evaluate_on), params)
+
+
+def _check_eyes(name: str, model: ModelParams) -> None:
+    from vlp_models.models.protocols import SeesCells
+
+    where = f"params.yaml: `models.{name}.eyes`"
+    if model.weights:
+        raise ParamsError(f"{where} are for fresh weights; leave them out, or `weights`")
+    if not isinstance(outline(model, f"models.{name}.config"), SeesCells):
+        raise ParamsError(f"{where}: a {model.family} reads no pixels")
 
 
 def _check_datasets(where: str, named: Iterable[str], params: Params) -> None:

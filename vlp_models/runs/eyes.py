@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Set
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +19,7 @@ from vlp_models.params import EyesParams, ModelParams, TrainerParams
 from vlp_models.vision.eyes import Eyes, open_eyes
 from vlp_models.vision.labelled import LabelledImage, Rows, categories_of, labelled_images, words_of
 from vlp_models.vision.train import TrainingOptions, first_step
-from vlp_models.workspace.paths import Workspace, hash_file
+from vlp_models.workspace.paths import Workspace
 
 
 def begin_with_eyes(
@@ -41,14 +43,14 @@ def begin_with_eyes(
     if not images:
         raise DataError(
             f"{workspace.validated / FILE}: no object of the train split has a box, and `{where}.eyes` learn from "
-            f"them; leave `{where}.eyes` out, or import weights that see (docs/your-data.md)"
+            f"them; leave `{where}.eyes` out, or import weights that see"
         )
     if trainer.torch_threads:
         torch.set_num_threads(trainer.torch_threads)
     cuda = torch.cuda.is_available() and trainer.accelerator != "cpu"
     hidden: int = model.config.hidden  # type: ignore[union-attr, assignment]
     result, f1 = open_eyes(
-        Eyes(model=model, cells=model.cells, wanted=wanted, hidden=hidden),
+        Eyes(model=model, cells=model.cells, wanted=wanted, side=model.cell_side, hidden=hidden),
         images,
         labelled_images(rows, "val", categories_of(rows), words, workspace.root),
         len(words),
@@ -57,10 +59,16 @@ def begin_with_eyes(
         device=torch.device("cuda" if cuda else "cpu"),
         lower=f"{where}.eyes.lr",
     )
-    kept = {**asdict(p.eyes), "seed": p.seed, "boxes": hash_file(workspace.validated / FILE), "images": len(images)}
+    kept = {**asdict(p.eyes), "seed": p.seed, "boxes": boxes_of(workspace), "images": len(images)}
     found = "no box in val" if f1 is None else f"F1 of {len(words)} words in val's cells {100 * f1:.1f}"
     line = f"eyes: {len(images):,} images, {result.seconds:.0f} s at {result.images_per_second:.0f} images/s, {found}"
-    return {**kept, "words": list(words), "val_f1": f1}, line
+    return {**kept, "words": list(words)}, line
+
+
+def boxes_of(workspace: Workspace) -> str:
+    """A hash of all that eyes learn from: the train split's rows."""
+    rows = [row for row in read_boxed(workspace.validated) if row["split"] == "train"]
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
 def first_step_with(kept: dict[str, Any], workspace: Workspace, image_ids: Set[str]) -> int | None:

@@ -64,7 +64,9 @@ def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
         if kind != "finetune":
             model = params.models[params.model_at(name)]
             begun |= _begun_with(model, workspace)
-            settings.append({k: v for k, v in to_plain(model).items() if k != "seed"})
+            begun |= _eyes_of(workspace.checkpoint(f"initial/{params.model_at(name)}"))
+            dropped = {"seed"} if model.eyes.steps else {"seed", "eyes"}
+            settings.append({k: v for k, v in to_plain(model).items() if k not in dropped})
         if kind != "initial":
             own = to_plain(getattr(params, kind)[key])
             settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "design", "model")})
@@ -87,6 +89,13 @@ def _begun_with(model: ModelParams, workspace: Workspace) -> dict[str, str]:
     places = [model.weights, dependency(model.words)]
     files = {place: workspace.root / place for place in places if place}
     return {place: hash_path(file) if file.exists() else "" for place, file in files.items()}
+
+
+def _eyes_of(initial: Path) -> dict[str, str]:
+    """The boxes that its eyes learnt from, if it has any."""
+    config = initial / "config.json"
+    eyes = read_json(config).get("provenance", {}).get("eyes") if config.exists() else None
+    return {"eyes": eyes["boxes"]} if eyes else {}
 
 
 def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) -> list[DataInput]:

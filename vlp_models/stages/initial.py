@@ -18,11 +18,10 @@ from vlp_models.workspace.paths import Workspace, measured, output_directory, wr
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes checkpoints/initial/KEY. Fresh weights depend on the model's config and `seed` alone.
+    """Writes checkpoints/initial/KEY. Fresh weights depend on the model's config and `seed` alone; eyes on boxes, too.
 
     Raises:
-        ParamsError: no such model, a config that its family refuses, or `eyes` for a model that reads no pixels or has
-            `weights`.
+        ParamsError: no such model, a config that its family refuses, or `eyes` for a model that reads no pixels.
         MissingToolError: the package of `words` is not installed.
         CheckpointError: `weights` is no checkpoint of this family, or was made for other features or words; `words` is
             no BERT of the model's sizes and words.
@@ -42,8 +41,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.models:
         raise ParamsError(f"params.yaml: no model `{key}`{nearest(key, params.models)}")
     p = params.models[key]
-    if p.eyes.steps and p.weights:
-        raise ParamsError(f"params.yaml: `models.{key}`: `eyes` are for fresh weights; leave them out, or `weights`")
     with measured(workspace, f"initial@{key}"):
         inputs = read_inputs(workspace)
         torch.manual_seed(p.seed)

@@ -29,6 +29,8 @@ from vlp_models.params import Params, SourceParams, to_plain
 from vlp_models.workspace.mapper import cpus
 from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
 
+MOST = 8  # processes: each decodes a picture of up to `validate.max_image_pixels`
+
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Writes data/interim/<key>.
@@ -157,7 +159,7 @@ def _examined(
         while under_way and (error := under_way[0][1]):
             yield under_way.popleft()[0], error
 
-    for _, result in hash_all(asked(), job, cpus()):
+    for _, result in hash_all(asked(), job, cpus(MOST)):
         yield from refusals()
         yield under_way.popleft()[0], result
     yield from refusals()

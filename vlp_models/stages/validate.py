@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 EXAMPLES = 3
+SEARCHES = 8  # processes that look for copies beside each other, some 300 MB each
 ROWS = 65_536  # of a batch: what is held as Python objects, and checked at once
 
 
@@ -123,7 +124,7 @@ def _copies(sources: list[Path], params: ValidateParams) -> list[Copy]:
     """Of pictures that are tested on, across all datasets (vlp_models/duplicates)."""
     tested = _tested(_files(sources, "images"))
     rules = NearRules(bits=params.near_duplicates.bits, keypoints=params.near_duplicates.keypoints)
-    return find_copies([source / FILE for source in sources], tested, rules, workers=cpus())
+    return find_copies([source / FILE for source in sources], tested, rules, workers=cpus(SEARCHES))
 
 
 def _tested(files: list[Path]) -> dict[str, str]:

@@ -31,11 +31,15 @@ Cells = Callable[[Pixels], Tensor]  # [B, R, C, D]
 
 @dataclass(frozen=True, kw_only=True)
 class Eyes:
-    """A model that can learn to see. cells: its image's side. wanted: what it reads. hidden: the D of its cells."""
+    """A model that can learn to see.
+
+    cells: its image's side. wanted: what it reads. side: pixels of that in a cell. hidden: the D of its cells.
+    """
 
     model: nn.Module
     cells: Cells
     wanted: PixelInput
+    side: int
     hidden: int
 
 
@@ -73,8 +77,8 @@ def open_eyes(
 
     def losses(batch: Marked) -> dict[str, Tensor]:
         shown = [_shown(image, mirror, crop, rng) for image, mirror in batch]
-        seen_BRCD, true_BRCW = _look(eyes, shown, device)
-        return {"words": F.binary_cross_entropy_with_logits(head(seen_BRCD), true_BRCW)}
+        seen_KD, true_KW = _look(eyes, shown, device)
+        return {"words": F.binary_cross_entropy_with_logits(head(seen_KD), true_KW)}
 
     result = fit(learner, losses, images, options, what="eyes", lower=lower)
     learner.eval()
@@ -83,22 +87,24 @@ def open_eyes(
     return result, f1
 
 
-def words_in_cells(boxes_N4: NDArray[np.float32], words_NW: NDArray[np.float32], rows: int, columns: int) -> Tensor:
+def words_in_cells(
+    boxes_N4: NDArray[np.float32], words_NW: NDArray[np.float32], rows: int, columns: int, side: int
+) -> Tensor:
     """float32 [R, C, W]: what holds of the smallest object that the middle of a cell lies in. An object that has no
     cell's middle has the one that its own middle lies in.
 
     Args:
-        boxes_N4: fractions of the input's width and height. words_NW: 1 where a word holds.
+        boxes_N4: pixels of the input. words_NW: 1 where a word holds. side: of a cell, in pixels.
     """
     found = np.zeros((rows, columns, words_NW.shape[1]), np.float32)
-    x, y = (np.arange(columns) + 0.5) / columns, (np.arange(rows) + 0.5) / rows
+    x, y = (np.arange(columns) + 0.5) * side, (np.arange(rows) + 0.5) * side
     sizes = (boxes_N4[:, 2:] - boxes_N4[:, :2]).prod(1)
     for box, words in [(boxes_N4[n], words_NW[n]) for n in np.argsort(-sizes, kind="stable")]:
         x1, y1, x2, y2 = box
         here = ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))
-        middle_x, middle_y = (x1 + x2) / 2, (y1 + y2) / 2
-        if not here.any() and 0 <= middle_x < 1 and 0 <= middle_y < 1:
-            here[int(middle_y * rows), int(middle_x * columns)] = True
+        row, column = int((y1 + y2) / 2 // side), int((x1 + x2) / 2 // side)
+        if not here.any() and 0 <= row < rows and 0 <= column < columns:
+            here[row, column] = True
         found[here] = words
     return torch.from_numpy(found)
 
@@ -123,17 +129,23 @@ def _shown(image: LabelledImage, mirror: bool, crop: float, rng: np.random.Gener
 
 
 def _look(eyes: Eyes, shown: Sequence[Shown], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[B, R, C, D] of what is seen, and [B, R, C, W] of what is true."""
+    """Of the K cells with picture: [K, D] of what is seen, and [K, W] of what is true."""
     pictures = [picture for picture, _, _ in shown]
-    seen = eyes.cells(collate_pixels(pictures, eyes.wanted, [None] * len(pictures)).to(device))
+    pixels = collate_pixels(pictures, eyes.wanted, [None] * len(pictures)).to(device)
+    seen = eyes.cells(pixels)
     rows, columns = seen.shape[1:3]
-    true = [words_in_cells(place_boxes(b, p, eyes.wanted), words, rows, columns) for p, b, words in shown]
-    return seen, torch.stack(true).to(device)
+    true = [words_in_cells(place_boxes(b, p, eyes.wanted), words, rows, columns, eyes.side) for p, b, words in shown]
+    there = torch.ones(seen.shape[:3], dtype=torch.bool, device=device)
+    if pixels.mask_BHW is not None:
+        y, x = (((torch.arange(n, device=device) + 0.5) * eyes.side).long() for n in (rows, columns))
+        height, width = pixels.mask_BHW.shape[1:]
+        there = pixels.mask_BHW[:, y.clamp(max=height - 1)[:, None], x.clamp(max=width - 1)]
+    return seen[there], torch.stack(true).to(device)[there]
 
 
 @torch.no_grad()
-def _f1(eyes: Eyes, head: nn.Module, images: Sequence[LabelledImage], size: int, device: torch.device) -> float:
-    right = wrong = torch.zeros(())
+def _f1(eyes: Eyes, head: nn.Module, images: Sequence[LabelledImage], size: int, device: torch.device) -> float | None:
+    right = wrong = torch.zeros((), device=device)
     for first in range(0, len(images), size):
         shown = [_shown(image, False, 1.0, None) for image in images[first : first + size]]
         seen, true = _look(eyes, shown, device)
@@ -142,4 +154,4 @@ def _f1(eyes: Eyes, head: nn.Module, images: Sequence[LabelledImage], size: int,
         right = right + (said_KW & true_KW).sum(0)
         wrong = wrong + (said_KW ^ true_KW).sum(0)
     asked = 2 * right + wrong
-    return float((2 * right / asked)[asked > 0].mean())
+    return float((2 * right / asked)[asked > 0].mean()) if bool((asked > 0).any()) else None

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
 from vlp_models.errors import ParamsError
@@ -40,7 +42,9 @@ class LocalMapper:
         if self.workers == 1:
             yield from map(function, items)
             return
-        with ProcessPoolExecutor(self.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(
+            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=die_with_parent
+        ) as pool:
             try:
                 yield from in_flight(lambda item: pool.submit(function, item), items, 2 * self.workers)
             except BaseException:
@@ -59,6 +63,18 @@ def in_flight(submit: Callable[[Item], Any], items: Iterable[Item], limit: int) 
         yield waiting.popleft().result()
 
 
-def cpus() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cpus(most: int = 0) -> int:
+    """How many processors this process may use, at most `most` where that is given."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(found, most) if most else found
+
+
+def die_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever, and keep writing what it has."""
+    parent: Any = multiprocessing.parent_process()
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -181,6 +181,10 @@ class SOHO(nn.Module):
         mask_BRR = self.grid_mask(image.mask_BHW, features)
         return Grid(features_BRD=features.flatten(2).transpose(1, 2), mask_BRR=mask_BRR)
 
+    @property
+    def cell_side(self) -> int:
+        return self.stride
+
     def cells(self, image: Pixels) -> Tensor:
         """[B, rows, columns, D]: the dictionary's input."""
         grid = self.look(image)

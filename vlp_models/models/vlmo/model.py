@@ -161,6 +161,10 @@ class VLMo(nn.Module):
         x_MD, packing = self._packed(patches_BSD)
         return packing.pad(self.norm(self.run(x_MD, packing, "vision", biases)))
 
+    @property
+    def cell_side(self) -> int:
+        return self.config.patch
+
     def cells(self, image: Pixels) -> Tensor:
         """[B, rows, columns, D]: the patches behind the vision experts."""
         states_BSD = self.image_states(self.encode_image(image), self.biases(0))
