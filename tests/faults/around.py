@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 import yaml
-from ground import BIN, TRAININGS, Command, Ground, environment
+from ground import BIN, TRAININGS, Command, Ground, environment, ran
 from moments import Fault, Outcome, reach, until
 
 ROTS = (".safetensors", ".tar", ".parquet", ".txt", ".json")
@@ -81,8 +81,10 @@ def edited_params(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         file.write_text(yaml.safe_dump(params, sort_keys=False))
     outcome.exit_code = run.wait(400)
     file.write_bytes(before)
-    ended = fault.moment in ("write", "record")  # the stage may have looked for the last time
-    if outcome.hit and own and not ended:
+    outcome.may_repeat |= ran(run.output)  # what ran under the edit is stale once it is taken back
+    # it may have looked for the last time, or not for the first: then it is recorded as made with the edit, as it was
+    unseen = fault.moment in ("begin", "write", "record")
+    if outcome.hit and own and not unseen:
         if not outcome.exit_code:
             outcome.problems.append("a stage whose params were edited while it ran was recorded")
         elif "was edited while" not in run.output:

@@ -203,8 +203,12 @@ class Ground:
                 process.kill()
         return lines
 
-    def wrong(self, stage: str) -> list[str]:
-        """What differs from the undisturbed run, in words; nothing where all is well."""
+    def wrong(self, stage: str, trained: int = 1) -> list[str]:
+        """What differs from the undisturbed run, in words; nothing where all is well.
+
+        Args:
+            trained: how often the stage may have been trained, each time in an MLflow run of its own.
+        """
         problems = [f"litter: {path.relative_to(self.project)}" for path in self.project.rglob("*.partial")]
         for before in [*self.snapshot.glob("checkpoints/*/*/*"), *self.snapshot.glob("reports/curves/*/*")]:
             after = self.project / before.relative_to(self.snapshot)
@@ -214,21 +218,22 @@ class Ground:
         if status.strip() != "{}":
             problems.append(f"dvc status: {status.strip()[:300]}")
         if stage in TRAININGS:
-            problems += self._wrong_history(stage)
+            problems += self._wrong_history(stage, trained)
         if stage == "register":
             problems += self._wrong_versions()
         if stage == "registry":
             problems += self._lost_versions()
         return problems
 
-    def _wrong_history(self, stage: str) -> list[str]:
+    def _wrong_history(self, stage: str, trained: int) -> list[str]:
         with _database(self.project) as db:
             runs = db.execute("select run_uuid, status from runs where name = ?", (stage,)).fetchall()
-            if len(runs) != 1 or runs[0][1] != "FINISHED":
+            if not 1 <= len(runs) <= trained or any(status != "FINISHED" for _, status in runs):
                 return [f"MLflow: {len(runs)} runs of {stage}: {[status for _, status in runs]}"]
             query = "select step from metrics where run_uuid = ? and key = 'loss' order by rowid"
-            steps = [row[0] for row in db.execute(query, (runs[0][0],))]
-        return [] if steps == list(range(1, STEPS + 1)) else [f"MLflow: the loss of {stage} is there for steps {steps}"]
+            told = [[row[0] for row in db.execute(query, (run,))] for run, _ in runs]
+        whole = list(range(1, STEPS + 1))
+        return [f"MLflow: the loss of {stage} is there for steps {steps}" for steps in told if steps != whole]
 
     def _wrong_versions(self) -> list[str]:
         """Each run is one version, registered once."""

@@ -166,7 +166,7 @@ def pipeline(
                 }
                 for name, m in params.models.items()
             },
-            desc="a model before its first step: fresh weights, or imported ones",
+            desc="a model before its first step: fresh weights, imported ones, or eyes that have learnt to see",
             cmd="vlp stage initial ${key}",
             params=["models.${key}"],
             deps=[

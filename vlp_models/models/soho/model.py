@@ -76,7 +76,8 @@ Learners = Mapping[str, Tensor | None]  # objective -> bool [B], which samples l
 
 
 class SOHO(nn.Module):
-    """Meets `Fuses`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `Adopts` and `ShowsItself`, on pixels."""
+    """Meets `Fuses`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `Adopts`, `SeesCells`, `ShowsItself`, with
+    pixels."""
 
     config_class: ClassVar[type] = SOHOConfig
     several_texts: ClassVar[bool] = True  # of an image, in pretraining

@@ -82,8 +82,8 @@ Way = Literal["vision", "language", "pair"]
 
 
 class VLMo(nn.Module):
-    """Meets `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `Adopts`, `ShowsItself`,
-    on pixels."""
+    """Meets `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `Adopts`, `SeesCells`,
+    `ShowsItself`, on pixels."""
 
     config_class: ClassVar[type] = VLMoConfig
     objectives: tuple[str, ...]
