@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from contributing import new_clone
 from test_pipeline import run
 
@@ -30,7 +31,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"before-{name}").write_bytes((folder / name).read_bytes())
     manifest = json.loads((folder / "data" / "shards" / "manifest.json").read_text())
     assert manifest["pixels"] is False and manifest["sources"] == ["scenes"]
-    run(folder, "vlp", "use", "presets/vlmo.yaml")
+    run(folder, "vlp", "use", "presets/vlmo.yaml", "--set", "models.vlmo.eyes.steps=2")
     run(folder, "dvc", "repro", "initial@vlmo")
     return folder
 
@@ -53,6 +54,13 @@ def test_the_shards_are_other_ones_and_what_was_trained_stays(clone: Path) -> No
     assert {"pretrain@vlmo-images", "pretrain@vlmo-texts", "finetune@vlmo-vqa"} <= todo
     dry = run(clone, "dvc", "repro", "--dry", "finetune@tden-vqa").stdout
     assert "Running stage" not in dry
+
+
+def test_the_new_model_begins_with_eyes_of_the_boxes_that_are_there(clone: Path) -> None:
+    config = json.loads((clone / "checkpoints" / "initial" / "vlmo" / "config.json").read_text())
+    assert {"red", "circle"} < set(config["provenance"]["eyes"]["words"])
+    deps = yaml.safe_load((clone / "dvc.lock").read_text())["stages"]["initial@vlmo"]["deps"]
+    assert "data/validated/boxed.parquet" in [dep["path"] for dep in deps]
 
 
 def test_back_again_trains_nothing(clone: Path) -> None:

@@ -140,7 +140,7 @@ class Ground:
 
     @property
     def stages(self) -> list[str]:
-        return list(self.lock(self.snapshot))
+        return sorted(self.lock(self.snapshot))  # DVC writes them in the order in which they ended
 
     def before(self, stage: str) -> None:
         """Makes `project` the finished pipeline without `stage`."""
