@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -14,9 +15,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any
 
 import yaml
-from ground import BIN, TRAININGS, Command, Ground, environment, ran
+from ground import BIN, TRAININGS, Command, Ground, environment
 from moments import Fault, Outcome, reach, until
 
 ROTS = (".safetensors", ".tar", ".parquet", ".txt", ".json")
@@ -81,10 +84,14 @@ def edited_params(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         file.write_text(yaml.safe_dump(params, sort_keys=False))
     outcome.exit_code = run.wait(400)
     file.write_bytes(before)
-    outcome.may_repeat |= ran(run.output)  # what ran under the edit is stale once it is taken back
-    # it may have looked for the last time, or not for the first: then it is recorded as made with the edit, as it was
-    unseen = fault.moment in ("begin", "write", "record")
-    if outcome.hit and own and not unseen:
+    outcome.may_repeat |= _stale_once_back(ground, yaml.safe_load(before))
+    if not outcome.hit or not own:
+        return run
+    recorded = ground.lock(ground.project).get(fault.stage)
+    if recorded is not None and _seed_recorded(recorded, fault.stage) != _seed_learnt_with(ground, fault.stage):
+        outcome.problems.append("it was recorded with params that it was not made with")
+    # at "begin" it has yet to read params.yaml; at "write" and "record" it may have looked for the last time
+    if fault.moment not in ("begin", "write", "record"):
         if not outcome.exit_code:
             outcome.problems.append("a stage whose params were edited while it ran was recorded")
         elif "was edited while" not in run.output:
@@ -258,6 +265,34 @@ def mlflow_server(ground: Ground) -> Iterator[_Server]:
         yield server
     finally:
         server.kill()
+
+
+def _stale_once_back(ground: Ground, params: dict[str, Any]) -> set[str]:
+    """The stages that are recorded with other params than these, and all that depends on them."""
+    lock = ground.lock(ground.project)
+    stale = {
+        stage
+        for stage, entry in lock.items()
+        for place, value in entry.get("params", {}).get("params.yaml", {}).items()
+        if reduce(lambda inner, name: (inner or {}).get(name), place.split("."), params) != value
+    }
+    while True:
+        below = {one for stage in stale for out in lock[stage].get("outs", ()) for one in _below(lock, out["path"])}
+        if below <= stale:
+            return stale
+        stale |= below
+
+
+def _seed_recorded(entry: dict[str, Any], stage: str) -> int:
+    kind, _, name = stage.partition("@")
+    locked = entry["params"]["params.yaml"]
+    return int(locked[f"{kind}.{name}"].get("seed", locked[f"defaults.{kind}"]["seed"]))
+
+
+def _seed_learnt_with(ground: Ground, stage: str) -> int:
+    kind, _, name = stage.partition("@")
+    manifest = ground.project / "checkpoints" / kind / name / "manifest.json"
+    return int(json.loads(manifest.read_text())["params"][kind][name]["seed"])
 
 
 def _below(lock: dict[str, object], out: str) -> set[str]:

@@ -83,8 +83,9 @@ def inflict(ground: Ground, fault: Fault) -> Outcome:
         outcome.problems.append("the damaged checkpoint is not spoken of")
     outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
     if not outcome.problems:
-        twice = 2 if fault.kind == "params edited" else 1  # as they were, and as they were edited to
-        outcome.problems += ground.wrong("registry" if fault.kind in REGISTER_AGAIN else fault.stage, twice)
+        # of a stage that was recorded with an edit, each training is one: as it was edited, and as it is
+        trained = 2 if fault.kind == "params edited" and fault.stage in outcome.may_repeat else 1
+        outcome.problems += ground.wrong("registry" if fault.kind in REGISTER_AGAIN else fault.stage, trained)
     if outcome.problems:
         outcome.said += "\n--- rerun\n" + rerun.output[-3000:]
     outcome.seconds = round(time.monotonic() - began, 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from vlp_models.data.images import FORMATS, ImageError, read_file
 from vlp_models.data.inside import read_inside
 from vlp_models.duplicates.hashes import ImageHashes, hash_image
+from vlp_models.params import ValidateParams
 from vlp_models.workspace.mapper import die_with_parent, in_flight
 
 TASK = 64  # pictures
@@ -34,6 +35,12 @@ class Job:
     max_pixels: int
     min_side: int
     keypoints: bool
+
+    @staticmethod
+    def of_dataset(limits: ValidateParams) -> Job:
+        """For pictures that stay where they are, judged by `validate`'s limits alone."""
+        keypoints = limits.near_duplicates.keypoints
+        return Job(folder=None, keep=None, max_pixels=limits.max_image_pixels, min_side=0, keypoints=keypoints)
 
 
 Item = tuple[int, str, bool]  # number, path, whether it is tested on

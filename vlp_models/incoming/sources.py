@@ -24,14 +24,7 @@ def protect(index: HashIndex, params: Params, workspace: Workspace, *, evaluates
     own = Path(params.incoming.dataset)
     others = {name: source for name, source in params.data.items() if Path(source.root) != own}
     index.forget_sources(others)
-    limits = params.validate
-    job = Job(
-        folder=None,
-        keep=None,
-        max_pixels=limits.max_image_pixels,
-        min_side=0,
-        keypoints=limits.near_duplicates.keypoints,
-    )
+    job = Job.of_dataset(params.validate)
     for name, source in others.items():
         whole = evaluates or index.knows_train(name)
         rows = read_source(name, source, workspace.root)["images"]

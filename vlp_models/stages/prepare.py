@@ -89,7 +89,7 @@ def _check_images(
     from rich.console import Console
     from rich.progress import track
 
-    source, limits = params.data[key], params.validate
+    source = params.data[key]
     folders = _folders(workspace.root / source.root, source.images)
     listed = tables["images"]
     assert isinstance(listed, TableWriter) and tables.directory is not None
@@ -100,13 +100,7 @@ def _check_images(
     gone: dict[str, str] = {}
 
     rows = (row for table in read_batches([waiting], HELD) for row in table.to_pylist())
-    job = Job(
-        folder=None,
-        keep=None,
-        max_pixels=limits.max_image_pixels,
-        min_side=0,
-        keypoints=limits.near_duplicates.keypoints,
-    )
+    job = Job.of_dataset(params.validate)
     results = track(
         _examined(rows, job, lambda path: None if source.outside else _outside(path, folders, key)),
         description="checking images",
