@@ -65,7 +65,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "soho-vqa": (["soho-coco"], SOHO_PAPER),
     "soho-flickr30k": (["soho-coco"], SOHO_PAPER),
     "soho-snli-ve": (["soho-coco"], SOHO_PAPER),
-    "vlmo": ([], {DEMO, 10_328_973}),
+    "vlmo": ([], {DEMO, 10_444_341}),
     "vlmo-base": ([], 201_242_781),
     "vlmo-large": (["vlmo-base"], 597_011_517),
 }

@@ -211,6 +211,32 @@ def test_frozen_parts_stay_as_they_are_to_the_last_bit() -> None:
     assert not [name for name in changed if "vision" in name or "image" in name]
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"stem": "convolutions"}, r"patch \(4\) must be a multiple of 8"),
+        ({"stem_channels": [4, 6]}, "three widths"),
+    ],
+)
+def test_a_stem_that_fits_no_patch_is_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParamsError, match=said):
+        build_tiny(**config)
+
+
+def test_a_frozen_stem_keeps_its_statistics() -> None:
+    model = build_tiny(stem="convolutions", stem_channels=[4, 6, 8], side=32, patch=8).train()
+    freezing = Freezing(model, {"image_embedding": GroupParams(frozen=True)})
+    before = {name: tensor.clone() for name, tensor in model.image_embedding.state_dict().items()}
+    for frozen in (True, False):
+        if frozen:
+            freezing.train(0)
+        else:
+            model.train()
+        model.embed_image(Pixels(pixels_B3HW=torch.randn(2, 3, 32, 32, dtype=torch.float64)))
+        same = [torch.equal(tensor, before[name]) for name, tensor in model.image_embedding.state_dict().items()]
+        assert all(same) == frozen
+
+
 def test_its_groups_hold_every_parameter_once_and_muon_finds_its_matrices() -> None:
     model = build_tiny()
     groups = model.parameter_groups()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_vlmo import build_tiny, losses, random_batch
 from vlmo_ranks import CASES, learn, make_case
 
-from vlp_models.data.batch import Batch
+from vlp_models.data.batch import Batch, Pixels
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.vlmo.hiding import masked_words
@@ -117,6 +117,18 @@ def test_mim_tells_hidden_patches_and_does_not_see_them() -> None:
     logits = model.image_head(states[0][:, 1:][hidden])
     torch.testing.assert_close(before.mean, F.cross_entropy(logits, tokens[hidden]))
     assert not torch.equal(tokens, model.image_tokens(pixels))
+
+
+def test_convolutions_do_not_see_what_is_hidden_beside_a_patch() -> None:
+    model = build_tiny(stem="convolutions", stem_channels=[4, 6, 8], side=32, patch=8)
+    seen = Pixels(pixels_B3HW=torch.randn(1, 3, 32, 32, dtype=torch.float64))
+    hidden = torch.zeros(1, 16, dtype=torch.bool)
+    hidden[0, 5] = True
+    other = Pixels(pixels_B3HW=seen.pixels_B3HW.clone())
+    other.pixels_B3HW[..., 8:16, 8:16] = 3.0
+    assert torch.equal(model.encode_image(seen, hidden), model.encode_image(other, hidden))
+    changed = (model.encode_image(seen) != model.encode_image(other)).any(-1)[0, 1:].view(4, 4)
+    assert changed[0, 0] and changed[1, 1] and changed[2, 2]  # not hidden, its neighbours see it
 
 
 def test_stand_in_tokens_are_the_same_wherever_they_are_made() -> None:

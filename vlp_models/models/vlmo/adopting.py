@@ -27,7 +27,7 @@ from vlp_models.models.adopt import Adopted, adopt_weights, refuse_other
 if TYPE_CHECKING:
     from vlp_models.models.vlmo.model import VLMo
 
-ARCHITECTURE = ("hidden", "heads", "intermediate", "patch", "positions", "feed_forward")
+ARCHITECTURE = ("hidden", "heads", "intermediate", "patch", "stem", "positions", "feed_forward")
 IMAGE, TEXT = "position_bias.image", "position_bias.text"
 ABSOLUTE = "image_embedding.positions_SD"
 FIRST_TYPE, SECOND_TYPE = "image_embedding.type_1D", "image_embedding.second_type_1D"

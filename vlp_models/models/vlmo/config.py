@@ -9,6 +9,7 @@ from vlp_models.data.inputs import Augmentation
 from vlp_models.errors import ParamsError
 from vlp_models.models.vlmo.public.switches import PublicSwitches
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
+from vlp_models.vision.small_backbone import STRIDE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,9 @@ class VLMoConfig(PublicSwitches):
 
     side: PositiveInt = 224  # pixels, of the square that every image becomes
     patch: PositiveInt = 16  # pixels, of a patch's side
+    # linear: the paper's projection. convolutions: a small CNN before it, for a model that learns to see from little
+    stem: Literal["linear", "convolutions"] = "linear"
+    stem_channels: list[PositiveInt] = field(default_factory=lambda: [24, 48, 96])  # of `convolutions`, 8 pixels a cell
     max_positions: PositiveInt = 196  # tokens of a text; [CLS] and [SEP] included
     positions: Literal["relative", "absolute"] = "relative"  # biases between tokens, or embeddings added to them
     # take over biases (or embeddings) of a start with another number of patches, interpolated
@@ -65,6 +69,10 @@ class VLMoConfig(PublicSwitches):
             raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         if self.side % self.patch:
             raise ParamsError(f"config: side ({self.side}) must be a multiple of patch ({self.patch})")
+        if self.stem == "convolutions" and self.patch % STRIDE:
+            raise ParamsError(f"config: patch ({self.patch}) must be a multiple of {STRIDE} with `stem: convolutions`")
+        if len(self.stem_channels) != 3:
+            raise ParamsError(f"config: stem_channels ({self.stem_channels}) must be three widths")
         if self.vl_start > self.layers:
             raise ParamsError(f"config: vl_start ({self.vl_start}) is behind the last of {self.layers} layers")
         if self.max_positions < 3:

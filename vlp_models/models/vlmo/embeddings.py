@@ -6,22 +6,35 @@ Shape suffixes: B images, S image tokens ([CLS] and N patches), M packed words, 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Pixels
 from vlp_models.errors import DataError
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.vlmo.config import VLMoConfig
+from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
 
 class PatchEmbedding(nn.Module):
-    """[CLS] and a linear projection of each patch, plus the image type (and positions, where these are absolute)."""
+    """[CLS] and a linear projection of each patch, plus the image type (and positions, where these are absolute).
+
+    `stem: convolutions`: what is projected is a small CNN's map of the patch, as in T. Xiao et al., "Early Convolutions
+    Help Transformers See Better", arXiv 2106.14881. A CNN knows a shape wherever it lies; a projection of patches has to
+    learn that from many pictures.
+    """
 
     def __init__(self, config: VLMoConfig) -> None:
         super().__init__()
         hidden = config.hidden
         self.side = config.side
-        self.patches = nn.Conv2d(3, hidden, config.patch, stride=config.patch)
+        self.stem: nn.Module = nn.Identity()
+        channels, patch = 3, config.patch
+        if config.stem == "convolutions":
+            one, two, channels = config.stem_channels
+            self.stem, patch = SmallBackbone((one, two, channels)), patch // STRIDE
+        self.patch, self.overlapping = config.patch, config.stem != "linear"
+        self.patches = nn.Conv2d(channels, hidden, patch, stride=patch)
         self.cls_1D = nn.Parameter(torch.zeros(1, hidden))
         self.type_1D = nn.Parameter(torch.zeros(1, hidden))
         self.second_type_1D = nn.Parameter(torch.zeros(1, hidden)) if config.second_image_type else None
@@ -43,7 +56,9 @@ class PatchEmbedding(nn.Module):
             raise DataError(
                 f"images of {tuple(pixels.shape[1:])}; the model's `side` asks for 3x{self.side}x{self.side}"
             )
-        x_BND = self.patches(pixels).flatten(2).transpose(1, 2)
+        if hidden_BN is not None and self.overlapping:  # or the patches around a hidden one would see parts of it
+            pixels = pixels * (1 - self._pixels_of(hidden_BN, pixels))
+        x_BND = self.look(pixels)
         if hidden_BN is not None:
             x_BND = torch.where(hidden_BN[..., None], self.hidden_1D.to(x_BND.dtype), x_BND)  # type: ignore[union-attr]
         x_BSD = torch.cat([self.cls_1D.to(x_BND.dtype).expand(len(x_BND), 1, -1), x_BND], 1)
@@ -51,6 +66,15 @@ class PatchEmbedding(nn.Module):
         if self.second_type_1D is not None and image.place_B is not None:
             kind = torch.where(image.place_B[:, None, None] == 0, self.type_1D, self.second_type_1D)  # [B, 1, D]
         return x_BSD + (kind if self.positions_SD is None else kind + self.positions_SD)
+
+    def look(self, pixels_B3HW: Tensor) -> Tensor:
+        """[B, N, D]: the patches, before anything is added."""
+        return self.patches(self.stem(pixels_B3HW)).flatten(2).transpose(1, 2)
+
+    def _pixels_of(self, hidden_BN: Tensor, like: Tensor) -> Tensor:
+        """[B, 1, H, W]: 1 on pixels of hidden patches."""
+        grid = hidden_BN.unflatten(1, (self.side // self.patch, -1))[:, None].to(like.dtype)
+        return F.interpolate(grid, scale_factor=float(self.patch), mode="nearest")
 
 
 class WordEmbedding(nn.Module):

@@ -21,6 +21,8 @@ Where the paper is silent, or its code does otherwise, what is done here:
 - The last 2 (base) or 3 (large) layers have a vision-language expert (`vl_start`); it starts fresh.
 - The two sub-layers' outputs are scaled by learnt vectors, 0.1 at first, and dropped by stochastic depth
   (`layer_scale`, `drop_path`). All experts of a layer share its scales.
+- `stem: convolutions` puts a small CNN before the patches' projection, for models that learn to see from little; it is
+  neither the paper's nor its code's (`embeddings.py`).
 - Text embeddings are normalised before the type is added, as BERT's are. A text's norm is the embedding's.
 - A linear layer with tanh stands between [CLS] and the matching classifier, as in BERT; so it does for tasks.
 - Contrast has one projection of each modality and a learnt temperature, starting at 0.07; one divided by it is limited
@@ -166,9 +168,12 @@ class VLMo(nn.Module):
         return self.config.patch
 
     def cells(self, image: Pixels) -> Tensor:
-        """[B, rows, columns, D]: the patches behind the vision experts."""
+        """[B, rows, columns, D]: the patches, as they leave the stem's convolutions or, without, the vision experts."""
+        grid = (self.config.grid, self.config.grid)
+        if self.config.stem == "convolutions":
+            return self.image_embedding.look(image.pixels_B3HW).unflatten(1, grid)
         states_BSD = self.image_states(self.encode_image(image), self.biases(0))
-        return states_BSD[:, 1:].unflatten(1, (self.config.grid, self.config.grid))
+        return states_BSD[:, 1:].unflatten(1, grid)
 
     def text_states(self, ids_NT: Tensor, words: Packing, biases: Biases) -> Tensor:
         """[M, D]: texts alone, through the language experts."""
