@@ -20,7 +20,7 @@ class PatchEmbedding(nn.Module):
     """[CLS] and a linear projection of each patch, plus the image type (and positions, where these are absolute).
 
     `stem: convolutions`: what is projected is a small CNN's map of the patch, as in T. Xiao et al., "Early Convolutions
-    Help Transformers See Better", arXiv 2106.14881. A CNN knows a shape wherever it lies; a projection of patches has to
+    Help Transformers See Better", arXiv 2106.14881. A CNN knows a shape wherever it lies; projected patches have to
     learn that from many pictures.
     """
 
