@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.process import environment, supervised
+from flows.process import StageFailed, environment, supervised
 from vlp_models.pipeline.dvc_file import is_ours
+from vlp_models.pipeline.recorded import forget_notes, take_back, told
 from vlp_models.preflight import preflight
 
 __all__ = ["is_stale", "plan", "preflight", "repro"]
@@ -55,5 +56,11 @@ def repro(
         changed = changed or line.startswith("Running stage") or "is cached - skipping run" in line
         log(line)
 
-    supervised(root, [sys.executable, "-m", "dvc", "repro", *targets], watch, timeout=timeout, hold=hold)
+    forget_notes(root)
+    try:
+        supervised(root, [sys.executable, "-m", "dvc", "repro", *targets], watch, timeout=timeout, hold=hold)
+    finally:
+        edited = take_back(root)
+    if edited:
+        raise StageFailed(told(edited))
     return changed

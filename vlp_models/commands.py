@@ -56,25 +56,20 @@ def _check_unchanged(raw: dict[str, Any], params_file: str, workspace: Workspace
     """DVC reads params.yaml again when a stage has ended, and records what then stands there."""
     from vlp_models.params import read_yaml
     from vlp_models.pipeline.dvc_file import params_of, read_pipeline
+    from vlp_models.pipeline.recorded import note, value_at
 
-    now = read_yaml(params_file)
+    seen, now = Path(params_file).read_bytes(), read_yaml(params_file)
     changed = [
         place
         for place in params_of(read_pipeline(workspace.root), name, key)
-        if _value(raw, place) != _value(now, place)
+        if value_at(raw, place) != value_at(now, place)
     ]
     if changed:
         raise ParamsError(
             f"{params_file}: `{changed[0]}` was edited while {name}{' ' + key if key else ''} ran, which used what "
             "stood there before; its result is not recorded. Run the same command again"
         )
-
-
-def _value(raw: dict[str, Any], place: str) -> Any:
-    node: Any = raw
-    for part in place.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
+    note(workspace.root, f"{name}@{key}" if key else name, seen)
 
 
 def write_plan() -> bool:
@@ -113,6 +108,7 @@ def run_pipeline(targets: list[str]) -> int:
         DataError: another `vlp run` is at work in this workspace.
     """
     from vlp_models.params import load_params
+    from vlp_models.pipeline.recorded import forget_notes, take_back, told
     from vlp_models.preflight import preflight
     from vlp_models.workspace.paths import Workspace
 
@@ -123,7 +119,11 @@ def run_pipeline(targets: list[str]) -> int:
             print("dvc.yaml: written anew from params.yaml", file=sys.stderr)
         for line in preflight(workspace.root):
             print(line, file=sys.stderr)
+        forget_notes(workspace.root)
         code = _run_dvc(params, workspace, targets)
+        if edited := take_back(workspace.root):
+            print(told(edited), file=sys.stderr)
+            code = code or 1
         _send_waiting(params, workspace)
         if not code and (not targets or "register" in targets):
             code = _register_again(params, workspace)

@@ -34,7 +34,7 @@ def preflight(root: Path) -> list[str]:
         lock.unlink()
         done.append(f"removed a damaged {lock.relative_to(root)}: no DVC process is alive")
     if lock_file_damaged and _stages(kept):
-        _replace(lock_file, kept.read_bytes())
+        replace(lock_file, kept.read_bytes())
         done.append(f"{LOCK_FILE} was damaged: put back as it was before the last stage ({KEPT})")
     elif lock_file_damaged:
         aside = lock_file.with_suffix(".lock.damaged")
@@ -48,7 +48,7 @@ def keep_lock_file(root: Path) -> None:
     source, kept = root / LOCK_FILE, root / KEPT
     if _stages(source):
         kept.parent.mkdir(exist_ok=True)
-        _replace(kept, source.read_bytes())
+        replace(kept, source.read_bytes())
 
 
 def lock_entry(root: Path, stage: str) -> Any:
@@ -89,7 +89,8 @@ def _stages(path: Path) -> dict[str, Any] | None:
     return stages if isinstance(stages, dict) and all(isinstance(s, dict) for s in stages.values()) else None
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file anew: whole, and on the disk, or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:

@@ -10,6 +10,7 @@ import pytest
 
 from vlp_models.commands import run_stage
 from vlp_models.errors import ParamsError
+from vlp_models.pipeline.recorded import note, take_back
 from vlp_models.stages import tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +46,34 @@ def test_a_stage_fails_if_its_params_were_edited_while_it_ran(
     else:
         run_stage("tokenizer", "", "params.yaml")
     assert ran
+
+
+LOCK = """schema: '2.0'
+stages:
+  tokenizer:
+    cmd: vlp stage tokenizer
+    params:
+      params.yaml:
+        tokenizer:
+          min_frequency: {frequency}
+          rate: 0.001
+    outs:
+    - path: data/vocab
+      hash: md5
+  report:
+    cmd: vlp stage report
+"""
+NOTED = b"tokenizer: {min_frequency: 2, rate: 1e-3}\ntrainer: {devices: 1}\n"
+
+
+@pytest.mark.parametrize(("frequency", "taken"), [(2, []), (3, ["tokenizer"])])
+def test_an_edit_behind_a_stages_last_look_is_not_recorded(tmp_path: Path, frequency: int, taken: list[str]) -> None:
+    lock, text = tmp_path / "dvc.lock", LOCK.replace("{frequency}", str(frequency))
+    lock.write_text(text)
+    assert take_back(tmp_path) == []  # no stage has run
+    note(tmp_path, "tokenizer", NOTED)
+    assert take_back(tmp_path) == taken
+    head, rest = text.index("  tokenizer"), text.index("  report")
+    assert lock.read_text() == (text[:head] + text[rest:] if taken else text)
+    lock.write_text(text)
+    assert take_back(tmp_path) == []  # notes are of one run
