@@ -60,7 +60,8 @@ def repro(
     try:
         supervised(root, [sys.executable, "-m", "dvc", "repro", *targets], watch, timeout=timeout, hold=hold)
     finally:
-        edited = take_back(root)
+        if edited := take_back(root):
+            log(told(edited))
     if edited:
         raise StageFailed(told(edited))
     return changed

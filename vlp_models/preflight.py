@@ -21,11 +21,11 @@ KEPT = f".work/{LOCK_FILE}"  # the last one that was whole
 def preflight(root: Path) -> list[str]:
     """Returns what it did, one line each; does nothing while a DVC process is alive here."""
     lock, lock_file = root / ".dvc" / "tmp" / "rwlock", root / LOCK_FILE
-    rwlock_damaged, lock_file_damaged = _damaged_json(lock), lock_file.exists() and _stages(lock_file) is None
+    rwlock_damaged, lock_file_damaged = _damaged_json(lock), lock_file.exists() and locked_stages(lock_file) is None
     kept = root / KEPT
-    if lock_file.exists() and not _stages(lock_file) and (_stages(kept) or not lock_file.stat().st_size):
+    if lock_file.exists() and not locked_stages(lock_file) and (locked_stages(kept) or not lock_file.stat().st_size):
         lock_file_damaged = True  # emptied
-    if not (rwlock_damaged or lock_file_damaged or _stages(lock_file)) or dvc_is_running(root):
+    if not (rwlock_damaged or lock_file_damaged or locked_stages(lock_file)) or dvc_is_running(root):
         return []
     if not lock_file_damaged:
         keep_lock_file(root)  # the first stage may be killed before it has done so
@@ -33,7 +33,7 @@ def preflight(root: Path) -> list[str]:
     if rwlock_damaged:
         lock.unlink()
         done.append(f"removed a damaged {lock.relative_to(root)}: no DVC process is alive")
-    if lock_file_damaged and _stages(kept):
+    if lock_file_damaged and locked_stages(kept):
         replace(lock_file, kept.read_bytes())
         done.append(f"{LOCK_FILE} was damaged: put back as it was before the last stage ({KEPT})")
     elif lock_file_damaged:
@@ -46,14 +46,14 @@ def preflight(root: Path) -> list[str]:
 def keep_lock_file(root: Path) -> None:
     """Keeps a copy of a whole dvc.lock. A stage calls this when DVC has started it, so nothing is being written."""
     source, kept = root / LOCK_FILE, root / KEPT
-    if _stages(source):
+    if locked_stages(source):
         kept.parent.mkdir(exist_ok=True)
         replace(kept, source.read_bytes())
 
 
 def lock_entry(root: Path, stage: str) -> Any:
     """What dvc.lock records of a stage; None if nothing."""
-    return (_stages(root / LOCK_FILE) or {}).get(stage)
+    return (locked_stages(root / LOCK_FILE) or {}).get(stage)
 
 
 def dvc_is_running(root: Path) -> bool:
@@ -73,7 +73,7 @@ def _damaged_json(path: Path) -> bool:
         return True
 
 
-def _stages(path: Path) -> dict[str, Any] | None:
+def locked_stages(path: Path) -> dict[str, Any] | None:
     """The stages of a lock file; None if it can't be read, {} if it is empty."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:

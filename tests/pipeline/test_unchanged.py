@@ -77,3 +77,11 @@ def test_an_edit_behind_a_stages_last_look_is_not_recorded(tmp_path: Path, frequ
     assert lock.read_text() == (text[:head] + text[rest:] if taken else text)
     lock.write_text(text)
     assert take_back(tmp_path) == []  # notes are of one run
+
+
+@pytest.mark.parametrize("left", ["", LOCK[:60]], ids=["emptied", "cut off"])
+def test_a_lock_file_that_dvc_left_damaged_is_not_touched(tmp_path: Path, left: str) -> None:
+    (tmp_path / "dvc.lock").write_text(left)
+    note(tmp_path, "tokenizer", NOTED)
+    assert take_back(tmp_path) == []
+    assert (tmp_path / "dvc.lock").read_text() == left

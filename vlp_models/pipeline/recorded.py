@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from vlp_models.preflight import LOCK_FILE, replace
+from vlp_models.preflight import LOCK_FILE, locked_stages, replace
 
 FOLDER = ".work/params"
 PARAMS = "params.yaml"
@@ -31,14 +31,14 @@ def forget_notes(root: Path) -> None:
 
 def take_back(root: Path) -> list[str]:
     """Takes the stages out of dvc.lock that are recorded with other params than they noted, so that they run again.
-    Their names; for when no DVC is at work."""
+    Their names; for when no DVC is at work. A damaged dvc.lock is left to `preflight`."""
     from ruamel.yaml import YAML
 
     lock_file, safe, whole = root / LOCK_FILE, YAML(typ="safe"), YAML()  # DVC reads by ruamel, too
     whole.width = 4096
-    notes = {kept.stem: safe.load(kept.read_bytes()) for kept in (root / FOLDER).glob("*.yaml")}
-    if not notes or not lock_file.exists():
+    if not locked_stages(lock_file):
         return []
+    notes = {kept.stem: safe.load(kept.read_bytes()) for kept in (root / FOLDER).glob("*.yaml")}
     lock = whole.load(lock_file.read_bytes())
     stages = lock["stages"]
     wrong = [stage for stage, made_with in notes.items() if stage in stages and _differ(stages[stage], made_with)]
