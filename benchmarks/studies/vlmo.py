@@ -18,18 +18,19 @@ from pretraining_study.study import Study, main
 UPDATES = 300  # on pairs: every pair of the web one and a half times
 STAGE = 150  # on images alone, and on texts alone
 ALL = ("itc", "itm", "mlm")
-IMAGES = Pretraining(objectives=("mim",), updates=STAGE, reads="images")
+SEES = ("image_embedding",)  # stays as its eyes were
+IMAGES = Pretraining(objectives=("mim",), updates=STAGE, reads="images", frozen=SEES)
 # Attention and what sees stay as the images made them (section 3.4).
 TEXTS = Pretraining(
     objectives=("mlm",),
     updates=STAGE,
     reads="texts",
-    frozen=("attention", "vision_expert", "image_embedding"),
+    frozen=("attention", "vision_expert", *SEES),
 )
 
 
 def pairs(*objectives: str) -> Pretraining:
-    return Pretraining(objectives=objectives, updates=UPDATES)
+    return Pretraining(objectives=objectives, updates=UPDATES, frozen=SEES)
 
 
 def arm(name: str, label: str, *pretraining: Pretraining, **more: Any) -> Arm:
@@ -38,13 +39,13 @@ def arm(name: str, label: str, *pretraining: Pretraining, **more: Any) -> Arm:
         label=label,
         family="vlmo",
         pretraining=pretraining,
-        fine_tuning=FineTuning(budgets=(100,)),
+        fine_tuning=FineTuning(budgets=(300,)),
         tasks=("vqa", "retrieval"),
         **more,
     )
 
 
-SETTING = Setting(side=48, patch=8, web=6_400, batch=32, lr=1e-3)
+SETTING = Setting(side=48, patch=8, web=6_400, train=400, batch=32, lr=3e-3, eyes=600)
 ARMS = (
     arm("all", "ITC + ITM + MLM", pairs(*ALL)),
     arm("itc", "ITC alone", pairs("itc")),

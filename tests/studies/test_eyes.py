@@ -36,15 +36,18 @@ def test_what_lies_on_a_cell_is_what_is_drawn_there_in_front(data: Data) -> None
     assert found.any() and not found.any(-1).all()
 
 
-def test_they_tell_more_than_fresh_ones_and_are_the_same_for_all(data: Data) -> None:
-    seeing = eyes("soho", data)
-    assert {name.partition(".")[0] for name in seeing} == {"backbone", "neck", "visual_norm"}
-    assert eyes("soho", data) is seeing and not eyes("soho", Data(dataclasses.replace(SETTING, eyes=0)))
+@pytest.mark.parametrize(
+    ("family", "parts"), [("soho", {"backbone", "neck", "visual_norm"}), ("vlmo", {"image_embedding"})]
+)
+def test_they_tell_more_than_fresh_ones_and_are_the_same_for_all(family: str, parts: set[str], data: Data) -> None:
+    seeing = eyes(family, data)
+    assert {name.partition(".")[0] for name in seeing} == parts
+    assert eyes(family, data) is seeing and not eyes(family, Data(dataclasses.replace(SETTING, eyes=0)))
     true_ICS, rows = cells(data.web_scenes, 6), torch.arange(24)
-    fresh = adapter.build("soho", {}, data)
+    fresh = adapter.build(family, {}, data)
     torch.manual_seed(1)
     told = []
-    for model in (fresh, seen(data)):
+    for model in (fresh, seen(family, data)):
         head = nn.Linear(SETTING.hidden, len(SYMBOLS))  # learns alone, on what either set of eyes sees
         optimizer = torch.optim.Adam(head.parameters(), lr=3e-2)
         model.train().requires_grad_(False)
@@ -57,9 +60,9 @@ def test_they_tell_more_than_fresh_ones_and_are_the_same_for_all(data: Data) -> 
     assert told[1] < 0.8 * told[0]
 
 
-def seen(data: Data) -> nn.Module:
-    model = adapter.build("soho", {}, data)
-    adapter.begin_with(model, eyes("soho", data))
+def seen(family: str, data: Data) -> nn.Module:
+    model = adapter.build(family, {}, data)
+    adapter.begin_with(model, eyes(family, data))
     return model
 
 
@@ -73,6 +76,9 @@ def test_arms_of_any_seed_begin_with_them(data: Data) -> None:
     learnt = dataclasses.replace(one, pretraining=(Pretraining(objectives=("mlm", "mvm", "itm"), updates=1),))
     moved = _pretrained(learnt, 1, data, data.train(1)).state_dict()
     assert not torch.equal(moved["neck.conv.weight"], eyes("soho", data)["neck.conv.weight"]), "they go on learning"
+    frozen = Pretraining(objectives=("mlm", "mvm", "itm"), updates=1, frozen=("cnn", "cnn_stem"))
+    kept = _pretrained(dataclasses.replace(one, pretraining=(frozen,)), 1, data, data.train(1)).state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in eyes("soho", data).items() if "backbone" in name)
     assert run_arm(one, 1, data)["test"] != run_arm(one, 2, data)["test"]
     with pytest.raises(KeyError, match="no colour in this model"):
-        adapter.begin_with(seen(data), {"colour": torch.zeros(1)})
+        adapter.begin_with(seen("soho", data), {"colour": torch.zeros(1)})

@@ -30,7 +30,10 @@ from vlp_models.training.groups import Freezing
 from vlp_models.training.optim import build_optimizer, build_scheduler
 from vlp_models.training.passes import make_loss
 
-IMAGE_SIDE = {"soho": ("backbone", "neck", "visual_norm")}  # family -> what of it makes tokens of a picture
+IMAGE_SIDE = {  # family -> where the names of what makes cells of a picture begin
+    "soho": ("backbone.", "neck.", "visual_norm."),
+    "vlmo": ("image_embedding.stem.", "image_embedding.patches."),
+}
 MAX_CAPTION = 24  # tokens, [SEP] included
 NEEDS: dict[str, tuple[type, ...]] = {  # task -> what a model must be, one of these
     "captioning": (Generates,),
@@ -81,15 +84,15 @@ def build(family: str, config: Mapping[str, Any], data: Data) -> nn.Module:
     return build_model(family, {**sizes(family, data.setting), **config}, facts)
 
 
-def visual_tokens(model: nn.Module, images: Image) -> Tensor:
-    """Of the cells of pictures, known before any text. [B, R, D]"""
-    tokens_BRD: Tensor = model.encode_image(images).tokens_BRD  # type: ignore[operator]
-    return tokens_BRD
+def cells_seen(model: nn.Module, images: Image) -> Tensor:
+    """What the image's side makes of the cells of pictures, before any text and any transformer. [B, R, D]"""
+    cells_BRCD: Tensor = model.cells(images)  # type: ignore[operator]
+    return cells_BRCD.flatten(1, 2)
 
 
 def image_side(family: str, model: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers of what makes `visual_tokens`."""
-    return {name: value for name, value in model.state_dict().items() if name.partition(".")[0] in IMAGE_SIDE[family]}
+    """Weights and buffers of what makes `cells_seen`."""
+    return {name: value for name, value in model.state_dict().items() if name.startswith(IMAGE_SIDE[family])}
 
 
 def begin_with(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -42,7 +42,7 @@ def eyes(family: str, data: Data) -> dict[str, Tensor]:
 
 
 def _loss(model: nn.Module, head: nn.Linear, data: Data, true_ICS: Tensor, rows: Tensor, update: int) -> Tensor:
-    tokens_BCD = adapter.visual_tokens(model, adapter.image(data.web[0], rows))
+    tokens_BCD = adapter.cells_seen(model, adapter.image(data.web[0], rows))
     return F.binary_cross_entropy_with_logits(head(tokens_BCD), true_ICS[rows].float())
 
 

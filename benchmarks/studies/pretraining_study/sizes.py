@@ -36,12 +36,15 @@ def _xgpt(setting: Setting) -> dict[str, Any]:
 
 
 def _vlmo(setting: Setting) -> dict[str, Any]:
-    """The last layer has the vision-language expert. Images as they are drawn: nothing is cropped."""
+    """The last layer has the vision-language expert. Images as they are drawn: nothing is cropped. Where it begins with
+    eyes, they are a small CNN before the patches."""
     return {
         "layers": 3 * setting.layers,
         "vl_start": 3 * setting.layers - 1,
         "side": setting.side,
         "patch": setting.patch,
+        "stem": "convolutions" if setting.eyes else "linear",
+        "stem_channels": _CHANNELS,
         "max_positions": setting.max_text_len,
         "layer_scale": 1.0,
         "drop_path": 0.0,
@@ -51,21 +54,24 @@ def _vlmo(setting: Setting) -> dict[str, Any]:
 
 
 def _soho(setting: Setting) -> dict[str, Any]:
-    """A CNN of three short stages, whose cells of 4 pixels are pooled to 8."""
+    """The small detector's CNN, of 8 pixels a cell."""
     return {
         "layers": 2 * setting.layers,
         "height": setting.side,
         "width": setting.side,
         "resize": "squash",
-        "backbone": "resnet18",
-        "backbone_options": {"layers": [1, 1, 1, 1], "channels": [16, 32, 48, 64]},
-        "backbone_stage": 1,
+        "backbone": "small",
+        "backbone_options": {"channels": _CHANNELS},
+        "backbone_stage": 0,
+        "pool": setting.patch // 8,
         "attention_dropout": 0.0,
         "dictionary_size": 256,
         "dictionary_momentum": 0.9,
         "revive_after": 20,
     }
 
+
+_CHANNELS = [16, 32, 64]  # of the CNN of a model of pixels
 
 _FAMILIES: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "tden": _tden,
