@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from toy_pairs import Fusing, by_pairs
 from toy_tasks import any_generator, learn, make
 from toy_world import Toy
 
@@ -19,23 +20,6 @@ from vlp_models.errors import ParamsError
 from vlp_models.tasks.base import TaskModel
 from vlp_models.tasks.pair_scores import behind, shortlisted
 from vlp_models.tasks.retrieval import Retrieval
-
-
-class Fusing(nn.Module):
-    """The toy's model with its embeddings locked away: it fuses each pair, and a layer scores the two."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.inner = model
-        self.inputs = model.inputs
-        self.score_head = nn.Linear(model.fused_dim, 1)
-
-    def encode_image(self, image: Image) -> Any:
-        return image
-
-    def score(self, state: Any, text: Text, image_of_text_N: Tensor) -> Tensor:
-        fused = self.inner.fuse(state.select(image_of_text_N), text).pooled_BP
-        return self.score_head(fused).squeeze(-1)
 
 
 class Both(Fusing):
@@ -52,14 +36,6 @@ class Embedding(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.embed_image, self.embed_text, self.inputs = model.embed_image, model.embed_text, model.inputs
-
-
-def by_pairs(toy: Toy, kind: type[nn.Module] = Fusing, **options: Any) -> Retrieval:
-    plain = make(toy, "retrieval")
-    torch.manual_seed(2)
-    made = type(plain)(kind(plain.model), toy.tokenizer, replace(plain.info, options=options))
-    assert isinstance(made, Retrieval)
-    return made
 
 
 def samples_of(toy: Toy, split: str) -> list[Sample]:

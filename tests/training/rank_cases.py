@@ -27,6 +27,7 @@ from tiny_xgpt import tiny_xgpt
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from toy_pairs import by_pairs
 from toy_tasks import double, make
 from toy_tasks import learn as learn_captions
 from toy_world import Toy
@@ -86,6 +87,8 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
         for size in (7, 1):
             every[f"{task}_{size}"] = lambda task=task, size=size: fine_tuning(folder, task, size)
     every["retrieval_hardest"] = lambda: fine_tuning(folder, "retrieval", 7, options={"negatives": "hardest"})
+    for size in (7, 3):
+        every[f"retrieval_by_pairs_{size}"] = lambda size=size: pairs(folder, size)
     every["smoothed"] = lambda: fine_tuning(folder, "captioning", 7, options={"label_smoothing": 0.1})
     for baseline, size in (("greedy", 7), ("greedy", 1), ("mean_of_others", 7)):
         every[f"self_critical_{baseline}_{size}"] = lambda b=baseline, s=size: reward(folder, b, s)
@@ -131,6 +134,27 @@ def fine_tuning(folder: Path, task: str, size: int, **info: Any) -> Case:
         lambda i, j: collated(model.collate, dataset, i, j),
         size,
     )
+
+
+def pairs(folder: Path, size: int) -> Case:
+    """A caption's own image among two of its process's: one process alone takes each share by itself, with its draws.
+    Of three rows the first process has one, and nothing to tell it from."""
+    toy = toy_in(folder)
+    model = by_pairs(toy, drawn=2).double()
+    dataset = ShardDataset(toy.shards, "train", model.view)
+
+    def rows_of(first: int, last: int) -> Batch:
+        return collated(model.collate, dataset, first, last)
+
+    def loss(batch: Batch) -> Loss:
+        if dist.is_initialized():
+            return model.loss(batch, generator=generator(3))
+        shares = [rows_of(*share(size, rank, 2)) for rank in range(2)]
+        first, second = (model._match(each, generator(3)) for each in shares)
+        sums = {name: first.parts[name].sum + second.parts[name].sum for name in first.parts}
+        return Loss.of(first.sum + second.sum, first.count + second.count, **sums)
+
+    return Case(model, loss, rows_of, size)
 
 
 def reward(folder: Path, baseline: str, size: int) -> Case:
