@@ -39,13 +39,13 @@ def arm(name: str, label: str, *pretraining: Pretraining, **more: Any) -> Arm:
         label=label,
         family="vlmo",
         pretraining=pretraining,
-        fine_tuning=FineTuning(budgets=(300,)),
+        fine_tuning=FineTuning(budgets=(150,)),
         tasks=("vqa", "retrieval"),
         **more,
     )
 
 
-SETTING = Setting(side=48, patch=8, web=6_400, train=400, batch=32, lr=3e-3, eyes=600)
+SETTING = Setting(side=48, patch=8, web=6_400, train=100, batch=32, lr=3e-3, eyes=600)
 ARMS = (
     arm("all", "ITC + ITM + MLM", pairs(*ALL)),
     arm("itc", "ITC alone", pairs("itc")),
@@ -64,11 +64,13 @@ STUDY = Study(
     setting=SETTING,
     notes=(
         f"Images are {(SETTING.side // SETTING.patch) ** 2} patches of {SETTING.patch} pixels; the last layer has the "
-        "vision-language expert.",
+        "vision-language expert. Before the patches stands the small detector's CNN, which is not the paper's: in the "
+        f"place of a million images' labels it begins with what {SETTING.eyes} updates on the web's pictures taught, "
+        "told what lies on each patch. It stays so in pretraining, and learns on in tasks.",
         "VQA is in the place of the paper's NLVR2, by fusion; retrieval is by the two encoders, by contrast.",
         f"Images alone and texts alone are the web's own, {STAGE} updates each: the paper's came from elsewhere, and "
         "far more of them. Visual tokens are the stand-in's (models/vlmo/image_tokens.py). What starts from neither "
-        "starts from nothing, where the paper's table 4 starts from ViT's weights.",
+        "starts from those eyes alone, where the paper's table 4 starts from ViT's weights.",
         "Only vision experts and attention take over what images taught; in the paper's first row of table 3 the other "
         "experts begin with it, too. On pairs all parts learn, as in the paper.",
     ),
