@@ -116,10 +116,13 @@ def _hurt(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     run = Command(fault.command, ground.project)
     outcome.hit = reach(ground, fault, run)
     if fault.kind == "two at once":
-        second = Command("dvc repro" if fault.chance < 0.3 else "vlp run", ground.project)
+        bare = fault.chance < 0.3
+        second = Command("dvc repro" if bare else "vlp run", ground.project)
         code = second.wait()
-        if code == 0 and outcome.hit and run.process.poll() is None:
-            outcome.problems.append("a second run ended with 0 beside the first")
+        # A bare DVC may find that the first one's has ended, and everything recorded: it then has nothing to do.
+        beside = outcome.hit and run.process.poll() is None and not (bare and not ran(second.output))
+        if code == 0 and beside:
+            outcome.problems.append(f"a second run ended with 0 beside the first: {second.output[-500:]}")
         if code and "at work" not in second.output and "busy" not in second.output and "lock" not in second.output:
             outcome.problems.append(f"the second run does not say why: {second.output[-500:]}")
     elif outcome.hit:
