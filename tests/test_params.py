@@ -170,6 +170,7 @@ BENEATH = {
     **{f"soho-{name}": ["soho-coco"] for name in ("vqa", "flickr30k", "snli-ve")},
     **{f"flickr8k-{name}": ["flickr8k"] for name in ("unified-vlp", "without", "xgpt")},
     "nlvr-structured": ["nlvr"],
+    "nlvr-pixels": ["nlvr"],
     "soho-retrieval": ["soho"],
     "vlmo-large": ["vlmo-base"],
     "xgpt-augment": ["xgpt"],

@@ -43,6 +43,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "daquar": ([], 29_923_072),
     "nlvr": ([], 2_728_001),
     "nlvr-structured": (["nlvr"], 2_728_001),
+    "nlvr-pixels": (["nlvr"], {3_527_108, 6_958_565}),
     "tden-cc3m": ([], PAPER),
     "tden-coco": (["tden-cc3m"], PAPER),
     "tden-vqa": (["tden-cc3m"], PAPER),
