@@ -19,6 +19,7 @@ from flows.parts import DRIFTED, Part
 from flows.process import WORTH_A_RETRY, StageFailed, supervised
 from vlp_models.errors import TrackingError
 from vlp_models.params import FlowParams
+from vlp_models.redaction import redact, without_secrets
 
 Log = Callable[[str], None]
 LONGEST = 500  # characters of an outcome's detail
@@ -140,6 +141,7 @@ def _spoke(outcome: Outcome) -> bool:
     return bool(outcome.detail) and outcome.state in ("ran", "refused")
 
 
+@without_secrets()
 def run_plainly(root: Path, parts: list[Part], params: FlowParams, *, name: str, log: Log) -> list[Outcome]:
     """Every part in order, with the flow's own retries, lock and notification; no Prefect and no server.
 
@@ -188,7 +190,7 @@ def _with_retries(run: Run, part: Part, delays: list[int], log: Log) -> None:
 
 
 def log_to_terminal(line: str) -> None:
-    print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
+    print(time.strftime("%H:%M:%S"), redact(line), file=sys.stderr, flush=True)
 
 
 def _last_words(root: Path, part: Part, lines: list[str], began: float) -> str:

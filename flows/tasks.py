@@ -28,6 +28,7 @@ from flows.pipeline import Run, summary
 from flows.process import WORTH_A_RETRY
 from vlp_models.errors import ParamsError
 from vlp_models.params import FlowParams, Params, load_params
+from vlp_models.redaction import redact, without_secrets
 
 # A server on SQLite, asked for a slot in the instant in which it writes down that the task has begun, answers 503, and
 # the client then waits two seconds. This is enough for it to have written.
@@ -35,6 +36,7 @@ SETTLE = 0.15
 STATES = {"ran": "Completed", "up to date": "Up to date", "skipped": "Skipped", "refused": "Refused"}
 
 
+@without_secrets()  # the server keeps what a run failed with
 def run_parts(root: str, *selections: Callable[[Params], list[Part]]) -> State[Any]:
     """The body of every flow: holds the workspace, runs the parts in order, publishes what there is to see.
 
@@ -97,6 +99,7 @@ def _is_worth_a_retry(task_: Any, run: TaskRun, state: State[Any]) -> bool:
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=_is_worth_a_retry)
+@without_secrets()
 def bring_up_to_date(run: Run, part: Part, gpu_limit: str) -> State[Any]:
     """One part of the pipeline; its state's name tells whether it ran, was up to date, or was refused."""
     logger = get_run_logger()
@@ -124,6 +127,7 @@ def gpu_slot(limit: str, log: Callable[[str], None]) -> Iterator[None]:
 
 
 @task(task_run_name="prepare the workspace", cache_policy=NO_CACHE, persist_result=False)
+@without_secrets()
 def prepare_workspace(root: str) -> None:
     for line in preflight(Path(root)):
         get_run_logger().warning(line)
@@ -144,7 +148,7 @@ def publish(run: Run, params: Params) -> None:
                     artifact.link, key=artifact.key, description=artifact.description
                 )
         except Exception as error:
-            get_run_logger().warning("artifact %s was not published: %s", artifact.key, error)
+            get_run_logger().warning("artifact %s was not published: %s", artifact.key, redact(str(error)))
 
 
 def tell_webhook(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:

@@ -63,7 +63,12 @@ def test_the_results_are_there(clone: Path) -> None:
     assert all(keys | {"git", "data"} <= record.keys() for record in summary)
     metrics = {record["metric"] for record in summary}
     assert {"CIDEr", "accuracy", "true captions"} <= metrics
-    assert "<html" in (clone / "reports" / "index.html").read_text()
+    page = (clone / "reports" / "index.html").read_text()
+    assert "<html" in page
+    # Few words make these questions: what of the test was learnt from is counted beside each score, and shown.
+    seen = next(record["seen"] for record in summary if record["metric"] == "accuracy")
+    assert seen["pictures"] == 0 and seen["sentences"] > 0 and "without_both" in seen
+    assert "What was there to learn from" in page and f">{seen['sentences']} of " in page
     assert json.loads((clone / "reports" / "validation.json").read_text())["tables"]["captions"]["good"]
     assert (clone / "reports" / "data_docs" / "index.html").exists()
     assert "CIDEr" in run(clone, "dvc", "metrics", "show", "--json").stdout
@@ -101,6 +106,20 @@ def test_promote_then_caption_answer_and_serve(clone: Path) -> None:
 
     served = serve(clone, "models:/vlp-vqa@champion", image)
     assert isinstance(served[0]["answer"], str) and len(served[0]["top"]) >= 1
+
+
+@pytest.mark.pipeline
+@pytest.mark.timeout(900)
+def test_a_version_is_held_against_its_lineage_by_exit_code(clone: Path) -> None:
+    assert "holds    bundle" in run(clone, "vlp", "verify", "vqa").stdout
+    (labels,) = (clone / "mlartifacts").rglob("bundle/checkpoint/labels.json")
+    whole = labels.read_bytes()
+    labels.write_bytes(whole.replace(b'"', b" ", 2))
+    try:
+        changed = run(clone, "vlp", "verify", "vqa", check=False)
+    finally:
+        labels.write_bytes(whole)
+    assert changed.returncode == 1 and "differs  bundle   " in changed.stdout and "labels.json" in changed.stdout
 
 
 def serve(clone: Path, model: str, image: Path) -> list[dict[str, object]]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.notify import notify
-from flows.process import StageFailed, supervised
+from flows.process import StageFailed, TimedOut, supervised
 from vlp_models.params import FlowParams, TrackingParams
-from vlp_models.redaction import redact, redact_yaml, redacted
+from vlp_models.redaction import redact, redact_yaml, redacted, without_secrets
 from vlp_models.tracking.client import answering
 from vlp_models.tracking.evaluations import log_lineage
 from vlp_models.tracking.logger import STATE, MLflowRun
@@ -97,6 +98,27 @@ def test_a_failed_part_and_the_webhook(tmp_path: Path, monkeypatch: pytest.Monke
     params = FlowParams(webhook="http://127.0.0.1:9/", notify="all")
     notify(params, flow="f", run="r", state="Failed", message=f"at {URI}", bad=True, log=lines.append)
     assert "127.0.0.1" in json.dumps(sent) and SECRET not in json.dumps(sent)
+
+
+def test_an_exception_of_any_kind_leaves_without_them() -> None:
+    """Its text becomes a flow's state, which a server keeps."""
+
+    class Odd(Exception):
+        def __init__(self, url: str, code: int) -> None:
+            super().__init__(f"{code} at {url}")
+
+    plain = OSError(28, "No space left on device", "a.txt")
+    for error, kind, words in (
+        (TimedOut(f"no answer of {URI}"), TimedOut, "no answer of http://***@127"),
+        (ConnectionError(f"{URI} refused"), ConnectionError, "http://***@127"),
+        (Odd(URI, 503), RuntimeError, "Odd: 503 at http://***@127"),
+        (plain, OSError, "a.txt"),
+    ):
+        with pytest.raises(kind) as caught, without_secrets():
+            raise error
+        shown = "".join(traceback.format_exception(caught.value))
+        assert words in str(caught.value) and SECRET not in shown
+        assert (caught.value is error) == (error is plain)
 
 
 def test_the_command_line(tmp_path: Path) -> None:

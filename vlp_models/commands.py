@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.exclusive import exclusive
-from vlp_models.redaction import redact
+from vlp_models.redaction import redact, redacted
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
@@ -265,7 +265,7 @@ def print_verification(version: str, *, as_json: bool = False) -> int:
         checks = verify(client, workspace, found)
     name = f"{found.name} version {found.version}"
     if as_json:
-        print(json.dumps({"version": name, "checks": [vars(check) for check in checks]}, indent=2))
+        print(json.dumps({"version": name, "checks": [redacted(vars(check)) for check in checks]}, indent=2))
     else:
         print(name)
         for check in checks:

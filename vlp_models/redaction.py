@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -58,6 +59,27 @@ def redacted(value: T) -> T:
     if isinstance(value, (list, tuple)):
         return type(value)(redacted(item) for item in value)  # type: ignore[return-value, call-arg]
     return redact(value) if isinstance(value, str) else value  # type: ignore[return-value]
+
+
+@contextmanager
+def without_secrets() -> Iterator[None]:
+    """An exception that leaves the block tells no secret: whoever keeps or shows its text need not know. One whose kind
+    can't be made of a text alone becomes a RuntimeError that names it."""
+    try:
+        yield
+    except Exception as error:
+        told = redact(str(error))
+        if told == str(error):
+            raise
+        raise _like(error, told) from None
+
+
+def _like(error: Exception, told: str) -> Exception:
+    try:
+        again = type(error)(told)
+    except Exception:  # whatever its constructor wants
+        again = None
+    return again if again is not None and str(again) == told else RuntimeError(f"{type(error).__name__}: {told}")
 
 
 def _of_key(key: str, value: Any) -> Any:

@@ -97,14 +97,15 @@ def test_the_other_deployments(site: Site) -> None:
         site.server.start_run("promote/task", task="captioning"),
         site.server.start_run("rollback/task", task="captioning"),
     ]
-    wrong = site.server.start_run("promote/task", task="captoning; rm -rf")
+    wrong = site.server.start_run("promote/task", task="captoning; rm -rf http://ann:hunter2@127.0.0.1/")
     for run in runs:
         site.server.wait_for(run, "COMPLETED")
     assert set(site.server.task_states(runs[0])) == {
         *("prepare the workspace", "use tiny", "validate", "features", "pretrain tden"),
         *("finetune tden-vqa", "evaluate", "publish results"),
     }
-    assert "no task; known: captioning" in site.server.wait_for(wrong, "FAILED")["message"]
+    message = site.server.wait_for(wrong, "FAILED")["message"]
+    assert "rm -rf http://***@127.0.0.1/' is no task; known: captioning" in message and "hunter2" not in message
     asked = sorted((site.project / "asked.txt").read_text().split())
     assert asked == [
         "evaluate-alias-vqa-champion",

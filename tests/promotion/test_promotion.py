@@ -201,25 +201,36 @@ def test_a_changed_copy_is_made_anew_and_a_changed_ledger_is_an_error(new: Any, 
     assert len(registry.client.search_model_versions(f"name='{log}'")) == len(registry.kinds())
 
 
-@pytest.mark.parametrize("file", ["an older one", "none"])
-def test_what_git_does_to_the_copy_blocks_nothing(new: Any, file: str) -> None:
-    """As after a stash, a checkout of an earlier commit, or a clone."""
+@pytest.mark.parametrize("done", ["stash", "checkout", "clone"])
+def test_what_git_does_to_the_copy_blocks_nothing(new: Any, done: str) -> None:
     registry = new()
+    path = registry.ledger.path
     registry.add(GOOD)
     registry.promote()
-    older = registry.ledger.path.read_text()
+    _git(path.parent, "init", "-q")
+    _git(path.parent, "add", path.name)
+    _git(path.parent, "commit", "-qm", "one promotion")
+    older = path.read_text()
     registry.add(BETTER)
     registry.promote()
     registry.add(BEST)
 
     def git() -> None:
-        registry.ledger.path.unlink() if file == "none" else registry.ledger.path.write_text(older)
+        if done == "clone":  # of a repository that the ledger was never added to
+            path.unlink()
+            return
+        _git(path.parent, *(["stash", "-q"] if done == "stash" else ["checkout", "-q", "HEAD", path.name]))
+        assert path.read_text() == older
 
     git()
     assert registry.promote().champion == 2 and registry.kinds() == ["done"] * 3
     git()
     back = registry.rollback()
     assert back.version == 2 and registry.kinds() == ["done"] * 4 and registry.aliases()["champion"] == 2
+
+
+def _git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True)
 
 
 def test_of_two_checkouts_on_one_registry_one_wins(new: Any, tmp_path: Path) -> None:

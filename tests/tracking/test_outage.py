@@ -69,6 +69,27 @@ def server(tmp_path: Path) -> Iterator[Server]:
     running.kill()
 
 
+@pytest.mark.server
+def test_a_run_that_ends_prints_no_password_of_its_server(
+    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    server.start()
+    uri = server.uri.replace("//", "//ann:hunter2-s3cr3t@")
+    params = TrackingParams(uri=uri, artifacts="mlflow-artifacts:/", experiment="toy", model_prefix="toy", metric={})
+    run = MLflowRun(params, tmp_path, tmp_path, name="x", run_params={}, tags={})
+    write(tmp_path / LOG, 1)
+    run.sync(tmp_path / LOG)
+    assert run.close(tmp_path / LOG, "FINISHED")
+    import mlflow
+
+    with mlflow.start_run(run_name="register"):  # as a registration's
+        pass
+    assert {found.info.status for found in connect(params, tmp_path).search_runs(["1"])} == {"FINISHED"}
+    assert "hunter2" not in "".join(capfd.readouterr())
+
+
 def write(log: Path, *steps: int) -> None:
     with log.open("a") as file:
         for step in steps:

@@ -27,6 +27,7 @@ DEFAULTS = {
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # what goes wrong is told once, in our words and with its reason
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # of a run that ends: with the name and password of the server
     "GIT_PYTHON_REFRESH": "quiet",
 }
 SQLITE = "sqlite:///"
