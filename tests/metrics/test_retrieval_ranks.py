@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.retrieval import IMAGE_TO_TEXT, best_places, chance, rank, score_ranks
+from vlp_models.metrics.retrieval import (
+    IMAGE_TO_TEXT,
+    best_places,
+    chance,
+    direction_in_folds,
+    rank,
+    rank_in_folds,
+    score_ranks,
+)
 
 
 def slow_ranks(images: np.ndarray, owners: list[int], texts: np.ndarray) -> tuple[list[int], list[int]]:
@@ -46,6 +54,24 @@ def test_one_product_agrees_with_the_slow_reference(seed: int, count: int, coars
     again = rank([*names, *names], np.concatenate([images, images]), [names[o] for o in owners], texts)
     assert again.image_ids == tuple(names)
     assert again.text_ranks_T.tolist() == text_ranks and again.image_ranks_I.tolist() == image_ranks
+
+
+def test_ranks_in_folds_are_those_of_each_fold_alone() -> None:
+    rng = np.random.default_rng(3)
+    images, owners = rng.normal(size=(6, 4)).astype(np.float32), [0, 0, 1, 5, 3, 2, 4, 4, 1]
+    texts = rng.normal(size=(len(owners), 4)).astype(np.float32)
+    found = rank([f"i{i}" for i in range(6)], images, [f"i{o}" for o in owners], texts)
+    folds = rank_in_folds(found, [f"i{o}" for o in owners], 2)
+    assert folds is not None
+    for first in (0, 2, 4):
+        rows = [t for t, owner in enumerate(owners) if first <= owner < first + 2]
+        wanted = slow_ranks(images[first : first + 2], [owners[t] - first for t in rows], texts[rows])
+        assert folds.text_ranks_T[rows].tolist() == wanted[0]
+        assert folds.image_ranks_I[first : first + 2].tolist() == wanted[1]
+    assert folds.text_ranks_T.max() <= 2 and (folds.text_ranks_T <= found.text_ranks_T).all()
+    for fold in (0, 4, 6, 1000):  # none asked for, a rest would be left, or one fold alone
+        assert rank_in_folds(found, [f"i{o}" for o in owners], fold) is None
+    assert direction_in_folds(IMAGE_TO_TEXT, 1000) == " (of 1,000, image to text)"
 
 
 def test_a_constant_scorer_comes_last() -> None:

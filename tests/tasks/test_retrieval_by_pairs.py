@@ -70,6 +70,43 @@ def test_ranks_are_those_of_every_pair_scored_alone(toy: Toy) -> None:
     assert all(score.note == "every pair fused" for score in scored.scores)
 
 
+@pytest.mark.parametrize("shortlist", [0, 2])
+def test_every_image_is_encoded_once_and_each_pair_fused_once(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, shortlist: int
+) -> None:
+    task_model, samples = by_pairs(toy, Both, scorer="pairs", shortlist=shortlist).eval(), samples_of(toy, "val")
+    model, counts = task_model.model, {"encode_image": 0, "embed_image": 0, "score": 0}
+    for name in counts:
+
+        def counted(*arguments: Any, name: str = name, plain: Any = getattr(model, name)) -> Any:
+            counts[name] += len(arguments[-1])
+            return plain(*arguments)
+
+        monkeypatch.setattr(model, name, counted)
+    ranked(task_model, samples, size=2)
+    captions = sum(len(sample["captions"]) for sample in samples)
+    assert counts["encode_image"] == len(samples) and counts["embed_image"] == (len(samples) if shortlist else 0)
+    if not shortlist:
+        assert counts["score"] == captions * len(samples)
+    else:  # of each caption's two and each image's two, some are the same
+        assert 2 * captions <= counts["score"] <= 2 * (captions + len(samples))
+
+
+def test_a_large_gallery_is_searched_in_folds_as_well(toy: Toy) -> None:
+    samples = samples_of(toy, "val")
+    samples = samples[: len(samples) // 2 * 2]
+    task_model = by_pairs(toy, fold=len(samples) // 2).eval()
+    rows = ranked(task_model, samples)
+    halves = [ranked(task_model, half) for half in (samples[: len(samples) // 2], samples[len(samples) // 2 :])]
+    assert [row["rank_in_fold"] for row in rows] == [row["rank"] for half in halves for row in half]
+    scored = task_model.score(rows, samples, _place(toy))
+    ends = f"(of {len(samples) // 2})", f"(of {len(samples) // 2}, image to text)"
+    for end in ends:
+        own = next(score for score in scored.scores if score.metric == f"R@1 {end}")
+        assert own.value is not None and scored.baselines[own.metric]["chance"] >= 100 / len(samples)
+    assert "rank_in_fold" not in ranked(by_pairs(toy), samples)[0]
+
+
 def _place(toy: Toy) -> Any:
     from vlp_models.tasks.scoring import Place
 

@@ -29,10 +29,13 @@ from vlp_models.metrics.retrieval import (
     Ranking,
     best_places,
     chance,
+    direction_in_folds,
     rank,
+    rank_in_folds,
     rank_similarities,
     score_ranks,
 )
+from vlp_models.metrics.score import Score
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.models.protocols import Contrasts, Embeds, ScoresPairs
 from vlp_models.objectives.classification import classification
@@ -61,6 +64,7 @@ class RetrievalOptions(TaskOptions):
     margin     likewise
     twins_are_negatives  of embeddings: samples of one image are negatives of each other (the public code of VLMo)
     drawn      of pairs: how many other images of the batch a caption's own must beat in a step
+    fold       where the images are two or more times as many, and no rest is left: scores of so many at a time besides
     shortlist  of pairs: fuse only so many of a caption's, or of an image's, most similar ones by embedding; 0: all
     """
 
@@ -71,11 +75,14 @@ class RetrievalOptions(TaskOptions):
     margin: float = 0.2
     twins_are_negatives: bool = False
     drawn: int = 3
+    fold: int = 1000  # COCO's 1k protocol
     shortlist: int = 0
 
     def __post_init__(self) -> None:
-        if self.drawn < 1 or self.shortlist < 0:
-            raise ParamsError("params.yaml: `options.drawn` must be at least 1, `options.shortlist` at least 0")
+        if self.drawn < 1 or self.shortlist < 0 or self.fold < 0:
+            raise ParamsError(
+                "params.yaml: `options.drawn` must be at least 1, `options.shortlist` and `options.fold` at least 0"
+            )
         if not 0 < self.margin <= 2:
             raise ParamsError(f"params.yaml: `options.margin: {self.margin}` must be above 0, and at most 2")
         if self.temperature is not None and not 0.001 <= self.temperature <= 10:
@@ -231,13 +238,16 @@ class Retrieval(TaskModel):
 
     def finish(self, predictions: list[dict[str, Any]], samples: Sequence[Sample]) -> list[dict[str, Any]]:
         """Ranks each dataset's images and captions among themselves: `rank` of the image's best caption, `top` captions
-        for it, and under `captions` each caption's `rank` of its image and `top` images."""
+        for it, and under `captions` each caption's `rank` of its image and `top` images. `rank_in_fold` beside `rank`,
+        where there are folds."""
         finished: list[dict[str, Any]] = [{} for _ in predictions]
         for source in dict.fromkeys(sample.source for sample in samples):
             chosen = [i for i, sample in enumerate(samples) if sample.source == source]
             of_source = [samples[i] for i in chosen]
             found = self._ranking([predictions[i] for i in chosen], of_source)
-            for i, row in zip(chosen, _records(found, of_source), strict=True):
+            owners = [sample.image_id for sample in of_source for _ in sample["captions"]]
+            in_folds = rank_in_folds(found, owners, cast(RetrievalOptions, self.options).fold)
+            for i, row in zip(chosen, _records(found, in_folds, of_source), strict=True):
                 finished[i] = row
         return finished
 
@@ -278,15 +288,13 @@ class Retrieval(TaskModel):
         """Text to image, as the paper has it, and image to text. Baseline: chance, with this many images and
         captions."""
         place.progress("recall and median rank")
-        owners = [p["image_id"] for p in predictions for _ in p["captions"]]
-        text_ranks = np.array([caption["rank"] for p in predictions for caption in p["captions"]], dtype=np.int64)
-        image_ranks = np.array([p["rank"] for p in predictions], dtype=np.int64)
-        own_counts = [len(p["captions"]) for p in predictions]
-        texts = [f"{p['image_id']}#{number}" for p in predictions for number in range(len(p["captions"]))]
-        scores = score_ranks(text_ranks, owners, len(predictions), TEXT_TO_IMAGE, items=texts)
-        scores += score_ranks(image_ranks, [p["image_id"] for p in predictions], len(owners), IMAGE_TO_TEXT)
+        scores, guessed = _both_ways(predictions, "rank", len(predictions), (TEXT_TO_IMAGE, IMAGE_TO_TEXT))
+        if predictions and "rank_in_fold" in predictions[0]:
+            fold = cast(RetrievalOptions, self.options).fold
+            ends = tuple(direction_in_folds(direction, fold) for direction in (TEXT_TO_IMAGE, IMAGE_TO_TEXT))
+            of_folds, by_chance = _both_ways(predictions, "rank_in_fold", fold, ends)
+            scores, guessed = scores + of_folds, guessed | by_chance
         scores = [dataclasses.replace(score, note=self.search) for score in scores]
-        guessed = chance([1], len(predictions), TEXT_TO_IMAGE) | chance(own_counts, len(owners), IMAGE_TO_TEXT)
         baselines = {metric: {"chance": round(value, 4)} for metric, value in guessed.items()}
         return Scored(scores=scores, baselines=baselines)
 
@@ -313,7 +321,24 @@ class Retrieval(TaskModel):
         return cards
 
 
-def _records(found: Ranking, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def _both_ways(
+    predictions: Sequence[Prediction], key: str, images: int, ends: tuple[str, ...]
+) -> tuple[list[Score], dict[str, float]]:
+    """The scores of both directions by the ranks under `key`, and what guessing gives. images: that a caption is
+    searched among; of captions there are as many more as in the mean."""
+    owners = [p["image_id"] for p in predictions for _ in p["captions"]]
+    texts = [f"{p['image_id']}#{number}" for p in predictions for number in range(len(p["captions"]))]
+    text_ranks = np.array([caption[key] for p in predictions for caption in p["captions"]], dtype=np.int64)
+    image_ranks = np.array([p[key] for p in predictions], dtype=np.int64)
+    captions = round(len(owners) * images / len(predictions))
+    to_image, to_text = ends
+    scores = score_ranks(text_ranks, owners, images, to_image, items=texts)
+    scores += score_ranks(image_ranks, [p["image_id"] for p in predictions], captions, to_text)
+    own_counts = [len(p["captions"]) for p in predictions]
+    return scores, chance([1], images, to_image) | chance(own_counts, captions, to_text)
+
+
+def _records(found: Ranking, in_folds: Ranking | None, samples: Sequence[Sample]) -> list[dict[str, Any]]:
     captions = [(sample.image_id, caption) for sample in samples for caption in sample["captions"]]
     similarity_TI = found.similarity_TI
     images_TK, texts_IK = best_places(similarity_TI, TOP), best_places(similarity_TI.T, TOP)
@@ -325,6 +350,7 @@ def _records(found: Ranking, samples: Sequence[Sample]) -> list[dict[str, Any]]:
             {
                 "caption": caption,
                 "rank": int(found.text_ranks_T[t]),
+                **({} if in_folds is None else {"rank_in_fold": int(in_folds.text_ranks_T[t])}),
                 "top": [[found.image_ids[i], round(float(similarity_TI[t, i]), 6)] for i in images_TK[t]],
             }
             for t, caption in enumerate(sample["captions"], start=start)
@@ -334,6 +360,7 @@ def _records(found: Ranking, samples: Sequence[Sample]) -> list[dict[str, Any]]:
             {
                 "image_id": sample.image_id,
                 "rank": int(found.image_ranks_I[column]),
+                **({} if in_folds is None else {"rank_in_fold": int(in_folds.image_ranks_I[column])}),
                 "top": [[*captions[t], round(float(similarity_TI[t, column]), 6)] for t in texts_IK[column]],
                 "captions": own,
             }
