@@ -31,6 +31,7 @@ from vlp_models.params import (
     load_params,
     to_plain,
 )
+from vlp_models.training.log import TIMING
 from vlp_models.workspace.paths import Workspace
 
 CLASSES = ["background", "circle", "square", "star"]
@@ -158,7 +159,7 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 
 
 def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_s", "time")} for row in rows]
+    return [{k: v for k, v in row.items() if k not in TIMING} for row in rows]
 
 
 def make_toy(root: Path) -> Toy:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from toy_world import KilledAt, Toy, same_weights, untimed
 
 from vlp_models.data.batch import Batch
+from vlp_models.data.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError
 from vlp_models.objectives.loss import Loss
 from vlp_models.training.log import LOG, read_log
@@ -209,6 +212,29 @@ def test_validation_repeats_itself_each_epoch(toy: Toy, tmp_path: Path) -> None:
     values = [row["val_loss"] for row in result.rows if "val_loss" in row]
     assert len(values) == 3
     assert values == [values[0]] * 3
+
+
+def test_the_log_tells_what_part_of_the_time_was_spent_waiting_for_data(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, slept = ShardDataset.__getitem__, []
+
+    def slow(self: ShardDataset, number: int) -> Any:
+        began = time.perf_counter()
+        time.sleep(0.005)
+        slept.append(time.perf_counter() - began)
+        return plain(self, number)
+
+    _, fast = toy.fit(tmp_path / "fast")
+    monkeypatch.setattr(ShardDataset, "__getitem__", slow)
+    _, result = toy.fit(tmp_path / "slow")
+    assert untimed(result.rows) == untimed(fast.rows)
+    shares = [row["waiting_share"] for row in result.rows]
+    assert all(0 < share <= 1 for share in shares)
+    waited = sum(np.diff([0.0, *(row["seconds"] for row in result.rows)]) * shares)
+    validations = 0.5  # at most this part of what was read, whose reading is no waiting
+    assert waited > (1 - validations) * sum(slept)
+    assert np.mean(shares) > np.mean([row["waiting_share"] for row in fast.rows])
 
 
 def test_a_log_cut_off_in_a_line_is_read_up_to_it(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from vlp_models.report.table import is_headline, without
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.workspace.paths import Workspace, read_json
 
-NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "seconds", "gradient_norm")
+NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "waiting_share", "seconds", "gradient_norm")
 SMALL_HIDDEN = 512  # below it a warning says that the models are tiny
 
 

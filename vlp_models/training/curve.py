@@ -40,11 +40,12 @@ class Recorder(Callback):
         self._step = -1
         self._start = time.perf_counter()
         self._since = (0.0, 0)  # when the last line was written, and the update
+        self._waited = 0.0  # for data, until then
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
         self._start = time.perf_counter()
-        self._since = (self._start, self._step)
+        self._since, self._waited = (self._start, self._step), self._train.waited
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         assert isinstance(pl_module, TrainingModule)
@@ -65,7 +66,7 @@ class Recorder(Callback):
         if trainer.is_global_zero:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        self._since = (time.perf_counter(), step)
+        self._since, self._waited = (time.perf_counter(), step), self._train.waited
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._ended = self.seconds
@@ -97,7 +98,8 @@ class Recorder(Callback):
         samples = self._train.samples_at(step) - self._train.samples_at(self._since[1])
         written = int(time.time() * 1000)  # ms, as MLflow counts
         rate = round(samples / max(seconds, 1e-9), 1)
-        return {"seconds": round(self.seconds, 3), "samples_per_s": rate, "time": written}
+        waiting = round((self._train.waited - self._waited) / max(seconds, 1e-9), 4)  # validation is not in it
+        return {"seconds": round(self.seconds, 3), "samples_per_s": rate, "waiting_share": waiting, "time": written}
 
 
 def peak_memory_mb() -> float:

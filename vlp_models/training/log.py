@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LOG = "log.jsonl"
-TIMING = ("seconds", "samples_per_s", "reward_share", "time")  # of the machine, not of the result
+TIMING = ("seconds", "samples_per_s", "waiting_share", "reward_share", "time")  # of the machine, not of the result
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -34,6 +35,7 @@ class Windows:
         self._drops_rest = repeats > 1 and size > 1
         self._before = loader.state_dict()  # of the loader, before the window under way
         self._done = 0  # handed out since
+        self.waited = 0.0  # seconds for the loader, in this process
         if not self.windows:
             raise ParamsError(
                 f"params.yaml: an epoch has {len(loader)} batches, too few for `accumulate: {size}` with `reuse_batch`"
@@ -80,7 +82,9 @@ class Windows:
         done = self._done
         while True:
             before = self._before if done else self.loader.state_dict()
+            asked = time.perf_counter()
             window = list(islice(source, self.size))
+            self.waited += time.perf_counter() - asked
             if not window:
                 return
             state = self.loader.state_dict()
