@@ -194,7 +194,7 @@ def main() -> int:
         counts.update(value["counts"])
         findings += [Finding(*fields) for fields in value["findings"]]
     if atheris:
-        value = by_atheris(options, names, max(1, options.inputs - counts.total()))
+        value = by_atheris(options, names, max(1, options.inputs - counts.total()) + 1)  # libFuzzer stops one before
         by["atheris"] = sum(value["counts"].values())
         counts.update(value["counts"])
         findings += [Finding(*fields) for fields in value["findings"]]
