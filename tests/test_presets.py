@@ -25,6 +25,7 @@ UNIFIED_DEMO = 12_854_394
 
 SOHO_PAPER = 155_759_740  # 42.5 million are ResNet-101's
 SOHO_DEMO = 4_839_972
+VLMO_BASE = 201_242_781
 XGPT_PAPER = 114_897_978  # one stack of twelve layers, one word matrix
 XGPT_DEMO = 5_135_674
 
@@ -66,9 +67,14 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "soho-vqa": (["soho-coco"], SOHO_PAPER),
     "soho-flickr30k": (["soho-coco"], SOHO_PAPER),
     "soho-snli-ve": (["soho-coco"], SOHO_PAPER),
+    "soho-nlvr2": (["soho-coco"], SOHO_PAPER),
+    "soho-coco-retrieval": (["soho-coco"], SOHO_PAPER),
     "vlmo": ([], {DEMO, 10_444_341}),
-    "vlmo-base": ([], 201_242_781),
+    "vlmo-base": ([], VLMO_BASE),
     "vlmo-large": (["vlmo-base"], 597_011_517),
+    "vlmo-nlvr2": (["vlmo-base"], VLMO_BASE),
+    "vlmo-flickr30k": (["vlmo-base"], VLMO_BASE),
+    "vlmo-snli-ve": (["vlmo-base"], VLMO_BASE),
 }
 
 
@@ -163,6 +169,12 @@ def test_sohos_settings_are_the_papers(tmp_path: Path) -> None:
     assert set(run.optimizer.groups) == {"cnn", "cnn_stem"}
     assert vqa.batch_size * vqa.accumulate == 256 and vqa.max_epochs == 18
     assert params.finetune["soho-coco-vqa"].optimizer.lr == 1e-4
+    params = applied(tmp_path, ["soho-coco", "soho-nlvr2", "soho-coco-retrieval"])
+    pairs, retrieval = params.finetune["soho-nlvr2"], params.finetune["soho-coco-retrieval"]
+    assert pairs.batch_size * pairs.accumulate == 128
+    assert [round(share * pairs.max_epochs) for share in pairs.optimizer.decay_at] == [12, 16]
+    assert (retrieval.batch_size, retrieval.max_epochs, retrieval.optimizer.decay_by) == (24, 20, 0.5)
+    assert [share * retrieval.max_epochs for share in retrieval.optimizer.decay_at] == [3, 5, 9, 13]
 
 
 def test_vlmo_has_the_size_that_was_counted_of_the_public_code() -> None:
@@ -186,5 +198,10 @@ def test_vlmos_settings_are_the_papers(tmp_path: Path) -> None:
         assert asked == (batch, rate, steps, epochs)
         assert section.optimizer.betas == [0.9, 0.98] and section.optimizer.muon_lr == 0.0
         assert section.max_text_len == (196 if "texts" in getattr(section, "view", "") else 40)
+    tasks = applied(tmp_path, ["vlmo-base", "vlmo-nlvr2", "vlmo-flickr30k"]).finetune
+    for run, batch, rate, epochs in (("vlmo-base-nlvr2", 128, 5e-5, 10), ("vlmo-base-flickr30k", 2048, 1e-5, 40)):
+        section = tasks[run]
+        asked = (section.batch_size * section.accumulate, section.optimizer.lr, section.max_epochs)
+        assert asked == (batch, rate, epochs) and section.config["side"] == 384
     for run in ("vlmo-base-vqa", "vlmo-base-retrieval"):
         assert base.finetune[run].config["interpolate_positions"] is True

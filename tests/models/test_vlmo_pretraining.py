@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,28 @@ def test_itc_and_mlm_and_itm_are_their_definitions() -> None:
     expected = (F.softplus(-right).sum() + F.softplus(wrong).sum()) / 12
     torch.testing.assert_close(result["itm"].mean, expected)
     assert float(result["itm"].count) == 12
+
+
+def test_words_and_matches_are_one_pass_and_the_vocabulary_is_decoded_at_masked_places_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batch = build_tiny(), random_batch(image_ids="abcd")
+    joint: list[tuple[int, int]] = []
+    embedded: list[int] = []
+    decoded: list[int] = []
+    pair_states = model.pair_states
+
+    def watched(patches: torch.Tensor, ids: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        joint.append((len(patches), len(ids)))
+        return pair_states(patches, ids, *rest)
+
+    monkeypatch.setattr(model, "pair_states", watched)
+    model.image_embedding.register_forward_hook(lambda module, given, found: embedded.append(len(found)))
+    model.word_head.register_forward_hook(lambda module, given, found: decoded.append(len(found)))
+    found = losses(model, batch, ("itc", "itm", "mlm"))
+    assert joint == [(16, 16)], "four pairs each: with words hidden, as it is, and two that do not belong together"
+    assert embedded == [4], "each image's patches are embedded once"
+    assert decoded == [int(found["mlm"].count)] and 0 < decoded[0] < int(batch.text.mask_BT.sum())
 
 
 def test_mim_tells_hidden_patches_and_does_not_see_them() -> None:
