@@ -32,6 +32,7 @@ from vlp_models.tasks.scoring import (
     Prediction,
     Scored,
     by_metric,
+    gain_over,
     own_id,
     read_truth,
     train_rows,
@@ -194,7 +195,8 @@ class Captioning(TaskModel):
         """The beam's captions under the plain metric names, the greedy ones beside them.
 
         Baselines: one constant caption learnt from train, the caption that training images which look alike agree on
-        (metrics/consensus.py), and people (each image's last reference against the others).
+        (metrics/consensus.py), and people (each image's last reference against the others). How much better than the
+        second the beam's captions are stands beside them, with an interval over images.
         """
         references = {sample.image_id: list(sample["captions"]) for sample in samples}
         captions = {p["image_id"]: p["caption"] for p in predictions}
@@ -220,6 +222,13 @@ class Captioning(TaskModel):
             for name, caption_set in sets.items():
                 scored[name] += score_truth(caption_set.candidates, scenes)[0]
         scores = scored.pop("")
+        theirs = {score.metric: score for score in scored.get(CONSENSUS, ())}
+        scores += [
+            gain
+            for score in scores
+            if score.metric in self.headlines and score.metric in theirs
+            for gain in gain_over(score, theirs[score.metric], f"{score.metric}, gain over {CONSENSUS}")
+        ]
         for suffix in ("greedy", BLANKED):
             scores += [variant(score, suffix) for score in scored.get(suffix, ())]
         scored.pop("greedy")

@@ -61,12 +61,16 @@ def variant(score: Score, name: str) -> Score:
 
 def blank_control(score: Score, blank: Score) -> list[Score]:
     """What text alone can do, and how much the image adds to it."""
-    scores = [variant(blank, BLANKED)]
-    if score.value is not None and blank.value is not None and score.evidence and blank.evidence:
-        gain = paired(score.evidence, blank.evidence)
-        value = score.value - blank.value
-        scores.append(Score(metric=f"gain over {BLANKED}", value=value, n=score.n, evidence=gain, kept=False))
-    return scores
+    return [variant(blank, BLANKED), *gain_over(score, blank, f"gain over {BLANKED}")]
+
+
+def gain_over(score: Score, other: Score, metric: str) -> list[Score]:
+    """The difference of two scores of the same items as a score `metric` of its own, which no gate looks at. None where
+    one of them could not be computed."""
+    if score.value is None or other.value is None or not score.evidence or not other.evidence:
+        return []
+    gain = paired(score.evidence, other.evidence)
+    return [Score(metric=metric, value=score.value - other.value, n=score.n, evidence=gain, kept=False)]
 
 
 def own_id(identifier: str) -> int | str:
