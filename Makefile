@@ -64,7 +64,7 @@ test: install
 	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile tests
 
 test-photographs: install
-	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock -r requirements-pictures.lock
 	@python -m pytest -m "photographs and not long" tests
 
 test-long: install

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from mlflow.exceptions import MlflowException
 from small_project import SIZES, make_data, make_model
 from toy_registry import toy_items, write_evaluation
@@ -23,6 +24,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.serving.bundle import content_of, write_bundle
+from vlp_models.serving.images import MAX_BYTES
 from vlp_models.serving.page.handlers import NO_PHOTO, Eye, Page
 from vlp_models.serving.page.origin import origin
 from vlp_models.serving.page.photo import open_photo, shown
@@ -256,3 +258,18 @@ def test_the_page_in_a_browser(here: Workspace, params: Params, photo: Path, bro
         ):
             pass
     assert not folder.exists() and not elsewhere, "the browser asked nobody but this server"
+
+
+@pytest.mark.photographs
+def test_an_upload_that_is_too_large_is_turned_away_and_leaves_nothing(here: Workspace, params: Params) -> None:
+    if importlib.util.find_spec("gradio") is None:
+        pytest.skip("gradio is not installed: requirements-photographs.lock")
+    from vlp_models.serving.page.app import serving
+
+    with serving(make_page(params, here, runs=["own.vqa"]), host="127.0.0.1", port=_free_port()) as address:
+        folder = Path(os.environ["GRADIO_TEMP_DIR"])
+        for size, status in ((MAX_BYTES // 2, 200), (MAX_BYTES + 1, 413)):
+            sent = requests.post(f"{address}/gradio_api/upload", files={"files": ("a.png", bytes(size))}, timeout=60)
+            assert sent.status_code == status
+        sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+        assert sizes == [MAX_BYTES // 2]
