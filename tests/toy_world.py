@@ -26,6 +26,7 @@ from vlp_models.params import (
     PassesParams,
     RecipeParams,
     SnapshotParams,
+    StreamParams,
     TrainerParams,
     laid_over,
     load_params,
@@ -95,6 +96,7 @@ class Toy:
         loss: Any = None,
         tracker: Any = None,
         snapshots: SnapshotParams | None = None,
+        stream: Mapping[str, Any] | None = None,
         **trainer: Any,
     ) -> tuple[nn.Module, Any]:
         """Pretrains (by default a fresh model), resuming whatever lies in `work`."""
@@ -120,6 +122,7 @@ class Toy:
             batch_size=batch_size,
             num_workers=trainer.get("num_workers", 0),
             seed=3,
+            stream=StreamParams(**stream) if stream else None,
         )
         plan = Plan(
             seed=1,

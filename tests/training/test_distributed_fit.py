@@ -5,29 +5,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from rank_runs import result, run
 from toy_world import Toy, untimed, write_shards, write_tokenizer
 
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 
-SCRIPT = str(Path(__file__).with_name("rank_fit.py"))
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 EVERYTHING = {"optimizer": {"muon_lr": 3e-3, "clip_norm": 0.5}, "ema_decay": 0.9, "batch_size": 6}
 STEPS = 16
-LONGEST = 150  # seconds: a run that hangs fails here
 
 
 @pytest.fixture(scope="module")
@@ -36,25 +29,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_shards(folder / "shards", train=43, val=7)
     write_tokenizer(folder / "tokenizer")
     return folder
-
-
-def run(world: Path, work: str, launcher: list[str] | None = None, **settings: Any) -> tuple[int, str]:
-    """Exit code and stderr of the process that a user would have started."""
-    command = [sys.executable, *(launcher or []), SCRIPT, str(world), json.dumps({"work": work, **settings})]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    try:
-        _, said = process.communicate(timeout=LONGEST)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever it has started and left behind
-    return process.returncode, said
-
-
-def result(world: Path, work: str) -> tuple[dict[str, torch.Tensor], int, list[dict[str, Any]]]:
-    """Both processes' weights, which must be the same; the update that the run went on from; the log."""
-    first, second = (load_file(world / work / f"weights-{rank}.safetensors") for rank in (0, 1))
-    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
-    return first, *json.loads((world / work / "rows.json").read_text())
 
 
 def apart(work: Path, world: Path, weights: dict[str, torch.Tensor], **settings: Any) -> tuple[float, Any]:

@@ -1,12 +1,13 @@
 """Byte ranges of files in a folder or an object store (`s3://bucket/prefix`), read until they are whole.
 
-A server that is away is asked again, at growing intervals, for `patience` seconds; what is missing or denied is an
-error at once. Credentials come from where the store's own tools look for them, never from params.yaml.
+A server that is away is asked again, at growing intervals, for `patience` seconds, and stderr says so; what is missing
+or denied is an error at once. Credentials come from where the store's own tools look for them, never from params.yaml.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ class Store:
             DataError: the file is missing or shorter, access is denied, or the store did not answer in time.
             ParamsError: the package that speaks to this kind of store is not installed.
         """
-        started, wait, short = time.monotonic(), self.first_wait, 0
+        started, wait, short, away = time.monotonic(), self.first_wait, 0, False
         while True:
             try:
                 data = self._ask(name, begin, end)
@@ -57,6 +58,14 @@ class Store:
                         f"{self.where(name)}: the store did not answer for {self.patience:g} seconds: "
                         f"{type(error).__name__}: {error}; the same command goes on from the last checkpoint"
                     ) from None
+                if not away:
+                    away = True
+                    print(
+                        f"{self.where(name)}: the store is away ({type(error).__name__}); asked again for up to "
+                        f"{self.patience:g} seconds",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 self._system = None
             else:
                 if end is None or len(data) == end - begin:

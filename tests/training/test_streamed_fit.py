@@ -1,0 +1,142 @@
+"""Trainings that read their shards from an S3 server: the same to the last bit as from a folder, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_runs import result, run
+from s3_server import BUCKET, Server, credentials, s3_server
+from toy_world import KilledAt, Toy, same_weights, untimed, write_shards, write_tokenizer
+
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import DataError
+
+WAITS = {"patience": 90, "first_wait": 0.05}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    pytest.importorskip("moto")
+    with s3_server() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """44 pairs in three shards."""
+    folder = tmp_path_factory.mktemp("world")
+    write_shards(folder / "shards")
+    write_tokenizer(folder / "tokenizer")
+    return folder
+
+
+@pytest.fixture
+def remote(
+    server: Server, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> dict[str, Any]:
+    """`trainer.stream` for shards on the server, a copy of a test's own."""
+    credentials(monkeypatch, server, tmp_path)
+    return {"address": server.upload(world / "shards", f"fit/{request.node.name}"), **WAITS}
+
+
+def toy_of(world: Path) -> Toy:
+    return Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def from_folder(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+    folder = {"address": str(world / "shards"), **WAITS}
+    model, done = toy_of(world).fit(tmp_path_factory.mktemp("work"), stream=folder)
+    return model, untimed(done.rows)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_from_a_server_as_from_a_folder(
+    world: Path, remote: dict[str, Any], from_folder: Any, tmp_path: Path, workers: int
+) -> None:
+    model, done = toy_of(world).fit(tmp_path / "work", stream=remote, num_workers=workers)
+    assert same_weights(model, from_folder[0]) and untimed(done.rows) == from_folder[1]
+
+
+@pytest.mark.parametrize(
+    "ranks", [1, pytest.param(2, marks=[pytest.mark.long, pytest.mark.timeout(600)])], ids=["one", "two"]
+)
+def test_killed_within_an_epoch_it_goes_on_from_the_server(
+    world: Path, remote: dict[str, Any], from_folder: Any, ranks: int
+) -> None:
+    """The fourth of an epoch's six updates is saved, and then the processes are killed."""
+    work, settings = f"killed-{ranks}", {"devices": ranks, "stream": remote, "batch_size": 8}
+    kill = {"step": 4, "number": signal.SIGKILL, "to": list(range(ranks))}
+    code, said = run(world, work, signal=kill, **settings)
+    assert code != 0 and not (world / work / "rows.json").exists(), said
+    code, said = run(world, work, **settings)
+    assert code == 0, said
+    weights, resumed_from, rows = result(world, work, ranks)
+    assert resumed_from == 4
+    if ranks == 1:
+        wanted = dict(from_folder[0].state_dict()), from_folder[1]
+    else:
+        code, said = run(world, "whole", **{**settings, "stream": {**remote, "address": str(world / "shards")}})
+        assert code == 0, said
+        wanted = result(world, "whole")[0], json.loads((world / "whole" / "rows.json").read_text())[1]
+    assert rows == wanted[1]
+    assert all(torch.equal(weights[name], weight) for name, weight in wanted[0].items())
+
+
+class Away:
+    """A tracker that takes the server away once an update is saved; validation then needs it."""
+
+    def __init__(self, server: Server, seconds: float) -> None:
+        self.server, self.seconds = server, seconds
+        self.back: threading.Timer | None = None
+
+    def sync(self, log: Path) -> None:
+        if self.back is None:
+            self.server.stop()
+            self.back = threading.Timer(self.seconds, self.server.start)
+            self.back.start()
+
+
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(300)])])
+def test_a_server_that_is_away_for_a_while(
+    server: Server,
+    world: Path,
+    remote: dict[str, Any],
+    from_folder: Any,
+    tmp_path: Path,
+    seconds: float,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    away, started = Away(server, seconds), time.monotonic()
+    model, done = toy_of(world).fit(tmp_path / "work", stream=remote, tracker=away)
+    assert time.monotonic() - started > seconds
+    assert away.back is not None
+    away.back.join()
+    assert same_weights(model, from_folder[0]) and untimed(done.rows) == from_folder[1]
+    assert "the store is away" in capsys.readouterr().err
+
+
+def test_a_shard_cut_short_ends_the_run_and_mended_it_goes_on(
+    server: Server, world: Path, remote: dict[str, Any], from_folder: Any, tmp_path: Path
+) -> None:
+    """An epoch never has fewer pairs in silence."""
+    toy, work = toy_of(world), tmp_path / "work"
+    key = f"{remote['address'].removeprefix(f's3://{BUCKET}/')}/train-00001.tar"
+    whole = (world / "shards" / "train-00001.tar").read_bytes()
+    with pytest.raises(InterruptedError):
+        toy.fit(work, stream=remote, tracker=KilledAt(work, 2))
+    server.client.put_object(Bucket=BUCKET, Key=key, Body=whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"train-00001\.tar: cut short: .* 3 times; upload this shard again"):
+        toy.fit(work, stream=remote)
+    server.client.put_object(Bucket=BUCKET, Key=key, Body=whole)
+    model, done = toy.fit(work, stream=remote)
+    assert done.resumed_from, "from what the first run had saved"
+    assert same_weights(model, from_folder[0]) and untimed(done.rows) == from_folder[1]
