@@ -109,6 +109,36 @@ def test_neither_words_nor_one_picture_give_anything_away(tables: Tables) -> Non
     assert all(len(texts) == 1 for texts in of_text.values())
 
 
+def test_first_lessons_are_in_train_alone_and_their_words_tell_nothing(world: Path, tmp_path: Path) -> None:
+    write(WorldParams(world="objects", pair_sentences=5, pair_lessons=4, **SIZES), tmp_path)  # type: ignore[arg-type]
+    plain, taught = (
+        {file.name: file.read_text().splitlines() for file in (root / "nlvr2" / "data").glob("*.json")}
+        for root in (world / "a", tmp_path)
+    )
+    assert taught["test1.json"] == plain["test1.json"]
+    besides = [json.loads(line) for line in taught["train.json"] if line not in set(plain["train.json"])]
+    assert set(plain["train.json"]) <= set(taught["train.json"]) and len(besides) > 100
+    assert {record["directory"] for record in besides} == {0}, "none is in val"
+    scenes = {
+        f"COCO_scenes_{int(scene.image_id):012d}.png": scene
+        for scene in (Scene.from_dict(json.loads(x)) for x in (tmp_path / "scenes.jsonl").read_text().splitlines())
+    }
+    of_sentence: dict[str, list[str]] = defaultdict(list)
+    kinds: Counter[str] = Counter()
+    for record in besides:
+        words = record["sentence"].rstrip(".").lower().split()
+        a, b = (count(scenes[record[side]], words) for side in ("left_url", "right_url"))
+        kind = "more" if "more" in words else words[1] if words[0] == "the" else words[0]
+        true = {"more": a > b, "left": a > 0, "right": b > 0, "both": a > 0 and b > 0, "at": a + b > 0}[kind]
+        assert record["label"] == str(true), record
+        kinds[kind] += 1
+        of_sentence[record["identifier"].rpartition("-")[0].rpartition("-")[0] + record["sentence"]].append(
+            record["label"]
+        )
+    assert len(kinds) == 5
+    assert all(sorted(labels) == ["False", "False", "True", "True"] for labels in of_sentence.values())
+
+
 def test_the_web_world_has_none(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="`pair_sentences`"):
         write(WorldParams(world="web", pair_sentences=2, **SIZES), tmp_path)  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ class WorldParams:
     vcr_per_image: NonNegativeInt = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
     hypotheses_per_image: NonNegativeInt = 0  # of visual entailment, objects only; read as format snli_ve
     pair_sentences: NonNegativeInt = 0  # about each set of four pairs of images, objects only; read as format nlvr2
+    pair_lessons: NonNegativeInt = 0  # in train besides: simpler ones, which one picture or each by itself can tell
     statements: PositiveInt = 1  # sentences per example, boxes only; genuine NLVR has one
     permutations: PositiveInt = 6  # images per example, one per order of its boxes, boxes only
     simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only

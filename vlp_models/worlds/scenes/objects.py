@@ -117,7 +117,7 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     compared = 0
     if params.pair_sentences:
         pictures = [(scene, order.rng("pairs"), order.path) for order, scene in zip(orders, scenes, strict=True)]
-        compared = write_pairs(pictures, params.pair_sentences, SPLITS, directory)
+        compared = write_pairs(pictures, params.pair_sentences, SPLITS, directory, params.pair_lessons)
     lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
     (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
     return {
@@ -142,13 +142,15 @@ def _check(params: WorldParams) -> None:
     for key in ("misspelt", "mismatched", "hypernyms", "lost_words", "boilerplate"):
         if not 0 <= getattr(params, key) <= 1:
             raise ParamsError(f"params.yaml: a world's `{key}` must be 0 to 1; found {getattr(params, key)}")
-    besides = ("vcr_per_image", "hypotheses_per_image", "pair_sentences")
+    besides = ("vcr_per_image", "hypotheses_per_image", "pair_sentences", "pair_lessons")
     if params.world == "web" and any(getattr(params, key) for key in besides):
         names = ", ".join(f"`{key}`" for key in besides)
         raise ParamsError(f"params.yaml: the world `web` has alt texts only; drop {names}, or use `objects`")
     for key in ("seed", *besides, *SPLITS):
         if getattr(params, key) < 0:
             raise ParamsError(f"params.yaml: a world's `{key}` must not be negative; found {getattr(params, key)}")
+    if params.pair_lessons and not params.pair_sentences:
+        raise ParamsError("params.yaml: a world's `pair_lessons` come besides `pair_sentences`; set both, or neither")
 
 
 def _draw(orders: list[_Order]) -> Iterator[Scene]:

@@ -4,6 +4,10 @@ Four scenes make a set: two left pictures and two right ones, so four pairs. A s
 each picture it is once true and once false. So neither the words alone nor the words and one of the pictures tell
 anything; what counts is how the two compare.
 
+Nothing but pairs of such sentences is hard to begin with: as long as a model knows neither picture, no answer is better
+than another. In train alone there may be first lessons besides, which one picture, or each by itself, can tell. Of
+these, too, two of a set's four pairs are true, so that words alone tell nothing.
+
 As in the genuine files, val is a directory of train (`VALIDATION`), test is test1, and each pair has two image files of
 its own: a scene is in two of them.
 """
@@ -14,6 +18,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +47,18 @@ class Comparison:
 
 
 def write_pairs(
-    pictures: Sequence[tuple[Scene, np.random.Generator, Path]], sentences: int, splits: Sequence[str], directory: Path
+    pictures: Sequence[tuple[Scene, np.random.Generator, Path]],
+    sentences: int,
+    splits: Sequence[str],
+    directory: Path,
+    lessons: int = 0,
 ) -> int:
     """Writes the files of NLVR2's form below `directory`/nlvr2; returns how many statements there are.
 
     Args:
         pictures: scene, random numbers, image file.
         sentences: at most so many about a set.
+        lessons: likewise, besides, in train.
     """
     root = directory / "nlvr2"
     (root / "data").mkdir(parents=True)
@@ -62,7 +72,9 @@ def write_pairs(
         written = lines.setdefault(official, [])
         for first in range(0, len(of_split) - 2 * SIDE + 1, 2 * SIDE):
             four = of_split[first : first + 2 * SIDE]
-            written += _set(four, f"{official}-{number[official]}", DIRECTORIES.get(split), sentences, folder)
+            stem = f"{official}-{number[official]}"
+            first_lessons = lessons if split == "train" else 0
+            written += _set(four, stem, DIRECTORIES.get(split), sentences, first_lessons, folder)
             number[official] += 1
     for official, written in lines.items():
         (root / "data" / f"{official}.json").write_text("".join(written), encoding="utf-8")
@@ -73,13 +85,29 @@ def compare(
     left: Sequence[Scene], right: Sequence[Scene], number: int, rng: np.random.Generator
 ) -> Iterator[Comparison]:
     """Up to `number` different sentences, each true of one pair in every row and column."""
+    return _drawn(left, right, number, lambda: _comparison(rng), lambda a, b, c, d: a is d and b is c and a is not b)
+
+
+def teach(left: Sequence[Scene], right: Sequence[Scene], number: int, rng: np.random.Generator) -> Iterator[Comparison]:
+    """Up to `number` different first lessons, each true of two pairs."""
+    return _drawn(left, right, number, lambda: _lesson(rng), lambda *true: sum(true) == SIDE)
+
+
+def _drawn(
+    left: Sequence[Scene],
+    right: Sequence[Scene],
+    number: int,
+    draw: Callable[[], Comparison],
+    fits: Callable[[bool, bool, bool, bool], bool],
+) -> Iterator[Comparison]:
+    """fits: of whether a sentence is true of the pairs, row by row."""
     said: set[str] = set()
     for _ in range(_TRIES):
         if len(said) == number:
             return
-        comparison = _comparison(rng)
+        comparison = draw()
         (a, b), (c, d) = [[comparison.holds(one, other) for other in right] for one in left]
-        if comparison.text not in said and a is d and b is c and a is not b:
+        if comparison.text not in said and fits(a, b, c, d):
             said.add(comparison.text)
             yield comparison
 
@@ -89,6 +117,7 @@ def _set(
     stem: str,
     directory: int | None,
     sentences: int,
+    lessons: int,
     folder: Path,
 ) -> Iterator[str]:
     """The lines about one set, whose pictures are copied into `folder`."""
@@ -98,7 +127,9 @@ def _set(
     for number, pair in enumerate(pairs):
         for side, place in enumerate(pair):
             shutil.copyfile(paths[place], folder / f"{stem}-{number}-img{side}.png")
-    for sentence, comparison in enumerate(compare(scenes[:SIDE], scenes[SIDE:], sentences, four[0][1])):
+    both, rng = (scenes[:SIDE], scenes[SIDE:]), four[0][1]
+    said = chain(compare(*both, sentences, rng), teach(*both, lessons, rng))
+    for sentence, comparison in enumerate(said):
         for number, (left, right) in enumerate(pairs):
             label = str(comparison.holds(scenes[left], scenes[right]))
             record: dict[str, Any] = {
@@ -129,6 +160,19 @@ def _comparison(rng: np.random.Generator) -> Comparison:
         return Comparison(f"the pictures show equally many {many}", what, lambda a, b: a == b)
     total = int(rng.integers(2, 7))
     return Comparison(f"together the pictures show {NUMBERS[total]} {many}", what, lambda a, b: a + b == total)
+
+
+def _lesson(rng: np.random.Generator) -> Comparison:
+    """One drawn without a look at any scene."""
+    what, one, many = _thing(rng)
+    kinds = {
+        "left": Comparison(f"the left picture shows {one}", what, lambda a, b: a > 0),
+        "right": Comparison(f"the right picture shows {one}", what, lambda a, b: b > 0),
+        "both": Comparison(f"both pictures show {one}", what, lambda a, b: a > 0 and b > 0),
+        "some": Comparison(f"at least one of the pictures shows {one}", what, lambda a, b: a + b > 0),
+        "more": Comparison(f"the left picture shows more {many}", what, lambda a, b: a > b),
+    }
+    return kinds[str(rng.choice(list(kinds)))]
 
 
 def _thing(rng: np.random.Generator) -> tuple[Description, str, str]:
