@@ -147,6 +147,16 @@ def _register_again(params: Params, workspace: Workspace) -> int:
     return _supervised([[sys.executable, "-m", "dvc", "repro", "--force", "--single-item", "register"]], _environment())
 
 
+def _not_imported(params: Params, workspace: Workspace) -> list[str]:
+    """The weights that models are to begin with and that are not there: of them DVC says no more than a path."""
+    return [
+        f"params.yaml: `models.{name}.weights`: {model.weights} is not there; `vlp import-checkpoint` makes it, and "
+        f"`--name {Path(model.weights).name}` gives it that place"
+        for name, model in params.models.items()
+        if model.weights and not (workspace.root / model.weights).exists()
+    ]
+
+
 def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
     from vlp_models.pipeline.beside import finetune_beside
 
@@ -160,6 +170,8 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
             "there (training resumes at its last checkpoint).",
             file=sys.stderr,
         )
+        for line in _not_imported(params, workspace):
+            print(line, file=sys.stderr)
         return code
     summary = workspace.reports / "summary.json"
     if summary.exists():
