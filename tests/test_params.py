@@ -173,6 +173,7 @@ BENEATH = {
     "nlvr-structured": ["nlvr"],
     "nlvr-pixels": ["nlvr"],
     "soho-retrieval": ["soho"],
+    "soho-tasks": ["scenes-tasks", "soho"],
     "vlmo-large": ["vlmo-base"],
     "xgpt-augment": ["xgpt"],
     "xgpt-coco": ["xgpt-cc3m"],

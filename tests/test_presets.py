@@ -64,6 +64,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "unified-vlp-vqa": (["unified-vlp-cc3m"], UNIFIED),
     "soho": ([], {DEMO, SOHO_DEMO}),
     "soho-retrieval": (["soho"], {DEMO, SOHO_DEMO}),
+    "soho-tasks": (["scenes-tasks", "soho"], {DEMO, SOHO_DEMO}),
     "soho-coco": ([], SOHO_PAPER),
     "soho-vqa": (["soho-coco"], SOHO_PAPER),
     "soho-flickr30k": (["soho-coco"], SOHO_PAPER),
