@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def write_workspace(root: Path, **pretrain: dict[str, Any]) -> Params:
 def train(
     root: Path, work: Path, *, batch_size: int, accumulate: int = 1, contrast_over: str = "batch", **more: Any
 ) -> tuple[torch.nn.Module, Any]:
-    """Pretrains a fresh VLMo on the pairs of root/shards in the real loop. more: objectives, config, tracker, ..."""
+    """Pretrains a fresh VLMo on the pairs of root/shards in the real loop. more: objectives, config, devices, ..."""
     tokenizer = Tokenizer.load(root / "tokenizer")
     torch.manual_seed(1)
     facts = DataFacts(vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
@@ -132,11 +133,12 @@ def train(
         max_epochs=more.get("max_epochs", 1),
         max_steps=0,
         accumulate=accumulate,
-        optimizer=OptimizerParams(lr=1e-2),
+        optimizer=OptimizerParams(lr=1e-2, eps=more.get("eps", 1e-8)),
         snapshots=SnapshotParams(),
     )
     work.mkdir(parents=True, exist_ok=True)
     loss = make_loss(model, recipe, PassesParams(), name="vlmo")
     tracker = more.get("tracker")
-    result = fit(model, loss, loaders, plan=plan, trainer=TRAINER, work=work, title="toy", tracker=tracker)
+    trainer = replace(TRAINER, devices=more.get("devices", 1))
+    result = fit(model, loss, loaders, plan=plan, trainer=trainer, work=work, title="toy", tracker=tracker)
     return model, result
