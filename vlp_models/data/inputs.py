@@ -50,6 +50,8 @@ class PixelInput:
     augment        while training, as a function of (seed, epoch, sample): any of `Augmentation`. A mirrored picture
                    makes a liar of a caption that says left or right, so flip is the user's to ask for
     crop_scale     of random_resized_crop: which share of the area is kept, from and to
+    patch          the side of the model's patches, in pixels; 0: it has none. A picture with a shorter side would be
+                   enlarged beyond what it shows, so that `validate.min_image_side` must be at least this
     """
 
     height: int
@@ -62,6 +64,7 @@ class PixelInput:
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     augment: tuple[Augmentation, ...] = ()
     crop_scale: tuple[float, float] = (0.5, 1.0)
+    patch: int = 0
 
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1 or not all(math.isfinite(s) and s > 0 for s in self.std):

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from vlp_models.data.archive import check_tar
 from vlp_models.data.contents import write_contents, write_hashes
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.inputs import ModelInputs
+from vlp_models.data.inputs import ModelInputs, PixelInput
 from vlp_models.data.outofcore import Database, InStep
 from vlp_models.data.shards import ImageRecord, ShardWriter, join_parts
 from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, read_batches, read_table
@@ -61,15 +61,25 @@ class Needs:
         return [kind for kind, there in held.items() if there]
 
 
-def needs(inputs: Iterable[ModelInputs], pixels: Literal["auto", True, False] = "auto") -> Needs:
+def needs(
+    inputs: Iterable[ModelInputs], pixels: Literal["auto", True, False] = "auto", min_side: int | None = None
+) -> Needs:
     """
     Args:
         inputs: of every model of params.yaml.
         pixels: `shards.pixels`.
+        min_side: `validate.min_image_side`; None asks for nothing.
 
     Raises:
-        ParamsError: pixels are forbidden, and a model reads them.
+        ParamsError: pixels are forbidden, and a model reads them; or pictures may be smaller than a model's patch.
     """
+    inputs = list(inputs)
+    patch = max((wanted.image.patch for wanted in inputs if isinstance(wanted.image, PixelInput)), default=0)
+    if min_side is not None and min_side < patch:
+        raise ParamsError(
+            f"params.yaml: a model of `models` has patches of {patch} pixels, and `validate.min_image_side: {min_side}`"
+            f" lets smaller pictures through; with {patch} they go to quarantine"
+        )
     kinds = {wanted.kind for wanted in inputs}
     if "pixels" in kinds and pixels is False:
         raise ParamsError(
@@ -95,7 +105,8 @@ def run(
 
     Raises:
         DataError: an image has no entry in data/features, or (with pixels) no readable file.
-        ParamsError: `images_per_shard` below 1, or `shards.pixels: false` though a model reads pixels.
+        ParamsError: `images_per_shard` below 1, `shards.pixels: false` though a model reads pixels, or
+            `validate.min_image_side` below its patches.
     """
     p = params.shards
     if p.images_per_shard < 1:
@@ -103,7 +114,8 @@ def run(
     mapper = mapper or LocalMapper(params.cluster.workers or 1)
     with measured(workspace, "shards"):
         validated = need(workspace.validated, "validate")
-        held = needs(inputs_of(params.models) if inputs is None else inputs, p.pixels)
+        read = inputs_of(params.models) if inputs is None else inputs
+        held = needs(read, p.pixels, params.validate.min_image_side)
         store = FeatureStore(need(workspace.features, "features")) if held.regions else None
         if store is not None:
             _check_features(validated, store, workspace)

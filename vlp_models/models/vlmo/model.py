@@ -147,6 +147,7 @@ class VLMo(nn.Module):
             std=half,
             augment=tuple(config.augment),
             crop_scale=(low, high),
+            patch=config.patch,
         )
         return ModelInputs(image=image, whole_words=config.whole_words)
 
