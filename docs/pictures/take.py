@@ -5,9 +5,10 @@ headless Chromium.
 
 Starts a Prefect and an MLflow server and the page on loopback ports of its own, runs the retrain flow once, takes the
 pictures and ends the servers. The page needs a champion (`vlp promote`) and Gradio; without Gradio its picture is left
-as it is. Needs Chromium (Debian's package; `--chromium` names another) and playwright, which `make pictures`
-installs. Data Docs load their styles from public hosts: `--mirror FOLDER`, with files at HOST/PATH, stands in for them
-where there is no network.
+as it is. So is the one of the visual dictionary where the report shows none (presets/soho.yaml makes one). Needs
+Chromium (Debian's package; `--chromium` names another) and playwright, which `make pictures` installs. Data Docs load
+their styles from public hosts: `--mirror FOLDER`, with files at HOST/PATH, stands in for them where there is no
+network.
 """
 
 from __future__ import annotations
@@ -176,6 +177,16 @@ def mlflow_page(camera: Camera, home: Path) -> None:
         )
 
 
+def dictionary(camera: Camera) -> None:
+    """What each code gathers, of a report in whose project a SOHO was pretrained."""
+    report = ROOT / "reports" / "index.html"
+    if "What the visual dictionary gathers" not in report.read_text(encoding="utf-8"):
+        print("docs/pictures/dictionary.png  left as it is: the report shows no dictionary", file=sys.stderr)
+        return
+    camera.take(report.as_uri(), "dictionary", scroll_to="h2:has-text('visual dictionary')", settle=1)
+    _shrink(HERE / "dictionary.png")
+
+
 def demo_page(camera: Camera, home: Path) -> None:
     """A scene of the test split, captioned, asked about, and others searched for."""
     if importlib.util.find_spec("gradio") is None:
@@ -220,7 +231,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
     parser.add_argument("--mirror", type=Path, default=None)
-    parser.add_argument("--only", choices=("prefect", "mlflow", "data-docs", "report", "page"), default=None)
+    parser.add_argument(
+        "--only", choices=("prefect", "mlflow", "data-docs", "report", "dictionary", "page"), default=None
+    )
     arguments = parser.parse_args()
     for needed in ("reports/index.html", "reports/data_docs/index.html", "mlflow.db"):
         if not (ROOT / needed).exists():
@@ -239,6 +252,7 @@ def main() -> None:
         reports = (ROOT / "reports").as_uri()
         takers = {
             "report": lambda: camera.take(f"{reports}/index.html", "report", settle=1),
+            "dictionary": lambda: dictionary(camera),
             "data-docs": lambda: camera.take(_newest_validation(), "data-docs", settle=2),
             "mlflow": lambda: mlflow_page(camera, home),
             "prefect": lambda: prefect_pages(camera, home),
