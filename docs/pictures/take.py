@@ -184,7 +184,7 @@ def dictionary(camera: Camera) -> None:
         print("docs/pictures/dictionary.png  left as it is: the report shows no dictionary", file=sys.stderr)
         return
     camera.take(report.as_uri(), "dictionary", scroll_to="h2:has-text('visual dictionary')", settle=1)
-    _shrink(HERE / "dictionary.png")
+    _shrink(HERE / "dictionary.png", 256)
 
 
 def demo_page(camera: Camera, home: Path) -> None:
@@ -217,12 +217,13 @@ def demo_page(camera: Camera, home: Path) -> None:
     _shrink(HERE / "page.png")
 
 
-def _shrink(picture: Path) -> None:
-    """To 128 colours, which a page of text and drawings gets by with."""
+def _shrink(picture: Path, colours: int = 128) -> None:
+    """To so few colours; a page of text and drawings gets by with 128."""
     from PIL import Image
 
+    how = Image.Quantize.MAXCOVERAGE if colours < 256 else Image.Quantize.MEDIANCUT  # the former posterises noise
     with Image.open(picture) as image:
-        small = image.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE)
+        small = image.convert("RGB").quantize(colours, how)
     small.save(picture, optimize=True)
     print(f"docs/pictures/{picture.name}  {picture.stat().st_size // 1024} KB after shrinking", flush=True)
 
