@@ -18,6 +18,7 @@ from test_pipeline import run
 from vlp_models.workspace.paths import hash_path
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(1200)]
+WITH_VLMO = ("vlp", "use", "presets/vlmo.yaml", "--set", "models.vlmo.eyes.steps=2")
 TRAINED = ("initial@tden", "pretrain@tden", "finetune@tden-vqa")
 
 
@@ -31,7 +32,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"before-{name}").write_bytes((folder / name).read_bytes())
     manifest = json.loads((folder / "data" / "shards" / "manifest.json").read_text())
     assert manifest["pixels"] is False and manifest["sources"] == ["scenes"]
-    run(folder, "vlp", "use", "presets/vlmo.yaml", "--set", "models.vlmo.eyes.steps=2")
+    run(folder, *WITH_VLMO)
     run(folder, "dvc", "repro", "initial@vlmo")
     return folder
 
@@ -78,7 +79,7 @@ def test_it_learns_the_same_of_other_shards(clone: Path) -> None:
     """Forced, a training reads the tars that hold pixels as well, and comes to the same weights, bit by bit."""
     weights = clone / "checkpoints" / "pretrain" / "tden" / "model.safetensors"
     before = weights.read_bytes()
-    run(clone, "vlp", "use", "presets/vlmo.yaml")
+    run(clone, *WITH_VLMO)
     run(clone, "dvc", "repro", "initial@vlmo")
     assert json.loads((clone / "data" / "shards" / "manifest.json").read_text())["pixels"] is True
     done = run(clone, "dvc", "repro", "--force", "--single-item", "--no-run-cache", "pretrain@tden").stdout
