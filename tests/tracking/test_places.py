@@ -92,3 +92,18 @@ def test_a_database_that_came_without_its_files_or_by_another_name_stays(tmp_pat
 def test_an_address_is_no_path_below_the_root(tmp_path: Path, address: str) -> None:
     client = connect(params(address), tmp_path)
     assert client.get_experiment_by_name("toy").artifact_location == address
+
+
+def test_two_that_first_ask_at_once_both_find_the_experiment(tmp_path: Path) -> None:
+    """MLflow makes the tables of a new database; two at once got in each other's way."""
+    code = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_places import params
+from vlp_models.tracking.client import connect
+print(connect(params(), Path(sys.argv[1])).get_experiment_by_name("toy").name)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=120)[0].splitlines()[-1] for process in started] == ["toy", "toy"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlp_models.errors import TrackingError
+from vlp_models.exclusive import exclusive
 from vlp_models.params import TrackingParams
 from vlp_models.redaction import redact
 from vlp_models.tracking.moved import follow
@@ -71,7 +72,7 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     ours = uri != named and not _elsewhere(params.artifacts)  # a database and files below the root
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
-    with answering(uri):
+    with answering(uri), _alone(uri, home_of(root)):
         _open_at_all(uri)
         if ours:
             follow(Path(uri.removeprefix(SQLITE)), home_of(root), params.artifacts)
@@ -104,6 +105,16 @@ def _open_at_all(uri: str) -> None:
     if uri.startswith(SQLITE):
         with closing(sqlite3.connect(uri.removeprefix(SQLITE).partition("?")[0], timeout=10)) as database:
             database.execute("pragma schema_version").fetchone()
+
+
+@contextmanager
+def _alone(uri: str, home: Path) -> Iterator[None]:
+    """MLflow makes a new database's tables when it is first asked, and of two that ask at once one fails."""
+    if not uri.startswith(SQLITE):
+        yield
+        return
+    with exclusive(home / ".work" / "locks" / "mlflow.lock", "process that opens MLflow's database", patience=300):
+        yield
 
 
 def _set_experiment(client: MlflowClient, params: TrackingParams, root: Path, uri: str) -> None:
