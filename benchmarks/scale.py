@@ -1,10 +1,14 @@
 """What prepare, validate, shards and the loader need for many pairs: `python benchmarks/scale.py [--pairs N ...]`.
 
 Makes, in a temporary folder, that many generated pictures of 16 x 16 pixels with a caption each, as a dataset of format
-`pairs`, in which every 200th pair is bad in one of several ways. Each stage runs in a process of its own. Its seconds,
-and the most memory that the process held, are written down beside those of the same process before it began to work;
-the counts are checked. The fit is a straight line through the sizes, read off at 10^8 pairs: a guess that assumes that
-nothing but the number of rows changes (the disk must hold what is spilled, and the machine's file cache be as useful).
+`pairs`, in which every 200th pair is bad in one of several ways, and up to 5,000 pictures each are val and test. Each
+stage runs in a process of its own. Its seconds, and the most memory that the process held, are written down beside
+those of the same process before it began to work; the counts are checked. The fit is a straight line through the sizes,
+read off at 10^8 pairs: a guess that assumes that nothing but the number of rows changes (the disk must hold what is
+spilled, and the machine's file cache be as useful).
+
+Each picture of val and test is held against all others (`validate.near_duplicates`), which takes as long as the one
+times the other; `--without-copies` leaves it out, and with it the prints that prepare makes for it.
 
 `--local` is where the pictures lie; 10^6 of them are 4 GB of small files. Run it on a machine that does nothing else.
 """
@@ -90,12 +94,18 @@ def caption(number: int) -> str:
     return f"a {colour} {thing} stands in front of a {other} {behind} at place {number}"
 
 
-def write_some(task: tuple[str, int, int]) -> list[str]:
-    """Pictures and lines `first` to `last`. Of 1,000 pairs five are bad, each in a way of its own."""
-    folder, first, last = task
+def split_of(number: int, every: int) -> str:
+    return {3: "val", 4: "test"}.get(number % every, "train")
+
+
+def write_some(task: tuple[str, int, int, int]) -> list[str]:
+    """Pictures and lines `first` to `last`, of which one in `every` is val, one test. Of 1,000 pairs five are bad, each
+    in a way of its own."""
+    folder, first, last, every = task
     lines = []
     for number in range(first, last):
         data, text, name = picture(number), caption(number), f"images/{number // 1000:05d}/{number}.png"
+        split = split_of(number, every)
         path = Path(folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         what = number % 1000
@@ -105,26 +115,30 @@ def write_some(task: tuple[str, int, int]) -> list[str]:
             text = "1 + 1"
         elif what == 407:
             name, text = f"images/{(number - 1) // 1000:05d}/{number - 1}.png", caption(number - 1).upper()  # once more
+            split = split_of(number - 1, every)
         elif what == 607:
             name = f"images/lost/{number}.png"
         elif what == 807:
             text = "word"
         if what not in (407, 607):
             path.write_bytes(data)
-        lines.append(json.dumps({"image": name, "caption": text}) + "\n")
+        lines.append(json.dumps({"image": name, "caption": text, "split": split}) + "\n")
     return lines
 
 
-def make_project(root: Path, pairs: int) -> None:
+def make_project(root: Path, pairs: int, copies: bool) -> None:
     import yaml
 
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["data"] = {"many": {"format": "pairs", "root": "data/raw/many", "pairs": "pairs.jsonl"}}
+    if not copies:
+        params["validate"]["near_duplicates"] |= {"bits": -1, "keypoints": False}
     params["shards"] |= {"pixels": True, "images_per_shard": 5000}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     folder = root / "data" / "raw" / "many"
     folder.mkdir(parents=True)
-    tasks = [(str(folder), first, min(first + 1000, pairs)) for first in range(0, pairs, 1000)]
+    every = max(10, pairs // 5000)
+    tasks = [(str(folder), first, min(first + 1000, pairs), every) for first in range(0, pairs, 1000)]
     with ProcessPoolExecutor(2) as pool, (folder / "pairs.jsonl").open("w") as listing:
         for lines in pool.map(write_some, tasks):
             listing.writelines(lines)
@@ -173,6 +187,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--batches", type=int, default=200, help="batches of 256 that the loaders hand out")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--without-copies", action="store_true", help="do not look for changed copies")
     parser.add_argument("--local", type=Path, default=None, help="a folder for the pictures")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -181,7 +196,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.local) as name:
             root = Path(name)
             start = time.perf_counter()
-            make_project(root, pairs)
+            make_project(root, pairs, not options.without_copies)
             print(f"{pairs:,} pairs, made in {time.perf_counter() - start:.0f} s", flush=True)
             for stage in options.stages:
                 found = {"pairs": pairs, **measure(root, stage, options.batches)}
@@ -192,6 +207,7 @@ def main() -> None:
                     check(root, pairs)
     result = {
         "machine": {"cpus": os.cpu_count(), "system": platform.system(), "python": platform.python_version()},
+        "looks_for_copies": not options.without_copies,
         "stages": {stage: {"runs": found, "fit": fit(found)} for stage, found in runs.items()},
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
