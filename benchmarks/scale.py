@@ -3,9 +3,9 @@
 Makes, in a temporary folder, that many generated pictures of 16 x 16 pixels with a caption each, as a dataset of format
 `pairs`, in which every 200th pair is bad in one of several ways, and up to 5,000 pictures each are val and test. Each
 stage runs in a process of its own. Its seconds, and the most memory that the process held, are written down beside
-those of the same process before it began to work; the counts are checked. The fit is a straight line through the sizes,
-read off at 10^8 pairs: a guess that assumes that nothing but the number of rows changes (the disk must hold what is
-spilled, and the machine's file cache be as useful).
+those of the same process before it began to work, and the most that one of its workers held; the counts are checked.
+The fit is a straight line through the sizes, read off at 10^8 pairs: a guess that assumes that nothing but the number
+of rows changes (the disk must hold what is spilled, and the machine's file cache be as useful).
 
 Each picture of val and test is held against all others (`validate.near_duplicates`), which takes as long as the one
 times the other; `--without-copies` leaves it out, and with it the prints that prepare makes for it.
@@ -73,7 +73,8 @@ seconds = time.perf_counter() - start
 # VmHWM of the process alone: pages of mapped files, which the system may drop, count in it as well
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print("RESULT", json.dumps({"seconds": round(seconds, 1), "before_mb": round(before),
-      "peak_mb": round(int(status["VmHWM"].split()[0]) / 1024), **more}))
+      "peak_mb": round(int(status["VmHWM"].split()[0]) / 1024),
+      "worker_mb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024), **more}))
 """
 
 
