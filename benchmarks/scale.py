@@ -8,7 +8,7 @@ The fit is a straight line through the sizes, read off at 10^8 pairs: a guess th
 of rows changes (the disk must hold what is spilled, and the machine's file cache be as useful).
 
 Each picture of val and test is held against all others (`validate.near_duplicates`), which takes as long as the one
-times the other; `--without-copies` leaves it out, and with it the prints that prepare makes for it.
+times the other; `--without-copies` leaves it out, and with it the keypoints that prepare takes for it.
 
 `--local` is where the pictures lie; 10^6 of them are 4 GB of small files. Run it on a machine that does nothing else.
 """
