@@ -61,7 +61,7 @@ flickr8k: install
 	@vlp run
 
 test: install
-	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile tests
+	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
 
 test-photographs: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock -r requirements-pictures.lock

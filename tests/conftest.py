@@ -11,7 +11,14 @@ os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
 os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("here", deadline=None)  # a busy machine is no fault; pytest-timeout ends what hangs
 settings.load_profile("here")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first, lest one process be left with them at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("pipeline")}
+    items.sort(key=lambda item: item.path not in slow)
