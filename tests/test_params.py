@@ -169,7 +169,7 @@ BENEATH = {
     "tden-flickr30k": ["tden-cc3m"],
     **{f"soho-{name}": ["soho-coco"] for name in ("vqa", "flickr30k", "snli-ve", "nlvr2", "coco-retrieval")},
     **{f"vlmo-{name}": ["vlmo-base"] for name in ("flickr30k", "nlvr2", "snli-ve")},
-    **{f"flickr8k-{name}": ["flickr8k"] for name in ("soho", "unified-vlp", "without", "xgpt")},
+    **{f"flickr8k-{name}": ["flickr8k"] for name in ("soho", "unified-vlp", "vlmo", "without", "xgpt")},
     "nlvr-structured": ["nlvr"],
     "nlvr-pixels": ["nlvr"],
     "soho-retrieval": ["soho"],

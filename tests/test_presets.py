@@ -42,6 +42,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "flickr8k-unified-vlp": (["flickr8k"], {*FLICKR8K, 25_389_498}),
     "flickr8k-xgpt": (["flickr8k"], {*FLICKR8K, 20_851_002}),
     "flickr8k-soho": (["flickr8k"], {*FLICKR8K, 22_625_724}),
+    "flickr8k-vlmo": (["flickr8k"], {*FLICKR8K, 62_298_813}),
     "daquar": ([], 29_923_072),
     "nlvr": ([], 2_728_001),
     "nlvr-structured": (["nlvr"], 2_728_001),
