@@ -276,7 +276,8 @@ def test_a_task_that_learns_from_no_captions_takes_none() -> None:
 
 
 def test_texts_about_one_image_are_put_together_for_tasks_that_look_once_and_not_in_blocks() -> None:
-    writer = {**WRITER, "texts_per_image": 2}
+    check_runs(parse_params(sections(finetune={"writer": {**WRITER, "texts_per_image": 2}})))
+    writer = {**WRITER, "texts_per_image": 2, "options": {"self_critical": {"samples": 2}}}
     with pytest.raises(ParamsError, match=r"`finetune\.writer\.texts_per_image: 2`: captioning, .*leave it out"):
         check_runs(parse_params(sections(finetune={"writer": writer})))
     found = {"task": "retrieval", "start": "pretrain/tden", "texts_per_image": 2}

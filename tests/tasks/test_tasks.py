@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
-from toy_tasks import any_generator, learn, make, predict
+from toy_tasks import any_generator, double, learn, make, predict
 from toy_world import COLOURS, Toy
 
 from vlp_models.data.dataset import ShardDataset
@@ -77,6 +77,30 @@ def test_label_smoothing_reaches_the_loss(toy: Toy) -> None:
     with torch.no_grad():
         losses = [model.eval().loss(batch, generator=any_generator()).mean for model in (plain, smooth)]
     assert float(losses[0]) != float(losses[1])
+
+
+def test_captions_of_one_image_beside_each_other_look_once_and_learn_the_same(toy: Toy) -> None:
+    captioning = make(toy, "captioning").double()
+    dataset = ShardDataset(toy.shards, "train", "captions")
+    one, other = dataset[0], dataset[1]
+    samples = [one, one.having(sample_id="again", text="a red dog"), other]
+    gradients = []
+    for order in ([0, 1, 2], [0, 2, 1]):  # beside each other, or apart
+        batch = double(captioning.collate([samples[i] for i in order]))
+        assert len(batch.image) == (2 if order == [0, 1, 2] else 3)
+        captioning.zero_grad()
+        captioning.loss(batch, generator=any_generator()).mean.backward()
+        gradients.append({n: p.grad.clone() for n, p in captioning.named_parameters() if p.grad is not None})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_rewards_and_hidden_words_read_an_image_for_each_caption(toy: Toy) -> None:
+    captioning, rewarded = (make(toy, "captioning", options=o) for o in ({}, {"self_critical": {}}))
+    asked = type(captioning).can_share_images
+    masked = read_options(type(captioning), {"targets": "masked"})
+    assert asked(captioning.model, captioning.options)
+    assert not asked(rewarded.model, rewarded.options) and not asked(captioning.model, masked)
 
 
 @pytest.mark.parametrize("task", ["vqa", "nlvr", "nlvr2"])

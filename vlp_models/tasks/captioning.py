@@ -123,6 +123,14 @@ class Captioning(TaskModel):
     def captioned_only(cls, options: Any) -> bool:
         return options.self_critical is not None
 
+    @classmethod
+    def can_share_images(cls, model: type[nn.Module] | nn.Module, options: Any) -> bool:
+        """Where each caption is learnt whole: a reward's images come without captions, and `masked` hides by batch."""
+        return not options.self_critical and options.targets == "every"
+
+    def read(self, samples: Sequence[Sample]) -> Batch:
+        return self.reader.collate(samples, share_images=self.can_share_images(self.model, self.options))
+
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
         """The text is the target. Part `captioning`: mean over the batch's tokens, or over those that are hidden."""
         options = cast(CaptioningOptions, self.options)
