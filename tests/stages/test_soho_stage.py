@@ -179,13 +179,14 @@ def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_pat
     write_tokenizer(tmp_path / "data" / "tokenizer")
     small = {"backbone": "small", "backbone_options": {"channels": [4, 8, 8]}, "backbone_stage": 0, "pool": 2}
     begun = {}
-    for name, steps in (("blind", 0), ("eyes", 1), ("again", 1)):
-        eyes = {"steps": steps, "batch_size": 4}
+    for name, steps, flip in (("blind", 0, True), ("eyes", 1, True), ("again", 1, True), ("upright", 1, False)):
+        eyes = {"steps": steps, "batch_size": 4, "flip": flip}
         params, workspace = with_eyes(tmp_path, {"config": CONFIG | small, "eyes": eyes})
         initial.run(params, workspace, "soho")
         place = workspace.checkpoint("initial/soho")
         begun[name] = load_file(place / "model.safetensors"), (place / "config.json").read_bytes()
-    (blind, _), (eyes_weights, config), (same, told) = begun.values()
+    (blind, _), (eyes_weights, config), (same, told), (upright, _) = begun.values()
+    assert any(not torch.equal(eyes_weights[name], upright[name]) for name in upright), "nothing was mirrored"
     moved = {name for name in blind if not torch.equal(blind[name], eyes_weights[name])}
     assert moved and all(name.startswith(("model.backbone.", "model.neck.")) for name in moved)
     assert config == told and all(torch.equal(eyes_weights[name], same[name]) for name in same)

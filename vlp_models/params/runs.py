@@ -31,12 +31,14 @@ class EyesParams:
     batch_size  images
     lr          peak of AdamW's
     crop        the least share of a picture that is shown; 1: always all of it
+    flip        half of the pictures are mirrored; false where words of the boxes say left or right
     """
 
     steps: NonNegativeInt = 0
     batch_size: PositiveInt = 32
     lr: PositiveFloat = 3.0e-3
     crop: Annotated[float, Field(gt=0, le=1)] = 0.5
+    flip: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ def first_step_with(kept: dict[str, Any], workspace: Workspace, image_ids: Set[s
     """The first step in which eyes that said so of themselves (`provenance.eyes`) saw one of these images, of the boxes
     as they lie here; None: they never did."""
     images, _ = _learnt(read_boxed(workspace.validated), workspace)
-    p = EyesParams(**{name: kept[name] for name in asdict(EyesParams())})
+    p = EyesParams(**{name: kept[name] for name in asdict(EyesParams()) if name in kept})
     return first_step(images, _options(p, kept["seed"]), image_ids)
 
 
@@ -86,4 +86,4 @@ def _learnt(rows: Rows, workspace: Workspace) -> tuple[list[LabelledImage], tupl
 
 
 def _options(p: EyesParams, seed: int) -> TrainingOptions:
-    return TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=seed)
+    return TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=seed, flip=p.flip)
