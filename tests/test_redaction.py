@@ -57,9 +57,10 @@ def test_values_of_the_environment_and_of_keys(monkeypatch: pytest.MonkeyPatch) 
     assert redact_yaml("{ not: yaml: at all") == "{ not: yaml: at all"
 
 
-def test_messages_of_mlflow_and_what_a_run_leaves_behind(tmp_path: Path) -> None:
+def test_messages_of_mlflow_and_what_a_run_leaves_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vlp_models.errors import TrackingError
 
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # which MLflow sets
     with pytest.raises(TrackingError) as caught, answering(URI):
         raise OSError(f"Error: {URI} refused")
     params = TrackingParams(uri=URI, artifacts="x", experiment="toy", model_prefix="toy", metric={})

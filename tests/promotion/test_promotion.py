@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from toy_registry import IMAGES, QUESTIONS, ToyRegistry, answers, toy_items
 
 from vlp_models.errors import DataError
 from vlp_models.promotion.ledger import LedgerError
+from vlp_models.promotion.moves import _set_alias
 
 HERE = Path(__file__).parent
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
@@ -251,6 +254,22 @@ def test_of_two_checkouts_on_one_registry_one_wins(new: Any, tmp_path: Path) -> 
     assert sorted(out.strip() for out, _ in ended) == ["promoted", "refused"], ended
     registry.add(GOOD)
     assert registry.promote().champion == registry.aliases()["champion"] and registry.kinds().count("done") == 2
+
+
+def test_checkouts_that_catch_up_at_once_write_the_same_alias(new: Any) -> None:
+    """MLflow looks for an alias and inserts it where it finds none: of several that look at once, one inserts."""
+    registry = new()
+    version = registry.add(GOOD)
+    start = threading.Barrier(4)
+
+    def write(alias: str) -> None:
+        start.wait(60)
+        _set_alias(registry.client, registry.model, alias, version)
+
+    with ThreadPoolExecutor(4) as pool:
+        for attempt in range(8):
+            list(pool.map(write, [f"toy-{attempt}"] * 4))
+    assert {registry.aliases()[f"toy-{attempt}"] for attempt in range(8)} == {version}
 
 
 def test_after_the_loss_of_the_registry_who_was_champion_is_so_again(new: Any, capsys: Any) -> None:

@@ -12,14 +12,14 @@ import torch
 from pixel_toys import train, write_shards
 from safetensors.torch import load_file
 from toy_world import write_tokenizer
-from vlmo_ranks import COMMON
+from vlmo_update_ranks import COMMON
 
 
 def test_two_processes_and_three_micro_batches_learn_what_one_batch_does(tmp_path: Path) -> None:
     """25 pairs at once, or 6 and 6, 6 and 6, 1 and none."""
     write_shards(tmp_path / "shards", train=25)
     write_tokenizer(tmp_path / "tokenizer")
-    script = str(Path(__file__).with_name("vlmo_ranks.py"))
+    script = str(Path(__file__).with_name("vlmo_update_ranks.py"))
     subprocess.run([sys.executable, script, str(tmp_path)], check=True, timeout=150)
     first, second = (load_file(tmp_path / "two" / f"weights-{rank}.safetensors") for rank in (0, 1))
     assert all(torch.equal(weight, second[name]) for name, weight in first.items())

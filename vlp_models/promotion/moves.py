@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.promotion.ledger import Entry, Ledger, State
@@ -203,7 +204,8 @@ def mirror(client: MlflowClient, ledger: Ledger, model: str) -> None:
         if entry["seq"] > seen and entry["version"] is not None and entry["kind"] != "intent":
             _tag_version(client, entry, digest)
     if last is not None and (head is None or last != head):
-        client.set_registered_model_tag(model, HEAD, json.dumps(last))
+        text = json.dumps(last)
+        _twice(lambda: client.set_registered_model_tag(model, HEAD, text))
 
 
 def _tag_version(client: MlflowClient, entry: Entry, digest: str) -> None:
@@ -214,7 +216,8 @@ def _tag_version(client: MlflowClient, entry: Entry, digest: str) -> None:
     tags = {"outcome": outcome, "time": entry["time"], "by": entry["by"], "reasons": reasons, "entry": digest}
     with contextlib.suppress(MlflowException):  # a version that is not registered can't carry tags
         for key, value in tags.items():
-            client.set_model_version_tag(entry["model"], str(entry["version"]), f"promotion.{key}", value[:MAX_TAG])
+            write = functools.partial(client.set_model_version_tag, entry["model"], str(entry["version"]))
+            _twice(functools.partial(write, f"promotion.{key}", value[:MAX_TAG]))
 
 
 def _head(client: MlflowClient, model: str) -> dict[str, Any] | None:
@@ -234,4 +237,14 @@ def _set_alias(client: MlflowClient, model: str, alias: str, version: int | None
     if version is None:
         client.delete_registered_model_alias(model, alias)
     else:
-        client.set_registered_model_alias(model, alias, str(version))
+        _twice(lambda: client.set_registered_model_alias(model, alias, str(version)))
+
+
+def _twice(write: Callable[[], None]) -> None:
+    """MLflow inserts what is new, and of two checkouts that catch up at once one fails: the second time it updates."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        write()
+    except MlflowException:
+        write()
