@@ -5,7 +5,8 @@ headless Chromium.
 
 Starts a Prefect and an MLflow server and the page on loopback ports of its own, runs the retrain flow once, takes the
 pictures and ends the servers. The page needs a champion (`vlp promote`) and Gradio; without Gradio its picture is left
-as it is. So is the one of the visual dictionary where the report shows none (presets/soho.yaml makes one). Needs
+as it is. So is the one of the visual dictionary where the report shows none (presets/soho.yaml makes one).
+`--photo FILE` takes the page's picture of a photograph alone, where the champion has learnt from photographs. Needs
 Chromium (Debian's package; `--chromium` names another) and playwright, which `make pictures` installs. Data Docs load
 their styles from public hosts: `--mirror FOLDER`, with files at HOST/PATH, stands in for them where there is no
 network.
@@ -189,32 +190,44 @@ def dictionary(camera: Camera) -> None:
 
 def demo_page(camera: Camera, home: Path) -> None:
     """A scene of the test split, captioned, asked about, and others searched for."""
-    if importlib.util.find_spec("gradio") is None:
-        print("docs/pictures/page.png  left as it is: gradio is not installed", file=sys.stderr)
-        return
     from vlp_models.data.tables import read_table
 
     images = read_table("images", ROOT / "data" / "validated").to_pylist()
     scene = next(row["path"] for row in images if row["split"] == "test")
+    _page(camera, home, "page", ROOT / scene, "what color is the triangle?", "a red star and a blue square")
+
+
+def photo_page(camera: Camera, home: Path, photo: Path) -> None:
+    """A photograph, captioned by a champion that has learnt from photographs."""
+    _page(camera, home, "page-photo", photo, "", "", colours=256)
+
+
+def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wanted: str, colours: int = 128) -> None:
+    """question, wanted: empty where no champion answers or searches."""
+    if importlib.util.find_spec("gradio") is None:
+        print(f"docs/pictures/{name}.png  left as it is: gradio is not installed", file=sys.stderr)
+        return
     port = free_port()
     base = f"http://127.0.0.1:{port}"
 
     def use(page: Any) -> None:
         page.set_default_timeout(1000 * READY)
-        page.set_input_files("#photo input[type=file]", str(ROOT / scene))
+        page.set_input_files("#photo input[type=file]", str(photo))
         page.wait_for_function("document.querySelector('#beam textarea, #beam input')?.value")
-        page.locator("#question textarea, #question input").fill("what color is the triangle?")
-        page.locator("#ask").click()
-        page.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
-        page.locator("#wanted textarea, #wanted input").fill("a red star and a blue square")
-        page.locator("#look").click()
-        page.locator("#found img").first.wait_for()
+        if question:
+            page.locator("#question textarea, #question input").fill(question)
+            page.locator("#ask").click()
+            page.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
+        if wanted:
+            page.locator("#wanted textarea, #wanted input").fill(wanted)
+            page.locator("#look").click()
+            page.locator("#found img").first.wait_for()
         page.wait_for_timeout(2000)
 
     command = [sys.executable, "-m", "vlp_models.cli", "demo", "--port", str(port)]
     with server(command, base, dict(os.environ), home / "page.log"):
-        camera.take(base, "page", settle=2, act=use, whole=True)
-    _shrink(HERE / "page.png")
+        camera.take(base, name, settle=2, act=use, whole=True)
+    _shrink(HERE / f"{name}.png", colours)
 
 
 def _shrink(picture: Path, colours: int = 128) -> None:
@@ -235,6 +248,7 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=("prefect", "mlflow", "data-docs", "report", "dictionary", "page"), default=None
     )
+    parser.add_argument("--photo", type=Path, default=None, help="take page-photo.png alone, of this photograph")
     arguments = parser.parse_args()
     for needed in ("reports/index.html", "reports/data_docs/index.html", "mlflow.db"):
         if not (ROOT / needed).exists():
@@ -259,6 +273,8 @@ def main() -> None:
             "prefect": lambda: prefect_pages(camera, home),
             "page": lambda: demo_page(camera, home),
         }
+        if arguments.photo is not None:
+            takers = {"page": lambda: photo_page(camera, home, arguments.photo)}
         for name, taker in takers.items():
             if arguments.only in (None, name):
                 taker()
