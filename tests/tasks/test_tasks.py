@@ -14,6 +14,7 @@ from toy_world import COLOURS, Toy
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.checkpoint import write_checkpoint
+from vlp_models.params import EvaluateParams
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskOptions, read_options
 from vlp_models.tasks.load import load_task_model
@@ -77,6 +78,16 @@ def test_label_smoothing_reaches_the_loss(toy: Toy) -> None:
     with torch.no_grad():
         losses = [model.eval().loss(batch, generator=any_generator()).mean for model in (plain, smooth)]
     assert float(losses[0]) != float(losses[1])
+
+
+def test_a_length_penalty_makes_captions_longer(toy: Toy) -> None:
+    captioning = make(toy, "captioning")
+    tokens = {}
+    for penalty in (0.0, 2.0):
+        captioning.set_search(EvaluateParams(length_penalty=penalty))
+        tokens[captioning.search] = sum(len(p["caption"].split()) for p in predict(captioning, toy, "val"))
+    assert list(tokens) == ["beam 3, at most 24 tokens", "beam 3, length penalty 2, at most 24 tokens"]
+    assert tokens["beam 3, at most 24 tokens"] < tokens["beam 3, length penalty 2, at most 24 tokens"]
 
 
 def test_captions_of_one_image_beside_each_other_look_once_and_learn_the_same(toy: Toy) -> None:

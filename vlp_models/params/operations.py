@@ -7,13 +7,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vlp_models.params.ranges import NonNegativeInt, PositiveInt, Split, Word
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Split, Word
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateParams:
     batch_size: PositiveInt = 100
     beam_size: PositiveInt = 3
+    length_penalty: NonNegativeFloat = 0.0  # a beam's score is divided by length ** this; 0: as in the papers
     max_caption_len: PositiveInt = 24
     splits: list[Split] = field(default_factory=lambda: ["val", "test"])
     blank_control: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked

@@ -112,7 +112,7 @@ class Captioning(TaskModel):
                 f"params.yaml: `options.targets: masked`: the model `{info.name}` does not generate by masked words; "
                 "`targets: every` fits"
             )
-        self.beam_size = 3
+        self.beam_size, self.length_penalty = 3, 0.0
         self.max_caption_len = 24  # tokens, [SEP] included
 
     @classmethod
@@ -169,7 +169,14 @@ class Captioning(TaskModel):
         plain = greedy(model, batch.image, **ends)
         best = plain
         if self.beam_size > 1:
-            best = beam_search(model, batch.image, beam_size=self.beam_size, set_aside=self._sets_aside, **ends)
+            best = beam_search(
+                model,
+                batch.image,
+                beam_size=self.beam_size,
+                length_penalty=self.length_penalty,
+                set_aside=self._sets_aside,
+                **ends,
+            )
         return [
             {
                 "image_id": sample.image_id,
@@ -180,12 +187,14 @@ class Captioning(TaskModel):
         ]
 
     def set_search(self, settings: EvaluateParams) -> None:
-        self.beam_size, self.max_caption_len = settings.beam_size, settings.max_caption_len
+        self.beam_size, self.length_penalty = settings.beam_size, settings.length_penalty
+        self.max_caption_len = settings.max_caption_len
 
     @property
     def search(self) -> str:
         aside = ", finished captions set aside" if self._sets_aside and self.beam_size > 1 else ""
-        return f"beam {self.beam_size}{aside}, at most {self.max_caption_len} tokens"
+        ranked = f", length penalty {self.length_penalty:g}" if self.length_penalty and self.beam_size > 1 else ""
+        return f"beam {self.beam_size}{ranked}{aside}, at most {self.max_caption_len} tokens"
 
     @property
     def _sets_aside(self) -> bool:
