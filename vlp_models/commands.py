@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.exclusive import exclusive
 from vlp_models.redaction import redact, redacted
+from vlp_models.weight_files import is_source
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
@@ -153,7 +154,7 @@ def _not_imported(params: Params, workspace: Workspace) -> list[str]:
         f"params.yaml: `models.{name}.weights`: {model.weights} is not there; `vlp import-checkpoint` makes it, and "
         f"`--name {Path(model.weights).name}` gives it that place"
         for name, model in params.models.items()
-        if model.weights and not (workspace.root / model.weights).exists()
+        if model.weights and not is_source(model.weights) and not (workspace.root / model.weights).exists()
     ]
 
 

@@ -19,6 +19,11 @@ LIBRARIES = ("timm", "torchvision")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
+def is_source(weights: str) -> bool:
+    """Whether `weights` is one of the above, and no folder with a checkpoint of this project."""
+    return bool(library_of(weights)) or weights.startswith(PREFIX) or weights.endswith(SUFFIXES)
+
+
 def library_of(weights: str) -> str:
     """`timm` or `torchvision`, where the weights are that library's own; else empty."""
     return next((name for name in LIBRARIES if weights == name or weights.startswith(f"{name}:")), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from torch import Tensor
 from vlp_models.data.batch import Pixels
 from vlp_models.errors import CheckpointError
 from vlp_models.models import build_model
+from vlp_models.models.checkpoint import load_model
 from vlp_models.models.foreign import Asked, Imported
 from vlp_models.models.pretrained_timm import read_timm
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.models.vlmo.timm_vit import convert_vit, renormalised
 from vlp_models.runs.import_checkpoint import import_checkpoint
-from vlp_models.workspace.paths import Workspace
+from vlp_models.stages import initial
+from vlp_models.workspace.paths import Workspace, hash_file
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 4}
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -121,6 +124,26 @@ def test_import_checkpoint_makes_a_start_of_it(tmp_path: Path) -> None:
     assert torch.equal(weights["model.blocks.1.attention.qkv.weight"], net.state_dict()["blocks.1.attn.qkv.weight"])
     preset = (workspace.checkpoint("imported/vlmo") / "preset.yaml").read_text()
     assert "were the file's weights, too?" in preset
+
+
+def test_params_may_name_the_weights_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`models.NAME.weights: vit.pth`: the stage `initial` begins with it, and says what stayed fresh."""
+    params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
+    net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
+    torch.save(net.state_dict(), tmp_path / "vit.pth")
+    absolute = {**params.models["vlmo"].config, "positions": "absolute"}
+    named = dataclasses.replace(params.models["vlmo"], weights="vit.pth", config=absolute)
+    initial.run(dataclasses.replace(params, models={"vlmo": named}), workspace, "vlmo")
+    assert "of ViT weights in blocks, image_embedding, norm" in capsys.readouterr().out
+    model, _, info = load_model(workspace.checkpoint("initial/vlmo"))
+    theirs = net.state_dict()["blocks.1.attn.qkv.weight"]
+    assert torch.equal(model.state_dict()["blocks.1.attention.qkv.weight"], theirs)
+    kept = info.provenance["weights"]
+    assert kept["source"] == "vit.pth" and kept["files"] == {"vit.pth": hash_file(tmp_path / "vit.pth")}
+    assert "text_embedding" in kept["fresh"]
+    missing = dataclasses.replace(named, weights="nowhere.pth")
+    with pytest.raises(CheckpointError, match=r"nowhere\.pth: no such file"):
+        initial.run(dataclasses.replace(params, models={"vlmo": missing}), workspace, "vlmo")
 
 
 def test_an_installed_package_brings_a_weights_file_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

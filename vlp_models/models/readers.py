@@ -1,4 +1,4 @@
-"""Who puts a BERT's weights where a family has a place for them (models/bert.py)."""
+"""Who puts others' weights where a family has a place for them: a BERT's (bert.py), timm's (pretrained_timm.py)."""
 
 # family -> module:function, called with a file's tensors, BERT's config.json and the family's config; gives `Converted`
 READERS: dict[str, str] = {
@@ -7,4 +7,10 @@ READERS: dict[str, str] = {
     "xgpt": "vlp_models.models.xgpt.convert_bert:convert_bert",
     "vlmo": "vlp_models.models.vlmo.convert_bert:convert_bert",
     "soho": "vlp_models.models.soho.convert_bert:convert_bert",
+}
+
+# family -> module:function, called with the source of timm's weights and `models.foreign.Asked`; gives `Imported`
+IMAGE_READERS: dict[str, str] = {
+    "soho": "vlp_models.models.soho.convert_parts:read_timm_backbone",
+    "vlmo": "vlp_models.models.vlmo.timm_vit:read_timm_vit",
 }

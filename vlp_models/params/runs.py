@@ -47,7 +47,8 @@ class ModelParams:
 
     family   one of `vlp_models.models.FAMILIES`
     config   checked against the family's own config dataclass
-    weights  a checkpoint made by `vlp import-checkpoint`; empty: fresh ones, drawn with `seed`
+    weights  a checkpoint made by `vlp import-checkpoint`; or, of a model of pixels, timm's weights for its image side:
+             a file, package:NAME, timm:NAME (weight_files.py); empty: fresh ones, drawn with `seed`
     words    a folder with a BERT's files, or package:NAME, whose weights its text side begins with (after `weights`)
     eyes     what a model of pixels learns to see before its first step; instead of `weights`
     """

@@ -12,7 +12,8 @@ from typing import Any
 
 from vlp_models.params import FinetuneParams, ModelParams, Params
 from vlp_models.pipeline.dvc_file import Stage
-from vlp_models.pipeline.outside import read_by_detector, vocabulary_source
+from vlp_models.pipeline.outside import begins_with, read_by_detector, vocabulary_source
+from vlp_models.weight_files import is_source
 from vlp_models.workspace.contents import CONTENTS, Kind, facts_file, learnt_file
 from vlp_models.workspace.packages import dependency
 from vlp_models.workspace.paths import WITHDRAWN
@@ -43,7 +44,8 @@ SHAPING = (
 
 
 def code(kind: str, name: str) -> str:
-    """The record of the code behind a stage, a model family, its reading of a BERT, a task, a format or a world."""
+    """The record of the code behind a stage, a model family, its reading of others' weights, a task, a format or a
+    world."""
     return f"{CODE}/{kind}/{name}.json"
 
 
@@ -143,6 +145,7 @@ def pipeline(
         }
     vocabulary = [dependency(source) for source, _ in vocabulary_source(params)]
     worded = any(model.words for model in params.models.values())
+    seen = any(is_source(model.weights) for model in params.models.values())
     stages |= {
         "tokenizer": {
             "cmd": "vlp stage tokenizer",
@@ -160,9 +163,10 @@ def pipeline(
             {
                 name: {
                     "family": m.family,
-                    "begins": m.weights or (BOXES if m.eyes.steps else NOTHING),
+                    "begins": begins_with(m) or (BOXES if m.eyes.steps else NOTHING),
                     "facts": f"{CONTENTS}/{facts_file(kinds[name])}",
                     **(_words(m) if worded else {}),
+                    **(_image_weights(m) if seen else {}),
                 }
                 for name, m in params.models.items()
             },
@@ -172,6 +176,7 @@ def pipeline(
             deps=[
                 "${item.begins}",
                 *(["${item.words}", "${item.reader}"] if worded else []),
+                *(["${item.image_reader}"] if seen else []),
                 "${item.facts}",
                 "data/tokenizer",
                 code("stages", "initial"),
@@ -339,6 +344,11 @@ def _words(model: ModelParams) -> dict[str, str]:
     if not model.words:
         return {"words": NOTHING, "reader": NOTHING}
     return {"words": dependency(model.words), "reader": code("words", model.family)}
+
+
+def _image_weights(model: ModelParams) -> dict[str, str]:
+    """The code that knows where timm's weights go."""
+    return {"image_reader": code("image_weights", model.family) if is_source(model.weights) else NOTHING}
 
 
 def _other_architecture(params: Params, run: str) -> str:

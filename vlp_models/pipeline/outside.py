@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlp_models.params import Params
+from vlp_models.params import ModelParams, Params
 from vlp_models.weight_files import library_of
 from vlp_models.workspace.packages import dependency
 
@@ -18,8 +18,18 @@ def packages(params: Params, *, regions: bool) -> list[tuple[str, str]]:
 
     regions: whether any model reads them; without, neither backbone nor detector is needed.
     """
-    words = [(model.words, f"models.{name}.words") for name, model in params.models.items() if model.words]
-    return [*vocabulary_source(params), *words, *(_eyes(params) if regions else [])]
+    first = [
+        (source, f"models.{name}.{key}")
+        for name, model in params.models.items()
+        for key, source in (("weights", model.weights), ("words", model.words))
+        if source
+    ]
+    return [*vocabulary_source(params), *first, *(_eyes(params) if regions else [])]
+
+
+def begins_with(model: ModelParams) -> str:
+    """The file or folder of `models.NAME.weights`; empty where there is none, or a library has it."""
+    return "" if library_of(model.weights) else dependency(model.weights)
 
 
 def _eyes(params: Params) -> list[tuple[str, str]]:

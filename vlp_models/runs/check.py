@@ -9,6 +9,7 @@ from vlp_models.lookup import check_known
 from vlp_models.models.outline import outline
 from vlp_models.params import ModelParams, Params
 from vlp_models.params.schema import nearest
+from vlp_models.weight_files import is_source
 
 
 def check_runs(params: Params) -> None:
@@ -19,7 +20,7 @@ def check_runs(params: Params) -> None:
     """
     from vlp_models.data.formats import FORMATS
     from vlp_models.models import FAMILIES
-    from vlp_models.models.readers import READERS
+    from vlp_models.models.readers import IMAGE_READERS, READERS
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import check_can, check_texts_per_image, read_options
     from vlp_models.worlds import WORLDS
@@ -36,6 +37,12 @@ def check_runs(params: Params) -> None:
             raise ParamsError(
                 f"params.yaml: `models.{name}.words`: a {model.family} can't begin with BERT's weights; "
                 f"{', '.join(READERS)} can"
+            )
+        if is_source(model.weights) and model.family not in IMAGE_READERS:
+            raise ParamsError(
+                f"params.yaml: `models.{name}.weights: {model.weights}`: these fill the image side of "
+                f"{' or '.join(IMAGE_READERS)}, not of a {model.family}, which reads no pixels; it gets them by "
+                "`features.source: timm`"
             )
         if model.eyes.steps:
             _check_eyes(name, model)

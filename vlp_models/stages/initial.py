@@ -1,8 +1,8 @@
 """initial MODEL: a model before its first step, a checkpoint like any other. Fresh weights, or imported ones.
 
-`weights` is a checkpoint that `vlp import-checkpoint` made, `words` a BERT's files, `eyes` what a model of pixels
-learns to see before all else. What they filled and what stayed fresh is printed, and kept in the checkpoint's
-config.json (`provenance`).
+`weights` is a checkpoint that `vlp import-checkpoint` made, or where timm's weights are; `words` a BERT's files, `eyes`
+what a model of pixels learns to see before all else. What they filled and what stayed fresh is printed, and kept in
+the checkpoint's config.json (`provenance`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     Raises:
         ParamsError: no such model, a config that its family refuses, or `eyes` for a model that reads no pixels.
-        MissingToolError: the package of `words` is not installed.
-        CheckpointError: `weights` is no checkpoint of this family, or was made for other features or words; `words` is
-            no BERT of the model's sizes and words.
+        MissingToolError: the package of `weights` or `words` is not installed.
+        CheckpointError: `weights` is no checkpoint of this family, was made for other features or words, or is of
+            another architecture; `words` is no BERT of the model's sizes and words.
         DataError: shards or tokenizer are not there yet, or `words` is no folder with a BERT's files; `eyes`, and no
             box in the train split.
         NonFiniteLossError: `eyes` diverged.
@@ -37,6 +37,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.models.info import UNLIMITED
     from vlp_models.runs.fitting import check_same_data, data_facts, describe, read_inputs, start_from
     from vlp_models.runs.words import begin_with_words
+    from vlp_models.weight_files import is_source
 
     if key not in params.models:
         raise ParamsError(f"params.yaml: no model `{key}`{nearest(key, params.models)}")
@@ -47,7 +48,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         model = build_model(p.family, p.config, data_facts(inputs), where=f"models.{key}.config")
         provenance: dict[str, Any] = {}
         lengths = UNLIMITED
-        if p.weights:
+        if is_source(p.weights):
+            from vlp_models.runs.image_weights import begin_with_image_weights
+
+            weights, lines = begin_with_image_weights(model, p, inputs, workspace.root, f"models.{key}.weights")
+            provenance["weights"] = weights
+            for line in lines:
+                print(line)
+        elif p.weights:
             source = workspace.root / p.weights
             before = read_config(source)
             if before.family != p.family:

@@ -84,11 +84,18 @@ def code_modules() -> dict[str, dict[str, str]]:
     """What has a list of its own: kind -> name -> the module, or the place, that it begins with."""
     from vlp_models.data.formats import FORMATS
     from vlp_models.models import FAMILIES
-    from vlp_models.models.readers import READERS
+    from vlp_models.models.readers import IMAGE_READERS, READERS
     from vlp_models.tasks import TASKS
     from vlp_models.worlds import WORLDS
 
-    looked_up = {"models": FAMILIES, "words": READERS, "tasks": TASKS, "formats": FORMATS, "worlds": WORLDS}
+    looked_up = {
+        "models": FAMILIES,
+        "words": READERS,
+        "image_weights": IMAGE_READERS,
+        "tasks": TASKS,
+        "formats": FORMATS,
+        "worlds": WORLDS,
+    }
     return {
         "stages": {name: f"vlp_models.stages.{name}" for name in STAGES},
         **{

@@ -55,7 +55,7 @@ def read_timm_backbone(source: Path, asked: Asked) -> Imported:
         MissingToolError, CheckpointError: see `read_backbone_weights` and `convert_backbone`.
     """
     config = asked.built(SOHOConfig)
-    state = read_backbone_weights(str(source), config.backbone, Path(), "SOURCE")
+    state = read_backbone_weights(str(source), config.backbone, asked.root, asked.where)
     weights = convert_backbone(state, config)
     own, told = PixelInput(height=1, width=1), data_config(config.backbone)
     notes = tuple(

@@ -38,7 +38,7 @@ def read_timm_vit(source: Path, asked: Asked) -> Imported:
     name = text.partition(":")[2] if library_of(text) else ""
     if library_of(text) and not name:
         raise CheckpointError(f"{text}: name the model as well: timm:vit_base_patch16_224, for example")
-    state = read_backbone_weights(text, name, Path(), "SOURCE")
+    state = read_backbone_weights(text, name, asked.root, asked.where)
     notes: tuple[str, ...] = ()
     if name:
         told = data_config(name)
