@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -18,6 +18,8 @@ from vlp_models.errors import CheckpointError
 MAX_BYTES = 16 * 2**30
 WRAPPERS = ("model", "state_dict", "module")  # where programs put weights
 SHOWN = 20  # names in a message
+WAY_OUT = "name a file that has the model's state_dict(), as .safetensors or written by torch.save"
+_CODE = re.compile(r"GLOBAL (\S+)")  # in torch's words: what a pickle asks for
 _COUNTER = "num_batches_tracked"
 
 
@@ -27,34 +29,28 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     Wrapped in `model`, `state_dict` or `module` or not, with DistributedDataParallel's `module.` before names or not.
 
     Raises:
-        CheckpointError: no such file, too large, damaged, not only tensors and plain values, or no state dict.
+        CheckpointError: can't be read, too large, damaged, not only tensors and plain values, or no state dict.
     """
     try:
+        with path.open("rb") as file:
+            head = file.read(16)
         size = path.stat().st_size
-    except OSError:
+    except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be read: {error.strerror}") from None
     _check_size(path, size)
-    state: Any
     try:
-        if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            if zipfile.is_zipfile(path):  # torch's own zips are stored; a compressed one could unpack to anything
-                with zipfile.ZipFile(path) as archive:
-                    _check_size(path, sum(member.file_size for member in archive.infolist()))
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path}: holds more than tensors and plain values, so it is not loaded ({str(error).splitlines()[0]}); "
-            "where you trust it, save its state dict as .safetensors"
-        ) from None
-    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path}: damaged or no weights file: {str(error).splitlines()[0]}") from None
+        state: Any = load_file(path) if path.suffix == ".safetensors" else _load_torch(path)
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch's readers let anything out on bytes that are no weights
+        raise CheckpointError(f"{path}: {_what_is_wrong(head, error)}") from None
     for wrapper in WRAPPERS:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
-    if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
-        raise CheckpointError(f"{path}: not a state dict (names and tensors); save the model's state_dict()")
+    if not isinstance(state, dict) or not state or not all(_is_dense(value) for value in state.values()):
+        raise CheckpointError(f"{path}: not a state dict (names and dense tensors); {WAY_OUT}")
     # A view may claim any shape over a few stored bytes; copying it would then fill the memory.
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if claimed > 2 * size + 2**20:
@@ -62,6 +58,42 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     if all(str(name).startswith("module.") for name in state):
         return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
     return {str(name): tensor for name, tensor in state.items()}
+
+
+def _load_torch(path: Path) -> Any:
+    if zipfile.is_zipfile(path):  # torch's own zips are stored; a compressed one could unpack to anything
+        with zipfile.ZipFile(path) as archive:
+            _check_size(path, sum(member.file_size for member in archive.infolist()))
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _what_is_wrong(head: bytes, error: Exception) -> str:
+    """And the way out. torch's own, to load without `weights_only`, is not passed on.
+
+    Args:
+        head: the first bytes of the file.
+    """
+    if not head:
+        return f"an empty file, no weights; {WAY_OUT}"
+    text = str(error)
+    asked = _CODE.search(text) if isinstance(error, pickle.UnpicklingError) else None
+    if asked:
+        return (
+            f"holds more than tensors and plain values ({asked[1]}), so it is not loaded; where you trust it, save its "
+            "state dict as .safetensors"
+        )
+    said = text.rpartition("WeightsUnpickler error:")[2].strip().split("\n")[0]
+    return (
+        f"damaged or no weights file (begins with {head!r}; {type(error).__name__}: {said:.200}); fetch it anew, or "
+        f"{WAY_OUT}"
+    )
+
+
+def _is_dense(value: object) -> bool:
+    """A tensor whose numbers are in the file, one for each place."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return not (value.is_meta or value.is_quantized or value.is_nested)
 
 
 def _check_size(path: Path, size: int) -> None:

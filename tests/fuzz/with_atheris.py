@@ -14,7 +14,7 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-READERS = ["vlp_models.data", "vlp_models.params", "vlp_models.serving", "vlp_models.vision"]
+READERS = [f"vlp_models.{name}" for name in ("data", "params", "serving", "state_dicts", "vision")]
 with atheris.instrument_imports(include=READERS):
     import vlp_models.data.archive
     import vlp_models.data.dataset
@@ -24,6 +24,7 @@ with atheris.instrument_imports(include=READERS):
     import vlp_models.data.images
     import vlp_models.params
     import vlp_models.serving.images
+    import vlp_models.state_dicts
     import vlp_models.vision.npz
     import vlp_models.vision.tsv  # noqa: F401
 

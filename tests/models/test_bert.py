@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,14 @@ def _pickle(value: Any) -> Callable[[Path], None]:
     return change
 
 
+def _bytes(content: bytes) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(content)
+
+    return change
+
+
 def _longer(folder: Path) -> None:
     with (folder / "vocab.txt").open("a") as file:
         file.write("word\n")
@@ -232,6 +241,10 @@ def _renamed(folder: Path) -> None:
         (_renamed, "not a BERT of these sizes:\n.*missing: encoder.layer.0"),
         (_pickle([torch.zeros(2)]), r"pytorch_model\.bin: not a state dict"),
         (_pickle({"a": Hostile()}), "holds more than tensors"),
+        (_bytes(b""), r"pytorch_model\.bin: an empty file"),
+        (_bytes(b"."), r"pytorch_model\.bin: damaged or no weights file \(begins with b'\.'"),
+        (_bytes(b"hello"), r"pytorch_model\.bin: damaged or no weights file \(begins with b'hello'"),
+        (_bytes(pickle.dumps({"a": 1})), r"pytorch_model\.bin: damaged or no weights file"),
         (lambda folder: (folder / "vocab.txt").unlink(), r"holds neither vocab\.txt nor a tokenizer\.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"neither model\.safetensors nor pytorch_model\.bin"),
         (lambda folder: (folder / "config.json").unlink(), r"config\.json: can't be read"),

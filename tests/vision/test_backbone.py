@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -191,6 +192,9 @@ def test_classes_are_as_many_as_the_weights_tell_apart(tmp_path: Path) -> None:
     assert (headless.classes, regions.class_probs.shape, regions.scores.min()) == ((), (16, 0), 1)
 
 
+WAY_OUT = r"(fetch it anew, or )?name a file that has the model's state_dict\(\)"
+
+
 class Malicious:
     def __reduce__(self) -> tuple:
         return print, ("executed",)
@@ -202,6 +206,11 @@ class Malicious:
         ({"weights": "absent.pth"}, CheckpointError, r"absent\.pth: no such file"),
         ({"weights": "code.pth"}, CheckpointError, r"code\.pth: holds more than tensors"),
         ({"weights": "list.pth"}, CheckpointError, r"list\.pth: not a state dict"),
+        ({"weights": "sparse.pth"}, CheckpointError, r"sparse\.pth: not a state dict .*dense tensors"),
+        ({"weights": "empty.pth"}, CheckpointError, rf"empty\.pth: an empty file, no weights; {WAY_OUT}"),
+        ({"weights": "dot.pt"}, CheckpointError, rf"dot\.pt: damaged .*\(begins with b'\.'; .*; {WAY_OUT}"),
+        ({"weights": "text.bin"}, CheckpointError, rf"text\.bin: damaged .*\(begins with b'hello'; .*; {WAY_OUT}"),
+        ({"weights": "plain.pth"}, CheckpointError, rf"plain\.pth: damaged or no weights file .*; {WAY_OUT}"),
         (
             {"weights": "resnet.pth"},
             CheckpointError,
@@ -225,6 +234,10 @@ class Malicious:
 def test_what_it_refuses(tmp_path: Path, changes: dict, error: type[VLPError], text: str, capsys: Any) -> None:
     torch.save({"weight": Malicious()}, tmp_path / "code.pth")
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    torch.save({"weight": torch.eye(2).to_sparse()}, tmp_path / "sparse.pth")
+    none = {"empty.pth": b"", "dot.pt": b".", "text.bin": b"hello", "plain.pth": pickle.dumps({"a": 1})}
+    for name, content in none.items():
+        (tmp_path / name).write_bytes(content)
     blocks = {f"_blocks.{n}._project_conv.weight": torch.zeros(1) for n in range(2)}
     torch.save({"_conv_stem.weight": torch.zeros(1), **blocks}, tmp_path / "lite.pth")
     write_weights(tmp_path / "resnet.pth", "test_resnet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,18 @@ def _detector(name: str) -> Callable[[Path], Prepared]:
     return prepare
 
 
+def _torch_weights(folder: Path) -> Prepared:
+    """Another program's weights, as they are taken over into a model."""
+    import torch
+
+    from vlp_models.state_dicts import load_exactly, read_state_dict
+
+    torch.manual_seed(0)
+    model, path = torch.nn.Linear(3, 2), folder / "weights.pth"
+    torch.save(model.state_dict(), path)
+    return in_place(path, lambda: load_exactly(model, read_state_dict(path), path, "the model"))
+
+
 TARGETS = (
     Target("checkpoint-config", "json", _checkpoint("config.json"), {"deep": DEEP}, share=0.6),
     Target(
@@ -127,4 +140,16 @@ TARGETS = (
     Target("bundle-features", "json", _bundle_features),
     Target("detector-config", "json", _detector("config.json")),
     Target("detector-weights", "safetensors", _detector("detector.safetensors")),
+    Target(
+        "torch-weights",
+        "bytes",
+        _torch_weights,
+        {
+            "empty": b"",
+            "dot": b".",
+            "text": b"hello",
+            "plain": pickle.dumps({"a": 1}),
+            "code": b"cos\nsystem\n(S'true'\ntR.",
+        },
+    ),
 )
