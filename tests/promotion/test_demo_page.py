@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import requests
 from mlflow.exceptions import MlflowException
+from PIL import ExifTags, Image
 from small_project import SIZES, make_data, make_model
 from toy_registry import toy_items, write_evaluation
 
@@ -154,6 +156,54 @@ def test_what_goes_wrong_is_said_in_a_sentence(here: Workspace, params: Params, 
     assert sorted(len(found.photos) for found in (train, val, test)) in ([3, 5, 6], [4, 4, 6], [4, 5, 5])
     assert [bool(found.problem) for found in (train, val, test)].count(True) == 1
     assert "no such file" in make_page(params, here, split="other").missing["retrieval"]
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP"])
+def test_a_dot_and_an_animation_are_refused_where_the_caption_would_stand(
+    here: Workspace, params: Params, kind: str
+) -> None:
+    page, name = make_page(params, here, runs=["own.vqa"]), f"moving.{kind.lower()}"
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue", "white")]
+    frames[0].save(here.root / name, kind, save_all=True, append_images=frames[1:])
+    Image.new("RGB", (1, 1)).save(here.root / f"dot.{kind.lower()}", kind)
+    for file, said in (
+        (name, f"{name.capitalize()}: an animation; save the one picture of it that is meant as a file of its own."),
+        (f"dot.{kind.lower()}", f"Dot.{kind.lower()}: 1x1 pixels; a picture has at least 4 a side."),
+    ):
+        captioned = page.caption(str(here.root / file))
+        assert captioned.problem == said and not captioned.beam and captioned.seen is None
+        assert page.answer(str(here.root / file), "what ?").problem == said
+
+
+def test_a_photo_says_the_same_in_whatever_form_it_comes(here: Workspace, params: Params, photo: Path) -> None:
+    """Each file beside its plain twin: RGB, 8 bits, the right way up."""
+    page = make_page(params, here, runs=["own.vqa"])
+    with Image.open(photo) as opened:
+        plain = opened.convert("RGB")
+    grey = np.asarray(plain.convert("L"))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # to be turned clockwise by a quarter
+    folder = here.root / "forms"
+    folder.mkdir()
+    plain.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
+    with Image.open(folder / "cmyk.jpg") as inks:
+        assert inks.mode == "CMYK"
+        inks.convert("RGB").save(folder / "cmyk-twin.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(folder / "deep.png")
+    Image.fromarray(grey).convert("RGB").save(folder / "deep-twin.png")
+    plain.transpose(Image.Transpose.ROTATE_90).save(folder / "turned.png", exif=exif)
+    plain.save(folder / "turned-twin.png")
+    plain.transpose(Image.Transpose.ROTATE_90).save(folder / "not-turned.png")
+
+    def said(name: str) -> tuple[Any, ...]:
+        captioned, answered = page.caption(str(folder / name)), page.answer(str(folder / name), "what is it ?")
+        assert captioned.beam and captioned.seen is not None and not captioned.problem
+        return captioned.beam, captioned.greedy, captioned.seen.picture.tobytes(), tuple(answered.answers)
+
+    for name in ("cmyk.jpg", "deep.png", "turned.png"):
+        assert said(name) == said(f"{Path(name).stem}-twin.png"), name
+    likeliest = [said(name)[-1] for name in ("cmyk.jpg", "deep.png", "turned.png", "not-turned.png")]
+    assert len(set(likeliest)) == 4, "another picture is answered otherwise"
 
 
 def test_a_model_of_pixels_has_no_boxes(here: Workspace, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from toy_world import make_toy
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError, MissingToolError
+from vlp_models.serving.images import MIN_SIDE
 from vlp_models.serving.page import app
 from vlp_models.serving.page.origin import limits, trained_on
 from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown, with_boxes
@@ -52,7 +53,7 @@ def test_a_photo_is_turned_upright_and_made_rgb(tmp_path: Path) -> None:
     assert upright.size == (20, 40)
     assert upright.getpixel((10, 5))[0] > 200 and upright.getpixel((10, 35))[2] > 200
     for mode, kind, name in (("CMYK", "JPEG", "c.jpg"), ("P", "GIF", "p.gif"), ("RGBA", "PNG", "a.PNG")):
-        (tmp_path / name).write_bytes(saved(Image.new(mode, (1, 1)), kind))
+        (tmp_path / name).write_bytes(saved(Image.new(mode, (MIN_SIDE, MIN_SIDE)), kind))
         assert open_photo(tmp_path / name).mode == "RGB"
 
 
@@ -65,6 +66,8 @@ def test_a_photo_is_turned_upright_and_made_rgb(tmp_path: Path) -> None:
         ("named.jpg", saved(Image.new("RGB", (2, 2)), "PNG"), "named .jpg, but holds PNG"),
         ("bomb.png", bomb(), "81,000,000 pixels"),
         ("icon.ico", saved(Image.new("RGB", (16, 16)), "ICO"), "not an image"),
+        ("dot.png", saved(Image.new("RGB", (1, 1)), "PNG"), "1x1 pixels; a picture has at least 4 a side"),
+        ("line.bmp", saved(Image.new("RGB", (90, 3)), "BMP"), "90x3 pixels; a picture has at least 4 a side"),
     ],
 )
 def test_what_is_no_photo_is_refused_without_telling_where_it_lies(

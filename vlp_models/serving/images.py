@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vlp_models.data.images import ImageError, as_seen, open_checked
+from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
 from vlp_models.errors import DataError
 
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 1024 * 1024
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 MIN_SIDE = 4  # pixels: of less there is nothing to be seen
+TOO_SMALL = "image_side"  # the rule's name, as `validate` counts it
 
 
 def open_images(value: Any, count: int, *, requested: bool = False) -> list[Image.Image]:
@@ -53,7 +54,7 @@ def open_image(value: Any, *, requested: bool = False) -> Image.Image:
             (read from the header, before decoding).
     """
     if isinstance(value, Image.Image):
-        return _large_enough(as_seen(value), "the image")
+        return _opened(as_seen(value), "the image")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and not isinstance(value[0], str)):
         try:
             array = np.asarray(value)
@@ -107,20 +108,43 @@ def _unbase64(text: str) -> bytes:
         raise DataError("the image is no valid base64 text") from None
 
 
+def checked(content: bytes, suffix: str = "") -> Image.Image:
+    """The picture in a file from outside, RGB, as people see it: the one rule, for requests and for the page.
+
+    Args:
+        suffix: the file name's ending; empty: any.
+
+    Raises:
+        ImageError: no image of a known format, an animation, damaged, smaller than `MIN_SIDE`, or more pixels than
+            `MAX_PIXELS` (read from the header, before decoding).
+    """
+    with open_checked(content, suffix, MAX_PIXELS, limit="the limit is") as image:
+        _large_enough(image)
+        try:
+            return as_seen(image)
+        except Exception as error:  # Pillow's plugins raise anything on hostile files
+            raise undecodable(error) from None
+
+
 def _decode(data: bytes, name: str) -> Image.Image:
     try:
-        with open_checked(data, "", MAX_PIXELS, limit="the limit is") as image:
-            seen = as_seen(image)
+        return checked(data)
     except ImageError as error:
-        raise DataError(f"{name}: not a readable image ({error})") from None
-    except Exception as error:  # Pillow's plugins raise anything on hostile files
-        raise DataError(f"{name}: not a readable image ({type(error).__name__}: {error})") from None
-    return _large_enough(seen, name)
+        why = str(error) if error.rule == TOO_SMALL else f"not a readable image ({error})"
+        raise DataError(f"{name}: {why}") from None
 
 
-def _large_enough(image: Image.Image, name: str) -> Image.Image:
+def _opened(image: Image.Image, name: str) -> Image.Image:
+    try:
+        return _large_enough(image)
+    except ImageError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
+def _large_enough(image: Image.Image) -> Image.Image:
     if min(image.size) < MIN_SIDE:
-        raise DataError(f"{name}: {image.width}x{image.height} pixels; a picture has at least {MIN_SIDE} a side")
+        said = f"{image.width}x{image.height} pixels; a picture has at least {MIN_SIDE} a side"
+        raise ImageError(TOO_SMALL, said)
     return image
 
 
@@ -137,4 +161,4 @@ def _from_array(array: np.ndarray) -> Image.Image:
         raise DataError(
             f"an image array is [H, W, 3] or [H, W] with at most {MAX_PIXELS:,} pixels; found {array.shape}"
         )
-    return _large_enough(Image.fromarray(np.ascontiguousarray(array)), "an image array")
+    return _opened(Image.fromarray(np.ascontiguousarray(array)), "an image array")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
+from vlp_models.data.images import ImageError
 from vlp_models.errors import DataError
-from vlp_models.serving.images import MAX_BYTES, MAX_PIXELS
+from vlp_models.serving.images import MAX_BYTES, checked
 
 SHOWN = 720  # pixels of a photo's longer side on the page
 GIVEN, WEIGHED = (60, 60, 60), (255, 120, 0)
@@ -17,11 +17,11 @@ Box = Sequence[float]  # x1, y1, x2, y2 as fractions of width and height
 
 
 def open_photo(path: str | Path) -> Image.Image:
-    """The photo as RGB, turned as its EXIF says (data/images.py).
+    """The photo as RGB, turned as its EXIF says (data/images.py), by the predictor's own rule (serving/images.py).
 
     Raises:
-        DataError: no image of a known format, an animation, damaged, larger than `MAX_BYTES` or of more than
-            `MAX_PIXELS`. It names the file without its folder, which is the server's business.
+        DataError: what `checked` refuses, or larger than `MAX_BYTES`. It names the file without its folder, which is
+            the server's business.
     """
     path = Path(path)
     try:
@@ -31,11 +31,7 @@ def open_photo(path: str | Path) -> Image.Image:
     except OSError as error:
         raise DataError(f"{path.name}: can't be read ({error.strerror})") from None
     try:
-        with open_checked(content, path.suffix, MAX_PIXELS, "the limit is") as image:
-            try:
-                return as_seen(image)
-            except Exception as error:  # Pillow's plugins raise anything on hostile files
-                raise undecodable(error) from None
+        return checked(content, path.suffix)
     except ImageError as error:
         raise DataError(f"{path.name}: {error}") from None
 
