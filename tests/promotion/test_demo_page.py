@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+import yaml
 from mlflow.exceptions import MlflowException
 from PIL import ExifTags, Image
 from small_project import SIZES, make_data, make_model
@@ -308,6 +312,37 @@ def test_the_page_in_a_browser(here: Workspace, params: Params, photo: Path, bro
         ):
             pass
     assert not folder.exists() and not elsewhere, "the browser asked nobody but this server"
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.photographs
+def test_without_a_host_it_listens_on_this_machine_alone(here: Workspace, params: Params, tmp_path: Path) -> None:
+    """The command itself. On Linux 127.0.0.2 is this machine as well: who listens everywhere answers there, too."""
+    if importlib.util.find_spec("gradio") is None:
+        pytest.skip("gradio is not installed: requirements-photographs.lock")
+    (here.root / "params.yaml").write_text(yaml.safe_dump(to_plain(params)), encoding="utf-8")
+    port, said = _free_port(), tmp_path / "stderr"
+    command = [sys.executable, "-m", "vlp_models.cli", "demo", "--port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with said.open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=here.root, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        assert process.stdout is not None
+        lines = list(itertools.takewhile(lambda line: not line.startswith("the page is at"), process.stdout))
+        assert process.poll() is None, f"{lines} {said.read_text()}"
+        assert [_answers(address, port) for address in ("127.0.0.1", "127.0.0.2", "::1")] == [True, False, False]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
 
 
 @pytest.mark.photographs
