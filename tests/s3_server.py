@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,38 @@ class Server:
             else:
                 return
 
+    @contextmanager
+    def dropping(self, ending: str, after: int, times: int) -> Iterator[list[str]]:
+        """The first `times` GETs of keys that end so: the connection breaks off after `after` bytes of the contents.
+        Gives the paths that all such GETs asked for, as they come."""
+        listening = self._server._server
+        whole, asked = listening.app, []
+
+        def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+            answer = whole(environ, start)
+            if environ["REQUEST_METHOD"] != "GET" or not environ["PATH_INFO"].endswith(ending):
+                return answer
+            asked.append(environ["PATH_INFO"])
+            return _broken_off(answer, after) if len(asked) <= times else answer
+
+        listening.app = app
+        try:
+            yield asked
+        finally:
+            listening.app = whole
+
     def upload(self, directory: Path, prefix: str) -> str:
         """Every file of a folder; returns its address."""
         for file in sorted(path for path in directory.rglob("*") if path.is_file()):
             self.client.upload_file(str(file), BUCKET, f"{prefix}/{file.relative_to(directory)}")
         return f"s3://{BUCKET}/{prefix}"
+
+
+def _broken_off(answer: Iterable[bytes], after: int) -> Iterator[bytes]:
+    contents = b"".join(answer)
+    assert len(contents) > after, "nothing would be lost"
+    yield contents[:after]
+    raise ConnectionResetError("as if the network had gone")
 
 
 @contextmanager

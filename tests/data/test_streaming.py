@@ -93,7 +93,7 @@ def test_each_pair_once_an_epoch_however_many_workers_and_ranks(shards: Path, re
     assert epochs[0] != epochs[1]
     for workers in (1, 2):
         assert [told(batch) for batch in loader_of(shards, remote, workers=workers)] == epochs[0], workers
-    for workers in (0, 2):
+    for workers in (0, 1, 2):
         halves = [loader_of(shards, remote, workers=workers, rank=rank, ranks=2) for rank in range(2)]
         joined = [told([*one, *two]) for one, two in zip(*halves, strict=True)]
         assert joined == epochs[0], workers
@@ -157,6 +157,19 @@ def test_a_shard_cut_short_is_read_again_and_then_named(server: Server, shards: 
     dataset = ShardDataset(shards, "train", "captions", stream=remote)
     with pytest.raises(DataError, match=r"train-00001\.tar: .*upload this shard again"):
         dataset[7]
+
+
+@pytest.mark.parametrize("times", [1, 6], ids=["once", "often"])
+def test_a_read_that_breaks_off_is_asked_for_again(
+    server: Server, shards: Path, remote: StreamParams, times: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S3's client asks five times by itself, and then the store does."""
+    wanted = [told(batch) for batch in loader_of(shards, remote)]
+    loader = loader_of(shards, remote)
+    with server.dropping("train-00001.tar", after=1000, times=times) as asked:
+        assert [told(batch) for batch in loader] == wanted
+    assert len(asked) == times + 1
+    assert ("the store is away" in capsys.readouterr().err) == (times > 5)
 
 
 def test_what_is_denied_missing_or_another_is_named(
