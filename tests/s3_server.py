@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 BUCKET = "pairs"
+OWNER = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
 
 
 class Server:
@@ -24,8 +26,7 @@ class Server:
         self._server.start()
         _, self.port = self._server.get_host_and_port()
         self.address = f"http://127.0.0.1:{self.port}"
-        keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
-        self.client: Any = boto3.client("s3", endpoint_url=self.address, **keys)
+        self.client: Any = boto3.client("s3", endpoint_url=self.address, **OWNER)
         self.client.create_bucket(Bucket=BUCKET)
 
     def stop(self) -> None:
@@ -42,6 +43,25 @@ class Server:
                 time.sleep(0.1)
             else:
                 return
+
+    @contextmanager
+    def denying(self, keys: str) -> Iterator[None]:
+        """Who reads is a user of IAM's that may read all of the bucket but these keys (a pattern)."""
+        import boto3
+        from moto.core.authorization import enable_iam_authentication
+
+        iam: Any = boto3.client("iam", endpoint_url=self.address, **OWNER)
+        name, bucket = f"reader-{time.monotonic_ns()}", f"arn:aws:s3:::{BUCKET}"
+        iam.create_user(UserName=name)
+        told = {"Allow": f"{bucket}/*", "Deny": f"{bucket}/{keys}"}
+        policy = [{"Effect": effect, "Action": "s3:*", "Resource": resource} for effect, resource in told.items()]
+        document = json.dumps({"Version": "2012-10-17", "Statement": policy})
+        iam.put_user_policy(UserName=name, PolicyName="reads", PolicyDocument=document)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        with pytest.MonkeyPatch.context() as patch, enable_iam_authentication():
+            patch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+            patch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+            yield
 
     @contextmanager
     def dropping(self, ending: str, after: int, times: int) -> Iterator[list[str]]:

@@ -14,10 +14,12 @@ import pytest
 import torch
 from rank_runs import result, run
 from s3_server import BUCKET, Server, credentials, s3_server
-from toy_world import KilledAt, Toy, same_weights, untimed, write_shards, write_tokenizer
+from toy_world import KilledAt, Toy, same_weights, untimed, write_shards, write_tokenizer, write_workspace
 
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
+from vlp_models.stages import pretrain
+from vlp_models.workspace.paths import Workspace
 
 WAITS = {"patience": 90, "first_wait": 0.05}
 
@@ -140,3 +142,22 @@ def test_a_shard_cut_short_ends_the_run_and_mended_it_goes_on(
     model, done = toy.fit(work, stream=remote)
     assert done.resumed_from, "from what the first run had saved"
     assert same_weights(model, from_folder[0]) and untimed(done.rows) == from_folder[1]
+
+
+def test_a_stage_that_is_denied_says_of_what_and_leaves_nothing_half(
+    server: Server, remote: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of all that it reads, and of what it first reads after an epoch; permitted, it goes on from there."""
+    params, workspace = write_workspace(tmp_path, trainer={"stream": remote}), Workspace(tmp_path)
+    published, prefix = workspace.checkpoint("pretrain/tden"), remote["address"].removeprefix(f"s3://{BUCKET}/")
+    for name, saved in (("manifest.json", []), ("val-00000.tar", [2, 4])):
+        with server.denying(f"*/{name}"), pytest.raises(DataError) as caught:
+            pretrain.run(params, workspace, "tden")
+        assert f"access denied to s3 bucket {BUCKET}, key {prefix}/{name} (" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        held = {file.name for file in tmp_path.glob(".work/pretrain-tden/*/*.ckpt*")}
+        assert held == {f"step-{step:08d}.ckpt{suffix}" for step in saved for suffix in ("", ".sha256")}
+        assert not published.parent.exists() and not workspace.curve("pretrain/tden").exists()
+    pretrain.run(params, workspace, "tden")
+    assert "going on from step 4" in capsys.readouterr().err
+    assert (published / "manifest.json").exists()
