@@ -1,0 +1,99 @@
+"""Captions in many scripts in one listing: a row is in the shards as it was written, or in quarantine with its rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.data.tables import read_table
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.params import SourceParams, load_params
+from vlp_models.stages import prepare, shards, tokenizer, validate
+from vlp_models.workspace.paths import Workspace
+
+ROOT = Path(__file__).parents[2]
+RTL, LTR = "\u200f", "\u200e"
+CAFE = "Un café près de la forêt, l’été"
+CAT = "Μια γάτα κοιμάται πάνω στο τραπέζι"
+GOOD = {  # image file -> its captions
+    "café": [CAFE, "Łódź: ein Mädchen auf der Straße, übers Brückengeländer gelehnt"],
+    "собака": ["Рыжая собака бежит по зелёной траве", "Ёжик и йогурт на столе"],
+    "γάτα": [CAT],
+    "كلب": ["كلب بنيّ يجري على العشب", f"{RTL}قطة تنام على {LTR}Vespa 125{RTL} حمراء{RTL}", "گربه‌ای می‌خوابد"],
+    "कुत्ता": ["एक कुत्ता हरी घास पर दौड़ता है", "वह क्‍षेत्र में बैठी है"],
+    "犬": ["一只棕色的狗在草地上奔跑", "茶色の犬が草の上を走っている。", "ラーメンを食べる人たち"],
+    "🐕": ["a dog 🐕 in the park with a 👨‍👩‍👧 and ❤️", "два 👍🏽 и флаг 🇺🇦"],
+}
+BAD = [  # image file, caption, rule
+    ("🐕", "🐕 🐕 ❤️", "text_letters"),
+    ("🐕", f"{RTL}{RTL} 123 {LTR}", "text_letters"),
+    ("犬", "犬", "caption_words"),
+    ("собака", "Собака", "caption_words"),
+    ("café", unicodedata.normalize("NFD", CAFE), "caption_unique"),
+    ("γάτα", CAT.upper(), "caption_unique"),
+    ("كلب", "كلب \ufffd على العشب", "text_clean"),
+    ("कुत्ता", "एक \x07 कुत्ता है", "text_clean"),
+]
+LATIN_1 = "ein Mädchen im Zug".encode("latin-1")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    folder = tmp_path / "data" / "raw" / "pairs"
+    folder.mkdir(parents=True)
+    for number, name in enumerate(GOOD):
+        noise = np.random.default_rng(number).integers(0, 256, (24, 32, 3), np.uint8)
+        Image.fromarray(noise).save(folder / f"{name}.png")
+    pairs = [(name, text) for name, texts in GOOD.items() for text in texts] + [(name, text) for name, text, _ in BAD]
+    lines = ["image,caption,split", *(f'{name}.png,"{text}",train' for name, text in pairs)]
+    latin_1 = "café.png,".encode() + LATIN_1 + b",train\n"
+    (folder / "pairs.csv").write_bytes("".join(f"{line}\n" for line in lines).encode() + latin_1)
+    return Workspace(tmp_path)
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_every_row_is_learnt_from_or_counted(workspace: Workspace, lowercase: bool) -> None:
+    params = load_params(ROOT / "params.yaml")
+    own = {"vocab_size": 1000, "min_frequency": 1, "lowercase": lowercase, "strip_accents": False}
+    params = dataclasses.replace(
+        params,
+        data={"pairs": SourceParams(format="pairs", root="data/raw/pairs", pairs="pairs.csv")},
+        validate=dataclasses.replace(params.validate, max_bad_fraction=0.5),
+        tokenizer=dataclasses.replace(params.tokenizer, **own),
+    )
+    prepare.run(params, workspace, "pairs")
+    validate.run(params, workspace)
+    tokenizer.run(params, workspace)
+    shards.run(params, workspace, inputs=[ModelInputs(image=PixelInput(height=8, width=8))])
+
+    good = [(f"pairs/{name}.png", text) for name, texts in GOOD.items() for text in texts]
+    dataset = ShardDataset(workspace.shards, "train", "captions", regions=False)
+    learnt = {sample.sample_id: (sample.image_id, sample.text) for sample in dataset}
+    quarantine = read_table("quarantine", workspace.validated).to_pylist()
+    assert learnt == {f"pairs/{line}": pair for line, pair in enumerate(good, 2)}
+    first = 2 + len(good)
+    assert {row["row_id"]: row["rule"] for row in quarantine} == {
+        **{f"pairs/{line}": rule for line, (_, _, rule) in enumerate(BAD, first)},
+        f"pairs/{first + len(BAD)}": "text_utf8",
+    }
+    report = json.loads((workspace.reports / "validation.json").read_text())
+    assert report["tables"]["captions"]["rows"] == len(learnt) + len(quarantine)
+
+    words = Tokenizer.load(workspace.tokenizer)
+    for _, text in good:
+        ids = words.encode(text, 64)
+        assert words.unk_id not in ids
+        assert bare(words.decode(ids)) == bare(text.lower() if lowercase else text), text
+
+
+def bare(text: str) -> str:
+    """Letters, marks and symbols: the tokenizer leaves out what is not seen, and puts spaces around each Han sign."""
+    return "".join(c for c in unicodedata.normalize("NFC", text) if not c.isspace() and unicodedata.category(c) != "Cf")
