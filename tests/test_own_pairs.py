@@ -1,6 +1,7 @@
 """The README's "Your own pairs": a CSV of image,caption becomes a captioner, without boxes or a network.
 
-The backbone is one of timm's smallest with random weights: what the preset's package holds is not needed for this.
+The backbone is one of timm's smallest with random weights, and the words are learnt from the captions: what the
+preset's packages hold is not needed for this.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ TINY = [
     "models.tden.config.hidden=16",
     "models.tden.config.heads=2",
     "models.tden.config.intermediate=32",
+    "models.tden.words=",
+    "tokenizer.source=train",
+    "tokenizer.vocab=",
     "tokenizer.vocab_size=120",
+    "trainer.precision=32-true",
     "pretrain.tden.max_epochs=1",
     "pretrain.tden.batch_size=8",
     "finetune.tden-captioning.max_epochs=1",

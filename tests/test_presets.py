@@ -33,7 +33,7 @@ XGPT_DEMO = 5_135_674
 PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "tiny": ([], 600_784),
     "tiny-coco": ([], DEMO),
-    "own-pairs": ([], DEMO),
+    "own-pairs": ([], 34_656_256),  # as Flickr8k's
     "incoming": ([], DEMO),
     "tden-two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),
