@@ -164,6 +164,29 @@ def test_tden_drops_features_as_its_config_says(more):
         build_model("tden", {**config, "feature_dropout": 1.0}, facts)
 
 
+@pytest.mark.parametrize("family", ["xgpt", "unified_vlp"])
+def test_other_models_of_regions_drop_features_likewise(family):
+    facts = DataFacts(vocab_size=20, mask_id=4, feature_dim=32, num_classes=3)
+    small = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1}
+    model = build_model(family, {**small, "feature_dropout": 0.5}, facts)
+    seen = []
+    model.region_embedding.features.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    probabilities = torch.full((2, 3, 3), 1 / 3)
+    regions = Regions(
+        features_BRF=torch.ones(2, 3, 32),
+        boxes_BR4=torch.rand(2, 3, 4),
+        class_probs_BRC=probabilities,
+        mask_BR=torch.ones(2, 3, dtype=torch.bool),
+    )
+    model.region_embedding(regions)
+    model.eval()
+    model.region_embedding(regions)
+    dropped_BRF, kept_BRF = (x.view(2, 3, 32) for x in seen)
+    assert set(dropped_BRF.unique().tolist()) == {0.0, 2.0} and bool((kept_BRF == 1).all())
+    assert torch.equal(dropped_BRF, dropped_BRF[:, :1].expand(-1, 3, -1))
+    assert not torch.equal(dropped_BRF[0], dropped_BRF[1])
+
+
 def test_initial_weights():
     block = TransformerBlock(256, 4, 512, **SIZES)
     init_weights(block, 0.02)

@@ -30,6 +30,7 @@ class UnifiedVLPConfig:
     region_slots: int = 100  # positions kept for regions: [SEP] has the next but one, whatever an image's regions are
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    feature_dropout: float = 0.0  # the same entries of all regions of an image
     layer_norm_eps: float = 1e-5
     init_std: float = 0.02
     # of the region embedding and VQA's first layer: as torch makes layers, whatever their width, or N(0, init_std)
@@ -49,6 +50,8 @@ class UnifiedVLPConfig:
             raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         if self.layers < 1:
             raise ParamsError(f"config: layers: {self.layers}, but Unified VLP needs at least one")
+        if not 0 <= self.feature_dropout < 1:
+            raise ParamsError(f"config: feature_dropout ({self.feature_dropout}) must be from 0 to below 1")
         if self.max_masked < 0:
             raise ParamsError(f"config: max_masked: {self.max_masked} must be zero (no limit) or more")
         if self.region_slots < 0 or self.max_positions < self.region_slots + 4:

@@ -116,6 +116,7 @@ class UnifiedVLP(nn.Module):
             dropout=dropout,
             eps=eps,
             compat=config.compat_reference,
+            feature_dropout=config.feature_dropout,
         )
         self.text_embedding = TextEmbedding(
             config.vocab_size, hidden, max_positions=config.max_positions, types=4, dropout=dropout, eps=eps

@@ -21,16 +21,26 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Regions, ScoredRegions
 from vlp_models.errors import DataError
+from vlp_models.models.layers.embeddings import FeatureDropout
 
 
 class RegionEmbedding(nn.Module):
     """[B, R, D], without segment embedding and the norm over the sum, which tokens of all kinds share."""
 
     def __init__(
-        self, feature_dim: int, classes: int, hidden: int, *, dropout: float, eps: float, compat: bool
+        self,
+        feature_dim: int,
+        classes: int,
+        hidden: int,
+        *,
+        dropout: float,
+        eps: float,
+        compat: bool,
+        feature_dropout: float = 0.0,
     ) -> None:
-        """classes: 0 for an embedding that knows of none."""
+        """classes: 0 for an embedding that knows of none. feature_dropout: see `FeatureDropout`."""
         super().__init__()
+        self.feature_dropout = FeatureDropout(feature_dropout)
         self.compat = compat
         self.features = nn.Sequential(
             nn.Linear(feature_dim, feature_dim), nn.ReLU(), nn.Linear(feature_dim, hidden), nn.ReLU()
@@ -45,7 +55,7 @@ class RegionEmbedding(nn.Module):
 
     def forward(self, regions: Regions, hidden_BR: Tensor | None = None) -> Tensor:
         """hidden_BR bool: regions whose look is hidden; their features become zero, their places remain."""
-        features_BRF = regions.features_BRF
+        features_BRF = self.feature_dropout(regions.features_BRF)
         if hidden_BR is not None:
             features_BRF = features_BRF * ~hidden_BR[..., None]
         if self.compat:

@@ -26,6 +26,7 @@ class XGPTConfig:
     max_positions: PositiveInt = 60  # tokens of a sentence, [CLS] and [SEP] included
     dropout: Share = 0.1
     attention_dropout: Share = 0.1
+    feature_dropout: Share = 0.0  # the same entries of all regions of an image
     layer_norm_eps: PositiveFloat = 1e-12
     embedding_norm_eps: PositiveFloat = 1e-5  # 1e-12 would turn a blank region's gradient into 1e6 times itself
     init_std: PositiveFloat = 0.02

@@ -94,7 +94,11 @@ class XGPT(nn.Module):
         hidden, eps = config.hidden, config.embedding_norm_eps
         drop = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
         self.region_embedding = RegionEmbedding(
-            config.feature_dim, hidden, eps=eps, separate_norms=config.separate_region_norms
+            config.feature_dim,
+            hidden,
+            eps=eps,
+            separate_norms=config.separate_region_norms,
+            feature_dropout=config.feature_dropout,
         )
         self.region_dropout = nn.Dropout(config.dropout)
         self.refiner = nn.ModuleList(
