@@ -24,6 +24,7 @@ help:
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
 	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (one to two hours)"
+	@echo "     ... MODELS=\"xgpt unified-vlp soho vlmo\"   these designs beside TDEN, about as long each"
 	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (one to two hours)"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.exclusive import exclusive
 from vlp_models.redaction import redact, redacted
-from vlp_models.weight_files import is_source
+from vlp_models.weight_files import is_source, watched
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
@@ -150,11 +150,19 @@ def _register_again(params: Params, workspace: Workspace) -> int:
 
 def _not_imported(params: Params, workspace: Workspace) -> list[str]:
     """The weights that models are to begin with and that are not there: of them DVC says no more than a path."""
-    return [
-        f"params.yaml: `models.{name}.weights`: {model.weights} is not there; `vlp import-checkpoint` makes it, and "
-        f"`--name {Path(model.weights).name}` gives it that place"
+    lost = {
+        f"models.{name}.weights": model.weights
         for name, model in params.models.items()
-        if model.weights and not is_source(model.weights) and not (workspace.root / model.weights).exists()
+        if watched(model.weights) and not (workspace.root / watched(model.weights)).exists()
+    }
+    return [
+        f"params.yaml: `{where}`: {weights} is not there; "
+        + (
+            "a path starts at the project's root"
+            if is_source(weights)
+            else f"`vlp import-checkpoint` makes it, and `--name {Path(weights).name}` gives it that place"
+        )
+        for where, weights in lost.items()
     ]
 
 

@@ -42,7 +42,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     _check_size(path, size)
     try:
         state: Any = load_file(path) if path.suffix == ".safetensors" else _load_torch(path)
-    except CheckpointError:
+    except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # torch's readers let anything out on bytes that are no weights
         raise CheckpointError(f"{path}: {_what_is_wrong(head, error)}") from None

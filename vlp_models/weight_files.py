@@ -13,10 +13,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlp_models.errors import CheckpointError
-from vlp_models.workspace.packages import PREFIX, check_noted, data_files, find_package
+from vlp_models.workspace.packages import PREFIX, check_noted, data_files, dependency, find_package
 
 LIBRARIES = ("timm", "torchvision")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+
+
+def watched(weights: str) -> str:
+    """What DVC watches in place of `weights`; empty where there are none, or a library has them."""
+    return "" if library_of(weights) else dependency(weights)
 
 
 def is_source(weights: str) -> bool:

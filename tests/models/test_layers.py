@@ -181,6 +181,8 @@ def test_other_models_of_regions_drop_features_likewise(family):
     model.region_embedding(regions)
     model.eval()
     model.region_embedding(regions)
+    with pytest.raises(ParamsError, match="feature_dropout"):
+        build_model(family, {**small, "feature_dropout": 1.0}, facts)
     dropped_BRF, kept_BRF = (x.view(2, 3, 32) for x in seen)
     assert set(dropped_BRF.unique().tolist()) == {0.0, 2.0} and bool((kept_BRF == 1).all())
     assert torch.equal(dropped_BRF, dropped_BRF[:, :1].expand(-1, 3, -1))

@@ -17,13 +17,15 @@ from timm_toys import network
 from torch import Tensor
 
 from vlp_models.data.batch import Pixels
-from vlp_models.errors import CheckpointError
+from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models import build_model
 from vlp_models.models.checkpoint import load_model
 from vlp_models.models.foreign import Asked, Imported
 from vlp_models.models.pretrained_timm import read_timm
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.models.vlmo.timm_vit import convert_vit, renormalised
+from vlp_models.params import ModelParams
+from vlp_models.runs.check import check_runs
 from vlp_models.runs.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial
 from vlp_models.workspace.paths import Workspace, hash_file
@@ -131,19 +133,40 @@ def test_params_may_name_the_weights_themselves(tmp_path: Path, capsys: pytest.C
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
     torch.save(net.state_dict(), tmp_path / "vit.pth")
-    absolute = {**params.models["vlmo"].config, "positions": "absolute"}
-    named = dataclasses.replace(params.models["vlmo"], weights="vit.pth", config=absolute)
+    fitting = {**params.models["vlmo"].config, "positions": "absolute", "layer_scale": 0.0, "layer_norm_eps": 1e-6}
+    named = dataclasses.replace(params.models["vlmo"], weights="vit.pth", config=fitting)
     initial.run(dataclasses.replace(params, models={"vlmo": named}), workspace, "vlmo")
     assert "of ViT weights in blocks, image_embedding, norm" in capsys.readouterr().out
     model, _, info = load_model(workspace.checkpoint("initial/vlmo"))
-    theirs = net.state_dict()["blocks.1.attn.qkv.weight"]
-    assert torch.equal(model.state_dict()["blocks.1.attention.qkv.weight"], theirs)
+    assert isinstance(model, VLMo)
+    with torch.no_grad():
+        wanted, found = net.forward_features(PIXELS[:, :, :16, :16]), states(model.eval(), PIXELS[:, :, :16, :16])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
     kept = info.provenance["weights"]
     assert kept["source"] == "vit.pth" and kept["files"] == {"vit.pth": hash_file(tmp_path / "vit.pth")}
     assert "text_embedding" in kept["fresh"]
-    missing = dataclasses.replace(named, weights="nowhere.pth")
-    with pytest.raises(CheckpointError, match=r"nowhere\.pth: no such file"):
-        initial.run(dataclasses.replace(params, models={"vlmo": missing}), workspace, "vlmo")
+
+    without = {key: value for key, value in fitting.items() if key != "positions"}
+    for changes, message in (
+        ({"weights": "nowhere.pth"}, r"`models\.vlmo\.weights: nowhere\.pth`: .*no such file"),
+        ({"config": {**fitting, "layer_scale": 0.5}}, "layer_scale: 0.5 here, 0.0 there"),
+        ({"config": without}, "positions: relative here, absolute there"),
+    ):
+        other = dataclasses.replace(params, models={"vlmo": dataclasses.replace(named, **changes)})
+        with pytest.raises(CheckpointError, match=message):
+            initial.run(other, workspace, "vlmo")
+
+
+def test_a_source_that_can_not_be_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    params = dataclasses.replace(write_workspace(tmp_path), pretrain={}, finetune={})
+    for family, weights, message in (
+        ("tden", "timm:resnet18", "not of a tden, which reads no pixels"),
+        ("vlmo", "timm", "name timm's model"),
+        ("vlmo", "torchvision", "name timm's model"),
+    ):
+        model = ModelParams(family=family, weights=weights)
+        with pytest.raises(ParamsError, match=message):
+            check_runs(dataclasses.replace(params, models={"m": model}))
 
 
 def test_an_installed_package_brings_a_weights_file_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

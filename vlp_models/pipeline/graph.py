@@ -12,8 +12,8 @@ from typing import Any
 
 from vlp_models.params import FinetuneParams, ModelParams, Params
 from vlp_models.pipeline.dvc_file import Stage
-from vlp_models.pipeline.outside import begins_with, read_by_detector, vocabulary_source
-from vlp_models.weight_files import is_source
+from vlp_models.pipeline.outside import read_by_detector, vocabulary_source
+from vlp_models.weight_files import is_source, watched
 from vlp_models.workspace.contents import CONTENTS, Kind, facts_file, learnt_file
 from vlp_models.workspace.packages import dependency
 from vlp_models.workspace.paths import WITHDRAWN
@@ -145,7 +145,7 @@ def pipeline(
         }
     vocabulary = [dependency(source) for source, _ in vocabulary_source(params)]
     worded = any(model.words for model in params.models.values())
-    seen = any(is_source(model.weights) for model in params.models.values())
+    image_weighted = any(is_source(model.weights) for model in params.models.values())
     stages |= {
         "tokenizer": {
             "cmd": "vlp stage tokenizer",
@@ -163,10 +163,10 @@ def pipeline(
             {
                 name: {
                     "family": m.family,
-                    "begins": begins_with(m) or (BOXES if m.eyes.steps else NOTHING),
+                    "begins": watched(m.weights) or (BOXES if m.eyes.steps else NOTHING),
                     "facts": f"{CONTENTS}/{facts_file(kinds[name])}",
                     **(_words(m) if worded else {}),
-                    **(_image_weights(m) if seen else {}),
+                    **(_image_weights(m) if image_weighted else {}),
                 }
                 for name, m in params.models.items()
             },
@@ -176,7 +176,7 @@ def pipeline(
             deps=[
                 "${item.begins}",
                 *(["${item.words}", "${item.reader}"] if worded else []),
-                *(["${item.image_reader}"] if seen else []),
+                *(["${item.image_reader}"] if image_weighted else []),
                 "${item.facts}",
                 "data/tokenizer",
                 code("stages", "initial"),

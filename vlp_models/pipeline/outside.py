@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlp_models.params import ModelParams, Params
+from vlp_models.params import Params
 from vlp_models.weight_files import library_of
 from vlp_models.workspace.packages import dependency
 
@@ -25,11 +25,6 @@ def packages(params: Params, *, regions: bool) -> list[tuple[str, str]]:
         if source
     ]
     return [*vocabulary_source(params), *first, *(_eyes(params) if regions else [])]
-
-
-def begins_with(model: ModelParams) -> str:
-    """The file or folder of `models.NAME.weights`; empty where there is none, or a library has it."""
-    return "" if library_of(model.weights) else dependency(model.weights)
 
 
 def _eyes(params: Params) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from vlp_models.lookup import check_known
 from vlp_models.models.outline import outline
 from vlp_models.params import ModelParams, Params
 from vlp_models.params.schema import nearest
-from vlp_models.weight_files import is_source
+from vlp_models.weight_files import is_source, library_of
 
 
 def check_runs(params: Params) -> None:
@@ -43,6 +43,11 @@ def check_runs(params: Params) -> None:
                 f"params.yaml: `models.{name}.weights: {model.weights}`: these fill the image side of "
                 f"{' or '.join(IMAGE_READERS)}, not of a {model.family}, which reads no pixels; it gets them by "
                 "`features.source: timm`"
+            )
+        if library_of(model.weights) == "torchvision" or (model.family == "vlmo" and model.weights == "timm"):
+            raise ParamsError(
+                f"params.yaml: `models.{name}.weights: {model.weights}`: name timm's model, as in "
+                "timm:vit_base_patch16_224"
             )
         if model.eyes.steps:
             _check_eyes(name, model)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from vlp_models.models.adopt import adopt_weights, in_short
+from vlp_models.errors import CheckpointError
+from vlp_models.models.adopt import adopt_weights, in_short, refuse_other
 from vlp_models.models.foreign import Asked
 from vlp_models.models.pretrained_timm import read_timm
 from vlp_models.params import ModelParams
 from vlp_models.runs.fitting import Inputs, data_facts
+from vlp_models.state_dicts import some
 from vlp_models.weight_files import file_of, library_of
 from vlp_models.workspace.paths import hash_file
 
@@ -21,16 +26,23 @@ def begin_with_image_weights(
 ) -> tuple[dict[str, Any], list[str]]:
     """Fills what timm's weights have of `model`: SOHO's CNN, or VLMo's patches and vision experts.
 
-    Returns what to keep with the checkpoint (source, the file's sha256, and what was taken and left out), and the same
-    in lines to print.
+    Returns what to keep with the checkpoint (source, the file's sha256, what was taken and what stayed fresh), and the
+    same in lines to print.
 
     Raises:
         MissingToolError: the package is not installed.
-        CheckpointError: the family reads no pixels, weights of another architecture or size, no such file.
+        CheckpointError: the family reads no pixels, weights of another architecture or size than the model's, no such
+            file.
     """
     asked = Asked(facts=data_facts(inputs), config=p.config, family=p.family, root=root, where=where)
-    imported = read_timm(Path(p.weights), asked)
-    adopted = adopt_weights(model, imported.weights)
+    try:
+        imported = read_timm(Path(p.weights), asked)
+        refuse_other(_plain(imported.config), _plain(dataclasses.asdict(model.config)), imported.config)  # type: ignore[call-overload]
+        adopted = adopt_weights(model, imported.weights)
+        if adopted.left_out:
+            raise CheckpointError(f"the model has no place for {some(adopted.left_out)}")
+    except CheckpointError as error:
+        raise CheckpointError(f"params.yaml: `{where}: {p.weights}`: {error}") from None
     own = model.state_dict()
     told = {"taken": in_short(adopted.taken, own), "fresh": in_short(adopted.fresh, own), "notes": list(imported.notes)}
     file = None if library_of(p.weights) else file_of(p.weights, root, where)
@@ -39,3 +51,9 @@ def begin_with_image_weights(
     modules = sorted({name.partition(".")[0] for name in adopted.taken})
     lines = [f"{p.weights}: {parameters:,} of {imported.what} weights in {', '.join(modules)}"]
     return kept, [*lines, *(f"  {note}" for note in imported.notes)]
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As params.yaml would have it: lists, not tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(config)))
+    return plain

@@ -17,6 +17,7 @@ from vlp_models.lookup import load
 from vlp_models.models.info import UNLIMITED
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
+from vlp_models.weight_files import is_source
 from vlp_models.workspace.packages import PREFIX
 from vlp_models.workspace.paths import Workspace, output_directory, write_text
 
@@ -92,6 +93,8 @@ def import_checkpoint(
     if form not in FORMATS:
         raise CheckpointError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     out = workspace.checkpoint(f"imported/{name}")
+    if is_source(name):
+        raise CheckpointError(f"--name {name}: reads like a file or a library; give another")
     if out.exists():
         raise CheckpointError(f"{out}: there already; give another --name, or remove it")
     if form in PARTS and name not in params.models:

@@ -20,6 +20,7 @@ from vlp_models.pipeline.outs import outs_of
 from vlp_models.tasks import TASKS
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.lineage import git_commit
+from vlp_models.weight_files import watched
 from vlp_models.workspace.contents import no_longer_here
 from vlp_models.workspace.packages import dependency
 from vlp_models.workspace.paths import Workspace, hash_path, read_json
@@ -86,7 +87,7 @@ def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
 
 def _begun_with(model: ModelParams, workspace: Workspace) -> dict[str, str]:
     """Where the weights come from that the model began with, each with what is known of its content."""
-    places = [model.weights, dependency(model.words)]
+    places = [watched(model.weights), dependency(model.words)]
     files = {place: workspace.root / place for place in places if place}
     return {place: hash_path(file) if file.exists() else "" for place, file in files.items()}
 
@@ -184,7 +185,9 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
             parent |= {"eyes": provenance["eyes"]} if "eyes" in provenance else {}
     else:
         kind, model = split_start(starts[-1]) if starts else ("", "")
-        if kind == "initial" and params.models[model].weights:
+        if kind == "initial" and (files := made_from.get("provenance", {}).get("weights", {}).get("files")):
+            parents.append({"role": "image weights", "path": params.models[model].weights, "files": files})
+        elif kind == "initial" and params.models[model].weights:
             there = workspace.root / params.models[model].weights
             digest = hash_path(there) if there.exists() else None
             parents.append({"role": "imported weights", "path": params.models[model].weights, "sha256": digest})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from vlp_models.errors import ParamsError
 from vlp_models.params.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Share
@@ -26,7 +28,7 @@ class XGPTConfig:
     max_positions: PositiveInt = 60  # tokens of a sentence, [CLS] and [SEP] included
     dropout: Share = 0.1
     attention_dropout: Share = 0.1
-    feature_dropout: Share = 0.0  # the same entries of all regions of an image
+    feature_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the same entries of all regions of an image
     layer_norm_eps: PositiveFloat = 1e-12
     embedding_norm_eps: PositiveFloat = 1e-5  # 1e-12 would turn a blank region's gradient into 1e6 times itself
     init_std: PositiveFloat = 0.02
