@@ -33,7 +33,7 @@ from vlp_models.serving.bundle import content_of, write_bundle
 from vlp_models.serving.images import MAX_BYTES
 from vlp_models.serving.page.handlers import NO_PHOTO, Eye, Page
 from vlp_models.serving.page.origin import origin
-from vlp_models.serving.page.photo import open_photo, shown
+from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown
 from vlp_models.serving.predictor import Predictor
 from vlp_models.tracking import registry
 from vlp_models.tracking.client import connect
@@ -210,7 +210,7 @@ def test_a_photo_says_the_same_in_whatever_form_it_comes(here: Workspace, params
     assert len(set(likeliest)) == 4, "another picture is answered otherwise"
 
 
-def test_a_model_of_pixels_has_no_boxes(here: Workspace, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_pixels_has_cells_of_a_grid(here: Workspace, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
     small = ModelParams(family="toy", config={"side": 8, "patch": 4, "hidden": 16, "heads": 2})
     checkpoint = make_model(here, 7, "pixels", made=small, name="toy")
@@ -219,8 +219,12 @@ def test_a_model_of_pixels_has_no_boxes(here: Workspace, photo: Path, monkeypatc
     eye = Eye(Predictor(here.root / "pixels"), made_by)
     answered = Page(answerer=eye, missing={}).answer(str(photo), "what is it ?")
     assert answered.answers and answered.seen is not None
-    assert answered.seen.note == "This model reads pixels, no regions: there are no boxes to draw."
-    assert answered.seen.picture.size == shown(open_photo(photo)).size
+    told = "This model reads pixels, no regions. The thin boxes are the cells of a grid of 4 x 4, not objects."
+    assert answered.seen.note.startswith(told)
+    plain, drawn = np.asarray(shown(open_photo(photo))), np.asarray(answered.seen.picture)
+    assert drawn.shape == plain.shape == (704, 704, 3)
+    lines = {tuple(drawn[176 * row + 88, 176 * column]) for row in range(4) for column in range(4)}
+    assert lines <= {GIVEN, WEIGHED} and np.array_equal(drawn[100:140, 100:140], plain[100:140, 100:140])
 
 
 def test_a_version_whose_files_are_gone_leaves_the_others_on_the_page(

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vlp_models.errors import VLPError
+from vlp_models.serving.page.cells import GRID, weigh_cells
 from vlp_models.serving.page.origin import Origin, limits
 from vlp_models.serving.page.photo import open_photo, shown, with_boxes
 from vlp_models.serving.page.regions import Remembering, Weighed, given, weigh
@@ -75,14 +76,22 @@ class Eye:
     def _seen(self, photo: Image.Image, question: str, said: str) -> Seen:
         task_model, extractor = self.predictor.task_model, self.predictor.extractor
         if extractor is None:
-            return Seen(picture=shown(photo), note="This model reads pixels, no regions: there are no boxes to draw.")
+            return self._seen_in_cells(photo, question, said)
         regions = given(extractor.extract([photo])[0], task_model.info.max_regions)
         if not len(regions) or not said:
             why = "no region was found in this photo" if said else "the model said nothing"
             return Seen(picture=shown(photo), note=f"No boxes: {why}.")
         weighed = weigh(task_model, regions, question, said)
         picture = with_boxes(photo, np.asarray(regions.boxes).tolist(), weighed.weightiest)
-        return Seen(picture=picture, note=_note(weighed, "answer" if question else "caption"))
+        return Seen(picture=picture, note=_regions_note(weighed, "answer" if question else "caption"))
+
+    def _seen_in_cells(self, photo: Image.Image, question: str, said: str) -> Seen:
+        """Of a model that reads pixels."""
+        if not said:
+            return Seen(picture=shown(photo), note="No boxes: the model said nothing.")
+        weighed, cells = weigh_cells(self.predictor.task_model, photo, question, said)
+        picture = with_boxes(photo, cells.tolist(), weighed.weightiest)
+        return Seen(picture=picture, note=_cells_note(weighed, "answer" if question else "caption"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,20 +192,31 @@ class Page:
         return lock
 
 
-def _note(weighed: Weighed, what: str) -> str:
+def _regions_note(weighed: Weighed, what: str) -> str:
     """What thin and thick boxes mean, in words."""
     count = len(weighed.losses)
     boxes = "The thin box is the one region" if count == 1 else f"The thin boxes are the {count} regions"
     text = f"{boxes} that the model was given."
     if count == 1:
         return f"{text} Which part of it matters can't be said."
+    return f"{text} {_thick(weighed, what, left_out='left out one by one', by='leaving out each')}"
+
+
+def _cells_note(weighed: Weighed, what: str) -> str:
+    """The same of a model that reads pixels."""
+    cells = f"The thin boxes are the cells of a grid of {GRID} x {GRID}, not objects."
+    thick = _thick(weighed, what, left_out="blanked one by one", by="blanking each")
+    return f"This model reads pixels, no regions. {cells} {thick}"
+
+
+def _thick(weighed: Weighed, what: str, *, left_out: str, by: str) -> str:
     if not weighed.weightiest:
-        return f"{text} No single one decides: left out one by one, the {what} stays as likely."
+        return f"No single one decides: {left_out}, the {what} stays as likely."
     likely = [
         f"without {place}, it is {_times(weighed.losses[number])} less likely"
         for place, number in enumerate(weighed.weightiest, start=1)
     ]
-    return f"{text} The thick ones matter most to this {what}, by leaving out each in turn: {'; '.join(likely)}."
+    return f"The thick ones matter most to this {what}, by {by} in turn: {'; '.join(likely)}."
 
 
 def _times(loss: float) -> str:

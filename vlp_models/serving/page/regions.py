@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import Extractor
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.models.protocols import Generates
@@ -45,7 +46,7 @@ class Remembering:
 class Weighed:
     """
     likelihood  of the answer with all regions: a log-probability
-    losses      [R]: how much of it is lost without each region, in nats; below 0, the answer is likelier without
+    losses      [R]: how much of it is lost without each region (or cell), in nats; below 0, it is likelier without
     """
 
     likelihood: float
@@ -73,23 +74,27 @@ def weigh(task_model: TaskModel, regions: RegionArrays, text: str, said: str) ->
     kept = [np.arange(len(regions)), *(np.delete(np.arange(len(regions)), i) for i in range(len(regions)))]
     if len(regions) < 2:  # nothing would be left to look at
         kept = kept[:1]
-    asked = said if task_model.task == "captioning" else text
-    sample = Sample(sample_id="", image_id="", source="", text=asked)
+    sample = asked_of(task_model, text, said)
     found: list[float] = []
     for start in range(0, len(kept), AT_ONCE):
         block = [
             replace(sample, image_id=f"{start + i}", regions=_chosen(regions, rows))  # each is a picture of its own
             for i, rows in enumerate(kept[start : start + AT_ONCE])
         ]
-        found += _log_probabilities(task_model, block, said)
+        found += log_probabilities(task_model, task_model.read(block), said)
     whole = found[0]
     return Weighed(likelihood=whole, losses=tuple(whole - one for one in found[1:]) or (0.0,) * len(regions))
 
 
+def asked_of(task_model: TaskModel, text: str, said: str) -> Sample:
+    """A sample without an image, whose text is what the model reads: the question, or the caption it has said."""
+    return Sample(sample_id="", image_id="", source="", text=said if task_model.task == "captioning" else text)
+
+
 @torch.no_grad()
-def _log_probabilities(task_model: TaskModel, samples: Sequence[Sample], said: str) -> list[float]:
+def log_probabilities(task_model: TaskModel, batch: Batch, said: str) -> list[float]:
     """Of `said`, for each sample: a caption's tokens one after the other, or an answer's own probability."""
-    batch = task_model.read(samples).to(next(task_model.parameters()).device)
+    batch = batch.to(next(task_model.parameters()).device)
     if isinstance(task_model, VQA):
         answer_B = task_model.probabilities(batch)[:, task_model.labels.index(said)]
         return [float(p) for p in answer_B.clamp(min=1e-12).log()]
