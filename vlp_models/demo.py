@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError, Terminated, VLPError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vlp_models.params import Params
     from vlp_models.serving.page.handlers import Page
     from vlp_models.workspace.paths import Workspace
@@ -73,7 +75,8 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
                 continue
             version, chosen = versions[task]
             try:
-                bundle, origin = checked_bundle(version), _origin(client, version, chosen)
+                bundle = checked_bundle(version)
+                origin = _origin(client, version, chosen, bundle)
                 if task == "retrieval":
                     made |= {"search": PhotoSearch(bundle, workspace, split), "search_origin": origin}
                 else:
@@ -109,7 +112,7 @@ def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tup
     return found
 
 
-def _origin(client: Any, version: Any, chosen: str) -> Any:
+def _origin(client: Any, version: Any, chosen: str, bundle: Path) -> Any:
     from vlp_models.serving.page.origin import origin
     from vlp_models.tracking.evaluations import read_lineage, read_scores
 
@@ -120,4 +123,5 @@ def _origin(client: Any, version: Any, chosen: str) -> Any:
         tags=dict(version.tags),
         lineage=read_lineage(client, version),
         scores=read_scores(client, version),
+        bundle=bundle,
     )

@@ -127,6 +127,7 @@ def test_champions_answer_and_where_there_is_none_the_command_is_named(
     about = page.about("captioning")
     assert "vlp-captioning version 1 (champion; model tden)" in about and "run own.captioning" in about
     assert "scenes (generated scenes)" in about and "What it can't do:" in about
+    assert "What it began with is not on record." in about and "Its regions are plain cells of a grid" in about
     assert "5 photos of the split test" in page.about("retrieval")
 
 

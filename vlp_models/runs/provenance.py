@@ -189,8 +189,10 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
             parents.append({"role": "image weights", "path": params.models[model].weights, "files": files})
         elif kind == "initial" and params.models[model].weights:
             there = workspace.root / params.models[model].weights
-            digest = hash_path(there) if there.exists() else None
-            parents.append({"role": "imported weights", "path": params.models[model].weights, "sha256": digest})
+            imported = {"path": params.models[model].weights, "sha256": hash_path(there) if there.exists() else None}
+            told = made_from.get("provenance", {}).get("weights", {})  # as `vlp import-checkpoint` was called
+            imported |= {key: told[name] for key, name in (("form", "imported"), ("file", "file")) if name in told}
+            parents.append({"role": "imported weights", **imported})
         if kind == "initial" and (words := made_from.get("provenance", {}).get("words")):
             parents.append({"role": "a BERT's words", "path": words["source"], "files": words["files"]})
     if config.get("detector_id"):

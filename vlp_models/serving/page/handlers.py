@@ -170,7 +170,7 @@ class Page:
             lines.append(f"It searches {self.search.searched:,} photos of the split {self.search.split}.")
         elif task_model.search:
             lines.append(f"Captions are searched for: {task_model.search}.")
-        lines += [origin.data, *origin.figures]
+        lines += [origin.data, *origin.before, *origin.figures]
         told, cant = "\n".join(f"- {_plain(line)}" for line in lines), "\n".join(f"- {x}" for x in limits(task_model))
         return f"**{TITLES[task]}**\n\n{told}\n\nWhat it can't do:\n\n{cant}"
 

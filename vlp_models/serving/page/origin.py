@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from vlp_models.serving.page.before import datasets, eyes_of, runs_before
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
 from vlp_models.tasks.vqa import UNKNOWN
@@ -15,7 +17,8 @@ from vlp_models.tasks.vqa import UNKNOWN
 class Origin:
     """
     chosen   how it came here: `champion`, or `run NAME`
-    data     what it was trained on, in a sentence
+    data     what it was fine-tuned on, in a sentence
+    before   what it had learned before that, and what its eyes and words had: a sentence each
     figures  its headline figures with intervals, a sentence for each dataset and split
     """
 
@@ -26,6 +29,7 @@ class Origin:
     model: str
     family: str
     data: str
+    before: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
 
     @property
@@ -41,16 +45,19 @@ def origin(
     tags: Mapping[str, str],
     lineage: Mapping[str, Any] | None,
     scores: Sequence[Mapping[str, Any]],
+    bundle: Path | None = None,
 ) -> Origin:
-    """Of what the registry keeps with a version: its tags, lineage.json and scores.json."""
+    """Of what the registry keeps with a version: its tags, lineage.json, scores.json, and its bundle."""
+    run = tags.get("run", "unknown")
     return Origin(
         name=name,
         version=version,
         chosen=chosen,
-        run=tags.get("run", "unknown"),
+        run=run,
         model=tags.get("model", "unknown"),
         family=tags.get("family", "unknown"),
-        data=trained_on(lineage, tags.get("run", "")),
+        data=trained_on(lineage, run),
+        before=(*runs_before(lineage, run), *(eyes_of(bundle) if bundle is not None else ())),
         figures=tuple(_figures(scores)),
     )
 
@@ -64,10 +71,9 @@ def trained_on(lineage: Mapping[str, Any] | None, run: str) -> str:
     generated = params.get("generate") or {}
     if not sources:
         return "Its record names no dataset."
-    named = [f"{one} (generated scenes)" if one in generated else one for one in sources]
     images = (((lineage.get("data") or {}).get("shards") or {}).get("counts") or {}).get("train", {}).get("images")
     count = f"; the training split of all datasets held {images:,} images" if images else ""
-    text = f"Fine-tuned on {', '.join(named)}{count}."
+    text = f"Fine-tuned on {datasets(sources, params)}{count}."
     if all(one in generated for one in sources):
         text += " These are drawn scenes, no photographs: what it says of a photograph means nothing."
     return text
