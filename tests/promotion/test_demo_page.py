@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import itertools
 import json
 import os
@@ -11,15 +12,18 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import numpy as np
 import pytest
 import requests
 import yaml
 from mlflow.exceptions import MlflowException
+from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from small_project import SIZES, make_data, make_model
 from toy_registry import toy_items, write_evaluation
@@ -31,7 +35,8 @@ from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.serving.bundle import content_of, write_bundle
 from vlp_models.serving.images import MAX_BYTES
-from vlp_models.serving.page.handlers import NO_PHOTO, Eye, Page
+from vlp_models.serving.page import regions
+from vlp_models.serving.page.handlers import NO_PHOTO, Eye, Page, Seen
 from vlp_models.serving.page.origin import origin
 from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown
 from vlp_models.serving.predictor import Predictor
@@ -276,12 +281,54 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+def _pixels(picture: Image.Image | bytes) -> NDArray[np.int16]:
+    """[H, W, 3] of 0 to 255, which can be subtracted."""
+    opened = picture if isinstance(picture, Image.Image) else Image.open(io.BytesIO(picture))
+    return np.asarray(opened.convert("RGB")).astype(np.int16)
+
+
+def _see_boxes(tab: Any, seen: Seen | None, photo: Path, screen: Path) -> None:
+    """The picture on the page is `seen`: the uploaded photo but for the edges of its 16 boxes, which are grid cells."""
+    assert seen is not None
+    element, deadline = tab.locator("#picture img"), time.monotonic() + 60
+    while True:  # its file, as the page has it
+        element.wait_for()
+        sent = _pixels(tab.request.get(urljoin(tab.url, element.get_attribute("src"))).body())
+        if np.array_equal(sent, _pixels(seen.picture)) or time.monotonic() > deadline:
+            break
+        tab.wait_for_timeout(200)
+    assert np.array_equal(sent, _pixels(seen.picture)), "the picture on the page is another"
+    plain = _pixels(shown(open_photo(photo)))
+    differs, side = (sent != plain).any(2), 704 // 4
+    assert sent.shape == (704, 704, 3)
+    for line in range(0, 704, side):  # left and upper edges
+        assert differs[line].mean() > 0.95 and differs[:, line].mean() > 0.95
+    inside = np.arange(704) % side
+    inside_S = (inside > 40) & (inside < side - 10)  # where no edge is and no number
+    assert not differs[np.ix_(inside_S, inside_S)].any()
+    assert (sent == WEIGHED).all(2).sum() > 3 * side, "one is thick"
+
+    tab.wait_for_function("(e => e.complete && e.naturalWidth == 704)(document.querySelector('#picture img'))")
+    element.screenshot(path=str(screen))  # and as one sees it: fitted into the element
+    with Image.open(screen) as opened:
+        edge = min(opened.size)
+        left, top = (opened.width - edge) // 2, (opened.height - edge) // 2
+        found = _pixels(opened.crop((left, top, left + edge, top + edge)))
+    small = [_pixels(Image.fromarray(x.astype(np.uint8)).resize((edge, edge))) for x in (sent, plain)]
+    with_boxes, without = (float(np.abs(found - one).mean()) for one in small)
+    assert with_boxes < without / 2, (with_boxes, without)
+
+
 @pytest.mark.photographs
-def test_the_page_in_a_browser(here: Workspace, params: Params, photo: Path, browser: Any) -> None:
+def test_the_page_in_a_browser(
+    here: Workspace, params: Params, photo: Path, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vlp_models.serving.page.app import serving
 
+    monkeypatch.setattr(regions, "NEGLIGIBLE", 0.0)  # untrained models hardly care
     page: Page = make_page(params, here, runs=["own.vqa"])
-    expected = page.caption(str(photo))
+    expected, answered = page.caption(str(photo)), page.answer(str(photo), "what is it ?")
+    assert expected.seen is not None and "thick ones matter most" in expected.seen.note
     broken = here.root / "broken.png"
     broken.write_bytes(photo.read_bytes()[:200])
     port, elsewhere = _free_port(), []
@@ -296,10 +343,14 @@ def test_the_page_in_a_browser(here: Workspace, params: Params, photo: Path, bro
         tab.wait_for_function("document.querySelector('#beam textarea, #beam input')?.value")
         assert tab.locator("#beam textarea, #beam input").input_value() == expected.beam
         assert tab.locator("#greedy textarea, #greedy input").input_value() == expected.greedy
-        tab.locator("#picture img").wait_for()
+        assert "vlp-captioning version 1 (champion; model tden)" in tab.locator("#beam").inner_text()
+        assert tab.locator("#note textarea, #note input").input_value() == expected.seen.note
+        _see_boxes(tab, expected.seen, photo, tmp_path / "captioned.png")
         tab.locator("#question textarea, #question input").fill("what is it ?")
         tab.locator("#ask").click()
         tab.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
+        assert "vlp-vqa version 1 (run own.vqa; model tden)" in tab.locator("#answers").inner_text()
+        _see_boxes(tab, answered.seen, photo, tmp_path / "answered.png")
         tab.locator("#wanted textarea, #wanted input").fill("a red square")
         tab.locator("#look").click()
         tab.locator("#found img").first.wait_for()

@@ -52,8 +52,9 @@ def build(page: Page) -> gradio.Blocks:
         with gr.Row():
             with gr.Column(scale=1):
                 photo = gr.File(label="Drop a photo", file_types=sorted(FORMATS), height=110, elem_id="photo")
+                gr.Markdown("What the model was given")
                 picture = gr.Image(
-                    label="What the model was given",
+                    show_label=False,  # it would lie over the picture's corner, and a box's number there
                     height=400,
                     interactive=False,
                     format="png",
