@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import timm
 import torch
 from safetensors.torch import save_file
@@ -35,3 +36,14 @@ def write_weights(path: Path, model: str = SMALL, **options: Any) -> str:
     else:
         torch.save(state, path)
     return str(path)
+
+
+def keep_in_cache(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, model: str = SMALL) -> None:
+    """A network with random weights, as if timm had downloaded it under this name; there is no network to ask."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    kept = cache / f"models--timm--{name}"
+    (kept / "snapshots" / "abc").mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc")
+    write_weights(kept / "snapshots" / "abc" / "model.safetensors", model)

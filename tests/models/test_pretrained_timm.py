@@ -13,7 +13,7 @@ from pixel_toys import write_workspace
 from safetensors.torch import load_file, save_file
 from soho_toys import FACTS, TINY
 from soho_toys import build as build_soho
-from timm_toys import network
+from timm_toys import keep_in_cache, network
 from torch import Tensor
 
 from vlp_models.data.batch import Pixels
@@ -114,6 +114,14 @@ def test_a_cnn_is_sohos(tmp_path: Path) -> None:
         "data config of test_resnet has (0.5, 0.5, 0.5)"
         in read_timm(tmp_path / "half.safetensors", asked("soho", **half)).notes[0]
     )
+
+
+def test_what_is_told_of_normalising_is_the_named_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's bare name stands for weights that saw ImageNet's mean, as SOHO does."""
+    model, name = "mobilenetv4_conv_small", "mobilenetv4_conv_small.e3600_r256_in1k"
+    keep_in_cache(monkeypatch, tmp_path, name, model)
+    imported = read_timm(Path(f"timm:{name}"), asked("soho", **TINY | {"backbone": model, "backbone_options": {}}))
+    assert f"data config of {name} has (0.5, 0.5, 0.5)" in imported.notes[0]
 
 
 def test_import_checkpoint_makes_a_start_of_it(tmp_path: Path) -> None:

@@ -227,6 +227,7 @@ class Malicious:
         ({"weights": "torchvision"}, ParamsError, "torchvision's own weights are detectors'"),
         ({"model": "tf_efficientnet_light0"}, ParamsError, "did you mean `tf_efficientnet_lite0`"),
         ({"model": "hf-hub:someone/something"}, ParamsError, "no model `hf-hub:"),
+        ({"model": "resnet18.a1_in2k"}, ParamsError, r"no model `resnet18\.a1_in2k`; did you mean `resnet18\.a1_in1k`"),
         ({"levels": [7]}, ParamsError, "has the feature maps 0 to 4"),
         ({"model": "test_vit", "weights": "vit.pth", "side": 224}, ParamsError, "takes pictures of 160 pixels"),
     ],

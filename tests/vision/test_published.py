@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from timm_toys import SMALL, network, write_weights
+from timm_toys import SMALL, keep_in_cache, network
 from torch import nn
 from torchvision.models import get_model
 from torchvision.models.detection import FasterRCNN
@@ -20,6 +21,7 @@ from vlp_models.vision.backbone_state import make_backbone
 from vlp_models.vision.config import RESNET50_FPN
 from vlp_models.vision.extract import RegionExtractor
 from vlp_models.vision.published import fetch_published, load_published
+from vlp_models.vision.weights import data_config
 
 MOBILE = "mobilenet_v3_large_320_fpn"
 CACHED = "fasterrcnn_mobilenet_v3_large_320_fpn-907ea3f9.pth"  # torchvision's name for it in its cache
@@ -94,10 +96,21 @@ def test_timms_own_weights_come_from_its_cache(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CheckpointError, match=r"timm's weights of `.*` can't be had .*name a file or") as said:
         make_backbone(asked, tmp_path)
     assert not re.search("\n", str(said.value))
-    kept = tmp_path / f"models--timm--{SMALL}.r160_in1k"
-    (kept / "snapshots" / "abc").mkdir(parents=True)
-    (kept / "refs").mkdir()
-    (kept / "refs" / "main").write_text("abc")
-    write_weights(kept / "snapshots" / "abc" / "model.safetensors")
+    keep_in_cache(monkeypatch, tmp_path, f"{SMALL}.r160_in1k")
     found = make_backbone(asked, tmp_path).model.net.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in network().state_dict().items())
+
+
+def test_pictures_are_as_the_named_weights_want_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as the weights that timm would load for the model's bare name: those saw ImageNet's mean, and 224 pixels."""
+    model, name = "mobilenetv4_conv_small", "mobilenetv4_conv_small.e3600_r256_in1k"
+    keep_in_cache(monkeypatch, tmp_path, name, model)
+    config = make_backbone(TimmParams(model=model, weights=f"timm:{name}"), tmp_path).model.config
+    assert (config.side, config.mean, config.std) == (256, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert config == replace(make_backbone(TimmParams(model=name, weights="timm"), tmp_path).model.config, model=model)
+    assert make_backbone(TimmParams(model=model, weights=f"timm:{name}", side=64), tmp_path).model.config.side == 64
+
+
+def test_an_older_name_has_the_data_config_of_the_one_it_stands_for() -> None:
+    older, now = (data_config(f"vit_tiny_patch16_224{end}") for end in ("_in21k", ".augreg_in21k"))
+    assert older == now and now["mean"] == (0.5, 0.5, 0.5)

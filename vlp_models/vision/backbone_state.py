@@ -11,7 +11,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
+from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor
 
 from vlp_models.errors import CheckpointError, ParamsError
@@ -20,7 +20,7 @@ from vlp_models.state_dicts import load_exactly, read_state_dict
 from vlp_models.vision.backbone import Backbone, BackboneConfig
 from vlp_models.vision.config import BACKGROUND
 from vlp_models.vision.state import CONFIG, check_identity, identity_of, read_architecture, read_config, write_config
-from vlp_models.vision.weights import check_model, read_backbone_weights
+from vlp_models.vision.weights import check_model, data_config, read_backbone_weights, whose
 
 FORMAT = "vlp-backbone/1"
 WEIGHTS = "backbone.safetensors"
@@ -40,7 +40,8 @@ class LoadedBackbone:
 def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
     """As params.yaml describes it, with its weights. As many classes as the weights' classifier has.
 
-    What a picture must be like is timm's data config of the model: side, mean, standard deviation and interpolation.
+    What a picture must be like is timm's data config of the model, or of the one that `weights` names: side, mean,
+    standard deviation and interpolation.
 
     Raises:
         ParamsError: timm has no such model or level, it gives no map of cells, or it can't take pictures of this side.
@@ -49,20 +50,20 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
     """
     check_model(p.model, f"{SECTION}.model`")
     fresh: Any = timm.create_model(p.model, pretrained=False)
-    data, info = resolve_data_config({}, model=fresh), fresh.feature_info
-    last = len(info) - 1
+    last = len(fresh.feature_info) - 1
     if any(not 0 <= level <= last for level in p.levels) or len(set(p.levels)) != len(p.levels):
         raise ParamsError(f"{SECTION}.levels: {p.levels}`: {p.model} has the feature maps 0 to {last}, each once")
-    side = data["input_size"][-1]
+    side = fresh.pretrained_cfg["input_size"][-1]
     if p.side and p.side != side and fresh.pretrained_cfg.get("fixed_input_size"):
         raise ParamsError(f"{SECTION}.side: {p.side}`: {p.model} takes pictures of {side} pixels and no others")
     state = read_backbone_weights(p.weights, p.model, root, f"{SECTION}.weights`")
+    data = data_config(whose(p.weights, p.model))
     interpolation = data["interpolation"]
     config = BackboneConfig(
         model=p.model,
         num_classes=_classifier_rows(fresh, state),
         levels=tuple(sorted(p.levels)),
-        side=p.side or side,
+        side=p.side or data["input_size"][-1],
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
         interpolation=interpolation if interpolation in INTERPOLATIONS else "bicubic",

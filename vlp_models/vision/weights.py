@@ -31,7 +31,7 @@ def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> d
     if library == "torchvision":
         raise ParamsError(f"{where}: torchvision's own weights are detectors'; `timm` has its backbones'")
     if library == "timm":
-        return fetch_timm(weights.partition(":")[2] or model, where)
+        return fetch_timm(whose(weights, model), where)
     state = read_state_dict(file_of(weights, root, where))
     if not is_original(state):
         return state
@@ -39,6 +39,12 @@ def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> d
         return to_timm(state, _stage_lengths(model, where))
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {weights}: {error}") from None
+
+
+def whose(weights: str, model: str) -> str:
+    """timm's name of what the weights were trained as, whose data config is then that of the pictures: NAME of
+    `timm:NAME`, else `model`."""
+    return (weights.partition(":")[2] if library_of(weights) == "timm" else "") or model
 
 
 def fetch_timm(name: str, where: str) -> dict[str, Tensor]:
@@ -67,7 +73,11 @@ def data_config(name: str) -> dict[str, Any]:
     from timm.data import resolve_data_config
 
     known: Any = timm.get_pretrained_cfg(name)
-    found: dict[str, Any] = resolve_data_config({}, pretrained_cfg=known.to_dict() if known else {"mean": None})
+    told = known.to_dict() if known else {"mean": None}
+    if not known and timm.is_model(name):  # an older name of another model, which timm tells when it makes it
+        net: Any = timm.create_model(name, pretrained=False)
+        told = net.pretrained_cfg
+    found: dict[str, Any] = resolve_data_config({}, pretrained_cfg=told)
     return found
 
 
@@ -104,9 +114,16 @@ def check_model(name: str, where: str) -> None:
 
     base = name.partition(".")[0]  # behind the point: whose weights
     if ":" in name or "/" in name or not timm.is_model(base):
-        near = difflib.get_close_matches(base, timm.list_models(), n=1)
-        hint = f"did you mean `{near[0]}`?" if near else "`timm.list_models()` has the names"
-        raise ParamsError(f"{where}: timm has no model `{name}`; {hint}")
+        asked, known = base, timm.list_models()
+    else:
+        try:
+            timm.get_pretrained_cfg(name)
+            return
+        except RuntimeError:  # it has the model, and no such weights of it
+            asked, known = name, timm.list_pretrained(f"{base}.*")
+    near = difflib.get_close_matches(asked, known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else "`timm.list_models()` has the names"
+    raise ParamsError(f"{where}: timm has no model `{name}`; {hint}")
 
 
 def _stage_lengths(model: str, where: str) -> list[int]:

@@ -16,7 +16,7 @@ from vlp_models.models.bert import bert_weights
 from vlp_models.models.foreign import Asked, Imported, Taker, read_state_dict
 from vlp_models.models.soho.backbone import Backbone
 from vlp_models.models.soho.config import SOHOConfig
-from vlp_models.vision.weights import data_config, read_backbone_weights
+from vlp_models.vision.weights import data_config, read_backbone_weights, whose
 
 CNN_FILES = ("backbone.safetensors", "backbone.pth")
 
@@ -57,9 +57,10 @@ def read_timm_backbone(source: Path, asked: Asked) -> Imported:
     config = asked.built(SOHOConfig)
     state = read_backbone_weights(str(source), config.backbone, asked.root, asked.where)
     weights = convert_backbone(state, config)
-    own, told = PixelInput(height=1, width=1), data_config(config.backbone)
+    name = whose(str(source), config.backbone)
+    own, told = PixelInput(height=1, width=1), data_config(name)
     notes = tuple(
-        f"SOHO reads pixels with {what} {getattr(own, what)}; timm's data config of {config.backbone} has {told[what]}"
+        f"SOHO reads pixels with {what} {getattr(own, what)}; timm's data config of {name} has {told[what]}"
         for what in ("mean", "std")
         if tuple(told[what]) != getattr(own, what)
     )
