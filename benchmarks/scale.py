@@ -183,6 +183,16 @@ def fit(runs: list[dict[str, float]]) -> dict[str, float]:
     return found
 
 
+def write(out: Path, runs: dict[str, list[dict[str, float]]], *, looks_for_copies: bool) -> None:
+    result = {
+        "machine": {"cpus": os.cpu_count(), "system": platform.system(), "python": platform.python_version()},
+        "looks_for_copies": looks_for_copies,
+        "stages": {stage: {"runs": found, "fit": fit(found)} for stage, found in runs.items() if found},
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
@@ -206,13 +216,7 @@ def main() -> None:
                 print(stage, json.dumps(found), flush=True)
                 if stage == "validate":
                     check(root, pairs)
-    result = {
-        "machine": {"cpus": os.cpu_count(), "system": platform.system(), "python": platform.python_version()},
-        "looks_for_copies": not options.without_copies,
-        "stages": {stage: {"runs": found, "fit": fit(found)} for stage, found in runs.items()},
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n")
+                write(options.out, runs, looks_for_copies=not options.without_copies)  # the next may take hours
 
 
 if __name__ == "__main__":
