@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from drawn_workspace import SPLITS, make_workspace, params_with
 from timm_toys import SMALL, write_weights
 
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
+from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
-from vlp_models.params import Params, TimmParams
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.checkpoint import write_checkpoint
+from vlp_models.models.info import CheckpointInfo
+from vlp_models.params import Params, TimmParams, to_plain
 from vlp_models.pipeline.outside import packages
+from vlp_models.serving.bundle import write_bundle
+from vlp_models.serving.images import open_image
+from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import detector, plan
 from vlp_models.stages.features import run
+from vlp_models.tasks import task_class
 from vlp_models.workspace.paths import Workspace, hash_path
 
 
@@ -38,6 +48,32 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def captioner(directory: Path, manifest: dict[str, Any]) -> Path:
+    """An untrained one's checkpoint, for features of this manifest."""
+    tokenizer = Tokenizer.train(["a red square", "a blue square"], 40, 1, True)
+    facts = DataFacts(
+        vocab_size=tokenizer.vocab_size,
+        mask_id=tokenizer.mask_id,
+        feature_dim=manifest["feature_dim"],
+        num_classes=len(manifest["classes"]),
+    )
+    model = build_model("tden", {"hidden": 16, "heads": 2, "intermediate": 32}, facts)
+    info = CheckpointInfo(
+        family="tden",
+        name="tden",
+        model_config=to_plain(model.config),
+        task="captioning",
+        max_text_len=8,
+        max_regions=16,
+        detector_id=manifest["detector_id"],
+        feature_dim=manifest["feature_dim"],
+        classes=tuple(manifest["classes"]),
+    )
+    directory.mkdir()
+    write_checkpoint(directory, task_class("captioning")(model, tokenizer, info), info, tokenizer)
+    return directory
+
+
 def test_every_image_has_cells_with_classes(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """No box was learnt from: detector.source, which asks for training, is not read."""
     run(timm_params(), workspace)
@@ -52,6 +88,29 @@ def test_every_image_has_cells_with_classes(workspace: Workspace, capsys: pytest
     run(timm_params(), workspace)
     assert "9 images taken over from the last run" in capsys.readouterr().out
     assert hash_path(workspace.features) == whole
+
+
+def test_chosen_levels_are_in_the_features_and_in_what_is_served(workspace: Workspace) -> None:
+    params = timm_params(weights="weights.safetensors", levels=[1, 3])
+    detector.run(params, workspace)
+    run(params, workspace)
+    manifest = read(workspace.features / "manifest.json")
+    assert manifest["feature_dim"] == 24 + 48 + 256, "two levels' channels, then the last map's"
+    stored = FeatureStore(workspace.features, manifest["detector_id"]).get("drawn/0")
+
+    bundle = workspace.root / "bundle"
+    write_bundle(
+        bundle,
+        checkpoint=captioner(workspace.root / "checkpoint", manifest),
+        detector=workspace.detector,
+        features=to_plain(params.features),
+    )
+    shutil.rmtree(workspace.detector)
+    predictor, picture = Predictor(bundle), workspace.root / "images" / "0.png"
+    assert predictor.extractor is not None
+    served = predictor.extractor.extract([open_image(picture)])[0]
+    np.testing.assert_array_equal(served.features, stored.features)
+    assert stored.features.shape == (16, 328) and isinstance(predictor.predict([picture])[0]["caption"], str)
 
 
 def test_extraction_goes_on_chunk_by_chunk(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,27 @@ def test_a_pyramid_level_beside_the_last_map(tmp_path: Path) -> None:
     torch.testing.assert_close(fine[-1, 32:], coarse[-1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("model", "levels"),
+    [(SMALL, [3, 1]), ("test_resnet", [1, 2]), ("test_convnext", [1, 3]), ("test_vit", [4, 1])],
+)
+def test_each_level_stands_in_the_cells_of_the_finest(tmp_path: Path, model: str, levels: list[int]) -> None:
+    """Against timm's own maps, in timm's order; a coarser one is repeated. A ViT's levels are all as fine."""
+    alone, several = made(tmp_path, model), made(tmp_path, model, levels=levels)
+    side = alone.model.config.side
+    pixels = torch.randn(1, 3, side, side)
+    options = {"indices": sorted(levels), "intermediates_only": True, "output_fmt": "NCHW"}
+    with torch.inference_mode():
+        last_NF, logits, last_grid = alone.model(pixels, 10_000)
+        found_NF, found_logits, (rows, columns) = several.model(pixels, 10_000)
+        maps = [*network(model).forward_intermediates(pixels, **options), last_NF.T.unflatten(1, last_grid)[None]]
+        maps.append(logits.T.unflatten(1, last_grid)[None])
+    assert (rows, columns) == maps[0].shape[2:] and found_NF.shape[1] == several.model.config.feature_dim
+    alike = [m.repeat_interleave(rows // m.shape[2], 2).repeat_interleave(columns // m.shape[3], 3) for m in maps]
+    wanted_NF = torch.cat(alike, 1)[0].flatten(1).T
+    torch.testing.assert_close(torch.cat([found_NF, found_logits], 1), wanted_NF, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.photographs
 @needs_packages
 def test_the_package_computes_what_its_own_network_does() -> None:
