@@ -119,6 +119,20 @@ def test_a_checkpoint_of_other_features_or_words_is_refused(workspace: Workspace
         finetune.run(params_of(workspace), workspace, "vqa")
 
 
+def test_a_checkpoint_whose_features_had_other_classes_is_refused(workspace: Workspace) -> None:
+    """As many, and by the same detector_id, which imported features may share; before anything is trained."""
+    (workspace.checkpoint("pretrain/tden") / "SHA256SUMS").unlink()
+    config = workspace.checkpoint("pretrain/tden") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"classes": ["background", "disc", "box", "star"]}))
+    with pytest.raises(
+        CheckpointError,
+        match=r"pretrain/tden: made from features with 3 classes \(disc, box, \.\.\.\), the shards hold another "
+        r"detector's or backbone's with 3 classes \(circle, square, \.\.\.\); `dvc repro` makes it anew",
+    ):
+        finetune.run(params_of(workspace), workspace, "vqa")
+    assert not workspace.checkpoint("finetune/vqa").exists()
+
+
 def test_what_is_missing_or_unknown_is_named(workspace: Workspace) -> None:
     with pytest.raises(ParamsError, match="no fine-tuning run `vcrr`; did you mean `vcr`"):
         finetune.run(params_of(workspace), workspace, "vcrr")
