@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,40 @@ def test_sixteen_bits_are_scaled_and_not_cut_off() -> None:
     levels = np.array([[0, 128, 257, 32_768, 65_535]] * 4, np.uint16)
     seen = np.asarray(decode(file_of(Image.fromarray(levels)), ""))
     assert seen.shape == (4, 5, 3) and seen[0, :, 0].tolist() == [0, 0, 1, 128, 255]
+
+
+def png_of_16_bits(rows: np.ndarray) -> bytes:
+    """Pillow writes none of several channels. rows: uint16 [H, W, 3 or 4]."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, channels = rows.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
+    lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_sixteen_bits_of_colour_are_the_upper_eight(channels: int) -> None:
+    levels = np.zeros((4, 5, channels), np.uint16)
+    levels[..., 0], levels[..., 1], levels[..., 2] = [0, 256, 32_768, 51_200, 65_535], 10 * 257, 250 * 257
+    seen = np.asarray(decode(png_of_16_bits(levels), ""))
+    assert seen.shape == (4, 5, 3) and seen[0, :, 0].tolist() == [0, 1, 128, 200, 255]
+    assert (seen[..., 1:] == (10, 250)).all()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_a_picture_that_may_be_seen_through_keeps_its_colours(tmp_path: Path, mode: str) -> None:
+    """What lies behind it is not known, so how clear it is plays no part."""
+    path, colours = tmp_path / "clear.png", UPRIGHT if mode == "RGBA" else UPRIGHT.convert("L")
+    image = colours.convert(mode)
+    image.putalpha(Image.fromarray(np.random.default_rng(4).integers(0, 256, (20, 30), np.uint8)))
+    image.save(path)
+    expected = np.asarray(colours.convert("RGB"))
+    assert np.array_equal(decode(path.read_bytes(), ""), expected)
+    assert np.array_equal(open_image(path), expected)
+    assert np.array_equal(read_image(path, 30, 20).permute(1, 2, 0).numpy(), expected)
 
 
 def test_cmyk_has_its_colours() -> None:
