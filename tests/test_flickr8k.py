@@ -64,6 +64,7 @@ def small(params: Params) -> list[str]:
         "features.max_regions": 9,
         "tokenizer.vocab": "bert",
         "trainer.precision": "32-true",
+        "trainer.log_every_steps": 1,
         "evaluate.bootstrap": 20,
         "tracking.uri": "",
         "validate.near_duplicates.bits": -1,  # pictures of one colour are all alike
