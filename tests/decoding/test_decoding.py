@@ -175,6 +175,29 @@ def test_samples_follow_the_distribution():
     assert again == drawn
 
 
+def test_draws_given_as_numbers_follow_the_distribution_and_know_no_neighbours():
+    model = TableModel(3)
+    settings = {"max_len": 2, "bos_id": BOS, "eos_id": EOS, "num_samples": 20000}
+    draws = torch.rand(20000, 2, generator=torch.Generator().manual_seed(0))
+    drawn = sample(model, images(3), draws_KT=draws, **settings)
+    for image, group in enumerate(drawn):
+        frequency = Counter(tuple(h.ids) + ((EOS,) if len(h.ids) < 2 else ()) for h in group)
+        for ids in all_sentences(2):
+            wanted = math.exp(model.log_probability(image, ids))
+            assert frequency[ids] / 20000 == pytest.approx(wanted, abs=0.015)
+    assert sample(model, images(1), draws_KT=draws, **settings)[0] == drawn[0], "alone as beside others"
+
+
+def test_a_draw_at_the_ends_picks_a_token_that_is_possible():
+    class Fixed(TableModel):
+        def step(self, token_N, state):
+            return torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]]).repeat(len(token_N), 1), state
+
+    draws = torch.tensor([[0.0], [0.49], [0.5], [1 - 2**-24]])
+    groups = sample(Fixed(), images(1), draws_KT=draws, max_len=1, bos_id=BOS, eos_id=3, num_samples=4)
+    assert [h.ids for h in groups[0]] == [[1], [1], [2], [2]]
+
+
 def test_the_nucleus_is_the_fewest_tokens_that_hold_the_share() -> None:
     generator = torch.Generator().manual_seed(0)
     probabilities = torch.randn(50, 12, generator=generator).mul(2).softmax(-1)

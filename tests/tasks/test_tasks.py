@@ -90,6 +90,20 @@ def test_a_length_penalty_makes_captions_longer(toy: Toy) -> None:
     assert tokens["beam 3, at most 24 tokens"] < tokens["beam 3, length penalty 2, at most 24 tokens"]
 
 
+def test_a_consensus_is_of_what_was_drawn_and_does_not_depend_on_the_batch(toy: Toy) -> None:
+    captioning = make(toy, "captioning")
+    learn(captioning, toy, 20)  # it has not made up its mind
+    captioning.set_search(EvaluateParams(consensus=8, consensus_temperature=1.5))
+    assert captioning.search == "beam 3, the most alike of it and 8 drawn, at most 24 tokens"
+    together = predict(captioning, toy, "val")
+    dataset = ShardDataset(toy.shards, "val", "images")
+    samples = [dataset[i] for i in range(len(dataset))]
+    alone = [captioning.predict(captioning.read([sample]), [sample])[0] for sample in samples]
+    assert [p["caption"] for p in together] == [p["caption"] for p in alone]
+    captioning.set_search(EvaluateParams())
+    assert [p["caption"] for p in together] != [p["caption"] for p in predict(captioning, toy, "val")]
+
+
 def test_captions_of_one_image_beside_each_other_look_once_and_learn_the_same(toy: Toy) -> None:
     captioning = make(toy, "captioning").double()
     dataset = ShardDataset(toy.shards, "train", "captions")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Split, Word
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Split, Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +15,9 @@ class EvaluateParams:
     batch_size: PositiveInt = 100
     beam_size: PositiveInt = 3
     length_penalty: NonNegativeFloat = 0.0  # a beam's score is divided by length ** this; 0: as in the papers
+    # Captions drawn beside the beam's, of which the one most like the others is said (metrics/alike.py); 0: the beam's
+    consensus: NonNegativeInt = 0
+    consensus_temperature: PositiveFloat = 0.6  # at which they are drawn
     max_caption_len: PositiveInt = 24
     splits: list[Split] = field(default_factory=lambda: ["val", "test"])
     blank_control: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked

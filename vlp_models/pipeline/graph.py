@@ -25,7 +25,16 @@ BOXES = "data/validated/boxed.parquet"
 NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run
 # Params that change a training's result; how often it logs or saves is none of them.
 HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "stream")
-JUDGING = ("beam_size", "length_penalty", "max_caption_len", "splits", "blank_control", "bootstrap")
+JUDGING = (
+    "beam_size",
+    "length_penalty",
+    "consensus",
+    "consensus_temperature",
+    "max_caption_len",
+    "splits",
+    "blank_control",
+    "bootstrap",
+)
 # Sections that decide which stages there are, and what they read.
 SHAPING = (
     "generate",

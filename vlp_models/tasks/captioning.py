@@ -15,7 +15,10 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.beam import beam_search
 from vlp_models.decoding.greedy import greedy
+from vlp_models.decoding.sampling import sample as draw
+from vlp_models.decoding.steps import Hypothesis
 from vlp_models.errors import ParamsError
+from vlp_models.metrics.alike import most_alike
 from vlp_models.metrics.caption import CaptionSet, constant_caption, human_agreement, score_caption_sets
 from vlp_models.metrics.consensus import Consensus
 from vlp_models.metrics.truth import score_truth
@@ -41,6 +44,7 @@ from vlp_models.tasks.scoring import (
 from vlp_models.workspace.paths import Workspace, write_json
 
 NEIGHBOURS = 30
+DRAWS = 1  # the seed of what is drawn for a consensus: every image has the same
 CONSENSUS = f"consensus of {NEIGHBOURS} neighbours"
 
 
@@ -113,6 +117,7 @@ class Captioning(TaskModel):
                 "`targets: every` fits"
             )
         self.beam_size, self.length_penalty = 3, 0.0
+        self.consensus, self.temperature = 0, 0.6
         self.max_caption_len = 24  # tokens, [SEP] included
 
     @classmethod
@@ -158,7 +163,8 @@ class Captioning(TaskModel):
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """`caption` by beam search, `greedy` by the most probable next token."""
+        """`caption` by beam search, or the one most like those drawn beside it; `greedy` by the most probable next
+        token."""
         self.eval()
         model = cast(Generates, self.model)
         ends = {
@@ -177,6 +183,8 @@ class Captioning(TaskModel):
                 set_aside=self._sets_aside,
                 **ends,
             )
+        if self.consensus:
+            best = self._most_alike(batch, best)
         return [
             {
                 "image_id": sample.image_id,
@@ -186,15 +194,33 @@ class Captioning(TaskModel):
             for sample, b, g in zip(samples, best, plain, strict=True)
         ]
 
+    def _most_alike(self, batch: Batch, best: Sequence[Hypothesis]) -> list[Hypothesis]:
+        """For each image, of `best` and those drawn beside it, the one that is most like the others."""
+        seeded = torch.Generator().manual_seed(DRAWS)
+        drawn = draw(
+            cast(Generates, self.model),
+            batch.image,
+            max_len=self.max_caption_len,
+            bos_id=self.tokenizer.cls_id,
+            eos_id=self.tokenizer.sep_id,
+            num_samples=self.consensus,
+            draws_KT=torch.rand(self.consensus, self.max_caption_len, generator=seeded),
+            temperature=self.temperature,
+        )
+        groups = [[one, *others] for one, others in zip(best, drawn, strict=True)]
+        return [group[most_alike([self.tokenizer.merge(h.ids) for h in group])] for group in groups]
+
     def set_search(self, settings: EvaluateParams) -> None:
         self.beam_size, self.length_penalty = settings.beam_size, settings.length_penalty
+        self.consensus, self.temperature = settings.consensus, settings.consensus_temperature
         self.max_caption_len = settings.max_caption_len
 
     @property
     def search(self) -> str:
         aside = ", finished captions set aside" if self._sets_aside and self.beam_size > 1 else ""
         ranked = f", length penalty {self.length_penalty:g}" if self.length_penalty and self.beam_size > 1 else ""
-        return f"beam {self.beam_size}{ranked}{aside}, at most {self.max_caption_len} tokens"
+        alike = f", the most alike of it and {self.consensus} drawn" if self.consensus else ""
+        return f"beam {self.beam_size}{ranked}{aside}{alike}, at most {self.max_caption_len} tokens"
 
     @property
     def _sets_aside(self) -> bool:
