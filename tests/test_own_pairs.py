@@ -20,7 +20,7 @@ from timm_toys import SMALL, write_weights
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params, to_plain
-from vlp_models.serving.bundle import not_served, try_out, write_bundle
+from vlp_models.serving.bundle import SEARCH, not_served, try_out, write_bundle
 from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import detector
 from vlp_models.workspace.paths import Workspace
@@ -43,6 +43,10 @@ TINY = [
     "finetune.tden-captioning.max_epochs=1",
     "finetune.tden-captioning.batch_size=8",
     "evaluate.bootstrap=20",
+    "evaluate.beam_size=2",
+    "evaluate.consensus=6",
+    "evaluate.consensus_temperature=2",
+    "evaluate.consensus_neighbours=4",
     "tracking.uri=",
 ]
 
@@ -88,15 +92,28 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     curve = (workspace.reports / "curves" / "pretrain" / "tden.csv").read_text()
     assert "moc" in curve.partition("\n")[0], "the backbone's classes are a target"
 
-    # The bundle carries the backbone: nothing else is needed to caption a new photo.
+    # The bundle carries the backbone and the search: nothing else is needed to caption a photo as it was scored.
     bundle = workspace.root / "bundle"
     checkpoint = workspace.checkpoint("finetune/tden-captioning")
-    write_bundle(bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features))
+    write_bundle(
+        bundle,
+        checkpoint=checkpoint,
+        detector=workspace.detector,
+        features=to_plain(params.features),
+        search=workspace.evaluation("tden-captioning") / SEARCH,
+    )
     (workspace.root / "weights.safetensors").unlink()
     shutil.rmtree(workspace.detector)
     picture = workspace.raw("pairs") / "images" / "0.png"
     assert not_served(bundle) == "" and try_out(bundle, [picture]).problem == ""
-    assert isinstance(Predictor(bundle).predict([str(picture)])[0]["caption"], str)
+    rows = (workspace.evaluation("tden-captioning") / "predictions-test.jsonl").read_text().splitlines()
+    said = {row["image_id"].partition("/")[2]: row["caption"] for row in map(json.loads, rows)}
+    predictor = Predictor(bundle)
+    assert predictor.task_model.search == (
+        "beam 2, of it and 6 drawn the most like captions of 4 similar photos, at most 24 tokens"
+    )
+    for name, caption in said.items():
+        assert predictor.predict([str(workspace.raw("pairs") / name)])[0]["caption"] == caption
     Image.new("RGB", (1, 1)).save("pixel.png")
     with pytest.raises(DataError, match="1x1 pixels; a picture has at least 4 a side"):
         Predictor(bundle).predict(["pixel.png"])

@@ -92,6 +92,16 @@ def test_a_score_does_not_depend_on_what_was_scored_before() -> None:
         assert [float(backwards.score(i, [c])[0]) for c in candidates] == first[i].tolist()
 
 
+def test_a_mean_over_images_is_the_mean_of_their_scores() -> None:
+    corpus = {"one": [["a", "b", "c"], ["a", "b"]], "two": [["c", "d"]], "three": [["d", "x", "y"]]}
+    frequencies = DocumentFrequencies.of(list(corpus.values())[:2])
+    candidates = [["a", "b", "new"], ["d", "x", "y"], []]
+    apart = [CiderD(frequencies, corpus.__getitem__).score(image, candidates) for image in corpus]
+    together = CiderD(frequencies, corpus.__getitem__).mean_score(list(corpus), candidates)
+    np.testing.assert_allclose(together, np.mean(apart, axis=0), rtol=1e-12)
+    assert together[:2].all() and together[2] == 0
+
+
 def test_frequencies_survive_the_disk_and_are_the_same_bytes(tmp_path: Path) -> None:
     corpus = [[["a", "b", "a", "b", "c"], ["a"]], [["b", "c", "é"]], [[]]]
     frequencies = DocumentFrequencies.of(corpus)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import normalize, pad
 
 from vlp_models.errors import DataError
 
@@ -74,6 +74,10 @@ class Regions(_Movable):
 
     def __len__(self) -> int:
         return self.features_BRF.shape[0]
+
+    def pooled_BF(self) -> Tensor:
+        """The direction of each image's mean feature, of length one; zeros where there is nothing to see."""
+        return normalize((self.features_BRF * self.mask_BR[..., None]).sum(1), dim=1)
 
     def blanked(self) -> Regions:
         """Nothing to see: one all-zero region an image. The control that shows what text alone can do."""

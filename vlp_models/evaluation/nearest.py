@@ -1,9 +1,6 @@
-"""The training images that look most like others: by the cosine of their regions' mean features.
+"""The training images that look most like others: by the cosine of their regions' mean features (data/pooled.py).
 
-What the shards hold is all that is asked, so it is at hand wherever a model reads regions; of a backbone's cells the
-mean is its pooled feature.
-
-Shape suffixes: N images, Q asked for, T of train, F numbers of a feature.
+Shape suffixes: Q images asked for, T of train, F numbers of a feature.
 """
 
 from __future__ import annotations
@@ -12,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vlp_models.data.dataset import ShardDataset, read_manifest
+from vlp_models.data.pooled import pooled
 
 MOST = 200_000  # training images; of more, the search would take longer than the evaluation that it is for
-BLOCK = 256  # images in memory with all their regions
 
 
 def nearest(shards: Path, split: str, source: str, image_ids: Sequence[str], count: int = 30) -> dict[str, list[str]]:
@@ -35,19 +31,9 @@ def nearest(shards: Path, split: str, source: str, image_ids: Sequence[str], cou
     asked = ShardDataset(shards, split, "images", {source: 1})
     wanted, ids, known = set(image_ids), asked.image_ids(), train.image_ids()
     chosen = [number for number, image_id in enumerate(ids) if image_id in wanted]
-    train_TF, asked_QF = _pooled(train, range(len(train))), _pooled(asked, chosen)
+    train_TF, asked_QF = pooled(train, range(len(train))), pooled(asked, chosen)
     found: dict[str, list[str]] = {}
     for number, feature_F in zip(chosen, asked_QF, strict=True):
         order = np.argsort(-(train_TF @ feature_F), kind="stable")[: count + 1]
         found[ids[number]] = [known[place] for place in order if known[place] != ids[number]][:count]
     return found
-
-
-def _pooled(dataset: ShardDataset, numbers: Sequence[int]) -> NDArray[np.float32]:
-    """The mean feature of each image, of length one; zeros where an image has no region. [N, F]"""
-    pooled_NF = np.zeros((len(numbers), dataset.manifest.feature_dim), np.float32)
-    for start in range(0, len(numbers), BLOCK):
-        for place, sample in enumerate(dataset.__getitems__(list(numbers[start : start + BLOCK])), start):
-            if sample.regions is not None and len(sample.regions):
-                pooled_NF[place] = sample.regions.features.astype(np.float32).mean(0)
-    return pooled_NF / np.maximum(np.linalg.norm(pooled_NF, axis=1, keepdims=True), 1e-12)

@@ -6,7 +6,7 @@ the difference in length (sigma 6, the length being the number of bigrams), the 
 ten. coco-caption's "CIDEr" is the same with document frequencies from the very references it scores against; here they
 come from a corpus given once, as a reward must not depend on the batch.
 
-Shape suffixes: K candidates, R references, D distinct n-grams of one image's references, H n-grams in common.
+Shape suffixes: K candidates, R references, D distinct n-grams of one image's references, H n-grams of the candidates.
 """
 
 from __future__ import annotations
@@ -99,6 +99,22 @@ class _References:
     bigrams_R: NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class _Candidates:
+    """The n-grams of several captions, one after the other.
+
+    row_H     caption and order: k * ORDERS + n - 1
+    id_H      its row in the table of frequencies; -1: it has none
+    weight_H  TF-IDF
+    """
+
+    row_H: NDArray[np.int64]
+    id_H: NDArray[np.int64]
+    weight_H: NDArray[np.float64]
+    norms_K41: NDArray[np.float64]
+    bigrams_K: NDArray[np.float64]
+
+
 class CiderD:
     """Scores candidates of an image against all its references.
 
@@ -121,16 +137,34 @@ class CiderD:
         Raises:
             DataError: the image has no reference.
         """
+        references = self._of(image_id)
+        return self._against(references, self._count(candidates))
+
+    def mean_score(self, image_ids: Sequence[str], candidates: Sequence[Words]) -> NDArray[np.float64]:
+        """The mean over several images, each with references of its own. [K]
+
+        Raises:
+            DataError: one of them has no reference.
+        """
+        several = [self._of(image_id) for image_id in image_ids]
+        counted = self._count(candidates)
+        return np.mean([self._against(references, counted) for references in several], axis=0)
+
+    def _of(self, image_id: str) -> _References:
         references = self._references.get(image_id)
         if references is None:
             references = self._references[image_id] = self._vectors(image_id)
+        return references
+
+    def _count(self, candidates: Sequence[Words]) -> _Candidates:
+        """After the references: an n-gram that only they have has its row by then."""
         unknown: dict[str, int] = {}  # words of no reference: they only lengthen a candidate's vector
 
         def number(word: str) -> int:
             known = self._words.get(word)
             return known if known is not None else unknown.setdefault(word, len(self._words) + len(unknown) + 1)
 
-        rows: list[int] = []  # candidate and order of each of its n-grams: K * 4
+        rows: list[int] = []
         ids: list[int] = []
         weights: list[float] = []
         for k, candidate in enumerate(candidates):
@@ -139,22 +173,29 @@ class CiderD:
                 rows.append(k * ORDERS + order_of(ngram))
                 ids.append(i)
                 weights.append(count * (self._log_images if i < 0 else self._idf[i]))
-        total = len(candidates) * ORDERS
-        row, weight = np.array(rows, dtype=np.int64), np.array(weights, dtype=np.float64)
-        norms_K41 = np.sqrt(np.bincount(row, weight**2, minlength=total)).reshape(-1, ORDERS, 1)
+        row_H, weight_H = np.array(rows, dtype=np.int64), np.array(weights, dtype=np.float64)
+        return _Candidates(
+            row_H=row_H,
+            id_H=np.array(ids, dtype=np.int64),
+            weight_H=weight_H,
+            norms_K41=np.sqrt(np.bincount(row_H, weight_H**2, minlength=len(candidates) * ORDERS)).reshape(
+                -1, ORDERS, 1
+            ),
+            bigrams_K=np.array([bigrams_of(candidate) for candidate in candidates], dtype=np.float64),
+        )
 
-        dots = np.zeros((total, len(references.bigrams_R)))
+    def _against(self, references: _References, candidates: _Candidates) -> NDArray[np.float64]:
+        """The mean over an image's references. [K]"""
+        row, weight = candidates.row_H, candidates.weight_H
+        dots = np.zeros((len(candidates.bigrams_K) * ORDERS, len(references.bigrams_R)))
         if len(references.ids_D) and len(row):
-            wanted = np.array(ids, dtype=np.int64)
-            place = np.searchsorted(references.ids_D, wanted).clip(max=len(references.ids_D) - 1)
-            hit = references.ids_D[place] == wanted
+            place = np.searchsorted(references.ids_D, candidates.id_H).clip(max=len(references.ids_D) - 1)
+            hit = references.ids_D[place] == candidates.id_H
             shared_HR = references.weights_DR[place[hit]]
             np.add.at(dots, row[hit], np.minimum(weight[hit, None], shared_HR) * shared_HR)
-        scale_K4R = norms_K41 * references.norms_4R
+        scale_K4R = candidates.norms_K41 * references.norms_4R
         cosine_K4R = dots.reshape(scale_K4R.shape) / np.where(scale_K4R > 0, scale_K4R, 1)
-
-        bigrams_K = np.array([bigrams_of(candidate) for candidate in candidates], dtype=np.float64)
-        penalty_KR = np.exp(-((bigrams_K[:, None] - references.bigrams_R) ** 2) / (2 * SIGMA**2))
+        penalty_KR = np.exp(-((candidates.bigrams_K[:, None] - references.bigrams_R) ** 2) / (2 * SIGMA**2))
         return 10 * (cosine_K4R.mean(1) * penalty_KR).mean(1)
 
     def _vectors(self, image_id: str) -> _References:

@@ -18,11 +18,20 @@ class EvaluateParams:
     # Captions drawn beside the beam's, of which the one most like the others is said (metrics/alike.py); 0: the beam's
     consensus: NonNegativeInt = 0
     consensus_temperature: PositiveFloat = 0.6  # at which they are drawn
+    # Above 0: the one most like the captions of so many training photos that look alike (tasks/caption_memory.py)
+    consensus_neighbours: NonNegativeInt = 0
     max_caption_len: PositiveInt = 24
     splits: list[Split] = field(default_factory=lambda: ["val", "test"])
     blank_control: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked
     bootstrap: PositiveInt = 1000  # resamples behind each 95% interval
     gallery: NonNegativeInt = 24
+
+    def __post_init__(self) -> None:
+        if self.consensus_neighbours and not self.consensus:
+            raise ValueError(
+                "`consensus_neighbours` chooses among drawn captions, of which `consensus` says how many; 20 is a good "
+                "first guess"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ JUDGING = (
     "length_penalty",
     "consensus",
     "consensus_temperature",
+    "consensus_neighbours",
     "max_caption_len",
     "splits",
     "blank_control",

@@ -25,7 +25,7 @@ from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
-from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, bundle_info
+from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, SEARCH, bundle_info
 from vlp_models.workspace.paths import Workspace, need, read_json
 
 RUN = "champion"
@@ -60,7 +60,7 @@ def reevaluated(params: Params, workspace: Workspace, bundle: Path, lineage: Map
             _with_regions(settings, workspace, own, bundle, info, reads)
         else:
             _without_regions(settings, workspace, own, reads)
-        evaluate.run(settings, own, RUN)
+        evaluate.run(settings, own, RUN, search=bundle / SEARCH)
         yield own.evaluation(RUN)
 
 

@@ -1,8 +1,9 @@
 """What a registered version holds, put together and tried out before it is registered.
 
 `checkpoint/` always; `detector/` and `features.json` (how the regions were made) where the model reads regions;
-`content.json`: the sha256 of each of these files and of each file of code that predicting runs on. The hash of all of
-it is the version's identity, so a change to how it is served is a version of its own.
+`search/` where answers are searched for: how, as it was scored (tasks/caption_search.py); `content.json`: the sha256 of
+each of these files and of each file of code that predicting runs on. The hash of all of it is the version's identity,
+so a change to how it is served is a version of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vlp_models.workspace.paths import hash_file, hash_path, write_json
 
 BUNDLE = "bundle"  # the folder's own name: MLflow keeps it
 CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"
+SEARCH = "search"
 CONTENT = "content.json"
 CODE = "code"  # the folder beside `artifacts/` that MLflow keeps a version's own code in
 UNHASHED = (CONTENT, "README.md")  # the card tells of scores, which are measured again
@@ -52,11 +54,14 @@ def checkpoint_info(directory: Path) -> CheckpointInfo:
         raise CheckpointError(f"{file}: does not say what the checkpoint is ({error})") from None
 
 
-def write_bundle(bundle: Path, *, checkpoint: Path, detector: Path, features: Mapping[str, Any]) -> CheckpointInfo:
+def write_bundle(
+    bundle: Path, *, checkpoint: Path, detector: Path, features: Mapping[str, Any], search: Path | None = None
+) -> CheckpointInfo:
     """Makes `bundle`; files are linked where the disk can, since weights may be large.
 
     Args:
         features: params of the features stage.
+        search: what `evaluate` left of how answers are searched for; None or nothing there: as the task does.
 
     Raises:
         CheckpointError: see `checkpoint_info`.
@@ -69,6 +74,8 @@ def write_bundle(bundle: Path, *, checkpoint: Path, detector: Path, features: Ma
     if info.detector_id:
         shutil.copytree(detector, bundle / DETECTOR, copy_function=link_or_copy)
         (bundle / FEATURES).write_text(json.dumps(dict(features), indent=2) + "\n", encoding="utf-8")
+    if search is not None and search.is_dir():
+        shutil.copytree(search, bundle / SEARCH, copy_function=link_or_copy)
     looked_up = (FAMILIES[info.family], TASKS[info.task] if info.task else "")
     write_content(bundle, [*SERVED_BY, *(place for place in looked_up if place.startswith(f"{PACKAGE}."))])
     return info

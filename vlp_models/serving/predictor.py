@@ -30,12 +30,14 @@ class Predictor:
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.data.inputs import RegionInput
         from vlp_models.models.info import in_words
-        from vlp_models.serving.bundle import check_content
+        from vlp_models.serving.bundle import SEARCH, check_content
         from vlp_models.tasks.load import load_task_model
 
         check_content(bundle)
         self.task_model = load_task_model(bundle / "checkpoint", device=device)
         self.task: str = self.task_model.task
+        if (bundle / SEARCH).is_dir():  # versions before it was kept are searched as the task does by itself
+            self.task_model.load_search(bundle / SEARCH)
         words = self.task_model.words
         if words is None:
             raise CheckpointError(

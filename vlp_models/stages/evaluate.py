@@ -24,6 +24,7 @@ from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.items import ItemScores, item_scores, write_items
 from vlp_models.metrics.score import Score
 from vlp_models.params import EvaluateParams, FinetuneParams, Params, to_plain
+from vlp_models.serving.bundle import SEARCH
 from vlp_models.workspace.paths import (
     Workspace,
     measured,
@@ -35,14 +36,20 @@ from vlp_models.workspace.paths import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vlp_models.tasks.base import TaskModel
     from vlp_models.tasks.scoring import Place, Scored
 
 ITEMS = "items.parquet"
 
 
-def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes reports/eval/KEY: `predictions-<split>.jsonl`, official result files, `scores.json`, `items.parquet`.
+def run(params: Params, workspace: Workspace, key: str = "", *, search: Path | None = None) -> None:
+    """Writes reports/eval/KEY: `predictions-<split>.jsonl`, official result files, `scores.json`, `items.parquet`, and
+    `search/`, how captions were searched for.
+
+    Args:
+        search: of a version that is evaluated again: its own, for what it looks up; None: it is made of the shards.
 
     Raises:
         ParamsError: params.yaml has no fine-tuning run of this name.
@@ -51,10 +58,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.finetune:
         raise ParamsError(f"evaluate: no run `{key}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
     with measured(workspace, f"evaluate@{key}"):
-        _evaluate(params, workspace, key)
+        _evaluate(params, workspace, key, search)
 
 
-def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
+def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None) -> None:
     from vlp_models.data.dataset import ShardDataset
     from vlp_models.evaluation.nearest import nearest
     from vlp_models.evaluation.predicting import predict_all
@@ -71,6 +78,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
             f"checkpoints/finetune/{key} is of the task {model.task}, the run {key} of {finetune.task}: train it anew"
         )
     model.set_search(settings)
+    model.prepare_search(workspace.shards, finetune.sources, search)
     facts = {
         "model": model.info.name,
         "family": model.info.family,
@@ -127,6 +135,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str) -> None:
         if not records:
             splits = ", ".join(settings.splits)
             raise DataError(f"evaluate {key}: nothing to score in {splits}; see `evaluate.splits` in params.yaml")
+        model.save_search(directory / SEARCH)
         write_json(directory / "scores.json", records)
         write_items(directory / ITEMS, items)
         shown = {"evaluate": to_plain(settings), "task": finetune.task, "blank_images": finetune.blank_images}

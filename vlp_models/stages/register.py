@@ -22,6 +22,7 @@ from vlp_models.params import Params, to_plain
 from vlp_models.runs.provenance import training_inputs
 from vlp_models.serving.bundle import (
     BUNDLE,
+    SEARCH,
     Trial,
     checkpoint_info,
     content_of,
@@ -106,7 +107,11 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
                 if checkpoint_info(checkpoint).detector_id:
                     need(workspace.detector, "detector")
                 info = write_bundle(
-                    bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features)
+                    bundle,
+                    checkpoint=checkpoint,
+                    detector=workspace.detector,
+                    features=to_plain(params.features),
+                    search=workspace.evaluation(candidate.run) / SEARCH,
                 )
                 why_not = not_served(bundle)
                 trial = Trial() if why_not else try_out(bundle, images)

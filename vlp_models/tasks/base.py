@@ -191,6 +191,20 @@ class TaskModel(nn.Module, ABC):
     def set_search(self, settings: EvaluateParams) -> None:
         """Takes over how answers are searched for, where they are searched for."""
 
+    def prepare_search(self, shards: Path, sources: Mapping[str, int], kept: Path | None = None) -> None:
+        """Makes what the search looks things up in, of what the run learnt from; or takes it from `kept`, where
+        `save_search` left it."""
+
+    def save_search(self, directory: Path) -> None:
+        """The search, for `load_search`: what a version is scored by is what it is served with."""
+
+    def load_search(self, directory: Path) -> None:
+        """Takes over a search that `save_search` left.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+
     @property
     def search(self) -> str:
         """In words; figures of another search are not to be compared. Empty where nothing is searched for."""

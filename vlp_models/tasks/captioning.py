@@ -13,21 +13,17 @@ from torch import nn
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.greedy import greedy
-from vlp_models.decoding.sampling import sample as draw
-from vlp_models.decoding.steps import Hypothesis
 from vlp_models.errors import ParamsError
-from vlp_models.metrics.alike import most_alike
 from vlp_models.metrics.caption import CaptionSet, constant_caption, human_agreement, score_caption_sets
 from vlp_models.metrics.consensus import Consensus
 from vlp_models.metrics.truth import score_truth
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.models.protocols import Generates, GeneratesByMasks, SetsAside
+from vlp_models.models.protocols import Generates, GeneratesByMasks
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.msg import sentence_generation
 from vlp_models.params import EvaluateParams
 from vlp_models.tasks.base import TaskModel, TaskOptions, TrainingLoss, Words
+from vlp_models.tasks.caption_search import CaptionSearch
 from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_of_images
 from vlp_models.tasks.scoring import (
     BLANKED,
@@ -44,7 +40,6 @@ from vlp_models.tasks.scoring import (
 from vlp_models.workspace.paths import Workspace, write_json
 
 NEIGHBOURS = 30
-DRAWS = 1  # the seed of what is drawn for a consensus: every image has the same
 CONSENSUS = f"consensus of {NEIGHBOURS} neighbours"
 
 
@@ -116,9 +111,7 @@ class Captioning(TaskModel):
                 f"params.yaml: `options.targets: masked`: the model `{info.name}` does not generate by masked words; "
                 "`targets: every` fits"
             )
-        self.beam_size, self.length_penalty = 3, 0.0
-        self.consensus, self.temperature = 0, 0.6
-        self.max_caption_len = 24  # tokens, [SEP] included
+        self.searched = CaptionSearch(tokenizer)
 
     @classmethod
     def learning_view(cls, options: Any) -> str:
@@ -163,68 +156,37 @@ class Captioning(TaskModel):
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """`caption` by beam search, or the one most like those drawn beside it; `greedy` by the most probable next
-        token."""
+        """`caption`, `greedy` and, where the caption is a consensus, `beam` (caption_search.py)."""
         self.eval()
-        model = cast(Generates, self.model)
-        ends = {
-            "max_len": self.max_caption_len,
-            "bos_id": self.tokenizer.cls_id,
-            "eos_id": self.tokenizer.sep_id,
-        }
-        plain = greedy(model, batch.image, **ends)
-        best = plain
-        if self.beam_size > 1:
-            best = beam_search(
-                model,
-                batch.image,
-                beam_size=self.beam_size,
-                length_penalty=self.length_penalty,
-                set_aside=self._sets_aside,
-                **ends,
-            )
-        if self.consensus:
-            best = self._most_alike(batch, best)
+        found = self.searched.find(cast(Generates, self.model), batch)
+        said = {"caption": found.said, "greedy": found.greedy}
+        if self.searched.settings.consensus:
+            said["beam"] = found.beam
         return [
-            {
-                "image_id": sample.image_id,
-                "caption": self.tokenizer.decode(b.ids),
-                "greedy": self.tokenizer.decode(g.ids),
-            }
-            for sample, b, g in zip(samples, best, plain, strict=True)
+            {"image_id": sample.image_id, **{name: self.tokenizer.decode(each[i].ids) for name, each in said.items()}}
+            for i, sample in enumerate(samples)
         ]
 
-    def _most_alike(self, batch: Batch, best: Sequence[Hypothesis]) -> list[Hypothesis]:
-        """For each image, of `best` and those drawn beside it, the one that is most like the others."""
-        seeded = torch.Generator().manual_seed(DRAWS)
-        drawn = draw(
-            cast(Generates, self.model),
-            batch.image,
-            max_len=self.max_caption_len,
-            bos_id=self.tokenizer.cls_id,
-            eos_id=self.tokenizer.sep_id,
-            num_samples=self.consensus,
-            draws_KT=torch.rand(self.consensus, self.max_caption_len, generator=seeded),
-            temperature=self.temperature,
-        )
-        groups = [[one, *others] for one, others in zip(best, drawn, strict=True)]
-        return [group[most_alike([self.tokenizer.merge(h.ids) for h in group])] for group in groups]
-
     def set_search(self, settings: EvaluateParams) -> None:
-        self.beam_size, self.length_penalty = settings.beam_size, settings.length_penalty
-        self.consensus, self.temperature = settings.consensus, settings.consensus_temperature
-        self.max_caption_len = settings.max_caption_len
+        self.searched.settings = settings
+
+    def prepare_search(self, shards: Path, sources: Mapping[str, int], kept: Path | None = None) -> None:
+        if self.searched.settings.consensus_neighbours and not self.reader.flags["regions"]:
+            raise ParamsError(
+                f"params.yaml: `evaluate.consensus_neighbours`: the model `{self.info.name}` reads pixels, and photos "
+                "are compared by their regions; set it to 0"
+            )
+        self.searched.prepare(shards, sources, self.info.max_regions, kept)
+
+    def save_search(self, directory: Path) -> None:
+        self.searched.save(directory)
+
+    def load_search(self, directory: Path) -> None:
+        self.searched.load(directory)
 
     @property
     def search(self) -> str:
-        aside = ", finished captions set aside" if self._sets_aside and self.beam_size > 1 else ""
-        ranked = f", length penalty {self.length_penalty:g}" if self.length_penalty and self.beam_size > 1 else ""
-        alike = f", the most alike of it and {self.consensus} drawn" if self.consensus else ""
-        return f"beam {self.beam_size}{ranked}{aside}{alike}, at most {self.max_caption_len} tokens"
-
-    @property
-    def _sets_aside(self) -> bool:
-        return isinstance(self.model, SetsAside) and self.model.sets_aside
+        return self.searched.in_words(self.model)
 
     @classmethod
     def spoken(cls, prediction: Prediction) -> list[str]:
@@ -235,19 +197,19 @@ class Captioning(TaskModel):
         return bool(sample["captions"])
 
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
-        """The beam's captions under the plain metric names, the greedy ones beside them.
+        """What is said under the plain metric names; greedy captions and, behind a consensus, the beam's beside it.
 
         Baselines: one constant caption learnt from train, the caption that training images which look alike agree on
         (metrics/consensus.py), and people (each image's last reference against the others). How much better than the
-        second the beam's captions are stands beside them, with an interval over images.
+        second the captions are stands beside them, with an interval over images.
         """
         references = {sample.image_id: list(sample["captions"]) for sample in samples}
         captions = {p["image_id"]: p["caption"] for p in predictions}
         constant = constant_caption(train_rows("captions", place, ["text"])["text"].to_pylist())
-        sets = {
-            "": CaptionSet(candidates=captions, references=references),
-            "greedy": CaptionSet(candidates={p["image_id"]: p["greedy"] for p in predictions}, references=references),
-        }
+        sets = {"": CaptionSet(candidates=captions, references=references)}
+        ways = [way for way in ("greedy", "beam") if predictions and way in predictions[0]]
+        for way in ways:
+            sets[way] = CaptionSet(candidates={p["image_id"]: p[way] for p in predictions}, references=references)
         if constant:
             sets["constant caption"] = CaptionSet(candidates=dict.fromkeys(references, constant), references=references)
         borrowed = _borrowed(list(references), place)
@@ -272,9 +234,10 @@ class Captioning(TaskModel):
             if score.metric in self.headlines and score.metric in theirs
             for gain in gain_over(score, theirs[score.metric], f"{score.metric}, gain over {CONSENSUS}")
         ]
-        for suffix in ("greedy", BLANKED):
+        for suffix in (*ways, BLANKED):
             scores += [variant(score, suffix) for score in scored.get(suffix, ())]
-        scored.pop("greedy")
+        for way in ways:
+            scored.pop(way)
         return Scored(scores=scores, baselines=by_metric(scored))
 
     def write_official(

@@ -64,7 +64,7 @@ def build(page: Page) -> gradio.Blocks:
                 note = gr.Textbox(label="The boxes", interactive=False, lines=2, elem_id="note")
             with gr.Column(scale=1):
                 gr.Markdown("### Caption")
-                by_captioner = f"beam search; {page.answers('captioning')}" if page.captioner else NONE
+                by_captioner = page.answers("captioning") if page.captioner else NONE
                 beam = gr.Textbox(label=f"Caption ({by_captioner})", interactive=False, elem_id="beam")
                 greedy = gr.Textbox(label="Caption, word by word (greedy)", interactive=False, elem_id="greedy")
                 gr.Markdown("### Question")

@@ -1,0 +1,119 @@
+"""A captioner that looks up photos which look alike: against a slow search, unseen pictures, and the disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_tasks import learn, make, predict
+from toy_world import Toy
+
+from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.inputs import blanked
+from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
+from vlp_models.params import EvaluateParams, build
+from vlp_models.tasks.caption_memory import CAPTIONS, FEATURES, CaptionMemory
+from vlp_models.tasks.captioning import Captioning
+
+UNDECIDED = EvaluateParams(consensus=8, consensus_temperature=1.5)
+LOOKING = replace(UNDECIDED, consensus_neighbours=3)
+
+
+def captioner(toy: Toy, settings: EvaluateParams) -> Captioning:
+    """It has learnt how sentences go, and hardly what is to be seen."""
+    captioning = make(toy, "captioning")
+    assert isinstance(captioning, Captioning)
+    learn(captioning, toy, 30)
+    captioning.set_search(settings)
+    captioning.prepare_search(toy.shards, {})
+    return captioning
+
+
+def right(captioning: Captioning, toy: Toy) -> int:
+    """How many photos of val are captioned as their reference is."""
+    photos = ShardDataset(toy.shards, "val", "images").references()
+    return sum(row["caption"] in photos[row["image_id"]] for row in predict(captioning, toy, "val"))
+
+
+def test_what_photos_alike_are_called_is_what_is_said(toy: Toy) -> None:
+    alone, looking = captioner(toy, UNDECIDED), captioner(toy, LOOKING)
+    assert right(looking, toy) > right(alone, toy)
+    said = predict(looking, toy, "val")
+    alone.set_search(EvaluateParams())
+    assert [row["beam"] for row in said] == [row["caption"] for row in predict(alone, toy, "val")]
+    assert any(row["caption"] != row["beam"] for row in said)
+    expected = "beam 3, of it and 8 drawn the most like captions of 3 similar photos, at most 24 tokens"
+    assert looking.search == expected
+    dataset = ShardDataset(toy.shards, "val", "images")
+    samples = [dataset[i] for i in range(len(dataset))]
+    apart = [looking.predict(looking.read([sample]), [sample])[0] for sample in samples]
+    assert apart == said, "a caption does not depend on its batch"
+
+
+def test_nobody_peeks_at_a_blanked_photo(toy: Toy) -> None:
+    looking = captioner(toy, LOOKING)
+    dataset = ShardDataset(toy.shards, "val", "images")
+    samples = [dataset[i] for i in range(len(dataset))]
+    unseen = looking.predict(blanked(looking.read(samples)), samples)
+    assert len({row["caption"] for row in unseen}) == 1
+
+
+def test_choice_and_neighbours_equal_a_slow_search(toy: Toy) -> None:
+    memory = CaptionMemory.of(toy.shards, {}, toy.tokenizer, 4)
+    photos = ShardDataset(toy.shards, "train", "images")
+    means = {}
+    for sample in map(photos.__getitem__, range(len(photos))):
+        assert sample.regions is not None
+        means[sample.image_id] = sample.regions.features[:4].astype(np.float64).mean(0)
+    captions = {image: [text.split() for text in texts] for image, texts in photos.references().items()}
+    scorer = CiderD(DocumentFrequencies.of(captions.values()), captions.__getitem__)
+    candidates = [["a", "green", "circle", "."], ["a", "blue", "star"], ["a", "red", "square"]]
+    for image in list(means)[:5]:
+        look = means[image] / np.linalg.norm(means[image])
+        cosine = {other: look @ mean / np.linalg.norm(mean) for other, mean in means.items() if other != image}
+        near = memory.nearest(image, look.astype(np.float32), 4)
+        assert image not in near and len(near) == 4
+        floor = sorted(cosine.values())[-4]
+        assert all(cosine[other] > floor - 1e-3 for other in near), "float16 tells no closer"
+        spoken = [[word for word in words if word != "."] for words in candidates]
+        slow = np.mean([[scorer.score(other, [words])[0] for words in spoken] for other in near], axis=0)
+        chosen = memory.choose(image, look.astype(np.float32), candidates, 4)
+        assert slow[chosen] == pytest.approx(slow.max())
+
+
+def test_a_search_is_the_same_from_the_disk_and_a_damaged_one_is_refused(toy: Toy, tmp_path: Path) -> None:
+    looking = captioner(toy, replace(LOOKING, beam_size=2, max_caption_len=9))
+    said = predict(looking, toy, "val")
+    looking.save_search(tmp_path / "search")
+    looking.set_search(EvaluateParams())
+    assert predict(looking, toy, "val") != said
+    looking.load_search(tmp_path / "search")
+    assert predict(looking, toy, "val") == said
+
+    features = (tmp_path / "search" / FEATURES).read_bytes()
+    (tmp_path / "search" / FEATURES).write_bytes(features[: len(features) // 2])
+    with pytest.raises(CheckpointError, match="no memory of captions"):
+        looking.load_search(tmp_path / "search")
+    (tmp_path / "search" / FEATURES).write_bytes(features)
+    (tmp_path / "search" / CAPTIONS).write_text('[["one", ["a dog"]]]')
+    with pytest.raises(CheckpointError, match="beside 1 photos"):
+        looking.load_search(tmp_path / "search")
+    (tmp_path / "search" / "search.json").write_text('{"beam_size": 0}')
+    with pytest.raises(CheckpointError, match=r"search\.json: does not say how captions"):
+        looking.load_search(tmp_path / "search")
+
+
+def test_a_version_without_a_memory_is_not_given_todays(toy: Toy, tmp_path: Path) -> None:
+    captioning = captioner(toy, UNDECIDED)
+    captioning.save_search(tmp_path / "search")
+    captioning.set_search(LOOKING)
+    with pytest.raises(DataError, match="registered without captions to go by"):
+        captioning.prepare_search(toy.shards, {}, tmp_path / "search")
+
+
+def test_neighbours_need_candidates() -> None:
+    with pytest.raises(ParamsError, match="`consensus` says how many"):
+        build(EvaluateParams, {"consensus_neighbours": 60}, where="evaluate")
