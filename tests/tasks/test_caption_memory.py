@@ -99,11 +99,12 @@ def test_a_search_is_the_same_from_the_disk_and_a_damaged_one_is_refused(toy: To
         looking.load_search(tmp_path / "search")
     (tmp_path / "search" / FEATURES).write_bytes(features)
     (tmp_path / "search" / CAPTIONS).write_text('[["one", ["a dog"]]]')
-    with pytest.raises(CheckpointError, match="beside 1 photos"):
+    with pytest.raises(CheckpointError, match="not 1 photos of 6 numbers"):
         looking.load_search(tmp_path / "search")
-    (tmp_path / "search" / "search.json").write_text('{"beam_size": 0}')
-    with pytest.raises(CheckpointError, match=r"search\.json: does not say how captions"):
-        looking.load_search(tmp_path / "search")
+    for told in ('{"beam_size": 0}', '{"beam_size": 100000}', "[1]"):
+        (tmp_path / "search" / "search.json").write_text(told)
+        with pytest.raises(CheckpointError, match=r"search\.json: does not say how captions"):
+            looking.load_search(tmp_path / "search")
 
 
 def test_a_version_without_a_memory_is_not_given_todays(toy: Toy, tmp_path: Path) -> None:

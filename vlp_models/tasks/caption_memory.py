@@ -103,19 +103,23 @@ class CaptionMemory:
         write_json(directory / CAPTIONS, list(zip(self.image_ids, map(list, self.captions), strict=True)))
 
     @classmethod
-    def load(cls, directory: Path, tokenizer: Tokenizer) -> CaptionMemory:
+    def load(cls, directory: Path, tokenizer: Tokenizer, feature_dim: int) -> CaptionMemory:
         """
         Raises:
-            CheckpointError: none that `save` wrote.
+            CheckpointError: none that `save` wrote, or of features of another width than the model reads.
         """
         try:
             rows = read_json(directory / CAPTIONS)
             features_NF = load_file(directory / FEATURES)["features"]
             captions = [tuple(str(text) for text in texts) for _, texts in rows]
-            if features_NF.dtype != np.float16 or features_NF.ndim != 2 or len(features_NF) != len(rows):
-                raise ValueError(f"{features_NF.dtype} {features_NF.shape} beside {len(rows)} photos")
+            if features_NF.dtype != np.float16 or features_NF.shape != (len(rows), feature_dim) or len(rows) > MOST:
+                raise ValueError(
+                    f"{features_NF.dtype} {features_NF.shape}: not {len(rows)} photos of {feature_dim} numbers"
+                )
+            if not np.isfinite(features_NF).all() or not all(captions):
+                raise ValueError("a photo without a caption, or of features that are no numbers")
             return cls(features_NF, captions, [str(image_id) for image_id, _ in rows], tokenizer)
-        except (DataError, OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (DataError, OSError, SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{directory}: no memory of captions: {error}; register the version anew") from None
 
 

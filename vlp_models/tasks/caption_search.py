@@ -28,6 +28,7 @@ from vlp_models.workspace.paths import read_json, write_json
 
 FILE = "search.json"
 DRAWS = 1  # the seed of what is drawn for a consensus: every image has the same
+MOST = 1000  # of each number in a foreign search.json: a beam holds a copy of the state for each of its captions
 KEPT = (  # of `evaluate`: what a caption depends on
     "beam_size",
     "length_penalty",
@@ -55,10 +56,12 @@ class Found:
 class CaptionSearch:
     """memory: what `consensus_neighbours` asks for; made by `prepare` or `load`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, feature_dim: int) -> None:
+        """feature_dim: of the regions that the model reads."""
         self.settings = EvaluateParams()
         self.memory: CaptionMemory | None = None
         self._tokenizer = tokenizer
+        self._feature_dim = feature_dim
 
     def find(self, model: Generates, batch: Batch) -> Found:
         settings = self.settings
@@ -99,7 +102,7 @@ class CaptionSearch:
         if kept is None:
             self.memory = CaptionMemory.of(shards, sources, self._tokenizer, max_regions)
         elif (kept / FEATURES).exists():
-            self.memory = CaptionMemory.load(kept, self._tokenizer)
+            self.memory = CaptionMemory.load(kept, self._tokenizer, self._feature_dim)
         else:
             raise DataError(
                 f"{kept.parent}: `evaluate.consensus_neighbours` is set, and this version was registered without "
@@ -120,11 +123,13 @@ class CaptionSearch:
         file = directory / FILE
         try:
             said = {name: value for name, value in dict(read_json(file)).items() if name in KEPT}
+            if any(isinstance(value, (int, float)) and value > MOST for value in said.values()):
+                raise ValueError(f"a number above {MOST}")
             self.settings = build(EvaluateParams, said, where="search", file=str(file))
-        except (VLPError, TypeError, ValueError) as error:
+        except (VLPError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{file}: does not say how captions are searched for ({error})") from None
         if self.settings.consensus_neighbours:
-            self.memory = CaptionMemory.load(directory, self._tokenizer)
+            self.memory = CaptionMemory.load(directory, self._tokenizer, self._feature_dim)
 
     def _most_alike(self, model: Generates, batch: Batch, best: Sequence[Hypothesis]) -> list[Hypothesis]:
         """For each image, of `best` and those drawn beside it, the one that is most like the others, or like the

@@ -111,7 +111,7 @@ class Captioning(TaskModel):
                 f"params.yaml: `options.targets: masked`: the model `{info.name}` does not generate by masked words; "
                 "`targets: every` fits"
             )
-        self.searched = CaptionSearch(tokenizer)
+        self.searched = CaptionSearch(tokenizer, info.feature_dim)
 
     @classmethod
     def learning_view(cls, options: Any) -> str:

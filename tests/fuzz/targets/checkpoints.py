@@ -89,6 +89,35 @@ def _bundle_features(folder: Path) -> Prepared:
     return in_place(folder / "features.json", lambda: read_made(folder))
 
 
+def _bundle_search(name: str) -> Callable[[Path], Prepared]:
+    """What a captioner's search reads: its settings, and the photos and captions that it looks up."""
+
+    def prepare(folder: Path) -> Prepared:
+        import numpy as np
+
+        from vlp_models.data.tokenizer import Tokenizer
+        from vlp_models.params import EvaluateParams
+        from vlp_models.tasks.caption_memory import CaptionMemory
+        from vlp_models.tasks.caption_search import CaptionSearch
+
+        tokenizer = Tokenizer.train(["a red dog"], 30, 1, True)
+        search = CaptionSearch(tokenizer, feature_dim=2)
+        search.settings = EvaluateParams(consensus=2, consensus_neighbours=1)
+        features = np.array([[1, 0], [0, 1]], np.float16)
+        search.memory = CaptionMemory(features, [("a dog",), ("a red dog",)], ["s/1", "s/2"], tokenizer)
+        search.save(folder / "search")
+
+        def read() -> None:
+            found = CaptionSearch(tokenizer, feature_dim=2)
+            found.load(folder / "search")
+            if found.memory is not None:
+                found.memory.choose("", np.ones(2, np.float32), [["a"], ["dog"]], 1)
+
+        return in_place(folder / "search" / name, read)
+
+    return prepare
+
+
 def _detector(name: str) -> Callable[[Path], Prepared]:
     def prepare(folder: Path) -> Prepared:
         import torch
@@ -138,6 +167,9 @@ TARGETS = (
     Target("checkpoint-labels", "json", _labels),
     Target("bundle-content", "json", _bundle_content),
     Target("bundle-features", "json", _bundle_features),
+    Target("bundle-search", "json", _bundle_search("search.json")),
+    Target("bundle-memory", "json", _bundle_search("memory.json")),
+    Target("bundle-memory-features", "safetensors", _bundle_search("memory.safetensors")),
     Target("detector-config", "json", _detector("config.json")),
     Target("detector-weights", "safetensors", _detector("detector.safetensors")),
     Target(
