@@ -31,6 +31,7 @@ from vlp_models.serving.bundle import (
     weights_of,
     write_bundle,
 )
+from vlp_models.tasks.caption_memory import CAPTIONS
 from vlp_models.tasks.items import read_items
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.evaluations import ITEMS
@@ -170,7 +171,12 @@ def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> 
             "served": f"no: {one.not_served}" if one.not_served else "yes",
         },
         card=model_card(
-            name=name, info=one.info, scores=candidate.scores, lineage=facts | about, not_served=one.not_served
+            name=name,
+            info=one.info,
+            scores=candidate.scores,
+            lineage=facts | about,
+            not_served=one.not_served,
+            looks_up=(one.bundle / SEARCH / CAPTIONS).exists(),
         ),
         evaluation=workspace.evaluation(candidate.run),
         predicted=one.predicted,

@@ -8,12 +8,19 @@ from vlp_models.models.info import CheckpointInfo
 
 
 def model_card(
-    *, name: str, info: CheckpointInfo, scores: list[dict[str, Any]], lineage: dict[str, Any], not_served: str = ""
+    *,
+    name: str,
+    info: CheckpointInfo,
+    scores: list[dict[str, Any]],
+    lineage: dict[str, Any],
+    not_served: str = "",
+    looks_up: bool = False,
 ) -> str:
     """Markdown for one registered model: use, figures with intervals, data, how to rebuild it.
 
     Args:
         not_served: why it can't predict from an image; empty: it can.
+        looks_up: whether the bundle holds captions of what it learnt from (tasks/caption_memory.py).
     """
     rows = ["| dataset | split | metric | value | 95% interval | n |", "|---|---|---|---|---|---|"]
     for score in scores:
@@ -31,10 +38,11 @@ def model_card(
         if info.detector_id
         else "It reads no regions: the bundle holds no detector."
     )
+    holds = "The bundle holds the captions that it learnt from, and looks them up." if looks_up else ""
     return f"""# {name}
 
 {info.family.upper()} (model `{info.name}`) fine-tuned for {info.task}. Size: {size or "see config.json"}.
-{served} {regions}
+{served} {regions} {holds}
 
 ## Figures
 {chr(10).join(rows)}
