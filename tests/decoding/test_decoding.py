@@ -188,6 +188,26 @@ def test_draws_given_as_numbers_follow_the_distribution_and_know_no_neighbours()
     assert sample(model, images(1), draws_KT=draws, **settings)[0] == drawn[0], "alone as beside others"
 
 
+def test_leaving_ended_rows_behind_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(TableModel):
+        rows = 0
+
+        def step(self, token_N, state):
+            self.rows += len(token_N)
+            return super().step(token_N, state)
+
+    settings = {"max_len": 8, "bos_id": BOS, "eos_id": EOS, "num_samples": 5, "temperature": 1.5}
+    draws = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
+    found, rows = {}, {}
+    for share in (0.0, 0.25, 1.0):
+        monkeypatch.setattr("vlp_models.decoding.sampling.WORTH_LEAVING", share)
+        model = Counting(3)
+        found[share], rows[share] = sample(model, images(6), draws_KT=draws, **settings), model.rows
+    assert found[0.0] == found[0.25] == found[1.0]
+    assert len({len(h.ids) for group in found[1.0] for h in group}) > 3, "some ended early, some late"
+    assert rows[0.0] < rows[0.25] < rows[1.0]
+
+
 def test_a_draw_at_the_ends_picks_a_token_that_is_possible():
     class Fixed(TableModel):
         def step(self, token_N, state):

@@ -1,6 +1,6 @@
 """Descriptions drawn from the model's own distribution.
 
-Shape suffixes: N hypotheses, V vocabulary.
+Shape suffixes: N hypotheses, M of them whose state is at hand, K an image, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from vlp_models.data.batch import Image
 from vlp_models.decoding.steps import Hypothesis, Steps, collect, device_of, log_probabilities
+
+WORTH_LEAVING = 0.25  # share of rows that have ended, from which on they are left behind: a copy of the others' state
 
 
 @torch.no_grad()
@@ -34,34 +36,40 @@ def sample(
 
     draws_KT: in place of a generator, numbers from 0 to below 1 for `num_samples` times `max_len` tokens, which pick
         them by the inverse of the distribution function: the same for each image, so that what is drawn for one does
-        not depend on who stands beside it.
+        not depend on who stands beside it. Those that have ended are not computed on.
     """
     device = device_of(image)
     count = len(image) * num_samples
     state = model.start(image, max_len=max_len)
     state = model.reorder(state, torch.arange(len(image), device=device).repeat_interleave(num_samples))
-    token_N = torch.full((count,), bos_id, device=device)
+    tokens_NT = torch.full((count, max_len), eos_id, device=device)
     score_N = torch.zeros(count, device=device)
-    finished_N = torch.zeros(count, dtype=torch.bool, device=device)
-    tokens = []
+    row_M = torch.arange(count, device=device)  # whose state is at hand: all, or those that go on
+    token_M = torch.full((count,), bos_id, device=device)
+    ended_M = torch.zeros(count, dtype=torch.bool, device=device)
     for step in range(max_len):
-        logits_NV, state = model.step(token_N, state)
-        probabilities_NV = log_probabilities(logits_NV / temperature).exp()
+        logits_MV, state = model.step(token_M, state)
+        probabilities_MV = log_probabilities(logits_MV / temperature).exp()
         if top_p < 1:
-            probabilities_NV = nucleus(probabilities_NV, top_p)
+            probabilities_MV = nucleus(probabilities_MV, top_p)
         if draws_KT is not None:
-            drawn_N = _inverse(probabilities_NV, draws_KT[:, step].to(device).repeat(len(image)))
+            drawn_M = _inverse(probabilities_MV, draws_KT[:, step].to(device)[row_M % num_samples])
         else:
             where = generator.device if generator is not None else device
-            drawn_N = torch.multinomial(probabilities_NV.to(where), 1, generator=generator)[:, 0].to(device)
-        token_N = drawn_N.masked_fill(finished_N, eos_id)
-        drawn_score_N = log_probabilities(logits_NV).gather(1, drawn_N[:, None])[:, 0]
-        score_N = score_N + drawn_score_N.masked_fill(finished_N, 0.0)
-        finished_N = finished_N | (token_N == eos_id)
-        tokens.append(token_N)
-        if finished_N.all():
+            drawn_M = torch.multinomial(probabilities_MV.to(where), 1, generator=generator)[:, 0].to(device)
+        token_M = drawn_M.masked_fill(ended_M, eos_id)
+        drawn_score_M = log_probabilities(logits_MV).gather(1, drawn_M[:, None])[:, 0]
+        score_N[row_M] += drawn_score_M.masked_fill(ended_M, 0.0)
+        tokens_NT[row_M, step] = token_M
+        ended_M = ended_M | (token_M == eos_id)
+        if ended_M.all():
             break
-    flat = collect(torch.stack(tokens, 1), score_N, eos_id)
+        # A generator gives each row its numbers by its place, so there all stay.
+        if draws_KT is not None and ended_M.float().mean() > WORTH_LEAVING:
+            going = (~ended_M).nonzero()[:, 0]
+            state = model.reorder(state, going)
+            row_M, token_M, ended_M = row_M[going], token_M[going], ended_M[going]
+    flat = collect(tokens_NT, score_N, eos_id)
     return [flat[i : i + num_samples] for i in range(0, count, num_samples)]
 
 
