@@ -9,6 +9,7 @@ from vlp_models.lookup import check_known
 from vlp_models.models.outline import outline
 from vlp_models.params import ModelParams, Params
 from vlp_models.params.schema import nearest
+from vlp_models.vision.weights import check_model, whose
 from vlp_models.weight_files import is_source, library_of
 
 
@@ -16,7 +17,8 @@ def check_runs(params: Params) -> None:
     """
     Raises:
         ParamsError: an unknown world, format, family or task, a config that the family refuses, an option that the task
-            does not have, a task that the model can't do, or objectives that it can't learn.
+            does not have, a task that the model can't do, objectives that it can't learn, or a model that timm does not
+            have.
     """
     from vlp_models.data.formats import FORMATS
     from vlp_models.models import FAMILIES
@@ -49,8 +51,13 @@ def check_runs(params: Params) -> None:
                 f"params.yaml: `models.{name}.weights: {model.weights}`: name timm's model, as in "
                 "timm:vit_base_patch16_224"
             )
+        _check_timm(f"models.{name}.weights", model.weights, whose(model.weights, ""))
         if model.eyes.steps:
             _check_eyes(name, model)
+    if params.features.source == "timm":
+        eyes = params.features.timm
+        _check_timm("features.timm.model", eyes.model, eyes.model)
+        _check_timm("features.timm.weights", eyes.weights, whose(eyes.weights, ""))
     for name, run in params.pretrain.items():
         known = getattr(outline(params.models[run.model], f"models.{run.model}.config"), "objectives", ())
         for objective in run.recipe.objectives:
@@ -78,6 +85,12 @@ def check_runs(params: Params) -> None:
         check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)
         check_texts_per_image(f"finetune.{name}", task, tried, options, finetune.texts_per_image)
         _check_datasets(f"finetune.{name}", (*finetune.sources, *finetune.evaluate_on), params)
+
+
+def _check_timm(where: str, said: str, name: str) -> None:
+    """A name that timm does not know would be found out in `detector` or `initial`, after all that comes before."""
+    if name:
+        check_model(name, f"params.yaml: `{where}: {said}`")
 
 
 def _check_eyes(name: str, model: ModelParams) -> None:

@@ -1,0 +1,43 @@
+"""What params.yaml names is looked up before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params, parse_params
+from vlp_models.runs.check import check_runs
+
+ROOT = Path(__file__).parents[2]
+
+
+def sections(of_vit: str = "", **eyes: str) -> Params:
+    """params.yaml with a ViT beside its model, or with other eyes."""
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    vit = {"side": 32, "patch": 16, "hidden": 16, "heads": 2, "layers": 2, "intermediate": 32, "vl_start": 1}
+    raw["models"]["vit"] = {"family": "vlmo", "config": vit, "weights": of_vit}
+    if eyes:
+        raw["features"] |= {"source": "timm", "timm": eyes}
+    return parse_params(raw)
+
+
+def test_a_model_that_timm_does_not_have_is_told_at_once() -> None:
+    check_runs(sections("timm:vit_small_patch16_224"))
+    near = (
+        r"`models.vit.weights: timm:vit_smal_patch16_224`: timm has no model .*; did you mean `vit_small_patch16_224`"
+    )
+    with pytest.raises(ParamsError, match=near):
+        check_runs(sections("timm:vit_smal_patch16_224"))
+    with pytest.raises(ParamsError, match=r"timm has no model `vit_small_patch16_224\.nonsense`; did you mean"):
+        check_runs(sections("timm:vit_small_patch16_224.nonsense"))
+
+
+def test_so_are_eyes() -> None:
+    check_runs(sections(model="tf_efficientnet_lite0", weights="timm:tf_efficientnet_lite0.in1k"))
+    with pytest.raises(ParamsError, match=r"`features.timm.model: tf_efficientnet_light0`: .* `tf_efficientnet_lite0`"):
+        check_runs(sections(model="tf_efficientnet_light0"))
+    with pytest.raises(ParamsError, match=r"`features.timm.weights: timm:resnet1800`: timm has no model"):
+        check_runs(sections(model="resnet18", weights="timm:resnet1800"))
