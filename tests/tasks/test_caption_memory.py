@@ -12,7 +12,7 @@ from toy_world import Toy
 
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import blanked
-from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.params import EvaluateParams, build
 from vlp_models.tasks.caption_memory import CAPTIONS, FEATURES, CaptionMemory
@@ -107,12 +107,19 @@ def test_a_search_is_the_same_from_the_disk_and_a_damaged_one_is_refused(toy: To
             looking.load_search(tmp_path / "search")
 
 
-def test_a_version_without_a_memory_is_not_given_todays(toy: Toy, tmp_path: Path) -> None:
-    captioning = captioner(toy, UNDECIDED)
-    captioning.save_search(tmp_path / "search")
-    captioning.set_search(LOOKING)
-    with pytest.raises(DataError, match="registered without captions to go by"):
-        captioning.prepare_search(toy.shards, {}, tmp_path / "search")
+def test_a_version_looks_up_what_it_was_registered_with(toy: Toy, tmp_path: Path) -> None:
+    """Evaluated again, it does not get what has come since; one that was registered without gets what is there."""
+    looking = captioner(toy, LOOKING)
+    assert looking.searched.memory is not None
+    own = looking.searched.memory
+    looking.searched.memory = CaptionMemory(own.features_NF[:9], own.captions[:9], own.image_ids[:9], toy.tokenizer)
+    looking.save_search(tmp_path / "with")
+    looking.set_search(UNDECIDED)
+    looking.save_search(tmp_path / "without")
+    looking.set_search(LOOKING)
+    for name, photos in (("with", 9), ("without", len(own.image_ids))):
+        looking.prepare_search(toy.shards, {}, tmp_path / name)
+        assert len(looking.searched.memory.image_ids) == photos
 
 
 def test_neighbours_need_candidates() -> None:

@@ -49,7 +49,7 @@ def run(params: Params, workspace: Workspace, key: str = "", *, search: Path | N
     `search/`, how captions were searched for.
 
     Args:
-        search: of a version that is evaluated again: its own, for what it looks up; None: it is made of the shards.
+        search: of a version that is evaluated again: its own folder, for what it looks up.
 
     Raises:
         ParamsError: params.yaml has no fine-tuning run of this name.

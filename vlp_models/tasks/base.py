@@ -192,8 +192,8 @@ class TaskModel(nn.Module, ABC):
         """Takes over how answers are searched for, where they are searched for."""
 
     def prepare_search(self, shards: Path, sources: Mapping[str, int], kept: Path | None = None) -> None:
-        """Makes what the search looks things up in, of what the run learnt from; or takes it from `kept`, where
-        `save_search` left it."""
+        """Makes what the search looks things up in, of what the run learnt from; or takes it from `kept`, if
+        `save_search` left it there."""
 
     def save_search(self, directory: Path) -> None:
         """The search, for `load_search`: what a version is scored by is what it is served with."""

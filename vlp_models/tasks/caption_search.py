@@ -19,7 +19,7 @@ from vlp_models.decoding.beam import beam_search
 from vlp_models.decoding.greedy import greedy
 from vlp_models.decoding.sampling import sample as draw
 from vlp_models.decoding.steps import Hypothesis
-from vlp_models.errors import CheckpointError, DataError, VLPError
+from vlp_models.errors import CheckpointError, VLPError
 from vlp_models.metrics.alike import most_alike
 from vlp_models.models.protocols import Generates, SetsAside
 from vlp_models.params import EvaluateParams, build
@@ -92,27 +92,24 @@ class CaptionSearch:
         """
         Args:
             sources: what the run learnt from.
-            kept: a folder of `save` whose memory is taken; None: it is made of the shards.
+            kept: a folder of `save` whose memory is taken, if it has one; else, and without it, one is made of the
+                shards: a version that was registered before is compared with others by the search of today.
 
         Raises:
-            DataError: see `CaptionMemory.of`; or there is none in `kept`.
+            DataError: see `CaptionMemory.of`.
+            CheckpointError: see `CaptionMemory.load`.
         """
         if not self.settings.consensus_neighbours:
             return
-        if kept is None:
-            self.memory = CaptionMemory.of(shards, sources, self._tokenizer, max_regions)
-        elif (kept / FEATURES).exists():
+        if kept is not None and (kept / FEATURES).exists():
             self.memory = CaptionMemory.load(kept, self._tokenizer, self._feature_dim)
         else:
-            raise DataError(
-                f"{kept.parent}: `evaluate.consensus_neighbours` is set, and this version was registered without "
-                "captions to go by; `vlp run` registers its run anew, with them"
-            )
+            self.memory = CaptionMemory.of(shards, sources, self._tokenizer, max_regions)
 
     def save(self, directory: Path) -> None:
         directory.mkdir()
         write_json(directory / FILE, {name: getattr(self.settings, name) for name in KEPT})
-        if self.memory is not None:
+        if self.settings.consensus_neighbours and self.memory is not None:
             self.memory.save(directory)
 
     def load(self, directory: Path) -> None:
