@@ -110,7 +110,7 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     said = {row["image_id"].partition("/")[2]: row["caption"] for row in map(json.loads, rows)}
     predictor = Predictor(bundle)
     assert predictor.task_model.search == (
-        "beam 2, of it and 6 drawn the most like captions of 4 similar photos, at most 24 tokens"
+        "beam 2, of it and 6 drawn at 2 the most like captions of 4 similar photos, at most 24 tokens"
     )
     for name, caption in said.items():
         assert predictor.predict([str(workspace.raw("pairs") / name)])[0]["caption"] == caption

@@ -114,6 +114,10 @@ def declared(stage: str) -> set[str]:
     return files
 
 
+def test_how_a_request_is_read_makes_no_evaluation_stale() -> None:
+    assert not [name for name in files_behind(["vlp_models.stages.evaluate"]) if name.startswith("serving/")]
+
+
 @pytest.mark.parametrize("stage", ["prepare", "pretrain", "finetune", "evaluate", "register", "report"])
 def test_what_a_stage_really_loads_is_among_its_dependencies(stage: str) -> None:
     """Every module of ours that importing the stage, and calling it in an empty workspace, leaves loaded."""

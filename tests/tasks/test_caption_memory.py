@@ -45,7 +45,7 @@ def test_what_photos_alike_are_called_is_what_is_said(toy: Toy) -> None:
     alone.set_search(EvaluateParams())
     assert [row["beam"] for row in said] == [row["caption"] for row in predict(alone, toy, "val")]
     assert any(row["caption"] != row["beam"] for row in said)
-    expected = "beam 3, of it and 8 drawn the most like captions of 3 similar photos, at most 24 tokens"
+    expected = "beam 3, of it and 8 drawn at 1.5 the most like captions of 3 similar photos, at most 24 tokens"
     assert looking.search == expected
     dataset = ShardDataset(toy.shards, "val", "images")
     samples = [dataset[i] for i in range(len(dataset))]
@@ -101,7 +101,12 @@ def test_a_search_is_the_same_from_the_disk_and_a_damaged_one_is_refused(toy: To
     (tmp_path / "search" / CAPTIONS).write_text('[["one", ["a dog"]]]')
     with pytest.raises(CheckpointError, match="not 1 photos of 6 numbers"):
         looking.load_search(tmp_path / "search")
-    for told in ('{"beam_size": 0}', '{"beam_size": 100000}', "[1]"):
+    for told in (
+        '{"beam_size": 0}',
+        '{"beam_size": 1000, "max_caption_len": 100}',
+        '{"consensus_temperature": 1e-300}',
+        "[1]",
+    ):
         (tmp_path / "search" / "search.json").write_text(told)
         with pytest.raises(CheckpointError, match=r"search\.json: does not say how captions"):
             looking.load_search(tmp_path / "search")

@@ -94,7 +94,7 @@ def test_a_consensus_is_of_what_was_drawn_and_does_not_depend_on_the_batch(toy: 
     captioning = make(toy, "captioning")
     learn(captioning, toy, 20)  # it has not made up its mind
     captioning.set_search(EvaluateParams(consensus=8, consensus_temperature=1.5))
-    assert captioning.search == "beam 3, the most alike of it and 8 drawn, at most 24 tokens"
+    assert captioning.search == "beam 3, the most alike of it and 8 drawn at 1.5, at most 24 tokens"
     together = predict(captioning, toy, "val")
     dataset = ShardDataset(toy.shards, "val", "images")
     samples = [dataset[i] for i in range(len(dataset))]

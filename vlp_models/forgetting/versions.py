@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,17 +14,19 @@ from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
 from vlp_models.forgetting.saw import DETECTOR, TOKENIZER, Checkpoints, Verdict, worst
 from vlp_models.params import Params
+from vlp_models.tasks.caption_memory import CAPTIONS
 from vlp_models.tracking.evaluations import read_lineage
 from vlp_models.tracking.held import model_called
 from vlp_models.tracking.registry import model_name
 from vlp_models.workspace.contents import learned_from
-from vlp_models.workspace.paths import Workspace, hash_path
+from vlp_models.workspace.paths import SEARCH, Workspace, hash_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-CONFIG = "artifacts/bundle/checkpoint/config.json"  # of a version's files
+BUNDLE = "artifacts/bundle"  # of a version's files
+CONFIG = f"{BUNDLE}/checkpoint/config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,8 @@ def registered(
         hash_path(path.parent): f"finetune/{path.parent.name}"
         for path in (workspace.root / "checkpoints" / "finetune").glob("*/config.json")
     }
+    lies = data.here()
+    asked = lies.images if lies is not None else frozenset[str]()
     found = []
     for task, version in _all(client, params):
         name = f"{version.name} version {version.version}"
@@ -80,6 +84,8 @@ def registered(
         else:
             record = records.get((version.name, int(version.version)))
             verdict = _by_lineage(name, version, record, checkpoints, data)
+        if verdict.state in ("never", "unknown") and looks_up(version, asked):
+            verdict = Verdict(name=name, state="saw", how="it looks up the picture's captions")
         found.append(
             Registered(
                 model=version.name,
@@ -137,6 +143,21 @@ def _by_lineage(
     except (VLPError, OSError, KeyError, TypeError, ValueError) as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         return Verdict(name=name, state="unknown", how=f"can't be told: {line}")
+
+
+def looks_up(version: ModelVersion, images: Collection[str]) -> bool:
+    """Whether a captioner's version holds what one of the pictures is called: it holds all that it may learn from, also
+    what a short training did not come to."""
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    uri = f"models:/{version.name}/{version.version}/{BUNDLE}/{SEARCH}"
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            file = mlflow.artifacts.download_artifacts(f"{uri}/{CAPTIONS}", dst_path=temporary)
+        except (MlflowException, OSError):
+            return False
+        return any(image_id in images for image_id, _ in json.loads(Path(file).read_text(encoding="utf-8")))
 
 
 def _provenance(version: ModelVersion) -> Mapping[str, Any]:

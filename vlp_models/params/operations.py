@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Split, Word
+from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Split, Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +17,8 @@ class EvaluateParams:
     length_penalty: NonNegativeFloat = 0.0  # a beam's score is divided by length ** this; 0: as in the papers
     # Captions drawn beside the beam's, of which the one most like the others is said (metrics/alike.py); 0: the beam's
     consensus: NonNegativeInt = 0
-    consensus_temperature: PositiveFloat = 0.6  # at which they are drawn
-    # Above 0: the one most like the captions of so many training photos that look alike (tasks/caption_memory.py)
+    consensus_temperature: Annotated[float, Field(ge=0.01, le=100)] = 0.6  # at which they are drawn
+    # Above 0: the one most like the captions of so many photos of the run's that look alike (tasks/caption_memory.py)
     consensus_neighbours: NonNegativeInt = 0
     max_caption_len: PositiveInt = 24
     splits: list[Split] = field(default_factory=lambda: ["val", "test"])

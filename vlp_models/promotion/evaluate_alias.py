@@ -12,7 +12,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
 from vlp_models.tasks import TASKS
-from vlp_models.workspace.paths import Workspace, output_directory
+from vlp_models.workspace.paths import SEARCH, Workspace, output_directory
 
 
 def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) -> Path:
@@ -37,9 +37,10 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
     lineage = read_lineage(client, version) or {}
     target = workspace.reports / "aliases" / f"{task}-{alias}"
     with (
-        reevaluated(params, workspace, checked_bundle(version), lineage) as scored,
+        reevaluated(params, workspace, checked_bundle(version), lineage, as_served=True) as scored,
         output_directory(target) as directory,
     ):
-        shutil.copytree(scored, directory, dirs_exist_ok=True)
+        # what is looked up stays in the bundle: `vlp forget` knows it there
+        shutil.copytree(scored, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SEARCH))
     print(f"{name}@{alias} is version {version.version}; scores in {workspace.relative(target)}")
     return target

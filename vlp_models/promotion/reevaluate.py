@@ -25,20 +25,24 @@ from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
-from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, SEARCH, bundle_info
-from vlp_models.workspace.paths import Workspace, need, read_json
+from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, bundle_info
+from vlp_models.workspace.paths import SEARCH, Workspace, need, read_json
 
 RUN = "champion"
 FOLDER = "reevaluate-"
 
 
 @contextmanager
-def reevaluated(params: Params, workspace: Workspace, bundle: Path, lineage: Mapping[str, Any]) -> Iterator[Path]:
+def reevaluated(
+    params: Params, workspace: Workspace, bundle: Path, lineage: Mapping[str, Any], *, as_served: bool = False
+) -> Iterator[Path]:
     """Yields the folder with the bundle's predictions and scores (what `evaluate` writes).
 
     Args:
         bundle: serving/bundle.py.
         lineage: of the version it is to be compared with, whose datasets it is evaluated on.
+        as_served: answers are searched for as the bundle says; else by today's params, as those of what it is compared
+            with: only what is looked up is its own.
 
     Raises:
         DataError: no test data here, or a bundle or lineage that does not say what is needed.
@@ -60,7 +64,7 @@ def reevaluated(params: Params, workspace: Workspace, bundle: Path, lineage: Map
             _with_regions(settings, workspace, own, bundle, info, reads)
         else:
             _without_regions(settings, workspace, own, reads)
-        evaluate.run(settings, own, RUN, search=bundle / SEARCH)
+        evaluate.run(settings, own, RUN, search=bundle / SEARCH, as_served=as_served)
         yield own.evaluation(RUN)
 
 

@@ -269,8 +269,8 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
 
 
 def is_detail(metric: str) -> bool:
-    """Whether the page folds it away: figures by question type, and of greedy decoding."""
-    return "question type" in metric or metric.endswith("(greedy)")
+    """Whether the page folds it away: figures by question type, and of ways to decode beside what is said."""
+    return "question type" in metric or metric.endswith(("(greedy)", "(beam)"))
 
 
 def number(value: float) -> str:

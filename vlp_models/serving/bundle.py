@@ -22,11 +22,10 @@ from vlp_models.models.info import CheckpointInfo
 from vlp_models.pipeline.code import PACKAGE, files_behind, hash_source
 from vlp_models.vision.extractors import FROM_IMAGES
 from vlp_models.workspace.finished import link_or_copy
-from vlp_models.workspace.paths import hash_file, hash_path, write_json
+from vlp_models.workspace.paths import SEARCH, hash_file, hash_path, write_json
 
 BUNDLE = "bundle"  # the folder's own name: MLflow keeps it
 CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"
-SEARCH = "search"
 CONTENT = "content.json"
 CODE = "code"  # the folder beside `artifacts/` that MLflow keeps a version's own code in
 UNHASHED = (CONTENT, "README.md")  # the card tells of scores, which are measured again

@@ -24,8 +24,8 @@ from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.items import ItemScores, item_scores, write_items
 from vlp_models.metrics.score import Score
 from vlp_models.params import EvaluateParams, FinetuneParams, Params, to_plain
-from vlp_models.serving.bundle import SEARCH
 from vlp_models.workspace.paths import (
+    SEARCH,
     Workspace,
     measured,
     need,
@@ -44,12 +44,15 @@ if TYPE_CHECKING:
 ITEMS = "items.parquet"
 
 
-def run(params: Params, workspace: Workspace, key: str = "", *, search: Path | None = None) -> None:
+def run(
+    params: Params, workspace: Workspace, key: str = "", *, search: Path | None = None, as_served: bool = False
+) -> None:
     """Writes reports/eval/KEY: `predictions-<split>.jsonl`, official result files, `scores.json`, `items.parquet`, and
     `search/`, how captions were searched for.
 
     Args:
         search: of a version that is evaluated again: its own folder, for what it looks up.
+        as_served: the search itself is its own, too, where it has one.
 
     Raises:
         ParamsError: params.yaml has no fine-tuning run of this name.
@@ -58,10 +61,10 @@ def run(params: Params, workspace: Workspace, key: str = "", *, search: Path | N
     if key not in params.finetune:
         raise ParamsError(f"evaluate: no run `{key}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
     with measured(workspace, f"evaluate@{key}"):
-        _evaluate(params, workspace, key, search)
+        _evaluate(params, workspace, key, search, as_served)
 
 
-def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None) -> None:
+def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> None:
     from vlp_models.data.dataset import ShardDataset
     from vlp_models.evaluation.nearest import nearest
     from vlp_models.evaluation.predicting import predict_all
@@ -77,8 +80,11 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
         raise DataError(
             f"checkpoints/finetune/{key} is of the task {model.task}, the run {key} of {finetune.task}: train it anew"
         )
-    model.set_search(settings)
-    model.prepare_search(workspace.shards, finetune.sources, search)
+    if as_served and search is not None and search.is_dir():
+        model.load_search(search)
+    else:
+        model.set_search(settings)
+        model.prepare_search(workspace.shards, finetune.sources, search)
     facts = {
         "model": model.info.name,
         "family": model.info.family,

@@ -22,7 +22,6 @@ from vlp_models.params import Params, to_plain
 from vlp_models.runs.provenance import training_inputs
 from vlp_models.serving.bundle import (
     BUNDLE,
-    SEARCH,
     Trial,
     checkpoint_info,
     content_of,
@@ -35,7 +34,7 @@ from vlp_models.tasks.caption_memory import CAPTIONS
 from vlp_models.tasks.items import read_items
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.evaluations import ITEMS
-from vlp_models.workspace.paths import Workspace, measured, need, write_json
+from vlp_models.workspace.paths import SEARCH, Workspace, measured, need, write_json
 
 IMAGES_TRIED = 50  # of which the first that is on this disk
 

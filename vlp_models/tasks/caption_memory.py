@@ -29,7 +29,7 @@ from vlp_models.metrics.ptb import DROPPED
 from vlp_models.workspace.paths import read_json, write_json
 
 MOST = 200_000  # photos: each caption's search goes through all of them
-FEATURES, CAPTIONS = "memory.safetensors", "memory.json"
+FEATURES, CAPTIONS, FREQUENCIES = "memory.safetensors", "memory.json", "memory-frequencies.safetensors"
 
 
 class CaptionMemory:
@@ -45,12 +45,16 @@ class CaptionMemory:
         captions: Sequence[Sequence[str]],
         image_ids: Sequence[str],
         tokenizer: Tokenizer,
+        frequencies: DocumentFrequencies | None = None,
     ) -> None:
+        """frequencies: of their n-grams; None: they are counted, a second for some thousand captions."""
         self.features_NF = features_NF
         self.captions = captions
         self.image_ids = image_ids
         self._tokenizer = tokenizer
         self._looks_NF = features_NF.astype(np.float32)
+        self._texts = dict(zip(image_ids, captions, strict=True))
+        self.frequencies = frequencies or DocumentFrequencies.of(map(self._words, image_ids))
 
     @classmethod
     def of(cls, shards: Path, sources: Mapping[str, int], tokenizer: Tokenizer, max_regions: int) -> CaptionMemory:
@@ -91,15 +95,14 @@ class CaptionMemory:
 
     @cached_property
     def _scorer(self) -> CiderD:
-        captions = dict(zip(self.image_ids, self.captions, strict=True))
+        return CiderD(self.frequencies, self._words)
 
-        def words(image_id: str) -> list[list[str]]:
-            return [_spoken(self._tokenizer.split(text)) for text in captions[image_id]]
-
-        return CiderD(DocumentFrequencies.of(map(words, self.image_ids)), words)
+    def _words(self, image_id: str) -> list[list[str]]:
+        return [_spoken(self._tokenizer.split(text)) for text in self._texts[image_id]]
 
     def save(self, directory: Path) -> None:
         save_file({"features": np.ascontiguousarray(self.features_NF)}, directory / FEATURES)
+        self.frequencies.save(directory / FREQUENCIES)
         write_json(directory / CAPTIONS, list(zip(self.image_ids, map(list, self.captions), strict=True)))
 
     @classmethod
@@ -111,6 +114,8 @@ class CaptionMemory:
         try:
             rows = read_json(directory / CAPTIONS)
             features_NF = load_file(directory / FEATURES)["features"]
+            if not all(isinstance(texts, list) for _, texts in rows):
+                raise ValueError("a photo's captions are no list")
             captions = [tuple(str(text) for text in texts) for _, texts in rows]
             if features_NF.dtype != np.float16 or features_NF.shape != (len(rows), feature_dim) or len(rows) > MOST:
                 raise ValueError(
@@ -118,7 +123,8 @@ class CaptionMemory:
                 )
             if not np.isfinite(features_NF).all() or not all(captions):
                 raise ValueError("a photo without a caption, or of features that are no numbers")
-            return cls(features_NF, captions, [str(image_id) for image_id, _ in rows], tokenizer)
+            frequencies = DocumentFrequencies.load(directory / FREQUENCIES)
+            return cls(features_NF, captions, [str(image_id) for image_id, _ in rows], tokenizer, frequencies)
         except (DataError, OSError, SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{directory}: no memory of captions: {error}; register the version anew") from None
 

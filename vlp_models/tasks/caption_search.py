@@ -19,7 +19,7 @@ from vlp_models.decoding.beam import beam_search
 from vlp_models.decoding.greedy import greedy
 from vlp_models.decoding.sampling import sample as draw
 from vlp_models.decoding.steps import Hypothesis
-from vlp_models.errors import CheckpointError, VLPError
+from vlp_models.errors import CheckpointError, DataError, VLPError
 from vlp_models.metrics.alike import most_alike
 from vlp_models.models.protocols import Generates, SetsAside
 from vlp_models.params import EvaluateParams, build
@@ -28,7 +28,7 @@ from vlp_models.workspace.paths import read_json, write_json
 
 FILE = "search.json"
 DRAWS = 1  # the seed of what is drawn for a consensus: every image has the same
-MOST = 1000  # of each number in a foreign search.json: a beam holds a copy of the state for each of its captions
+MOST = 20_000  # captions at once times tokens of each, in a foreign search.json: a state is held for all of them
 KEPT = (  # of `evaluate`: what a caption depends on
     "beam_size",
     "length_penalty",
@@ -83,9 +83,10 @@ class CaptionSearch:
         s = self.settings
         aside = ", finished captions set aside" if _sets_aside(model) and s.beam_size > 1 else ""
         ranked = f", length penalty {s.length_penalty:g}" if s.length_penalty and s.beam_size > 1 else ""
-        alike = f", the most alike of it and {s.consensus} drawn" if s.consensus else ""
+        drawn = f"{s.consensus} drawn at {s.consensus_temperature:g}"
+        alike = f", the most alike of it and {drawn}" if s.consensus else ""
         if s.consensus_neighbours:
-            alike = f", of it and {s.consensus} drawn the most like captions of {s.consensus_neighbours} similar photos"
+            alike = f", of it and {drawn} the most like captions of {s.consensus_neighbours} similar photos"
         return f"beam {s.beam_size}{ranked}{aside}{alike}, at most {s.max_caption_len} tokens"
 
     def prepare(self, shards: Path, sources: Mapping[str, int], max_regions: int, kept: Path | None) -> None:
@@ -103,8 +104,16 @@ class CaptionSearch:
             return
         if kept is not None and (kept / FEATURES).exists():
             self.memory = CaptionMemory.load(kept, self._tokenizer, self._feature_dim)
-        else:
+            return
+        try:
             self.memory = CaptionMemory.of(shards, sources, self._tokenizer, max_regions)
+        except DataError as error:
+            if kept is None:
+                raise
+            raise DataError(
+                f"{kept.parent}: registered without captions to look up, and none can be made here ({error}); "
+                "`vlp run` registers its run anew, with them"
+            ) from None
 
     def save(self, directory: Path) -> None:
         directory.mkdir()
@@ -120,9 +129,10 @@ class CaptionSearch:
         file = directory / FILE
         try:
             said = {name: value for name, value in dict(read_json(file)).items() if name in KEPT}
-            if any(isinstance(value, (int, float)) and value > MOST for value in said.values()):
-                raise ValueError(f"a number above {MOST}")
-            self.settings = build(EvaluateParams, said, where="search", file=str(file))
+            settings = build(EvaluateParams, said, where="search", file=str(file))
+            if max(settings.beam_size, settings.consensus) * settings.max_caption_len > MOST:
+                raise ValueError(f"more than {MOST:,} tokens at once")
+            self.settings = settings
         except (VLPError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{file}: does not say how captions are searched for ({error})") from None
         if self.settings.consensus_neighbours:

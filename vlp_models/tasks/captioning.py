@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -168,7 +168,8 @@ class Captioning(TaskModel):
         ]
 
     def set_search(self, settings: EvaluateParams) -> None:
-        self.searched.settings = settings
+        """A control that is never shown a photo looks up none."""
+        self.searched.settings = replace(settings, consensus_neighbours=0) if self.blank_images else settings
 
     def prepare_search(self, shards: Path, sources: Mapping[str, int], kept: Path | None = None) -> None:
         if self.searched.settings.consensus_neighbours and not self.reader.flags["regions"]:

@@ -20,6 +20,7 @@ from typing import Any
 from vlp_models.errors import DataError
 
 WITHDRAWN = "data/withdrawn.jsonl"
+SEARCH = "search"  # of an evaluation and of a bundle: how answers are searched for
 
 
 @dataclass(frozen=True)

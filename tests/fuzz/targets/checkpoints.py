@@ -169,6 +169,7 @@ TARGETS = (
     Target("bundle-features", "json", _bundle_features),
     Target("bundle-search", "json", _bundle_search("search.json")),
     Target("bundle-memory", "json", _bundle_search("memory.json")),
+    Target("bundle-memory-frequencies", "safetensors", _bundle_search("memory-frequencies.safetensors")),
     Target("bundle-memory-features", "safetensors", _bundle_search("memory.safetensors")),
     Target("detector-config", "json", _detector("config.json")),
     Target("detector-weights", "safetensors", _detector("detector.safetensors")),
