@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from vlp_models.data.archive import REGIONS, read_member
 from vlp_models.data.shards import index_name, shard_name
-from vlp_models.data.tables import SPLITS
+from vlp_models.data.tables import SPLITS, open_parquet
 from vlp_models.data.views import VIEWS
 from vlp_models.workspace.contents import Kind, facts_file, held_out_file, learnt_file
 from vlp_models.workspace.paths import write_json
@@ -29,7 +29,7 @@ BATCH = 4096  # samples
 def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) -> None:
     """Writes, of each sample in the index that lies in `shards`, view, dataset and hashes, in their order."""
     schema = pa.schema([("view", pa.string()), ("source", pa.string()), *((kind, pa.binary(32)) for kind in kinds)])
-    with pq.ParquetWriter(file, schema) as writer, pq.ParquetFile(shards / index_name(split)) as index:
+    with pq.ParquetWriter(file, schema) as writer, open_parquet(shards / index_name(split)) as index:
         last: tuple[tuple[int, str], dict[Kind, bytes]] | None = None
         for batch in index.iter_batches(batch_size=BATCH):
             found: dict[str, list[Any]] = {name: [] for name in schema.names}

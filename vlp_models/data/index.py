@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from vlp_models.data.index_check import check_index
 from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS
+from vlp_models.data.tables import open_parquet
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
 
@@ -112,7 +113,7 @@ def _mapped(file: Path, view: View, columns: list[str]) -> pa.Table:
 
 def _pieces(file: Path, view: View, columns: list[str]) -> Iterator[pa.RecordBatch]:
     held, count = [], 0
-    with pq.ParquetFile(file) as parquet:
+    with open_parquet(file) as parquet:
         for batch in parquet.iter_batches(batch_size=PIECE, columns=["view", *columns]):
             rows = pa.Table.from_batches([batch]).filter(pc.field("view") == view.name).select(columns)
             held.append(rows)

@@ -151,12 +151,17 @@ def read_table(name: str, directory: Path, columns: Sequence[str] | None = None)
     return pq.read_table(path, schema=SCHEMAS[name], columns=columns)
 
 
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """To be read a batch at a time: by default Arrow keeps all that it has read until the last batch."""
+    return pq.ParquetFile(path, pre_buffer=False)
+
+
 def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """The rows of files of one schema, behind each other, `size` at a time; the last have what is left."""
     held: list[pa.Table] = []
     count = 0
     for path in paths:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             for batch in file.iter_batches(batch_size=size, columns=None if columns is None else list(columns)):
                 held.append(pa.Table.from_batches([batch]))
                 count += len(batch)

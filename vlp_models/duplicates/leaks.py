@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import track
 
-from vlp_models.data.tables import SPLITS
+from vlp_models.data.tables import SPLITS, open_parquet
 from vlp_models.duplicates.hashes import ImageHashes
 from vlp_models.duplicates.prints import Print
 from vlp_models.duplicates.search import Match, NearPictures, NearRules
@@ -183,7 +183,7 @@ def _tested_rows(files: Iterable[Path], tested: Mapping[str, str]) -> Iterator[i
     for path in files:
         if path.exists():
             with _naming(path):
-                for batch in pq.ParquetFile(path).iter_batches(columns=["image_id"]):
+                for batch in open_parquet(path).iter_batches(columns=["image_id"]):
                     yield sum(name in tested for name in batch["image_id"].to_pylist())
 
 
@@ -193,7 +193,7 @@ def _rows(files: Iterable[Path], tested: Mapping[str, str], *, learnt: bool) -> 
         if not path.exists():
             continue
         with _naming(path):
-            for batch in pq.ParquetFile(path).iter_batches(BATCH):
+            for batch in open_parquet(path).iter_batches(BATCH):
                 for row in batch.to_pylist():
                     split = tested.get(row["image_id"], SPLITS[0])
                     if learnt or split != SPLITS[0]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vlp_models.data.images import ImageError
+from vlp_models.data.tables import open_parquet
 from vlp_models.duplicates.hashes import examine
 from vlp_models.duplicates.leaks import BATCH, FILE, batches, said
 from vlp_models.duplicates.prints import Print
@@ -110,7 +110,7 @@ def prepared(directory: Path) -> Iterator[Known]:
 
 
 def _rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         for batch in file.iter_batches(BATCH, columns=None if columns is None else list(columns)):
             yield from batch.to_pylist()
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
+from vlp_models.data.tables import open_parquet
 from vlp_models.duplicates.prints import Print
 from vlp_models.errors import DataError
 
@@ -303,7 +303,7 @@ def read_prints(path: Path) -> Iterator[tuple[str, bytes]] | None:
     """(image, print) of a batch's pictures in their order; None for a batch of a version that kept none."""
 
     def rows() -> Iterator[tuple[str, bytes]]:
-        for block in pq.ParquetFile(path).iter_batches(BLOCK // 8):
+        for block in open_parquet(path).iter_batches(BLOCK // 8):
             yield from zip(block["image"].to_pylist(), block["print"].to_pylist(), strict=True)
 
     return rows() if path.exists() else None

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from vlp_models.data.tables import read_table
+from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, split_start, to_plain
 from vlp_models.pipeline.code import PACKAGE, identity
@@ -114,7 +113,7 @@ def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) 
 def _samples(index: Path) -> dict[str, dict[str, int]]:
     """Of each dataset, how many samples each view has of it."""
     counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for batch in pq.ParquetFile(index).iter_batches(columns=["source", "view"]):
+    for batch in open_parquet(index).iter_batches(columns=["source", "view"]):
         counted = pa.table(batch).group_by(["source", "view"]).aggregate([([], "count_all")])
         for row in counted.to_pylist():
             of_source = counts[row["source"]]
