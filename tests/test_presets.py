@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -109,6 +111,22 @@ def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, n
     assert all(f"presets/{part}.yaml" in first for part in (*below, name))
     for run in (*params.pretrain.values(), *params.finetune.values()):
         assert set(run.sources) <= set(params.data)
+
+
+GENOME = [name for name in PRESETS if re.search(r"(?m)^  vg:", (ROOT / "presets" / f"{name}.yaml").read_text())]
+
+
+def test_visual_genome_is_read_as_such() -> None:
+    assert set(GENOME) == {"soho-coco", "vlmo-base"}
+
+
+@pytest.mark.parametrize("name", [name for name, (below, _) in PRESETS.items() if {*below, name} & set(GENOME)])
+def test_what_coco_tests_on_is_not_learnt_from_visual_genome(tmp_path: Path, name: str) -> None:
+    data = applied(tmp_path, [*PRESETS[name][0], name]).data
+    genome, coco = data["vg"], data["coco"]
+    assert (genome.format, coco.format) == ("visual_genome", "coco"), "pairs have no ids of COCO"
+    excluded = [os.path.normpath(Path(genome.root) / file) for file in genome.exclude]
+    assert os.path.normpath(Path(coco.root) / coco.karpathy) in excluded
 
 
 def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> None:
