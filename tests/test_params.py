@@ -209,6 +209,15 @@ def test_overlay_merges_deletes_assigns_and_keeps_comments(tmp_path: Path) -> No
     assert "finetune.tden-vqa: removed" in changes
 
 
+def test_null_in_a_mapping_that_is_new_leaves_nothing_there(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    shutil.copy(ROOT / "params.yaml", path)
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("# x\npretrain: {tden: {sources: {scenes: 2, elsewhere: null}}}\n")
+    assert apply_overlay(path, preset, []) == ["pretrain.tden.sources: (new) -> {'scenes': 2}"]
+    assert load_params(path).pretrain["tden"].sources == {"scenes": 2}
+
+
 def test_a_preset_adds_beside_what_is_there_but_never_in_its_place(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -127,6 +128,15 @@ def test_what_coco_tests_on_is_not_learnt_from_visual_genome(tmp_path: Path, nam
     assert (genome.format, coco.format) == ("visual_genome", "coco"), "pairs have no ids of COCO"
     excluded = [os.path.normpath(Path(genome.root) / file) for file in genome.exclude]
     assert os.path.normpath(Path(coco.root) / coco.karpathy) in excluded
+
+
+def test_own_pairs_are_learnt_from_alone_also_over_flickr8k(tmp_path: Path) -> None:
+    alone, over = applied(tmp_path, ["own-pairs"]), applied(tmp_path, ["flickr8k", "own-pairs"])
+    assert alone.pretrain["tden"] == over.pretrain["tden"] and alone.pretrain["tden"].sources == {"pairs": 1}
+    there, laid = alone.finetune["tden-captioning"], over.finetune["tden-captioning"]
+    assert laid.sources == there.sources == {"pairs": 1}
+    assert dataclasses.replace(laid, config=there.config) == there, "but for a dropout that is the model's"
+    assert laid.config == {"feature_dropout": over.models["tden"].config["feature_dropout"]}
 
 
 def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> None:

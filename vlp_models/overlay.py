@@ -105,9 +105,21 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
             _merge(target[key], value, place, changes)
             if not target[key]:
                 target[key] = type(target[key])()  # emptied in place, ruamel would write `{}` below the comment
-        elif key not in target or _plain(target[key]) != _plain(value):
-            changes.append(f"{place}: {_short(target[key]) if key in target else '(new)'} -> {_short(value)}")
-            target[key] = value
+        else:
+            _drop_nulls(value)
+            if key not in target or _plain(target[key]) != _plain(value):
+                changes.append(f"{place}: {_short(target[key]) if key in target else '(new)'} -> {_short(value)}")
+                target[key] = value
+
+
+def _drop_nulls(value: Any) -> None:
+    """Of a mapping that is new, in place: there is nothing to delete."""
+    if isinstance(value, dict):
+        for key, inner in list(value.items()):
+            if inner is None:
+                del value[key]
+            else:
+                _drop_nulls(inner)
 
 
 def _plain(value: Any) -> Any:
