@@ -121,6 +121,15 @@ def test_external_files_are_dependencies() -> None:
     assert "data/raw/detector.pth" in found["detector"]["deps"]
 
 
+def test_what_a_dataset_reads_of_anothers_folder_is_a_dependency() -> None:
+    assert "other_0" not in stages()["prepare"]["foreach"]["scenes"]
+    genome = {"format": "visual_genome", "root": "data/raw/vg", "exclude": ["../coco/dataset_coco.json", "ids.txt"]}
+    found = stages(data={"vg": genome})["prepare"]
+    assert found["foreach"]["vg"]["other_0"] == "data/raw/coco/dataset_coco.json", "ids.txt is below the root"
+    assert found["foreach"]["scenes"]["other_0"] == "data/plan/nothing.json"
+    assert "${item.other_0}" in found["do"]["deps"] and "${item.other_1}" not in found["do"]["deps"]
+
+
 def test_a_berts_files_and_who_reads_them_are_dependencies() -> None:
     """Of the models that begin with them. An installed package is known by what was noted of it."""
     assert "words" not in stages()["initial"]["foreach"]["tden"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from vlp_models.params import FinetuneParams, ModelParams, Params
 from vlp_models.pipeline.dvc_file import Stage
-from vlp_models.pipeline.outside import read_by_detector, vocabulary_source
+from vlp_models.pipeline.outside import read_by_detector, read_of_others, vocabulary_source
 from vlp_models.weight_files import is_source, watched
 from vlp_models.workspace.contents import CONTENTS, Kind, facts_file, learnt_file
 from vlp_models.workspace.packages import dependency
@@ -97,6 +97,8 @@ def pipeline(
     training = ["${item.learns}", *(["data/shards"] if params.trainer.stream.address else []), "data/tokenizer"]
     # Whoever learns from written captions waits for them. Where nobody does, no run has to say so.
     augmented = any(run.augment.captions for run in params.finetune.values())
+    others = {name: read_of_others(source) for name, source in params.data.items()}
+    places = range(max(map(len, others.values()), default=0))
     stages: dict[str, Stage] = {
         "plan": {
             "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
@@ -113,11 +115,16 @@ def pipeline(
             outs=["data/raw/${key}"],
         ),
         "prepare": _each(
-            {name: {"root": source.root, "format": source.format} for name, source in params.data.items()},
+            {
+                name: {"root": source.root, "format": source.format}
+                | {f"other_{i}": others[name][i] if i < len(others[name]) else NOTHING for i in places}
+                for name, source in params.data.items()
+            },
             cmd="vlp stage prepare ${key}",
             params=["data.${key}", *given("validate.max_image_pixels", "validate.near_duplicates")],
             deps=[
                 "${item.root}",
+                *(f"${{item.other_{i}}}" for i in places),
                 *([WITHDRAWN] if withdrawn else []),
                 code("stages", "prepare"),
                 code("formats", "${item.format}"),

@@ -1,8 +1,12 @@
-"""What params.yaml takes from outside the datasets: vocabularies, first weights, backbones and detectors."""
+"""What params.yaml takes from outside the datasets: vocabularies, first weights, backbones and detectors; and what a
+dataset reads of another's folder."""
 
 from __future__ import annotations
 
-from vlp_models.params import Params
+import os
+from pathlib import Path
+
+from vlp_models.params import Params, SourceParams
 from vlp_models.weight_files import library_of
 from vlp_models.workspace.packages import dependency
 
@@ -43,3 +47,20 @@ def read_by_detector(params: Params) -> list[str]:
         return [*(dependency(weights) for weights, _ in _eyes(params)), *([classes] if classes else [])]
     learnt = [] if params.detector.source == "none" else ["data/validated/boxed.parquet"]
     return [*learnt, *(dependency(weights) for weights, _ in _eyes(params))]
+
+
+def read_of_others(source: SourceParams) -> list[str]:
+    """Files that a dataset names and that are not below its `root`, as Karpathy's list of COCO is for Visual Genome."""
+    by_split = (
+        source.captions,
+        source.instances,
+        source.questions,
+        source.annotations,
+        source.texts,
+        source.split_files,
+    )
+    listed = [file for lists in by_split for files in lists.values() for file in files]
+    named = [file for file in (source.karpathy, source.truth, *source.exclude, *listed) if file]
+    inside = os.path.normpath(source.root) + os.sep
+    paths = {os.path.normpath(Path(source.root, file)) for file in named}
+    return sorted(path for path in paths if not path.startswith(inside))
