@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import timm
-import torch
 from torch import Tensor
 
 from vlp_models.data.bert_folder import WEIGHTS
 from vlp_models.data.inputs import PixelInput
 from vlp_models.errors import CheckpointError
 from vlp_models.models.bert import bert_weights
-from vlp_models.models.foreign import Asked, Imported, Taker, read_state_dict
-from vlp_models.models.soho.backbone import Backbone
+from vlp_models.models.foreign import Asked, Imported, read_state_dict
+from vlp_models.models.pretrained_cnn import convert_cnn
 from vlp_models.models.soho.config import SOHOConfig
 from vlp_models.vision.weights import data_config, read_backbone_weights, whose
 
@@ -73,15 +71,7 @@ def convert_backbone(state: Mapping[str, Tensor], config: SOHOConfig) -> dict[st
     Raises:
         CheckpointError: names are missing, misshapen, or none of this architecture's.
     """
-    with torch.device("meta"):
-        own = Backbone(config.backbone, config.backbone_stage, config.backbone_options).net.state_dict()
-        whole = timm.create_model(config.backbone, pretrained=False, **config.backbone_options).state_dict()
-    # torchvision began to count batches later than it began to publish weights.
-    counters = {name: torch.zeros((), dtype=torch.int64) for name in own if name.endswith("num_batches_tracked")}
-    taker = Taker({**counters, **state})
-    weights = {name: taker.take(name, *tensor.shape) for name, tensor in own.items()}
-    taker.check(f"a {config.backbone}", ignored=tuple(sorted(set(whole) - set(own))))
-    return {f"backbone.net.{name}": tensor.to(own[name].dtype) for name, tensor in weights.items()}
+    return convert_cnn(state, config.backbone, config.backbone_stage, config.backbone_options, "backbone")
 
 
 def _first(folder: Path, names: tuple[str, ...]) -> list[Path]:

@@ -50,6 +50,7 @@ from vlp_models.data.inputs import ModelInputs, PixelInput
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.adopt import Adopted, adopt_weights, refuse_other
 from vlp_models.models.figures import Figure
+from vlp_models.models.layers.backbone import Backbone
 from vlp_models.models.layers.blocks import TransformerBlock
 from vlp_models.models.layers.embeddings import TextEmbedding
 from vlp_models.models.layers.heads import TokenHead
@@ -58,7 +59,6 @@ from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.layers.positions import sine_positions
 from vlp_models.models.protocols import Fused
-from vlp_models.models.soho.backbone import Backbone
 from vlp_models.models.soho.config import SOHOConfig
 from vlp_models.models.soho.dictionary import Dictionary, Mapped
 from vlp_models.models.soho.neck import Grid, Neck, grid_mask

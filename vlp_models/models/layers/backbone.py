@@ -1,4 +1,5 @@
-"""Any of timm's CNNs as a trainable visual encoder: one of its feature maps, under timm's own names of weights.
+"""Any of timm's CNNs as a trainable visual encoder: one of its feature maps, under timm's own names of weights. SOHO
+sees through it; VLMo may, before its patches.
 
 `small` is none of timm's: the small detector's CNN (vision/small_backbone.py), which learns from nothing in minutes.
 
@@ -20,18 +21,20 @@ from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 STEM = ("conv1.", "bn1.", "layer1.", "stem.", "stages.0.")
 SMALL, SMALL_STEM = "small", ("blocks.0.", "blocks.1.")
 
+KEYS = ("backbone", "backbone_stage")
 FETCHES = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "scriptable"}
 
 
 class Backbone(nn.Module):
     """`net` is timm's model, without what stands behind the feature map that is asked for. Weights are random."""
 
-    def __init__(self, name: str, stage: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, stage: int, options: Mapping[str, Any], keys: tuple[str, str] = KEYS) -> None:
         """
         Args:
             name: of timm's model, or `small`.
             stage: which of its feature maps, as `timm.create_model(name).feature_info` lists them.
             options: for `timm.create_model`.
+            keys: what the family's config calls name and stage, for messages.
 
         Raises:
             ParamsError: timm knows no such model, it takes no such options, or gives no such feature map.
@@ -45,18 +48,18 @@ class Backbone(nn.Module):
         forbidden = sorted(FETCHES & set(options))
         if forbidden or ":" in name:
             raise ParamsError(
-                f"config: backbone `{name}`{' with ' + ', '.join(forbidden) if forbidden else ''}: weights are not "
+                f"config: {keys[0]} `{name}`{' with ' + ', '.join(forbidden) if forbidden else ''}: weights are not "
                 "fetched from elsewhere; `vlp import-checkpoint` takes them from a file"
             )
         try:
             net: Any = timm.create_model(name, pretrained=False, **{"num_classes": 0, **options})
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-            raise ParamsError(f"config: backbone `{name}`: {error}; `timm.list_models()` has the names") from None
+            raise ParamsError(f"config: {keys[0]} `{name}`: {error}; `timm.list_models()` has the names") from None
         info = net.feature_info
         maps = [info[i] for i in range(len(info))] if not isinstance(info, list) else info
         if not hasattr(net, "forward_intermediates") or not -len(maps) <= stage < len(maps):
             raise ParamsError(
-                f"config: backbone `{name}` has the feature maps 0 to {len(maps) - 1}; backbone_stage is {stage}"
+                f"config: {keys[0]} `{name}` has the feature maps 0 to {len(maps) - 1}; {keys[1]} is {stage}"
             )
         self.stage = stage % len(maps)
         self.channels = int(maps[self.stage]["num_chs"])
