@@ -26,6 +26,7 @@ RED = (255, 0, 0)
 SIZES: dict[str, Any] = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.2}
 VLMO = {**SIZES, "side": 32, "patch": 8, "vl_start": 1, "max_positions": 12, "image_codes": 8, "layer_scale": 1.0}
 STEM = {**VLMO, "stem": "convolutions"}
+TIMMS = {**VLMO, "stem": "timm", "stem_backbone": "test_efficientnet", "stem_stage": 1}
 SOHO = {**SIZES, "backbone": "small", "backbone_options": {"channels": [8, 8, 8]}, "backbone_stage": 0, "pool": 2}
 SOHO |= {"height": 64, "width": 64, "resize": "squash", "dictionary_size": 7, "longer": 0, "shorter": 0}
 Drawn = tuple[list[LabelledImage], list[LabelledImage], tuple[str, ...]]
@@ -129,7 +130,7 @@ def test_cells_without_picture_are_not_learnt_from(drawn: Drawn) -> None:
     assert true_KW.any(1).sum() >= 4  # both squares of both pictures lie in the half that is left
 
 
-@pytest.mark.parametrize(("family", "config"), [("vlmo", VLMO), ("vlmo", STEM), ("soho", SOHO)])
+@pytest.mark.parametrize(("family", "config"), [("vlmo", VLMO), ("vlmo", STEM), ("vlmo", TIMMS), ("soho", SOHO)])
 def test_a_models_cells_are_where_its_pixels_are(family: str, config: dict[str, Any]) -> None:
     """What changes in one corner of a picture changes that cell most: rows before columns, and no [CLS] among them."""
     torch.manual_seed(1)

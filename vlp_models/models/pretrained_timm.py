@@ -1,8 +1,9 @@
-"""timm's weights as the image side of a model that reads pixels: SOHO's CNN, VLMo's patches and vision experts.
+"""timm's weights as the image side of a model that reads pixels: SOHO's CNN; VLMo's patches and vision experts, or
+the CNN before them.
 
 `models.NAME.weights: SOURCE` in params.yaml, or `vlp import-checkpoint SOURCE --format timm --name MODEL`. SOURCE is a
 .safetensors or state-dict file, `package:NAME` of an installed package, or timm's own: `timm` for SOHO, whose config
-names the model, `timm:NAME` for VLMo.
+names the model, and for VLMo's `stem: timm`; `timm:NAME` for a ViT.
 """
 
 from __future__ import annotations

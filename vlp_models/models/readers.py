@@ -12,5 +12,5 @@ READERS: dict[str, str] = {
 # family -> module:function, called with the source of timm's weights and `models.foreign.Asked`; gives `Imported`
 IMAGE_READERS: dict[str, str] = {
     "soho": "vlp_models.models.soho.convert_parts:read_timm_backbone",
-    "vlmo": "vlp_models.models.vlmo.timm_vit:read_timm_vit",
+    "vlmo": "vlp_models.models.vlmo.timm_image_side:read_timm_image_side",
 }

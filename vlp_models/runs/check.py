@@ -46,7 +46,8 @@ def check_runs(params: Params) -> None:
                 f"{' or '.join(IMAGE_READERS)}, not of a {model.family}, which reads no pixels; it gets them by "
                 "`features.source: timm`"
             )
-        if library_of(model.weights) == "torchvision" or (model.family == "vlmo" and model.weights == "timm"):
+        unnamed = model.family == "vlmo" and model.weights == "timm" and model.config.get("stem") != "timm"
+        if library_of(model.weights) == "torchvision" or unnamed:
             raise ParamsError(
                 f"params.yaml: `models.{name}.weights: {model.weights}`: name timm's model, as in "
                 "timm:vit_base_patch16_224"

@@ -24,7 +24,8 @@ from vlp_models.workspace.paths import hash_file
 def begin_with_image_weights(
     model: nn.Module, p: ModelParams, inputs: Inputs, root: Path, where: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Fills what timm's weights have of `model`: SOHO's CNN, or VLMo's patches and vision experts.
+    """Fills what timm's weights have of `model`: SOHO's CNN; VLMo's patches and vision experts, or the CNN
+    before them.
 
     Returns what to keep with the checkpoint (source, the file's sha256, what was taken and what stayed fresh), and the
     same in lines to print.

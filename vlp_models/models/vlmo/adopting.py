@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vlp_models.models.vlmo.model import VLMo
 
 ARCHITECTURE = ("hidden", "heads", "intermediate", "patch", "stem", "positions", "feed_forward")
+CNN_STEM = ("stem_backbone", "stem_stage")  # with `stem: timm`; else they say nothing
 IMAGE, TEXT = "position_bias.image", "position_bias.text"
 ABSOLUTE = "image_embedding.positions_SD"
 FIRST_TYPE, SECOND_TYPE = "image_embedding.type_1D", "image_embedding.second_type_1D"
@@ -38,7 +39,8 @@ def adopt(model: VLMo, weights: Mapping[str, Tensor], config: Mapping[str, Any])
     Raises:
         CheckpointError: of another architecture; of another resolution without `interpolate_positions`.
     """
-    refuse_other(config, dataclasses.asdict(model.config), ARCHITECTURE)
+    keys = ARCHITECTURE + (CNN_STEM if model.config.stem == "timm" else ())
+    refuse_other(config, dataclasses.asdict(model.config), keys)
     before, now = config["side"] // config["patch"], model.config.grid
     fitted = dict(weights)
     if before != now:

@@ -11,6 +11,8 @@ from vlp_models.models.vlmo.public.switches import PublicSwitches
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
 from vlp_models.vision.small_backbone import STRIDE
 
+HALF = 0.5  # mean and standard deviation of the pixels that VLMo reads
+
 
 @dataclass(frozen=True, kw_only=True)
 class VLMoConfig(PublicSwitches):
@@ -33,9 +35,12 @@ class VLMoConfig(PublicSwitches):
 
     side: PositiveInt = 224  # pixels, of the square that every image becomes
     patch: PositiveInt = 16  # pixels, of a patch's side
-    # linear: the paper's projection. convolutions: a small CNN before it, for a model that learns to see from little
-    stem: Literal["linear", "convolutions"] = "linear"
+    # linear: the paper's projection. Before it, for a model that learns to see from little: convolutions, a small CNN;
+    # timm, one of timm's, for which pretrained weights may be had (cnn_stem.py)
+    stem: Literal["linear", "convolutions", "timm"] = "linear"
     stem_channels: list[PositiveInt] = field(default_factory=lambda: [24, 48, 96])  # of `convolutions`, 8 pixels a cell
+    stem_backbone: str = ""  # of `timm`: its name of the CNN
+    stem_stage: int = -1  # of `timm`: which of the CNN's feature maps; the last one
     max_positions: PositiveInt = 196  # tokens of a text; [CLS] and [SEP] included
     positions: Literal["relative", "absolute"] = "relative"  # biases between tokens, or embeddings added to them
     # take over biases (or embeddings) of a start with another number of patches, interpolated
@@ -71,6 +76,11 @@ class VLMoConfig(PublicSwitches):
             raise ParamsError(f"config: side ({self.side}) must be a multiple of patch ({self.patch})")
         if self.stem == "convolutions" and self.patch % STRIDE:
             raise ParamsError(f"config: patch ({self.patch}) must be a multiple of {STRIDE} with `stem: convolutions`")
+        if self.stem == "timm" and self.stem_backbone in ("", "small"):
+            raise ParamsError(
+                f"config: stem_backbone ({self.stem_backbone!r}) must be timm's name of a CNN with `stem: timm`, as in "
+                "tf_efficientnet_lite0; the small CNN is `stem: convolutions`"
+            )
         if len(self.stem_channels) != 3:
             raise ParamsError(f"config: stem_channels ({self.stem_channels}) must be three widths")
         if self.vl_start > self.layers:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Pixels
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.vlmo.config import VLMoConfig
 from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
@@ -21,10 +21,14 @@ class PatchEmbedding(nn.Module):
 
     `stem: convolutions`: what is projected is a small CNN's map of the patch, as in T. Xiao et al., "Early Convolutions
     Help Transformers See Better", arXiv 2106.14881. A CNN knows a shape wherever it lies; projected patches have to
-    learn that from many pictures.
+    learn that from many pictures. `stem: timm`: the map is of one of timm's CNNs (cnn_stem.py). Neither is the paper's.
     """
 
     def __init__(self, config: VLMoConfig) -> None:
+        """
+        Raises:
+            ParamsError: see `CNNStem`.
+        """
         super().__init__()
         hidden = config.hidden
         self.side = config.side
@@ -33,6 +37,11 @@ class PatchEmbedding(nn.Module):
         if config.stem == "convolutions":
             one, two, channels = config.stem_channels
             self.stem, patch = SmallBackbone((one, two, channels)), patch // STRIDE
+        elif config.stem == "timm":
+            from vlp_models.models.vlmo.cnn_stem import CNNStem
+
+            cnn = CNNStem(config.stem_backbone, config.stem_stage, patch)
+            self.stem, patch, channels = cnn, patch // cnn.stride, cnn.channels
         self.patch, self.overlapping = config.patch, config.stem != "linear"
         self.patches = nn.Conv2d(channels, hidden, patch, stride=patch)
         self.cls_1D = nn.Parameter(torch.zeros(1, hidden))
@@ -68,8 +77,20 @@ class PatchEmbedding(nn.Module):
         return x_BSD + (kind if self.positions_SD is None else kind + self.positions_SD)
 
     def look(self, pixels_B3HW: Tensor) -> Tensor:
-        """[B, N, D]: the patches, before anything is added."""
-        return self.patches(self.stem(pixels_B3HW)).flatten(2).transpose(1, 2)
+        """[B, N, D]: the patches, before anything is added.
+
+        Raises:
+            ParamsError: a CNN whose map has other cells than its stride says.
+        """
+        # Frozen for now, the stem needs no gradient; without training, whoever asks for one gets it.
+        frozen = self.training and not self.stem.training
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            map_BChw = self.stem(pixels_B3HW)
+        x_BDhw = self.patches(map_BChw)
+        side, cells = self.side // self.patch, tuple(x_BDhw.shape[2:])
+        if cells != (side, side):
+            raise ParamsError(f"config: of {self.side} pixels the stem makes {cells} patches, not {side} a side")
+        return x_BDhw.flatten(2).transpose(1, 2)
 
     def _pixels_of(self, hidden_BN: Tensor, like: Tensor) -> Tensor:
         """[B, 1, H, W]: 1 on pixels of hidden patches."""

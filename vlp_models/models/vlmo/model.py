@@ -21,8 +21,8 @@ Where the paper is silent, or its code does otherwise, what is done here:
 - The last 2 (base) or 3 (large) layers have a vision-language expert (`vl_start`); it starts fresh.
 - The two sub-layers' outputs are scaled by learnt vectors, 0.1 at first, and dropped by stochastic depth
   (`layer_scale`, `drop_path`). All experts of a layer share its scales.
-- `stem: convolutions` puts a small CNN before the patches' projection, for models that learn to see from little; it is
-  neither the paper's nor its code's (`embeddings.py`).
+- `stem` may put a CNN before the patches' projection, a small one or one of timm's, for models that learn to see from
+  little; it is neither the paper's nor its code's (`embeddings.py`, `cnn_stem.py`).
 - Text embeddings are normalised before the type is added, as BERT's are. A text's norm is the embedding's.
 - A linear layer with tanh stands between [CLS] and the matching classifier, as in BERT; so it does for tasks.
 - Contrast has one projection of each modality and a learnt temperature, starting at 0.07; one divided by it is limited
@@ -64,7 +64,7 @@ from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.protocols import Fused
 from vlp_models.models.vlmo.adopting import adopt
-from vlp_models.models.vlmo.config import VLMoConfig
+from vlp_models.models.vlmo.config import HALF, VLMoConfig
 from vlp_models.models.vlmo.embeddings import PatchEmbedding, WordEmbedding
 from vlp_models.models.vlmo.hiding import Learners, check_learnable, hidden_patches, masked_words
 from vlp_models.models.vlmo.image_tokens import ImageTokens
@@ -81,6 +81,7 @@ from vlp_models.objectives.token_loss import cross_entropy
 
 Biases = tuple[Tensor, ...]  # of each layer [H, tokens, tokens]; empty: positions are absolute
 Way = Literal["vision", "language", "pair"]
+TIMMS = "image_embedding.stem.backbone."  # with `stem: timm`: begins as timm has it, and is a group of its own
 
 
 class VLMo(nn.Module):
@@ -115,7 +116,7 @@ class VLMo(nn.Module):
         self.fused_dim = 2 * hidden if config.classifier == "mlp" else hidden
         mlp = (nn.Linear(hidden, 2 * hidden), nn.LayerNorm(2 * hidden), nn.GELU())
         self.before_classifier = nn.Sequential(*(mlp if config.classifier == "mlp" else ()))
-        init_weights(self, config.init_std)
+        init_weights(self, config.init_std, but=(TIMMS,))
 
         for block in self._blocks():
             block.reset_scales()
@@ -138,7 +139,7 @@ class VLMo(nn.Module):
 
     @property
     def inputs(self) -> ModelInputs:
-        config, half = self.config, (0.5, 0.5, 0.5)
+        config, half = self.config, (HALF, HALF, HALF)
         low, high = config.crop_scale
         image = PixelInput(
             height=config.side,
@@ -169,9 +170,9 @@ class VLMo(nn.Module):
         return self.config.patch
 
     def cells(self, image: Pixels) -> Tensor:
-        """[B, rows, columns, D]: the patches, as they leave the stem's convolutions or, without, the vision experts."""
+        """[B, rows, columns, D]: the patches, as they leave the stem or, without, the vision experts."""
         grid = (self.config.grid, self.config.grid)
-        if self.config.stem == "convolutions":
+        if self.config.stem != "linear":
             return self.image_embedding.look(image.pixels_B3HW).unflatten(1, grid)
         states_BSD = self.image_states(self.encode_image(image), self.biases(0))
         return states_BSD[:, 1:].unflatten(1, grid)
@@ -473,12 +474,15 @@ class VLMo(nn.Module):
     # ---- What training asks ----------------------------------------------------------------------------------
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """By what the stages of pretraining freeze: `attention` has its norms and the layers' scales."""
+        """By what the stages of pretraining freeze: `attention` has its norms and the layers' scales; `cnn` is that of
+        `stem: timm`, which is then no part of `image_embedding`."""
         groups: dict[str, list[nn.Parameter]] = {}
         parts = {"image_embedding", "text_embedding", "position_bias", "norm"}
         for name, parameter in self.named_parameters():
             path = name.split(".")
-            if path[0] == "blocks":
+            if name.startswith(TIMMS):
+                group = "cnn"
+            elif path[0] == "blocks":
                 group = f"{path[3]}_expert" if path[2] == "experts" else "attention"
             else:
                 group = path[0] if path[0] in parts else "heads"

