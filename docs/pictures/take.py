@@ -213,7 +213,7 @@ def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wan
     def use(page: Any) -> None:
         page.set_default_timeout(1000 * READY)
         page.set_input_files("#photo input[type=file]", str(photo))
-        page.wait_for_function("document.querySelector('#beam textarea, #beam input')?.value")
+        page.wait_for_function("document.querySelector('#caption textarea, #caption input')?.value")
         if question:
             page.locator("#question textarea, #question input").fill(question)
             page.locator("#ask").click()

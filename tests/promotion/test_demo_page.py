@@ -32,7 +32,7 @@ from vlp_models.data.tables import read_table
 from vlp_models.demo import make_page
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import FAMILIES
-from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
+from vlp_models.params import EvaluateParams, ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.serving.bundle import content_of, write_bundle
 from vlp_models.serving.images import MAX_BYTES
 from vlp_models.serving.page import regions
@@ -123,7 +123,7 @@ def test_champions_answer_and_where_there_is_none_the_command_is_named(
     page = make_page(params, here)
     assert set(page.missing) == {"vqa"} and "`vlp promote vqa`" in page.missing["vqa"]
     said = page.caption(str(photo))
-    assert said.beam and said.greedy and not said.problem
+    assert said.caption and said.greedy and not said.problem
     assert said.seen is not None and said.seen.note.startswith("The thin boxes are the 16 regions")
     assert page.answer(str(photo), "what is it ?").problem == page.missing["vqa"] == page.answers("vqa")
     found = page.find("a red square")
@@ -146,12 +146,45 @@ def test_a_run_answers_in_the_champions_place(here: Workspace, params: Params, p
         make_page(params, here, runs=["other"])
 
 
+@pytest.mark.parametrize(("neighbours", "like"), [(0, "the others"), (2, "those of similar photos")])
+def test_a_chosen_caption_is_called_so_and_the_beams_own_stands_beside_it(
+    here: Workspace, params: Params, photo: Path, neighbours: int, like: str
+) -> None:
+    page = make_page(params, here)
+    assert page.caption_labels() == ("Caption, the best of a beam of 3", "") and not page.caption(str(photo)).beam
+    assert page.captioner is not None
+    plain, task_model = page.caption(str(photo)), page.captioner.predictor.task_model
+    task_model.set_search(EvaluateParams(consensus=9, consensus_neighbours=neighbours))
+    task_model.prepare_search(here.shards, {})
+    chosen = page.caption(str(photo))
+    assert chosen.beam == plain.caption and chosen.greedy == plain.greedy
+    assert chosen.caption not in ("", chosen.beam), "another than the beam's was chosen"
+    said = f"Caption, of the beam's and 9 drawn the one most like {like}"
+    assert page.caption_labels() == (said, "Caption, the best of a beam of 3")
+    if importlib.util.find_spec("gradio") is not None:
+        assert _boxes_filled(page, photo) == {
+            f"{said} (vlp-captioning version 1 (champion; model tden))": chosen.caption,
+            "Caption, the best of a beam of 3": chosen.beam,
+            "Caption, word by word (greedy)": chosen.greedy,
+        }
+
+
+def _boxes_filled(page: Page, photo: Path) -> dict[str, str]:
+    """What a dropped photo writes into the page's captions, by their labels."""
+    from vlp_models.serving.page.app import build
+
+    blocks = build(page)
+    dropped = next(f for f in blocks.fns.values() if f.name == "describe")
+    filled = zip(dropped.outputs, dropped.fn(str(photo)), strict=True)
+    return {str(box.label): text for box, text in filled if str(box.label).startswith("Caption") and box.visible}
+
+
 def test_what_goes_wrong_is_said_in_a_sentence(here: Workspace, params: Params, photo: Path) -> None:
     page = make_page(params, here, runs=["own.vqa"])
     (here.root / "words.png").write_bytes(b"no image at all")
     assert page.caption(None).problem == page.answer(None, "what ?").problem == NO_PHOTO
     wrong = page.caption(str(here.root / "words.png"))
-    assert wrong.problem.startswith("Words.png: not an image") and wrong.problem.endswith(".") and not wrong.beam
+    assert wrong.problem.startswith("Words.png: not an image") and wrong.problem.endswith(".") and not wrong.caption
     assert page.answer(str(here.root / "words.png"), "what ?").problem == wrong.problem
     assert page.answer(str(photo), " ").problem == "Write a question first."
     assert "301 characters" in page.answer(str(photo), "x" * 301).problem
@@ -181,7 +214,7 @@ def test_a_dot_and_an_animation_are_refused_where_the_caption_would_stand(
         (f"dot.{kind.lower()}", f"Dot.{kind.lower()}: 1x1 pixels; a picture has at least 4 a side."),
     ):
         captioned = page.caption(str(here.root / file))
-        assert captioned.problem == said and not captioned.beam and captioned.seen is None
+        assert captioned.problem == said and not captioned.caption and captioned.seen is None
         assert page.answer(str(here.root / file), "what ?").problem == said
 
 
@@ -207,8 +240,8 @@ def test_a_photo_says_the_same_in_whatever_form_it_comes(here: Workspace, params
 
     def said(name: str) -> tuple[Any, ...]:
         captioned, answered = page.caption(str(folder / name)), page.answer(str(folder / name), "what is it ?")
-        assert captioned.beam and captioned.seen is not None and not captioned.problem
-        return captioned.beam, captioned.greedy, captioned.seen.picture.tobytes(), tuple(answered.answers)
+        assert captioned.caption and captioned.seen is not None and not captioned.problem
+        return captioned.caption, captioned.greedy, captioned.seen.picture.tobytes(), tuple(answered.answers)
 
     for name in ("cmyk.jpg", "deep.png", "turned.png"):
         assert said(name) == said(f"{Path(name).stem}-twin.png"), name
@@ -340,10 +373,10 @@ def test_the_page_in_a_browser(
         tab.on("request", lambda r: None if r.url.startswith((address, "data:", "blob:")) else elsewhere.append(r.url))
         tab.goto(address)
         tab.set_input_files("#photo input[type=file]", str(photo))
-        tab.wait_for_function("document.querySelector('#beam textarea, #beam input')?.value")
-        assert tab.locator("#beam textarea, #beam input").input_value() == expected.beam
+        tab.wait_for_function("document.querySelector('#caption textarea, #caption input')?.value")
+        assert tab.locator("#caption textarea, #caption input").input_value() == expected.caption
         assert tab.locator("#greedy textarea, #greedy input").input_value() == expected.greedy
-        assert "vlp-captioning version 1 (champion; model tden)" in tab.locator("#beam").inner_text()
+        assert "vlp-captioning version 1 (champion; model tden)" in tab.locator("#caption").inner_text()
         assert tab.locator("#note textarea, #note input").input_value() == expected.seen.note
         _see_boxes(tab, expected.seen, photo, tmp_path / "captioned.png")
         tab.locator("#question textarea, #question input").fill("what is it ?")

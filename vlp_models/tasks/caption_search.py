@@ -89,6 +89,20 @@ class CaptionSearch:
             alike = f", of it and {drawn} the most like captions of {s.consensus_neighbours} similar photos"
         return f"beam {s.beam_size}{ranked}{aside}{alike}, at most {s.max_caption_len} tokens"
 
+    @property
+    def best(self) -> str:
+        """What `Found.beam` is, in words."""
+        return f"the best of a beam of {self.settings.beam_size}"
+
+    @property
+    def chosen(self) -> str:
+        """What `Found.said` is, in words."""
+        s = self.settings
+        if not s.consensus:
+            return self.best
+        others = "those of similar photos" if s.consensus_neighbours else "the others"
+        return f"of the beam's and {s.consensus} drawn the one most like {others}"
+
     def prepare(self, shards: Path, sources: Mapping[str, int], max_regions: int, kept: Path | None) -> None:
         """
         Args:

@@ -65,7 +65,9 @@ def build(page: Page) -> gradio.Blocks:
             with gr.Column(scale=1):
                 gr.Markdown("### Caption")
                 by_captioner = page.answers("captioning") if page.captioner else NONE
-                beam = gr.Textbox(label=f"Caption ({by_captioner})", interactive=False, elem_id="beam")
+                found_how, beams_own = page.caption_labels()
+                caption = gr.Textbox(label=f"{found_how} ({by_captioner})", interactive=False, elem_id="caption")
+                beam = gr.Textbox(label=beams_own, visible=bool(beams_own), interactive=False, elem_id="beam")
                 greedy = gr.Textbox(label="Caption, word by word (greedy)", interactive=False, elem_id="greedy")
                 gr.Markdown("### Question")
                 by_answerer = page.answers("vqa") if page.answerer else NONE
@@ -93,10 +95,10 @@ def build(page: Page) -> gradio.Blocks:
 
         def describe(path: str | None) -> list[Any]:
             if not path:
-                return [None, "", "", "", None, _hidden(gr)]
+                return [None, "", "", "", "", None, _hidden(gr)]
             found = page.caption(path)
             drawn = [found.seen.picture, found.seen.note] if found.seen else [None, ""]
-            return [*drawn, found.beam, found.greedy, None, _hidden(gr, found.problem)]
+            return [*drawn, found.caption, found.beam, found.greedy, None, _hidden(gr, found.problem)]
 
         def answered(path: str | None, text: str) -> list[Any]:
             found = page.answer(path, text)
@@ -107,7 +109,7 @@ def build(page: Page) -> gradio.Blocks:
             found = page.find(text)
             return [list(found.photos), _hidden(gr, found.problem)]
 
-        photo.change(describe, photo, [picture, note, beam, greedy, answers, problem], **one)
+        photo.change(describe, photo, [picture, note, caption, beam, greedy, answers, problem], **one)
         for event in (ask.click, question.submit):
             event(answered, [photo, question], [picture, note, answers, problem], **one)
         for event in (look.click, wanted.submit):

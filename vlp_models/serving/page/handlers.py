@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from PIL import Image
@@ -21,6 +21,9 @@ from vlp_models.serving.page.photo import open_photo, shown, with_boxes
 from vlp_models.serving.page.regions import Remembering, Weighed, given, weigh
 from vlp_models.serving.page.search import PhotoSearch
 from vlp_models.serving.predictor import Predictor
+
+if TYPE_CHECKING:
+    from vlp_models.tasks.captioning import Captioning
 
 NO_PHOTO = "Drop a photo first."
 QUESTION_LENGTH = 300  # characters; the model reads the first few dozen words
@@ -37,6 +40,12 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Captioned:
+    """
+    caption  what the version says
+    beam     the best of the beam, where that is not `caption` by itself; else empty
+    """
+
+    caption: str = ""
     beam: str = ""
     greedy: str = ""
     problem: str = ""
@@ -115,9 +124,8 @@ class Page:
                 prediction, seen = self.captioner.say(open_photo(path))
         except VLPError as error:
             return Captioned(problem=_sentence(error))
-        return Captioned(
-            beam=prediction["caption"] or "(nothing)", greedy=prediction["greedy"] or "(nothing)", seen=seen
-        )
+        said = {name: prediction[name] or "(nothing)" for name in ("caption", "beam", "greedy") if name in prediction}
+        return Captioned(**said, seen=seen)
 
     def answer(self, path: str | None, question: str) -> Answered:
         asked = " ".join(question.split())
@@ -173,6 +181,13 @@ class Page:
         lines += [origin.data, *origin.before, *origin.figures]
         told, cant = "\n".join(f"- {_plain(line)}" for line in lines), "\n".join(f"- {x}" for x in limits(task_model))
         return f"**{TITLES[task]}**\n\n{told}\n\nWhat it can't do:\n\n{cant}"
+
+    def caption_labels(self) -> tuple[str, str]:
+        """How the caption was found; and what its beam's own is called, empty where that is the caption."""
+        if self.captioner is None:
+            return "Caption", ""
+        searched = cast("Captioning", self.captioner.predictor.task_model).searched
+        return f"Caption, {searched.chosen}", f"Caption, {searched.best}" if searched.settings.consensus else ""
 
     def answers(self, task: str) -> str:
         """One line: the version that answers, or why none does."""
