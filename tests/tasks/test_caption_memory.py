@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from toy_tasks import learn, make, predict
-from toy_world import Toy
+from toy_world import Toy, write_workspace
 
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import blanked
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.params import EvaluateParams, build
+from vlp_models.runs.searches import check_searches
+from vlp_models.stages import finetune, pretrain
+from vlp_models.tasks import caption_memory
 from vlp_models.tasks.caption_memory import CAPTIONS, FEATURES, CaptionMemory
 from vlp_models.tasks.captioning import Captioning
+from vlp_models.training import run as training
+from vlp_models.workspace.paths import Workspace
 
 UNDECIDED = EvaluateParams(consensus=8, consensus_temperature=1.5)
 LOOKING = replace(UNDECIDED, consensus_neighbours=3)
@@ -125,6 +131,27 @@ def test_a_version_looks_up_what_it_was_registered_with(toy: Toy, tmp_path: Path
     for name, photos in (("with", 9), ("without", len(own.image_ids))):
         looking.prepare_search(toy.shards, {}, tmp_path / name)
         assert len(looking.searched.memory.image_ids) == photos
+
+
+def test_more_photos_than_can_be_looked_through_are_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the pretraining that leads to the captioner, and by the captioner; not for others, or where none is asked."""
+    params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
+    repeated = replace(params.finetune["captioning"], sources={"toy": 9})
+    params = replace(params, finetune={**params.finetune, "captioning": repeated})
+    looking = replace(params, evaluate=LOOKING)
+    photos = len(ShardDataset(workspace.shards, "train", "images", captioned=True))
+    monkeypatch.setattr(caption_memory, "MOST", photos)
+    check_searches(looking, workspace.shards, "finetune/captioning")  # a photo counts once, however often it is seen
+    monkeypatch.setattr(caption_memory, "MOST", photos - 1)
+    check_searches(looking, workspace.shards, "finetune/vqa")
+    check_searches(params, workspace.shards, "finetune/captioning")
+    monkeypatch.setattr(training, "fit", lambda *_, **__: pytest.fail("training began"))
+    shutil.copytree(workspace.checkpoint("initial/tden"), workspace.checkpoint("pretrain/tden"))
+    for stage, key in ((pretrain, "tden"), (finetune, "captioning")):
+        with pytest.raises(DataError, match=f"{photos} captioned .* looks through 1 to {photos - 1} of .*Set it to 0"):
+            stage.run(looking, workspace, key)
 
 
 def test_neighbours_need_candidates() -> None:

@@ -41,6 +41,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         tracking,
         work_directory,
     )
+    from vlp_models.runs.searches import check_searches
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import check_texts_per_image, read_options
     from vlp_models.training.data import LoaderFactory
@@ -72,6 +73,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         if restore(workspace, work, stage):
             forget(work)
             return
+        check_searches(params, inputs.shards, run_name)
         check_same_data(before, start, inputs)
         task_model = _task_model(key, p, before, start, inputs, workspace)
         check_texts_per_image(f"finetune.{key}", task, task_model.model, task_model.options, p.texts_per_image)

@@ -49,6 +49,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         tracking,
         work_directory,
     )
+    from vlp_models.runs.searches import check_searches
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.passes import make_loss
     from vlp_models.training.run import Plan, fit
@@ -71,6 +72,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         if restore(workspace, work, stage):
             forget(work)
             return
+        check_searches(params, inputs.shards, run_name)
         before = read_config(start)
         check_same_data(before, start, inputs)
         torch.manual_seed(p.seed)

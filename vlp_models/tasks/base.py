@@ -188,6 +188,14 @@ class TaskModel(nn.Module, ABC):
         """What can only be said with every sample of a split at hand; called once, with all of `predict`'s records."""
         return predictions
 
+    @classmethod
+    def check_search(cls, settings: EvaluateParams, shards: Path, sources: Mapping[str, int]) -> None:
+        """Whether a search can look up what is learnt from; asked before training.
+
+        Raises:
+            DataError: it can't.
+        """
+
     def set_search(self, settings: EvaluateParams) -> None:
         """Takes over how answers are searched for, where they are searched for."""
 

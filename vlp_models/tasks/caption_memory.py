@@ -58,21 +58,13 @@ class CaptionMemory:
 
     @classmethod
     def of(cls, shards: Path, sources: Mapping[str, int], tokenizer: Tokenizer, max_regions: int) -> CaptionMemory:
-        """The photos of the train split that have a caption.
-
-        Raises:
-            DataError: there are none, they have no regions, or they are more than can be searched.
         """
-        photos = ShardDataset(shards, "train", "images", sources, captioned=True)
-        if not 0 < len(photos) <= MOST:
-            raise DataError(
-                f"{shards}: {len(photos):,} captioned training images; `evaluate.consensus_neighbours` looks through 1 "
-                f"to {MOST:,} of them. Set it to 0"
-            )
+        Raises:
+            DataError: see `captioned`.
+        """
+        photos = captioned(shards, sources)
         captions = photos.references()
-        numbers = {
-            image_id: number for number, image_id in enumerate(photos.image_ids())
-        }  # once, however often it is seen
+        numbers = {image_id: number for number, image_id in enumerate(photos.image_ids())}
         features_NF = pooled(photos, list(numbers.values()), max_regions).astype(np.float16)
         return cls(features_NF, [captions[image_id] for image_id in numbers], list(numbers), tokenizer)
 
@@ -127,6 +119,24 @@ class CaptionMemory:
             return cls(features_NF, captions, [str(image_id) for image_id, _ in rows], tokenizer, frequencies)
         except (DataError, OSError, SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{directory}: no memory of captions: {error}; register the version anew") from None
+
+
+def captioned(shards: Path, sources: Mapping[str, int], *, regions: bool = True) -> ShardDataset:
+    """The photos of the train split that have a caption, each once, however often an epoch has it.
+
+    Args:
+        regions: to be read with them; without, the index alone is asked.
+
+    Raises:
+        DataError: there are none, they have no regions, or they are more than can be searched.
+    """
+    photos = ShardDataset(shards, "train", "images", dict.fromkeys(sources, 1), regions=regions, captioned=True)
+    if not 0 < len(photos) <= MOST:
+        raise DataError(
+            f"{shards}: {len(photos):,} captioned training images; `evaluate.consensus_neighbours` looks through 1 "
+            f"to {MOST:,} of them. Set it to 0"
+        )
+    return photos
 
 
 def _spoken(words: Iterable[str]) -> list[str]:

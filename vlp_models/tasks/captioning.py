@@ -23,6 +23,7 @@ from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.msg import sentence_generation
 from vlp_models.params import EvaluateParams
 from vlp_models.tasks.base import TaskModel, TaskOptions, TrainingLoss, Words
+from vlp_models.tasks.caption_memory import captioned
 from vlp_models.tasks.caption_search import CaptionSearch
 from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_of_images
 from vlp_models.tasks.scoring import (
@@ -166,6 +167,11 @@ class Captioning(TaskModel):
             {"image_id": sample.image_id, **{name: self.tokenizer.decode(each[i].ids) for name, each in said.items()}}
             for i, sample in enumerate(samples)
         ]
+
+    @classmethod
+    def check_search(cls, settings: EvaluateParams, shards: Path, sources: Mapping[str, int]) -> None:
+        if settings.consensus_neighbours:
+            captioned(shards, sources, regions=False)
 
     def set_search(self, settings: EvaluateParams) -> None:
         """A control that is never shown a photo looks up none."""
