@@ -98,6 +98,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert final["train_samples"] == 44 and final["samples"] == 88
     assert (final["model"], final["family"], final["start"]) == ("tden", "tden", "initial/tden")
     assert {"loss", "val_loss", "seconds", "samples_per_s", "peak_memory_mb"} <= set(final)
+    assert final["precision"] == "32-true"
     header = workspace.curve("pretrain/tden").read_text().partition("\n")[0].split(",")
     assert {"loss", "val_loss", "mlm", "moc", "ism", "msg"} <= set(header)
     checkpoint = workspace.checkpoint("pretrain/tden")

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from vlp_models.training import muon as muon_module
-from vlp_models.training.muon import Muon, has_native_bfloat16, orthogonalized
+from vlp_models.training import precision
+from vlp_models.training.muon import Muon, orthogonalized
+from vlp_models.training.precision import has_native_bfloat16
 
 SHAPES = [(6, 4), (4, 6), (6, 4), (5, 5), (600, 8), (600, 8)]
 
@@ -107,7 +108,7 @@ def test_goes_on_from_its_state() -> None:
 def test_bfloat16_is_for_hardware_that_multiplies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     for flags, native in (({"avx2", "avx512f"}, False), ({"avx512f", "avx512_bf16"}, True), ({"amx_bf16"}, True)):
-        monkeypatch.setattr(muon_module, "_cpu_flags", lambda flags=flags: frozenset(flags))
+        monkeypatch.setattr(precision, "_cpu_flags", lambda flags=flags: frozenset(flags))
         assert has_native_bfloat16(cpu) is native
         wanted = torch.bfloat16 if native else torch.float32
         assert Muon(weights(), lr=0.1)._iterates_in(cpu, torch.float32) == wanted

@@ -84,11 +84,15 @@ class StreamParams:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerParams:
-    """How to run a training loop; the same for pretraining and fine-tuning."""
+    """How to run a training loop; the same for pretraining and fine-tuning.
+
+    precision  auto: bf16-mixed on a GPU that computes in it, else 32-true. bf16-where-native: likewise, and bf16-mixed
+               on a CPU that multiplies bfloat16 itself (AMX, AVX512-BF16). A run goes on in what it began with
+    """
 
     accelerator: str = "auto"
     devices: PositiveInt = 1
-    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
+    precision: Literal["auto", "bf16-where-native", "32-true", "bf16-mixed"] = "auto"
     num_workers: NonNegativeInt = 0
     checkpoint_every_steps: PositiveInt = 100
     log_every_steps: PositiveInt = 10

@@ -270,6 +270,7 @@ def publish(
         "seconds": result.seconds,
         "samples_per_s": result.samples_per_second,
         "peak_memory_mb": result.peak_memory_mb,
+        "precision": result.precision,
         "mlflow_key": tracker.key if tracker is not None else "",
     }
     write_json(workspace.training(run), report)

@@ -10,15 +10,15 @@ Shape suffixes: N matrices of one shape, H rows, W columns.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from vlp_models.training.precision import has_native_bfloat16
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration
 STEPS = 5
@@ -40,23 +40,6 @@ def orthogonalized(matrices_NHW: Tensor, *, dtype: torch.dtype, steps: int = STE
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
-
-
-def has_native_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware itself multiplies matrices of bfloat16: GPUs from Ampere on; CPUs with AVX512-BF16, AMX, or
-    Arm's BF16. (oneDNN also says that it supports bfloat16 where it only imitates it.)"""
-    if device.type == "cuda":
-        return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 8
-    return device.type == "cpu" and bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu_flags())
-
-
-@functools.cache
-def _cpu_flags() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
 
 
 class Muon(torch.optim.Optimizer):

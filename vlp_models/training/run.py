@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -26,6 +26,7 @@ from vlp_models.training.ema import WeightAverage
 from vlp_models.training.fsdp import WholeWeights, put_back
 from vlp_models.training.log import LOG, read_log, truncate_log
 from vlp_models.training.module import LossFunction, TrainingModule
+from vlp_models.training.precision import Precision, begun_in, choose_precision
 from vlp_models.training.progress import ProgressDisplay
 from vlp_models.training.resume import ResumePoints, newest
 from vlp_models.training.snapshots import Snapshots
@@ -33,6 +34,7 @@ from vlp_models.training.stop import CooperativeStop
 from vlp_models.training.strategy import make_trainer
 from vlp_models.training.threads import set_threads
 from vlp_models.training.windows import Windows
+from vlp_models.workspace.paths import is_main_process
 
 # What gloo and NCCL say when a process at the other end is gone, or has not answered for half an hour
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out", "Timed out", "NCCL")
@@ -78,6 +80,7 @@ class FitResult:
 
     rows: the log, one record an entry (training/log.py).
     samples: how many were learned from, a sample that was seen twice twice; over all processes and the whole run.
+    precision: what it computed in.
     seconds: of training, by all processes that did a part of the run, those that were killed included up to their last
         checkpoint. samples_per_second: these two.
     peak_memory_mb: the most that one process of the run held, of the GPU's memory where it computes there.
@@ -90,7 +93,7 @@ class FitResult:
     seconds: float
     samples_per_second: float
     peak_memory_mb: float
-    precision: str
+    precision: Precision
     is_main: bool  # rank 0: the one that writes results
 
 
@@ -130,7 +133,9 @@ def fit(
     _quiet()
     torch.set_flush_denormal(True)
     set_threads(model, trainer)
-    precision = choose_precision(trainer)
+    start = newest(work, tidy=is_main_process())
+    chosen = choose_precision(trainer)
+    precision = (begun_in(start.path) if start else None) or chosen  # no run changes it on its way
     lightning = make_trainer(trainer, plan.optimizer, model, accumulate=plan.accumulate, precision=precision)
     batches, val = loaders(lightning.global_rank, lightning.world_size)
     train = Windows(batches, plan.accumulate, getattr(loss, "updates_per_batch", 1))
@@ -148,7 +153,6 @@ def fit(
         still_to_come=lambda: train.rest,
     )
     log = work / LOG
-    start = newest(work, tidy=lightning.is_global_zero)
     if lightning.is_global_zero:
         truncate_log(log, start.step if start else 0)
     snapshots = _snapshots(plan, trainer, work)
@@ -174,6 +178,10 @@ def fit(
     if lightning.is_global_zero:
         if start is not None:
             print(f"{title}: going on from step {start.step:,} of {total:,} ({start.path})", file=sys.stderr)
+        if precision != chosen:
+            print(f"{title}: in {precision}, as it began; begun on this machine it would be {chosen}", file=sys.stderr)
+        elif trainer.precision == "bf16-where-native":
+            print(f"{title}: in {precision}, which this machine is good at", file=sys.stderr)
         if tracker is not None:
             tracker.sync(log)
     try:
@@ -235,14 +243,6 @@ def _snapshots(plan: Plan, trainer: TrainerParams, work: Path) -> Snapshots | No
     if trainer.strategy == "fsdp":
         raise ParamsError("params.yaml: `trainer.strategy: fsdp` can't keep snapshots yet; set `snapshots.keep: 0`")
     return Snapshots(work, plan.snapshots)
-
-
-def choose_precision(params: TrainerParams) -> Literal["32-true", "bf16-mixed"]:
-    """`auto` is bf16-mixed on a GPU that computes in it, else 32-true."""
-    if params.precision != "auto":
-        return params.precision
-    on_gpu = params.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
 
 
 class _Sync(Callback):

@@ -8,7 +8,7 @@ several processes learn what one would from the same batches (objectives/ranks.p
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -19,8 +19,7 @@ from torch import nn
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.params import OptimizerParams, TrainerParams
-
-Precision = Literal["32-true", "bf16-mixed"]
+from vlp_models.training.precision import Precision
 
 
 def make_trainer(
