@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+LEAST_SIDE = 4  # pixels of a picture: of less there is nothing to be seen
 LARGEST = 1_000_000  # a width, a vocabulary, a length
 MOST_LAYERS = 1_000  # each is built in turn
 

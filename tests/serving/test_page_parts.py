@@ -20,7 +20,7 @@ from toy_world import make_toy
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError, MissingToolError
-from vlp_models.serving.images import MIN_SIDE
+from vlp_models.limits import LEAST_SIDE
 from vlp_models.serving.page import app
 from vlp_models.serving.page.origin import limits, trained_on
 from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown, with_boxes
@@ -53,7 +53,7 @@ def test_a_photo_is_turned_upright_and_made_rgb(tmp_path: Path) -> None:
     assert upright.size == (20, 40)
     assert upright.getpixel((10, 5))[0] > 200 and upright.getpixel((10, 35))[2] > 200
     for mode, kind, name in (("CMYK", "JPEG", "c.jpg"), ("P", "GIF", "p.gif"), ("RGBA", "PNG", "a.PNG")):
-        (tmp_path / name).write_bytes(saved(Image.new(mode, (MIN_SIDE, MIN_SIDE)), kind))
+        (tmp_path / name).write_bytes(saved(Image.new(mode, (LEAST_SIDE, LEAST_SIDE)), kind))
         assert open_photo(tmp_path / name).mode == "RGB"
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from vlp_models.limits import LEAST_SIDE
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 
 
@@ -83,7 +84,7 @@ class ValidateParams:
     min_caption_words: NonNegativeInt
     max_caption_words: PositiveInt
     max_image_pixels: PositiveInt
-    min_image_side: PositiveInt
+    min_image_side: Annotated[int, Field(ge=LEAST_SIDE)]  # of less, features can't be made and nothing is served
     max_box_overhang: NonNegativeFloat  # pixels a box may stick out of its image
     near_duplicates: NearDuplicateParams = NearDuplicateParams()
 

@@ -15,11 +15,11 @@ from PIL import Image
 
 from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
 from vlp_models.errors import DataError
+from vlp_models.limits import LEAST_SIDE
 
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 1024 * 1024
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
-MIN_SIDE = 4  # pixels: of less there is nothing to be seen
 TOO_SMALL = "image_side"  # the rule's name, as `validate` counts it
 
 
@@ -50,7 +50,7 @@ def open_image(value: Any, *, requested: bool = False) -> Image.Image:
             taken from there, and what can't be had is answered in the same words whether it exists or not.
 
     Raises:
-        DataError: not readable, not an image, an animation, smaller than `MIN_SIDE`, or more pixels than `MAX_PIXELS`
+        DataError: not readable, not an image, an animation, smaller than `LEAST_SIDE`, or more pixels than `MAX_PIXELS`
             (read from the header, before decoding).
     """
     if isinstance(value, Image.Image):
@@ -115,7 +115,7 @@ def checked(content: bytes, suffix: str = "") -> Image.Image:
         suffix: the file name's ending; empty: any.
 
     Raises:
-        ImageError: no image of a known format, an animation, damaged, smaller than `MIN_SIDE`, or more pixels than
+        ImageError: no image of a known format, an animation, damaged, smaller than `LEAST_SIDE`, or more pixels than
             `MAX_PIXELS` (read from the header, before decoding).
     """
     with open_checked(content, suffix, MAX_PIXELS, limit="the limit is") as image:
@@ -142,8 +142,8 @@ def _opened(image: Image.Image, name: str) -> Image.Image:
 
 
 def _large_enough(image: Image.Image) -> Image.Image:
-    if min(image.size) < MIN_SIDE:
-        said = f"{image.width}x{image.height} pixels; a picture has at least {MIN_SIDE} a side"
+    if min(image.size) < LEAST_SIDE:
+        said = f"{image.width}x{image.height} pixels; a picture has at least {LEAST_SIDE} a side"
         raise ImageError(TOO_SMALL, said)
     return image
 

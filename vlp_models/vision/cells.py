@@ -17,12 +17,12 @@ from torch import Tensor
 
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
+from vlp_models.limits import LEAST_SIDE
 from vlp_models.vision.backbone_state import LoadedBackbone, load_backbone
 from vlp_models.vision.images import to_tensor
 from vlp_models.vision.source import FromImages
 from vlp_models.vision.threads import one_thread
 
-SMALLEST = 4  # pixels along a side; less shows nothing
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -91,8 +91,10 @@ class CellExtractor:
     def pixels(self, image_3HW: Tensor) -> Tensor:
         """The picture as the backbone takes it: float32 [1, 3, side, side]."""
         height, width = image_3HW.shape[1:]
-        if min(height, width) < SMALLEST:
-            raise DataError(f"an image of {width} x {height} pixels shows nothing: {SMALLEST} are the least, each way")
+        if min(height, width) < LEAST_SIDE:
+            raise DataError(
+                f"an image of {width} x {height} pixels shows nothing: {LEAST_SIDE} are the least, each way"
+            )
         picture = Image.fromarray(image_3HW.permute(1, 2, 0).numpy()).resize((self._side, self._side), self._resampling)
         scaled_HW3 = torch.from_numpy(np.array(picture)).to(self._device).float() / 255
         return ((scaled_HW3 - self._mean) / self._std).permute(2, 0, 1)[None].contiguous()
