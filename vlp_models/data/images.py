@@ -22,6 +22,11 @@ FORMATS = {
     ".gif": "GIF",
     ".bmp": "BMP",
 }
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # of either byte order; + is BigTIFF
+ISO_MEDIA = {  # bytes 4 to 12 of the file; HEIC's brands by ISO/IEC 23008-12
+    **{b"ftyp" + brand: "a HEIC" for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")},
+    **{b"ftyp" + brand: "an AVIF" for brand in (b"avif", b"avis")},
+}
 MAX_BYTES = 256 * 2**20
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = {
@@ -66,7 +71,7 @@ def open_checked(
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError("image_not_a_bomb", f"{error} (Pillow's limit)") from None
     except Exception as error:  # Pillow's plugins raise anything on hostile headers
-        raise ImageError("image_readable", f"not an image: begins with {content[:8]!r} ({_name(error)})") from None
+        raise ImageError("image_readable", _unread(content, error)) from None
     found, expected = format_of(image), FORMATS.get(suffix.lower())
     if expected and expected != found:
         raise ImageError("image_format", f"named {suffix}, but holds {found}")
@@ -79,6 +84,15 @@ def open_checked(
     if found != "JPEG" and _is_animated(image):
         raise ImageError("image_still", "an animation; save the one picture of it that is meant as a file of its own")
     return image
+
+
+def _unread(content: bytes, error: Exception) -> str:
+    """Why Pillow reads nothing there. What cameras and scanners write is called by its name."""
+    known = "a TIFF" if content.startswith(TIFF) else ISO_MEDIA.get(content[4:12], "")
+    if not known:
+        return f"not an image: begins with {content[:8]!r} ({_name(error)})"
+    *most, last = dict.fromkeys(FORMATS.values())
+    return f"{known}, which is not read; save it as one of {', '.join(most)} or {last}"
 
 
 def as_seen(image: Image.Image) -> Image.Image:
