@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id, read_text
+from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id, open_lines
 from vlp_models.data.formats.csv_records import read_csv
 from vlp_models.data.formats.karpathy import safe_name
 from vlp_models.data.formats.photo_lists import photo_id, stem
@@ -99,7 +99,7 @@ def _lines(
     path: Path, tables: Tables, parse: Callable[[str], tuple[str, str, str]], *, header: bool = False
 ) -> Iterator[Captioned]:
     good = bad = 0
-    for number, line in enumerate(read_text(path, "captions of photos").split("\n"), start=1):
+    for number, line in enumerate(open_lines(path, "captions of photos"), start=1):
         if not line.strip() or (header and number == 1):
             continue
         provenance = f"{path.name}:{number}"
