@@ -1,18 +1,17 @@
 """SNLI-VE divides Flickr's photos otherwise than Flickr8k: what one tests on, the other learns from, by another name.
 
-The door finds it by the pictures alone, and lists of photos (`split_files`) divide both alike.
+Each has them in a size and quality of its own. The door finds it by the pictures alone, and lists of photos
+(`split_files`) divide both alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from photos import photo
 
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
@@ -28,17 +27,11 @@ SNLI_VE = {
     "400": "train",
     "500": "dev",
 }  # 100 is learnt from there, 400 and 500 are here
+SIZE = (300, 225)  # of SNLI-VE's
 LISTS = {
     split: [f"../flickr8k/Flickr_8k.{name}Images.txt"]
     for split, name in (("train", "train"), ("val", "dev"), ("test", "test"))
 }
-
-
-def picture(number: int) -> bytes:
-    buffer = io.BytesIO()
-    noise = np.random.default_rng(number).integers(0, 256, (24, 32, 3), np.uint8)
-    Image.fromarray(noise).save(buffer, "JPEG")
-    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -47,13 +40,13 @@ def workspace(tmp_path: Path) -> Workspace:
     (flickr8k / "Images").mkdir(parents=True)
     (snli_ve / "images").mkdir(parents=True)
     for name in FLICKR8K:
-        (flickr8k / "Images" / f"{name}.jpg").write_bytes(picture(int(name[:3])))
+        photo(int(name[:3])).save(flickr8k / "Images" / f"{name}.jpg", quality=90)
     for split in ("train", "dev", "test"):
         names = [f"{name}.jpg\n" for name, own in FLICKR8K.items() if own == split]
         (flickr8k / f"Flickr_8k.{split}Images.txt").write_text("".join(names))
     (flickr8k / "Flickr8k.token.txt").write_text("".join(f"{name}.jpg#0\tA dog runs .\n" for name in FLICKR8K))
     for name, split in SNLI_VE.items():
-        (snli_ve / "images" / f"{name}.jpg").write_bytes(picture(int(name)))
+        photo(int(name)).resize(SIZE).save(snli_ve / "images" / f"{name}.jpg", quality=60)
         line = {
             "Flikr30kID": f"{name}.jpg",
             "pairID": f"{name}.jpg#0r1e",
@@ -89,7 +82,7 @@ def splits(workspace: Workspace) -> dict[str, str]:
 
 
 def test_splits_that_cross_are_found_by_the_pictures_alone(workspace: Workspace) -> None:
-    with pytest.raises(DataError, match=r"split_disjoint: 3") as caught:
+    with pytest.raises(DataError, match=r"near_disjoint: 3") as caught:
         run(settings(0.01), workspace)
     assert "is in test as snli_ve/100" in str(caught.value)
     run(settings(0.6), workspace)
