@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class Database:
 
     def __init__(self, connection: DuckDBPyConnection) -> None:
         self._connection = connection
+        self._numbers = count()
 
     @staticmethod
     @contextmanager
@@ -42,6 +44,7 @@ class Database:
             "memory_limit": MEMORY,
             "temp_directory": str(place / "spilled"),
             "threads": 2,
+            "preserve_insertion_order": True,  # a table without ORDER BY is read as it was written
             "autoinstall_known_extensions": False,  # nothing is downloaded
             "autoload_known_extensions": False,
         }
@@ -62,10 +65,18 @@ class Database:
         self._connection.execute(command).fetchall()
 
     def stream(self, query: str, size: int = HELD) -> Iterator[pa.Table]:
-        """The rows of a query, about `size` at a time. While they come the connection may be used for others."""
-        with self._connection.cursor() as cursor, cursor.sql(query).to_arrow_reader(size) as reader:
-            for batch in reader:
-                yield pa.Table.from_batches([batch])
+        """The rows of a query, about `size` at a time. While they come the connection may be used for others.
+
+        The query has ended by then, and its rows are a table: a sort that is read from holds memory that grows with the
+        rows, and several beside each other more than there is.
+        """
+        name = f"answer_{next(self._numbers)}"
+        self.run(f"CREATE TABLE {name} AS {query}")
+        with self._connection.cursor() as cursor:
+            with cursor.sql(f"SELECT * FROM {name}").to_arrow_reader(size) as reader:
+                for batch in reader:
+                    yield pa.Table.from_batches([batch])
+            cursor.execute(f"DROP TABLE {name}")
 
     def value(self, query: str) -> object:
         """The one value of a query."""
