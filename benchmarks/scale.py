@@ -4,6 +4,8 @@ Makes, in a temporary folder, that many generated pictures of 16 x 16 pixels wit
 `pairs`, in which every 200th pair is bad in one of several ways, and up to 5,000 pictures each are val and test. Each
 stage runs in a process of its own. Its seconds, and the most memory that the process held, are written down beside
 those of the same process before it began to work, and the most that one of its workers held; the counts are checked.
+`peak_mb` has pages of mapped files in it, which the system drops when others need the memory; `own_mb` has not, and is
+looked at 20 times a second.
 The fit is a straight line through the sizes, read off at 10^8 pairs: a guess that assumes that nothing but the number
 of rows changes (the disk must hold what is spilled, and the machine's file cache be as useful).
 
@@ -37,13 +39,22 @@ FAR = 10**8
 COLOURS, THINGS = ("red", "blue", "green", "grey"), ("cat", "dog", "house", "tree", "box", "cup", "car", "boat")
 
 STAGE = """
-import dataclasses, json, os, resource, sys, time
+import dataclasses, json, os, resource, sys, threading, time
 from pathlib import Path
 from vlp_models.params import load_params
 from vlp_models.workspace.paths import Workspace
 name, root = sys.argv[1], Path(sys.argv[2])
 params, workspace = load_params(root / "params.yaml"), Workspace(root)
 now = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+most = {"own": 0}
+def status(key):
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[key].split()[0]) / 1024
+def watch():
+    while True:
+        most["own"] = max(most["own"], status("RssAnon"))
+        time.sleep(0.05)
+threading.Thread(target=watch, daemon=True).start()
 if name in ("loader", "streamed"):
     from vlp_models.training.data import LoaderFactory
     stream = {}
@@ -70,10 +81,8 @@ else:
     more_arguments = {"inputs": []} if name == "shards" else {}
     stage.run(params, workspace, "many" if name == "prepare" else "", **more_arguments)
 seconds = time.perf_counter() - start
-# VmHWM of the process alone: pages of mapped files, which the system may drop, count in it as well
-status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print("RESULT", json.dumps({"seconds": round(seconds, 1), "before_mb": round(before),
-      "peak_mb": round(int(status["VmHWM"].split()[0]) / 1024),
+      "peak_mb": round(status("VmHWM")), "own_mb": round(most["own"]),
       "worker_mb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024), **more}))
 """
 
@@ -174,8 +183,8 @@ def check(root: Path, pairs: int) -> None:
 def fit(runs: list[dict[str, float]]) -> dict[str, float]:
     """Least squares through (pairs, value), each run weighted alike relative to its size."""
     sizes = np.array([run["pairs"] for run in runs], float)
-    found = {}
-    for name in ("seconds", "peak_mb"):
+    found: dict[str, float] = {}
+    for name in ("seconds", "peak_mb", "own_mb"):
         values = np.array([run[name] for run in runs], float)
         if len(runs) > 1:
             slope, base = np.polyfit(sizes, values, 1, w=1 / np.sqrt(sizes))
