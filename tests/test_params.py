@@ -171,6 +171,7 @@ BENEATH = {
     **{f"soho-{name}": ["soho-coco"] for name in ("vqa", "flickr30k", "snli-ve", "nlvr2", "coco-retrieval")},
     **{f"vlmo-{name}": ["vlmo-base"] for name in ("flickr30k", "nlvr2", "snli-ve")},
     **{f"flickr8k-{name}": ["flickr8k"] for name in ("soho", "unified-vlp", "vlmo", "without", "xgpt")},
+    "flickr8k-vlmo-vit": ["flickr8k", "flickr8k-vlmo"],
     "nlvr-structured": ["nlvr"],
     "nlvr-pixels": ["nlvr"],
     "soho-retrieval": ["soho"],
