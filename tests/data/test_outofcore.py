@@ -12,7 +12,7 @@ import pytest
 from vlp_models.data import outofcore
 from vlp_models.data.tables import HELD
 
-ROWS = 150_000
+ROWS = 300_000
 SCHEMA = pa.schema([("row", pa.int64()), ("text", pa.string())])
 
 
