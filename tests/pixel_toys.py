@@ -19,7 +19,9 @@ from vlp_models.data.pixels import encode
 from vlp_models.data.shards import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
+from vlp_models.models.checkpoint import load_model
 from vlp_models.params import (
+    ModelParams,
     ObjectiveParams,
     OptimizerParams,
     Params,
@@ -142,3 +144,12 @@ def train(
     trainer = replace(TRAINER, devices=more.get("devices", 1))
     result = fit(model, loss, loaders, plan=plan, trainer=trainer, work=work, title="toy", tracker=tracker)
     return model, result
+
+
+def begun_as_in(preset: str, name: str, root: Path) -> Any:
+    """A preset's model as the stage `initial` leaves it, in eval mode: with its image weights, without its words."""
+    found = yaml.safe_load((Path(__file__).parents[1] / "presets" / f"{preset}.yaml").read_text())["models"][name]
+    model = ModelParams(family=found["family"], config=found["config"], weights=found["weights"])
+    params, workspace = replace(write_workspace(root), models={name: model}), Workspace(root)
+    initial.run(params, workspace, name)
+    return load_model(workspace.checkpoint(f"initial/{name}"))[0].eval()

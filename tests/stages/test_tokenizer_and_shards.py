@@ -161,21 +161,6 @@ def test_models_of_pixels_need_no_features(workspace: Workspace, params: Params)
         shards.run(auto, workspace, inputs=[PIXELS, REGIONS])
 
 
-def test_the_models_decide_what_of_an_image_is_packed() -> None:
-    assert shards.needs([REGIONS]) == shards.Needs(regions=True, pixels=False)
-    assert shards.needs([REGIONS, PIXELS]) == shards.Needs(regions=True, pixels=True)
-    assert shards.needs([ModelInputs(image=None)], True) == shards.Needs(regions=False, pixels=True, texts=True)
-    with pytest.raises(ParamsError, match=r"shards\.pixels: false"):
-        shards.needs([PIXELS], False)
-
-
-def test_pictures_may_not_be_smaller_than_a_models_patch() -> None:
-    large, small = (ModelInputs(image=PixelInput(height=64, width=64, patch=side)) for side in (32, 16))
-    assert shards.needs([REGIONS, large, small], min_side=32).pixels
-    with pytest.raises(ParamsError, match=r"patches of 32 pixels, and `validate\.min_image_side: 16`"):
-        shards.needs([REGIONS, large, small], min_side=16)
-
-
 def test_shards_and_tokenizer_come_out_the_same_twice(workspace: Workspace, params: Params) -> None:
     hashes = []
     for _ in range(2):

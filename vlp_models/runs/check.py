@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vlp_models.errors import ParamsError
 from vlp_models.lookup import check_known
-from vlp_models.models.outline import outline
+from vlp_models.models.outline import inputs_of, outline
 from vlp_models.params import ModelParams, Params
 from vlp_models.params.schema import nearest
 from vlp_models.vision.weights import check_model, whose
@@ -17,10 +17,11 @@ def check_runs(params: Params) -> None:
     """
     Raises:
         ParamsError: an unknown world, format, family or task, a config that the family refuses, an option that the task
-            does not have, a task that the model can't do, objectives that it can't learn, or a model that timm does not
-            have.
+            does not have, a task that the model can't do, objectives that it can't learn, a model that timm does not
+            have, or shards that can't hold what the models read.
     """
     from vlp_models.data.formats import FORMATS
+    from vlp_models.data.needs import needs
     from vlp_models.models import FAMILIES
     from vlp_models.models.readers import IMAGE_READERS, READERS
     from vlp_models.tasks import TASKS, task_class
@@ -55,6 +56,7 @@ def check_runs(params: Params) -> None:
         _check_timm(f"models.{name}.weights", model.weights, whose(model.weights, ""))
         if model.eyes.steps:
             _check_eyes(name, model)
+    needs(inputs_of(params.models), params.shards.pixels, params.validate.min_image_side)
     if params.features.source == "timm":
         eyes = params.features.timm
         _check_timm("features.timm.model", eyes.model, eyes.model)

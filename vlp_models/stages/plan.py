@@ -38,8 +38,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Writes data/plan.
 
     Raises:
-        ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be; see
-            `check_shards`.
+        ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
         MissingToolError: a package that params.yaml names is not installed.
     """
     from vlp_models.models.outline import kinds
@@ -47,7 +46,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.serving.bundle import SERVED_BY
 
     check_runs(params)
-    check_shards(params)
     check_current(params, workspace)
     read = set(kinds(params).values())
     check_installed(packages(params, regions="regions" in read))
@@ -58,18 +56,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             for name, module in names.items():
                 served = SERVED_BY if (kind, name) == ("stages", "register") else ()  # a version is its code as well
                 write_json(directory / "code" / kind / f"{name}.json", files_behind([module, *served]))
-
-
-def check_shards(params: Params) -> None:
-    """Asked here, before features are made for shards that can't be.
-
-    Raises:
-        ParamsError: see `vlp_models.stages.shards.needs`.
-    """
-    from vlp_models.models.outline import inputs_of
-    from vlp_models.stages.shards import needs
-
-    needs(inputs_of(params.models), params.shards.pixels, params.validate.min_image_side)
 
 
 def check_current(params: Params, workspace: Workspace) -> None:

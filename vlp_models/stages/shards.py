@@ -14,10 +14,9 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +24,8 @@ import pyarrow.compute as pc
 from vlp_models.data.archive import check_tar
 from vlp_models.data.contents import write_contents, write_hashes
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.data.inputs import ModelInputs
+from vlp_models.data.needs import Needs, needs
 from vlp_models.data.outofcore import Database, InStep
 from vlp_models.data.shards import ImageRecord, ShardWriter, join_parts
 from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, read_batches, read_table
@@ -33,7 +33,6 @@ from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.outline import inputs_of
 from vlp_models.params import Params, to_plain
-from vlp_models.workspace.contents import Kind
 from vlp_models.workspace.mapper import LocalMapper, Mapper
 from vlp_models.workspace.paths import (
     Workspace,
@@ -45,47 +44,6 @@ from vlp_models.workspace.paths import (
     write_json,
     write_manifest,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What of an image the shards hold; whether a model reads texts alone."""
-
-    regions: bool
-    pixels: bool
-    texts: bool = False
-
-    @property
-    def kinds(self) -> list[Kind]:
-        held: dict[Kind, bool] = {"regions": self.regions, "pixels": self.pixels, "texts": self.texts}
-        return [kind for kind, there in held.items() if there]
-
-
-def needs(
-    inputs: Iterable[ModelInputs], pixels: Literal["auto", True, False] = "auto", min_side: int | None = None
-) -> Needs:
-    """
-    Args:
-        inputs: of every model of params.yaml.
-        pixels: `shards.pixels`.
-        min_side: `validate.min_image_side`; None asks for nothing.
-
-    Raises:
-        ParamsError: pixels are forbidden, and a model reads them; or pictures may be smaller than a model's patch.
-    """
-    inputs = list(inputs)
-    patch = max((wanted.image.patch for wanted in inputs if isinstance(wanted.image, PixelInput)), default=0)
-    if min_side is not None and min_side < patch:
-        raise ParamsError(
-            f"params.yaml: a model of `models` has patches of {patch} pixels, and `validate.min_image_side: {min_side}`"
-            f" lets smaller pictures through; with {patch} they go to quarantine"
-        )
-    kinds = {wanted.kind for wanted in inputs}
-    if "pixels" in kinds and pixels is False:
-        raise ParamsError(
-            "params.yaml: `shards.pixels: false`, but a model of `models` reads pixels; `auto` packs them"
-        )
-    return Needs(regions="regions" in kinds, pixels="pixels" in kinds or pixels is True, texts="texts" in kinds)
 
 
 def run(

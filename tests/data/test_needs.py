@@ -1,0 +1,45 @@
+"""What shards must hold follows from the models, and is asked before anything is computed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
+from vlp_models.data.needs import Needs, needs
+from vlp_models.errors import ParamsError
+from vlp_models.overlay import apply_overlay
+
+ROOT = Path(__file__).parents[2]
+REGIONS = ModelInputs(image=RegionInput())
+
+
+def pixels(patch: int) -> ModelInputs:
+    return ModelInputs(image=PixelInput(height=64, width=64, patch=patch))
+
+
+def test_the_models_decide_what_of_an_image_is_packed() -> None:
+    assert needs([REGIONS]) == Needs(regions=True, pixels=False)
+    assert needs([REGIONS, pixels(8)]) == Needs(regions=True, pixels=True)
+    assert needs([ModelInputs(image=None)], True) == Needs(regions=False, pixels=True, texts=True)
+    with pytest.raises(ParamsError, match=r"shards\.pixels: false"):
+        needs([pixels(8)], False)
+
+
+def test_pictures_may_not_be_smaller_than_a_models_patch() -> None:
+    assert needs([REGIONS, pixels(32), pixels(16)], min_side=32).pixels
+    with pytest.raises(ParamsError, match=r"patches of 32 pixels, and `validate\.min_image_side: 16`"):
+        needs([REGIONS, pixels(32), pixels(16)], min_side=16)
+
+
+def test_what_can_not_be_packed_is_told_before_params_yaml_is_changed(tmp_path: Path) -> None:
+    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml"))
+    for preset in ("flickr8k", "flickr8k-vlmo"):
+        apply_overlay(path, ROOT / "presets" / f"{preset}.yaml", [])
+    before = path.read_bytes()
+    for wrong, said in {"validate.min_image_side=16": "patches of 32", "shards.pixels=false": "reads pixels"}.items():
+        with pytest.raises(ParamsError, match=said):
+            apply_overlay(path, None, [wrong])
+    assert path.read_bytes() == before
