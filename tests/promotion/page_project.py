@@ -1,0 +1,75 @@
+"""A project with untrained models of grid cells in a real registry, for the tests of the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_project import SIZES, make_data, make_model
+from toy_registry import toy_items, write_evaluation
+
+from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
+from vlp_models.serving.bundle import content_of, write_bundle
+from vlp_models.tracking.client import connect
+from vlp_models.tracking.registry import CHAMPION, Registered, model_name, register
+from vlp_models.workspace.paths import Workspace
+
+ROOT = Path(__file__).parents[2]
+TASKS = ("captioning", "vqa", "retrieval")
+
+
+def make_params() -> Params:
+    loaded = load_params(ROOT / "params.yaml")
+    world = WorldParams(world="objects", seed=3, train=6, val=4, test=5, side=64)
+    return dataclasses.replace(
+        loaded,
+        generate={"scenes": world},
+        models={"tden": ModelParams(family="tden", config=SIZES)},
+        features=dataclasses.replace(loaded.features, source="grid"),
+    )
+
+
+def make_project(root: Path, params: Params) -> Workspace:
+    """A champion for captioning and for retrieval, none for vqa."""
+    workspace = Workspace(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workspace.root)
+        make_data(params, workspace)
+        workspace.detector.mkdir()  # cells of a grid need none
+        client = connect(params.tracking, workspace.root)
+        for seed, task in enumerate(TASKS):
+            checkpoint = make_model(workspace, seed, f"own.{task}", task=task)
+            version = registered(client, params, workspace, task, checkpoint)
+            if task != "vqa":
+                client.set_registered_model_alias(version.name, CHAMPION, str(version.version))
+    return workspace
+
+
+def registered(client: Any, params: Params, workspace: Workspace, task: str, checkpoint: Path) -> Registered:
+    bundle = workspace.root / "bundles" / task / "bundle"
+    bundle.mkdir(parents=True)
+    write_bundle(bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features))
+    run = f"own.{task}"
+    evaluation = write_evaluation(bundle.parent / "evaluation", [toy_items([1.0] * 5, metric="accuracy")])
+    score = {"metric": "accuracy", "value": 61.0, "low": 50.0, "high": 70.0, "dataset": "scenes", "split": "test"}
+    (evaluation / "scores.json").write_text(json.dumps([score | {"task": task}]))
+    return register(
+        client,
+        name=model_name(params.tracking, task),
+        task=task,
+        run=run,
+        bundle=bundle,
+        content=content_of(bundle),
+        metrics={},
+        tags={"run": run, "model": "tden", "family": "tden", "task": task},
+        card="",
+        evaluation=evaluation,
+        predicted={},
+        inputs=[],
+        trained_in="",
+        lineage={"params": {"data": {"scenes": {}}, "generate": {"scenes": {}}}},
+        files={},
+    )
