@@ -60,7 +60,7 @@ def from_folder(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return model, untimed(done.rows)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_from_a_server_as_from_a_folder(
     world: Path, remote: dict[str, Any], from_folder: Any, tmp_path: Path, workers: int
 ) -> None:
