@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from photos import photo
+from PIL import Image
 from pixel_toys import begun_as_in, write_workspace
 from safetensors.torch import load_file, save_file
 from soho_toys import FACTS, TINY
@@ -18,6 +19,7 @@ from timm_toys import keep_in_cache, network
 from torch import Tensor
 
 from vlp_models.data.batch import Pixels
+from vlp_models.data.inputs import PixelInput
 from vlp_models.data.pixels import collate_pixels
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models import build_model
@@ -113,18 +115,29 @@ def test_a_cnn_is_sohos(tmp_path: Path) -> None:
         read_timm(tmp_path / "vit.pth", asked("soho", **TINY))
     half = {**TINY, "backbone": "test_resnet", "backbone_options": {}}
     save_file(network("test_resnet").state_dict(), tmp_path / "half.safetensors")
-    assert (
-        "data config of test_resnet has (0.5, 0.5, 0.5)"
-        in read_timm(tmp_path / "half.safetensors", asked("soho", **half)).notes[0]
-    )
+    found = read_timm(tmp_path / "half.safetensors", asked("soho", **half))
+    assert found.config["mean"] == found.config["std"] == [0.5, 0.5, 0.5] and not found.notes
+    with pytest.raises(CheckpointError, match=r"mean: \[0.485, 0.456, 0.406\] here, \[0.5, 0.5, 0.5\] there"):
+        model.adopt(found.weights, found.config)
+    own = {"mean": [0.4, 0.4, 0.4], "std": [0.5, 0.5, 0.5]}
+    (note,) = read_timm(tmp_path / "half.safetensors", asked("soho", **half, **own)).notes
+    assert note == "config.mean is [0.4, 0.4, 0.4]; timm's data config of test_resnet has [0.5, 0.5, 0.5]"
+
+
+def test_a_cnn_sees_pixels_as_it_learnt_to() -> None:
+    read = build_soho(mean=[0.5, 0.4, 0.3], std=[0.5, 0.25, 0.2]).inputs.image
+    assert isinstance(read, PixelInput)
+    white = Image.new("RGB", (64, 64), "white")
+    pixels_B3HW = collate_pixels([white], read, [None]).pixels_B3HW
+    torch.testing.assert_close(pixels_B3HW[0, :, 0, 0], torch.tensor([1.0, 2.4, 3.5]))
 
 
 def test_what_is_told_of_normalising_is_the_named_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's bare name stands for weights that saw ImageNet's mean, as SOHO does."""
+    """The model's bare name stands for weights that saw ImageNet's mean."""
     model, name = "mobilenetv4_conv_small", "mobilenetv4_conv_small.e3600_r256_in1k"
     keep_in_cache(monkeypatch, tmp_path, name, model)
     imported = read_timm(Path(f"timm:{name}"), asked("soho", **TINY | {"backbone": model, "backbone_options": {}}))
-    assert f"data config of {name} has (0.5, 0.5, 0.5)" in imported.notes[0]
+    assert imported.config["mean"] == [0.5, 0.5, 0.5]
 
 
 def test_import_checkpoint_makes_a_start_of_it(tmp_path: Path) -> None:

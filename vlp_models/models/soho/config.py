@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ from vlp_models.data.inputs import Augmentation
 from vlp_models.errors import ParamsError
 from vlp_models.models.soho.public.switches import PublicSwitches
 from vlp_models.params.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Share
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # torchvision's, and most of timm's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,8 @@ class SOHOConfig(PublicSwitches):
     shorter: NonNegativeInt = 600  # `pad`: the shorter side at most; 0: as long as fits
     resize: Literal["pad", "squash", "crop"] = "pad"
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    mean: list[float] = field(default_factory=lambda: list(IMAGENET["mean"]))  # of each channel, as the CNN learnt it
+    std: list[float] = field(default_factory=lambda: list(IMAGENET["std"]))
     augment: list[Augmentation] = field(default_factory=list)
     crop_scale: list[float] = field(default_factory=lambda: [0.5, 1.0])
 
@@ -72,6 +77,8 @@ class SOHOConfig(PublicSwitches):
             raise ParamsError("config: mask_scheme `bert` draws words behind [MASK], but there are none")
         if self.gate and not self.dictionary_size:
             raise ParamsError("config: `gate` mixes features with the dictionary's vectors; it needs a dictionary_size")
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(0 < value < math.inf for value in self.std):
+            raise ParamsError(f"config: mean {self.mean}, std {self.std}: of red, green and blue each; std above 0")
         if len(self.crop_scale) != 2:
             raise ParamsError(f"config: crop_scale {self.crop_scale}: two shares of the area, the smaller one first")
         if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:

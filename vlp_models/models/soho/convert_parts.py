@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from vlp_models.data.bert_folder import WEIGHTS
-from vlp_models.data.inputs import PixelInput
 from vlp_models.errors import CheckpointError
 from vlp_models.models.bert import bert_weights
 from vlp_models.models.foreign import Asked, Imported, read_state_dict
 from vlp_models.models.pretrained_cnn import convert_cnn
-from vlp_models.models.soho.config import SOHOConfig
+from vlp_models.models.soho.config import IMAGENET, SOHOConfig
 from vlp_models.vision.weights import data_config, read_backbone_weights, whose
 
 CNN_FILES = ("backbone.safetensors", "backbone.pth")
@@ -55,14 +55,20 @@ def read_timm_backbone(source: Path, asked: Asked) -> Imported:
     config = asked.built(SOHOConfig)
     state = read_backbone_weights(str(source), config.backbone, asked.root, asked.where)
     weights = convert_backbone(state, config)
-    name = whose(str(source), config.backbone)
-    own, told = PixelInput(height=1, width=1), data_config(name)
+    config_there, notes = _read_as(whose(str(source), config.backbone), asked)
+    return Imported(family="soho", what="a CNN's", config=config_there, weights=weights, notes=notes, regions=False)
+
+
+def _read_as(name: str, asked: Asked) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """`asked.config` with the pixels' mean and deviation that timm tells of `name`, unless it has its own; a note on
+    each that is another."""
+    told = {key: list(value) for key, value in data_config(name).items() if key in IMAGENET}
     notes = tuple(
-        f"SOHO reads pixels with {what} {getattr(own, what)}; timm's data config of {name} has {told[what]}"
-        for what in ("mean", "std")
-        if tuple(told[what]) != getattr(own, what)
+        f"config.{key} is {asked.config[key]}; timm's data config of {name} has {value}"
+        for key, value in told.items()
+        if list(asked.config.get(key, value)) != value
     )
-    return Imported(family="soho", what="a CNN's", config=asked.config, weights=weights, notes=notes, regions=False)
+    return {**told, **asked.config}, notes
 
 
 def convert_backbone(state: Mapping[str, Tensor], config: SOHOConfig) -> dict[str, Tensor]:

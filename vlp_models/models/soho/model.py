@@ -59,7 +59,7 @@ from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.layers.positions import sine_positions
 from vlp_models.models.protocols import Fused
-from vlp_models.models.soho.config import SOHOConfig
+from vlp_models.models.soho.config import IMAGENET, SOHOConfig
 from vlp_models.models.soho.dictionary import Dictionary, Mapped
 from vlp_models.models.soho.neck import Grid, Neck, grid_mask
 from vlp_models.models.soho.pairs import Pairs, hide_codes, make_pairs
@@ -71,7 +71,8 @@ from vlp_models.objectives.mlm import masked_language_modelling
 from vlp_models.objectives.token_loss import cross_entropy
 
 WORD_EPS, CELL_EPS = 1e-12, 1e-5  # of LayerNorm: BERT's, and the visual tokens' as in the public code
-SAME = ("hidden", "heads", "intermediate", "gate", "pool_first")  # without which the same weights mean something else
+# without which the same weights mean something else
+SAME = ("hidden", "heads", "intermediate", "gate", "pool_first", "mean", "std")
 Learners = Mapping[str, Tensor | None]  # objective -> bool [B], which samples learn it; None: all
 
 
@@ -160,6 +161,8 @@ class SOHO(nn.Module):
                 resize=c.resize,
                 longer=c.longer if c.resize == "pad" else 0,
                 shorter=c.shorter if c.resize == "pad" else 0,
+                mean=(c.mean[0], c.mean[1], c.mean[2]),
+                std=(c.std[0], c.std[1], c.std[2]),
                 interpolation=c.interpolation,
                 augment=tuple(c.augment),
                 crop_scale=(c.crop_scale[0], c.crop_scale[1]),
@@ -398,5 +401,6 @@ class SOHO(nn.Module):
 
     def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
         """Takes over what fits of another SOHO's weights: that of another backbone, image size, dictionary or stage."""
-        refuse_other(config, dataclasses.asdict(self.config), SAME)
+        told = {key: list(value) for key, value in IMAGENET.items()} | dict(config)  # older ones do not say
+        refuse_other(told, dataclasses.asdict(self.config), SAME)
         return adopt_weights(self, weights, tables=("text_embedding.positions.weight",))
