@@ -182,7 +182,7 @@ def test_imports(tmp_path: Path) -> None:
     assert store.get("drawn/3").class_probs.shape == (2, 0)
     (tmp_path / "npz" / "8.npz").unlink()
     before = hash_path(workspace.features)
-    with pytest.raises(DataError, match=r"test: 1 of 1\n.*drawn/8: no record named 8"):
+    with pytest.raises(DataError, match=r"test: 1 of 1\n.*drawn/8: no record named drawn/8, 8"):
         run(params_with(features={"source": "npz", "path": "npz"}), workspace)
     assert hash_path(workspace.features) == before
 

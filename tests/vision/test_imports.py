@@ -149,6 +149,23 @@ def test_npz(tmp_path: Path) -> None:
     assert "allow_pickle=False" in notes[0]["reason"]
 
 
+def test_a_record_is_of_one_picture(tmp_path: Path) -> None:
+    def row(image_id: str, path: str, content: str) -> dict[str, str]:
+        return {**image(image_id, path), "sha256": content}
+
+    save_npz(tmp_path / "1.npz")
+    save_npz(tmp_path / "2.npz")
+    source = open_npz(tmp_path, max_regions=2)
+    source.check_names(
+        [row("flickr8k/1", "a/1.jpg", "aa"), row("snli_ve/1", "a/1.jpg", "aa"), row("p/2", "2.jpg", "cc")]
+    )
+    for other in ("pairs/dogs/1.jpg", "vg/1"):
+        with pytest.raises(
+            DataError, match=rf"the record 1 would be that of pairs/cats/1\.jpg and of {other}, .*whole id"
+        ):
+            source.check_names([row("pairs/cats/1.jpg", "cats/1.jpg", "aa"), row(other, "dogs/1.jpg", "bb")])
+
+
 def test_the_id_follows_the_files(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", bottom_up("1"))
     before = open_tsv(path, 9).detector_id

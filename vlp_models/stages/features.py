@@ -60,6 +60,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         images = read_table("images", validated).sort_by("image_id").to_pylist()
         _kept.cache_clear()
         source = _open(params, workspace)
+        _check_names(source, images)
         kept = _kept_directory(params, source, workspace) if source.by_content else None
         inputs = {"images": validated / "images.parquet"}
         inputs |= {"objects": validated / "objects.parquet"} if p.source == "boxes" else {}
@@ -253,6 +254,13 @@ def _finished(path: Path, rows: list[Row]) -> bool:
         return [image_id for image_id, _ in storage.read_listing(path)] == [row["image_id"] for row in rows]
     except DataError:  # damaged: make it anew
         return False
+
+
+def _check_names(source: RegionSource, images: list[Row]) -> None:
+    from vlp_models.vision.imported import ImportedSource
+
+    if isinstance(source, ImportedSource):
+        source.check_names(images)
 
 
 def _refuse_missing(notes: list[Row], images: list[Row], workspace: Workspace) -> None:

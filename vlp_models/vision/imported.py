@@ -92,7 +92,7 @@ class ImportedSource:
         """Images whose record is missing or damaged have no region, and a row in the second list."""
         found, notes = [], []
         for image in images:
-            key = next((name for name in names_of(image) if name in self._keys), None)
+            key = self._key(image)
             try:
                 if key is None:
                     notes.append(left_out(image, MISSING, f"no record named {', '.join(names_of(image))}", ""))
@@ -104,6 +104,23 @@ class ImportedSource:
                 found.append(self._empty())
             advance(1)
         return found, notes
+
+    def check_names(self, images: Iterable[Row]) -> None:
+        """
+        Raises:
+            DataError: one record would be that of two images whose files differ.
+        """
+        owners: dict[str, Row] = {}
+        for image in images:
+            key = self._key(image)
+            if key is not None and (owner := owners.setdefault(key, image))["sha256"] != image["sha256"]:
+                raise DataError(
+                    f"features.path: the record {key} would be that of {owner['image_id']} and of {image['image_id']}, "
+                    "which are different files; name each record by the whole id of its image"
+                )
+
+    def _key(self, image: Row) -> str | None:
+        return next((name for name in names_of(image) if name in self._keys), None)
 
     def _first_record(self, path: Path) -> Record:
         error: RecordError | None = None
@@ -166,9 +183,9 @@ def check_record(record: Record) -> Record:
 
 
 def names_of(image: Row) -> tuple[str, ...]:
-    """What an image may be called elsewhere: its id within the dataset, its whole id, its file's name."""
+    """What an image may be called elsewhere: its whole id, its id within the dataset, its file's name."""
     image_id = str(image["image_id"])
-    return tuple(dict.fromkeys((image_id.partition("/")[2], image_id, Path(str(image["path"])).stem)))
+    return tuple(dict.fromkeys((image_id, image_id.partition("/")[2], Path(str(image["path"])).stem)))
 
 
 def import_id(kind: str, files: Iterable[Path]) -> str:
