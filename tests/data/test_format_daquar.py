@@ -70,6 +70,12 @@ def test_a_file_a_split_gives_the_same_questions(tmp_path: Path) -> None:
     assert sorted(row["text"] for row in tables["questions"]) == sorted(row["text"] for row in whole["questions"])
     held = load(tmp_path, held_out=1.0)
     assert {row["split"] for row in held["images"]} == {"val", "test"}
+    (tmp_path / "d" / "mine.txt").write_text("image3\n")
+    divided = load(tmp_path, split_files={"train": ["train_images_list.txt"], "val": ["mine.txt"]})
+    assert {row["image_id"]: row["split"] for row in divided["images"]} == {"d/image1": "train", "d/image3": "train"}
+    divided = load(tmp_path, split_files={"val": ["mine.txt"], "train": ["train_images_list.txt"]})
+    assert {row["image_id"]: row["split"] for row in divided["images"]} == {"d/image1": "train", "d/image3": "val"}
+    assert divided.left_out["questions about photos that no list has"] == 1
 
 
 def test_a_missing_line_costs_its_own_pair(tmp_path: Path) -> None:

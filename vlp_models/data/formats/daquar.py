@@ -40,7 +40,8 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     root = need_root(base, params.root, f"get DAQUAR from its authors' page and set data.{name}.root to its folder")
     tables = Tables()
     files = _files(name, params, root)
-    lists = read_lists(name, params, [root], LISTS, tables).splits if "all" in files else {}
+    listed = "all" in files or bool(params.split_files) or bool(params.karpathy)  # else a file tells the split
+    lists = read_lists(name, params, [root], LISTS, tables).splits if listed else {}
     folder = next((root / f for f in (params.images, PHOTO_FOLDER) if (root / f).is_dir()), root / params.images)
     endings = {path.stem: path.suffix for path in sorted(folder.iterdir())} if folder.is_dir() else {}
     kept: Counter[str] = Counter()
@@ -52,11 +53,11 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                 row_id = join_id(name, number if own == "all" else f"{own}-{number}")
                 with tables.record("questions", provenance, row_id):
                     photo = f"image{PHOTO.findall(question)[-1][1]}"
-                    if own == "all" and photo not in lists:
+                    if listed and photo not in lists:
                         tables.left_out["questions about photos that no list has"] += 1
                         continue
                     held = own == "train" and is_held_out(photo, params.held_out)
-                    split = lists[photo] if own == "all" else "val" if held else own
+                    split = lists[photo] if listed else "val" if held else own
                     if splits.get(photo, split) != split:
                         raise RecordError(f"{photo} is {split} here, and {splits[photo]} before", rule="split_disjoint")
                     if params.limit and kept[split] >= params.limit:
