@@ -374,6 +374,9 @@ def test_too_many_bad_rows_stop_and_replace_nothing(tmp_path: Path) -> None:
     assert message.count("e.g.") == 3
     assert "raise validate.max_bad_fraction" in message
     assert (workspace.validated / "manifest.json").read_text() == "yesterday's"
+    refused = tmp_path / ".work" / "validate" / "refused"
+    assert f"All bad rows: {refused / 'quarantine.parquet'}" in message
+    assert read_table("quarantine", refused).num_rows == 10
     assert json.loads((workspace.reports / "validation.json").read_text())["tables"]["captions"]["bad"] == 10
     assert (workspace.reports / "data_docs" / "index.html").exists()
 

@@ -94,7 +94,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             repeated = _repeated_captions(directory)
             report = _report(verdicts, params.validate) | {"across_splits": {"copies": len(copies), **repeated}}
             write_json(workspace.reports / "validation.json", report)
-            _refuse(verdicts, params.validate, workspace)
+            _refuse(verdicts, params.validate, workspace, sources, directory)
             write_copies(directory, copies)
             write_boxed(directory)
             quarantined = _join_quarantine(sources, directory)
@@ -260,7 +260,10 @@ def _report(verdicts: dict[str, _Verdict], params: ValidateParams) -> dict[str, 
     }
 
 
-def _refuse(verdicts: dict[str, _Verdict], params: ValidateParams, workspace: Workspace) -> None:
+def _refuse(
+    verdicts: dict[str, _Verdict], params: ValidateParams, workspace: Workspace, sources: list[Path], directory: Path
+) -> None:
+    """Where it does, the bad rows stay in .work/validate/refused: they are to be mended."""
     lines: list[str] = []
     for name, verdict in verdicts.items():
         if verdict.bad_fraction <= params.max_bad_fraction:
@@ -273,10 +276,13 @@ def _refuse(verdicts: dict[str, _Verdict], params: ValidateParams, workspace: Wo
         lines.append("  images: no good one is left")
     if lines:
         docs = workspace.reports / "data_docs" / "index.html"
+        _join_quarantine(sources, directory)
+        rows = workspace.work("validate", "refused") / "quarantine.parquet"
+        (directory / "quarantine.parquet").replace(rows)
         raise DataError(
             f"validate: more bad rows than validate.max_bad_fraction allows ({params.max_bad_fraction:.2%}):\n"
             + "\n".join(lines)
-            + f"\n  All rules: {workspace.reports / 'validation.json'} and {docs}."
+            + f"\n  All rules: {workspace.reports / 'validation.json'} and {docs}. All bad rows: {rows}."
             + "\n  Correct the source, or raise validate.max_bad_fraction to go on without these rows;"
             + " data/validated is as it was."
         )
