@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -16,7 +17,8 @@ from s3_server import BUCKET, Server, credentials, s3_server
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards import ImageRecord
-from vlp_models.errors import DataError
+from vlp_models.data.store import Store
+from vlp_models.errors import DataError, VLPError
 from vlp_models.params import StreamParams
 from vlp_models.training.data import LoaderFactory
 
@@ -170,6 +172,27 @@ def test_a_read_that_breaks_off_is_asked_for_again(
         assert [told(batch) for batch in loader] == wanted
     assert len(asked) == times + 1
     assert ("the store is away" in capsys.readouterr().err) == (times > 5)
+
+
+@pytest.mark.parametrize("address", ["S3://bucket/shards", "foo://bucket/shards", "s3://", "s3://A_Bucket!/shards"])
+def test_an_address_that_can_not_be_is_not_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
+    with pytest.raises(VLPError, match=re.escape(address.rstrip("/"))):
+        Store(address, patience=60).read("manifest.json")
+
+
+def test_a_bucket_of_another_region_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As s3fs hands S3's answer on; the local server has no regions."""
+    from botocore.exceptions import ClientError
+    from s3fs.errors import translate_boto_error
+
+    told = {"Error": {"Code": "PermanentRedirect", "Message": "must be addressed using the specified endpoint"}}
+    error = translate_boto_error(ClientError(told, "GetObject"))
+    store = Store("s3://bucket/shards", patience=60)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
+    monkeypatch.setattr("s3fs.S3FileSystem.cat_file", lambda *_, **__: (_ for _ in ()).throw(error))
+    with pytest.raises(DataError, match=r"no such address \(.*specified endpoint.*AWS_DEFAULT_REGION"):
+        store.read("manifest.json")
 
 
 def test_what_is_denied_missing_or_another_is_named(

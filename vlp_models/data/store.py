@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TRIES = 3  # of a read that comes back short
 LONGEST = 30.0  # seconds between two tries
+# S3's names of what waiting does not mend; s3fs has most of them as a bare OSError
+WRONG_ADDRESS = ("InvalidBucketName", "AuthorizationHeaderMalformed", "PermanentRedirect", "InvalidLocationConstraint")
 ONCE = {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60}  # botocore's: we ask again
 
 
@@ -99,6 +101,11 @@ class Store:
                 ) from None
             if _beyond(error):
                 return b""
+            if type(error).__name__ == "ParamValidationError" or _code(error) in WRONG_ADDRESS:
+                raise DataError(
+                    f"{self.where(name)}: no such address ({error}); trainer.stream.address names the bucket, "
+                    "AWS_DEFAULT_REGION its region and AWS_ENDPOINT_URL its server"
+                ) from None
             raise
         assert isinstance(found, bytes)
         return found
@@ -108,11 +115,14 @@ class Store:
         if self._system is None or self._process != os.getpid():
             import fsspec
 
+            options = {"config_kwargs": ONCE} if self.address.startswith(("s3://", "s3a://")) else {}
             try:
-                options = {"config_kwargs": ONCE} if self.address.startswith(("s3://", "s3a://")) else {}
                 self._system, _ = fsspec.url_to_fs(self.address, skip_instance_cache=True, **options)
             except ImportError as error:
-                raise ParamsError(f"trainer.stream.address: {self.address}: {error}; install the extra `s3`") from None
+                way_out = "; install the extra `s3`" if options else ""
+                raise ParamsError(f"trainer.stream.address: {self.address}: {error}{way_out}") from None
+            except ValueError as error:  # a kind of store that nobody knows
+                raise ParamsError(f"trainer.stream.address: {self.address}: {error}") from None
             self._process = os.getpid()
         return self._system
 
@@ -122,9 +132,13 @@ class Store:
 
 def _beyond(error: Exception) -> bool:
     """Whether the file ends before the range begins: HTTP's 416, as S3 and as others say it."""
+    return _code(error) == "InvalidRange" or getattr(error, "status", None) == 416
+
+
+def _code(error: Exception) -> str | None:
+    """S3's own name of what went wrong."""
     response = getattr(error.__cause__ or error, "response", None)
-    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
-    return code == "InvalidRange" or getattr(error, "status", None) == 416
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
 
 
 def _file(address: str, name: str) -> str:
