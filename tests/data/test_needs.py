@@ -34,6 +34,13 @@ def test_pictures_may_not_be_smaller_than_a_models_patch() -> None:
         needs([REGIONS, pixels(32), pixels(16)], min_side=16)
 
 
+def test_pictures_may_not_be_larger_than_shards_are_read() -> None:
+    assert needs([REGIONS], max_pixels=200_000_000).regions, "a detector reads the files"
+    for inputs, packed in (([pixels(8)], "auto"), ([REGIONS], True)):
+        with pytest.raises(ParamsError, match=r"`validate\.max_image_pixels: 200000000` lets larger .* 50000000"):
+            needs(inputs, packed, max_pixels=200_000_000)
+
+
 def test_what_can_not_be_packed_is_told_before_params_yaml_is_changed(tmp_path: Path) -> None:
     path = Path(shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml"))
     for preset in ("flickr8k", "flickr8k-vlmo"):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from vlp_models.data.archive import MAX_IMAGE_PIXELS
 from vlp_models.data.inputs import ModelInputs, PixelInput
 from vlp_models.errors import ParamsError
 from vlp_models.workspace.contents import Kind
@@ -26,16 +27,21 @@ class Needs:
 
 
 def needs(
-    inputs: Iterable[ModelInputs], pixels: Literal["auto", True, False] = "auto", min_side: int | None = None
+    inputs: Iterable[ModelInputs],
+    pixels: Literal["auto", True, False] = "auto",
+    min_side: int | None = None,
+    max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> Needs:
     """
     Args:
         inputs: of every model of params.yaml.
         pixels: `shards.pixels`.
         min_side: `validate.min_image_side`; None asks for nothing.
+        max_pixels: `validate.max_image_pixels`.
 
     Raises:
-        ParamsError: pixels are forbidden, and a model reads them; or pictures may be smaller than a model's patch.
+        ParamsError: pixels are forbidden, and a model reads them; or pictures may be smaller than a model's patch, or
+            larger than shards are read.
     """
     inputs = list(inputs)
     patch = max((wanted.image.patch for wanted in inputs if isinstance(wanted.image, PixelInput)), default=0)
@@ -48,5 +54,10 @@ def needs(
     if "pixels" in kinds and pixels is False:
         raise ParamsError(
             "params.yaml: `shards.pixels: false`, but a model of `models` reads pixels; `auto` packs them"
+        )
+    if max_pixels > MAX_IMAGE_PIXELS and ("pixels" in kinds or pixels is True):
+        raise ParamsError(
+            f"params.yaml: `validate.max_image_pixels: {max_pixels}` lets larger pictures through than are read from "
+            f"shards, {MAX_IMAGE_PIXELS}; a model of `models` reads their pixels, or `shards.pixels` packs them"
         )
     return Needs(regions="regions" in kinds, pixels="pixels" in kinds or pixels is True, texts="texts" in kinds)

@@ -56,7 +56,9 @@ def check_runs(params: Params) -> None:
         _check_timm(f"models.{name}.weights", model.weights, whose(model.weights, ""))
         if model.eyes.steps:
             _check_eyes(name, model)
-    needs(inputs_of(params.models), params.shards.pixels, params.validate.min_image_side)
+    needs(
+        inputs_of(params.models), params.shards.pixels, params.validate.min_image_side, params.validate.max_image_pixels
+    )
     if params.features.source == "timm":
         eyes = params.features.timm
         _check_timm("features.timm.model", eyes.model, eyes.model)

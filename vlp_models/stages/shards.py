@@ -64,7 +64,7 @@ def run(
     Raises:
         DataError: an image has no entry in data/features, or (with pixels) no readable file.
         ParamsError: `images_per_shard` below 1, `shards.pixels: false` though a model reads pixels, or
-            `validate.min_image_side` below its patches.
+            `validate.min_image_side` below its patches, or `validate.max_image_pixels` above what is read.
     """
     p = params.shards
     if p.images_per_shard < 1:
@@ -73,7 +73,8 @@ def run(
     with measured(workspace, "shards"):
         validated = need(workspace.validated, "validate")
         read = inputs_of(params.models) if inputs is None else inputs
-        held = needs(read, p.pixels, params.validate.min_image_side)
+        v = params.validate
+        held = needs(read, p.pixels, v.min_image_side, v.max_image_pixels)
         store = FeatureStore(need(workspace.features, "features")) if held.regions else None
         if store is not None:
             _check_features(validated, store, workspace)
