@@ -250,7 +250,7 @@ def predict(task: str, images: Sequence[str | list[str]], texts: list[str] | Non
         DataError: an image is missing, or nothing is registered under that name.
     """
     paths = [path for one in images for path in ([one] if isinstance(one, str) else one)]
-    missing = [path for path in paths if not Path(path).is_file()]
+    missing = [path for path in paths if not os.path.isfile(path)]  # noqa: PTH113 - Path raises for a name too long
     if missing:
         raise DataError(f"{', '.join(missing)}: no such file")
     from vlp_models.params import load_params

@@ -38,6 +38,10 @@ def test_every_form_gives_the_same_image(tmp_path: Path) -> None:
     path.write_bytes(png())
     text = base64.b64encode(png()).decode()
     array = np.asarray(Image.open(path))
+    noise = np.random.default_rng(1).integers(0, 256, (6, 8, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.bmp")
+    longer = base64.b64encode((tmp_path / "noise.bmp").read_bytes()).decode()
+    assert 255 < len(longer) < 1024 and np.array_equal(np.asarray(open_image(longer)), noise), "no file has such a name"
     forms = [str(path), path, png(), text, f"data:image/png;base64,{text}", array, array.tolist()]
     for form in forms:
         image = open_image(form)
@@ -52,6 +56,7 @@ def test_every_form_gives_the_same_image(tmp_path: Path) -> None:
         (png()[:60], "not a readable image"),
         (bomb(), r"100000x100000|limit|exceeds"),
         ("nowhere/to/be/found.png", "no such file"),
+        ("." * 300, "no such file"),
         ("data:image/png;base64,%%%", "no valid base64"),
         (np.zeros((4, 4, 7), np.uint8), "an image array"),
         (np.full((4, 4, 3), 300), "integers 0..255"),
