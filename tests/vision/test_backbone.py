@@ -201,8 +201,9 @@ def test_classes_are_as_many_as_the_weights_tell_apart(tmp_path: Path) -> None:
     weights = write_weights(tmp_path / "seven.safetensors", num_classes=7)
     seven = make_backbone(TimmParams(model=SMALL, weights=weights), tmp_path)
     assert seven.classes[-1] == "class 7" and seven.model.config.num_classes == 7
-    (tmp_path / "names.txt").write_text("".join(f"bird {n}\n" for n in range(7)))
-    assert make_backbone(TimmParams(model=SMALL, weights=weights, classes="names.txt"), tmp_path).classes[7] == "bird 6"
+    (tmp_path / "names.txt").write_text("".join(f"bird {n}\n" for n in range(7)), encoding="utf-8-sig")
+    named = make_backbone(TimmParams(model=SMALL, weights=weights, classes="names.txt"), tmp_path).classes
+    assert (named[1], named[7]) == ("bird 0", "bird 6")
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     with pytest.raises(CheckpointError, match=r"names\.txt: 2 names, but the backbone's classifier has 7 classes"):
         make_backbone(TimmParams(model=SMALL, weights=weights, classes="names.txt"), tmp_path)
@@ -249,6 +250,11 @@ class Malicious:
         ({"model": "tf_efficientnet_light0"}, ParamsError, "did you mean `tf_efficientnet_lite0`"),
         ({"model": "hf-hub:someone/something"}, ParamsError, "no model `hf-hub:"),
         ({"model": "resnet18.a1_in2k"}, ParamsError, r"no model `resnet18\.a1_in2k`; did you mean `resnet18\.a1_in1k`"),
+        (
+            {"model": "pit_ti_224", "weights": "pit.pth"},
+            ParamsError,
+            "has no map of pictures of 224 pixels, one cell only",
+        ),
         ({"levels": [7]}, ParamsError, "has the feature maps 0 to 4"),
         ({"model": "test_vit", "weights": "vit.pth", "side": 224}, ParamsError, "takes pictures of 160 pixels"),
     ],
@@ -264,6 +270,7 @@ def test_what_it_refuses(tmp_path: Path, changes: dict, error: type[VLPError], t
     torch.save({"_conv_stem.weight": torch.zeros(1), **blocks}, tmp_path / "lite.pth")
     write_weights(tmp_path / "resnet.pth", "test_resnet")
     write_weights(tmp_path / "vit.pth", "test_vit")
+    write_weights(tmp_path / "pit.pth", "pit_ti_224")
     p = TimmParams(**{"model": SMALL, "weights": write_weights(tmp_path / "own.pth")} | changes)
     with pytest.raises(error, match=text):
         make_backbone(p, tmp_path)

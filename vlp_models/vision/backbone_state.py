@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -128,13 +129,17 @@ def _feature_dim(model: Backbone) -> int:
     side = model.config.side
     try:
         with torch.inference_mode():
-            features, logits, _ = model(torch.zeros(1, 3, side, side), 1)
+            features, logits, grid = model(torch.zeros(1, 3, side, side), 4)
     except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise ParamsError(
             f"{SECTION}.model: {model.config.model}`: gives no cells of pictures of {side} pixels ({said})"
         ) from None
-    if logits.shape != (1, model.config.num_classes):
+    if grid == (1, 1):  # a class token alone, or a picture of one cell
+        raise ParamsError(
+            f"{SECTION}.model: {model.config.model}`: has no map of pictures of {side} pixels, one cell only"
+        )
+    if logits.shape != (math.prod(grid), model.config.num_classes):
         raise ParamsError(f"{SECTION}.model: {model.config.model}`: its classifier does not read single cells")
     return int(features.shape[1])
 
@@ -149,7 +154,7 @@ def _names(count: int, p: TimmParams, root: Path) -> tuple[str, ...]:
     if p.classes:
         path = root / p.classes
         try:
-            names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            names = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{SECTION}.classes`: {path}: {error}") from None
         if len(names) != count:
