@@ -72,6 +72,21 @@ def test_bad_lines_cost_only_themselves(tmp_path: Path) -> None:
     assert tables["quarantine"][4]["reason"] == "the image is test here and train in pairs.csv:2"
 
 
+def test_between_tabs_a_quote_may_stand_anywhere(tmp_path: Path) -> None:
+    written = (
+        b'image\tcaption\na.jpg\t"hello" said the man\nb.jpg\tan "open quote\nc.jpg\t"quoted, whole"\nd.jpg\t"open\n'
+    )
+    tables = read(tmp_path, written, "pairs.tsv")
+    said = ['"hello" said the man', 'an "open quote', "quoted, whole", '"open']
+    assert [row["text"] for row in tables["captions"]] == said and not tables["quarantine"]
+
+
+def test_two_ways_to_write_a_path_are_one_image(tmp_path: Path) -> None:
+    tables = read(tmp_path, b"image,caption\nx/a.jpg,one of them\n./x/a.jpg,two of them\nx//b/../a.jpg,three of them\n")
+    assert [row["image_id"] for row in tables["images"]] == ["p/x/a.jpg"]
+    assert {row["image_id"] for row in tables["captions"]} == {"p/x/a.jpg"}
+
+
 def test_huge_field_is_one_bad_line(tmp_path: Path) -> None:
     tables = read(tmp_path, f"image,caption\na.jpg,{'x' * 200_000}\nb.jpg,fine\n")
     assert [row["text"] for row in tables["captions"]] == ["fine"]

@@ -54,7 +54,8 @@ def read_csv(
 def _parse(
     lines: Iterator[str], delimiter: str, path: Path, tables: Tables, table: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields) of each record. A line with broken quoting costs that line, not those its quote swallows."""
+    """(line, fields) of each record. A line with broken quoting costs that line, not those its quote swallows. Between
+    tabs it is taken as written: most that write them know no quoting, and a text may begin with what somebody says."""
     ahead = _Ahead(lines)
     while ahead:
         reader = csv.reader(ahead, delimiter=delimiter, strict=True)
@@ -64,6 +65,9 @@ def _parse(
                 ahead.drop(reader.line_num)
             return
         except csv.Error as error:
+            if delimiter == "\t":
+                yield ahead.first, ahead.drop_one().rstrip("\n").split("\t")
+                continue
             tables.set_aside(table, "", "record_readable", f"broken quoting: {error}", f"{path.name}:{ahead.first}")
             ahead.drop_one()
 
@@ -103,7 +107,8 @@ class _Ahead:
         self._record, self._place, self._dropped = self._record[count:], self._place - count, read
         self.first += count
 
-    def drop_one(self) -> None:
-        """The record's first line is broken: the next one begins another."""
-        self._record = self._record[1:]
+    def drop_one(self) -> str:
+        """The record's first line is broken, and returned: the next one begins another."""
+        broken, *self._record = self._record
         self.first += 1
+        return broken

@@ -13,6 +13,7 @@ Memory does not grow with the rows: they are read one by one, and which of them 
 from __future__ import annotations
 
 import os
+import posixpath
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -95,7 +96,7 @@ def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, 
             mentions.append(
                 {
                     "number": number,
-                    "key": prefix + image.lstrip("/") if prefix else image,
+                    "key": posixpath.normpath(prefix + image.lstrip("/") if prefix else image),  # ./a.jpg is a.jpg
                     "split": split,
                     "path": os.path.normpath(path.parent / image),
                     "caption_id": row_id,
