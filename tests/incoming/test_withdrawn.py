@@ -39,7 +39,9 @@ def test_a_picture_is_known_by_its_hashes_and_a_cropped_one_by_its_print(tmp_pat
     assert not read_withdrawn(file, RULES)
     assert withdraw(file, [entry(photo(1), "a/1"), entry(photo(2))]) == 2
     assert withdraw(file, [entry(photo(1), "a/1")]) == 0
+    withdraw(file, [entry(photo(5), "a/line\u2028separator.png")])
     listed = read_withdrawn(file, RULES)
+    assert listed.had("a/line\u2028separator.png")
     same = {
         "byte for byte": hashed(photo(1)),
         "0 of 64 perceptual bits apart": hashed(ImageOps.mirror(photo(1))),
@@ -48,7 +50,7 @@ def test_a_picture_is_known_by_its_hashes_and_a_cropped_one_by_its_print(tmp_pat
         assert listed.why(picture) == how
     for changed in (photo(1).resize((100, 75)), photo(1).rotate(90, expand=True), ImageOps.grayscale(photo(2))):
         assert listed.why(hashed(changed, "JPEG"))
-    assert not [seed for seed in range(3, 60) if listed.why(hashed(photo(seed)))]
+    assert not [seed for seed in range(3, 60) if seed != 5 and listed.why(hashed(photo(seed)))]
     assert listed.had("a/1") and not listed.had("a/2")
 
     assert not listed.why(hashed(photo(1).crop(CROP)))

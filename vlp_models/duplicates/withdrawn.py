@@ -154,7 +154,7 @@ def withdraw(path: Path, entries: Iterable[Entry]) -> int:
 def _read(path: Path) -> Iterator[Entry]:
     if not path.exists():
         return
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if line.strip():
             try:
                 yield Entry.read(line)
