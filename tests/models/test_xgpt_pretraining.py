@@ -16,6 +16,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import word_positions
+from vlp_models.objectives.tifg import region_generation
 from vlp_models.params import ObjectiveParams, PassesParams, RecipeParams
 from vlp_models.training.passes import TwoPassLoss, make_loss
 
@@ -83,6 +84,23 @@ def test_all_four_together_leave_no_weight_untouched(make_batch: Any) -> None:
     torch.stack([loss.mean for loss in losses(model, make_batch()).values()]).sum().backward()
     untouched = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 1e-9}
     assert untouched == set(), untouched
+
+
+def test_what_was_dropped_of_a_feature_is_not_to_be_told(make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TIFG's target is the same in training and in validation, for each text that of its image."""
+    targets: list[torch.Tensor] = []
+
+    def seen(generated: torch.Tensor, target: torch.Tensor, **more: Any) -> Loss:
+        targets.append(target)
+        return region_generation(generated, target, **more)
+
+    monkeypatch.setattr("vlp_models.models.xgpt.model.region_generation", seen)
+    model, batch = tiny_xgpt(feature_dropout=0.5), make_batch()
+    for mode in (True, False):
+        losses(model.train(mode), batch, ["tifg"])
+    assert torch.equal(*targets) and not targets[0].requires_grad
+    dropped = model.train().region_embedding(batch.image)[0]
+    assert not torch.equal(dropped, model.region_embedding(batch.image, drop=False)[0])
 
 
 def test_the_hidden_words_are_out_of_sight(make_batch: Any) -> None:

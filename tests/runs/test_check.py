@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -41,3 +42,23 @@ def test_so_are_eyes() -> None:
         check_runs(sections(model="tf_efficientnet_light0"))
     with pytest.raises(ParamsError, match=r"`features.timm.weights: timm:resnet1800`: timm has no model"):
         check_runs(sections(model="resnet18", weights="timm:resnet1800"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pretrain": {"tden": {"max_text_len": 80}}}, r"`pretrain\.tden\.max_text_len: 80`: a tden .* 60 tokens"),
+        ({"finetune": {"tden-vqa": {"max_text_len": 61}}}, r"`finetune\.tden-vqa\.max_text_len: 61`: .* 60 tokens"),
+        ({"finetune": {"tden-vqa": {"config": {"max_positions": 20}}}}, r"tden-vqa\.max_text_len: 24`: .* 20 tokens"),
+        ({"evaluate": {"max_caption_len": 64}}, r"`evaluate\.max_caption_len: 64`: a tden .* 60 tokens"),
+    ],
+)
+def test_so_are_texts_longer_than_a_models_places(changes: dict[str, Any], said: str) -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["models"]["tden"]["config"]["max_positions"] = 60
+    check_runs(parse_params(raw))
+    for section, sections in changes.items():
+        for name, value in sections.items():
+            raw[section][name] = {**raw[section][name], **value} if isinstance(value, dict) else value
+    with pytest.raises(ParamsError, match=said):
+        check_runs(parse_params(raw))

@@ -126,6 +126,7 @@ def test_a_batch_of_one_learns_nothing_and_breaks_nothing(toy: Toy, batch_norm: 
     task_model = make(toy, "retrieval").train()
     if batch_norm:
         task_model.model = toy.model(pooler_batch_norm=True).train()
+    next(task_model.parameters()).requires_grad_(False)  # a part may be frozen
     samples = samples_of(toy, "train", "captions", 1)
     for batch in (task_model.collate(samples), task_model.collate(samples * 2)):
         loss = task_model.loss(batch, generator=any_generator())

@@ -162,6 +162,8 @@ def test_pairs_that_were_not_scored_stand_behind_in_their_own_order() -> None:
     placed = behind(scores, similarity_TI)
     assert (placed[wanted] == -5).all() and (placed[~wanted] < -5).all()
     assert placed[1, 2] > placed[1, 0]
+    scores[0, 0] = np.nan
+    assert np.isnan(behind(scores, similarity_TI)[0, 0]), "for `rank_similarities` to refuse"
 
 
 def test_what_the_model_can_not_do_is_refused(toy: Toy) -> None:

@@ -164,6 +164,18 @@ def test_gradients_survive_mixed_precision_and_modes_are_put_back(toy: Toy, tmp_
         assert task.model.training
 
 
+@pytest.mark.parametrize("sampling_dropout", [False, True])
+def test_what_is_frozen_stays_so(toy: Toy, tmp_path: Path, sampling_dropout: bool) -> None:
+    """Frozen modules are in eval mode in training (training/groups.py): nothing of them is dropped."""
+    task = captioner(toy, dropout=0.1).train()
+    task.model.object_encoder.eval()
+    modes = {name: module.training for name, module in task.named_modules()}
+    assert set(modes.values()) == {True, False}
+    loss_of = make(task, toy, tmp_path, sampling_dropout=sampling_dropout)
+    loss_of(task.collate(samples(toy, "images")[:6]), update=0, generator=generator())
+    assert {name: module.training for name, module in task.named_modules()} == modes
+
+
 def test_a_killed_run_ends_the_same(toy: Toy, tmp_path: Path) -> None:
     """Dropout and drawing on; killed in mid-epoch and at an epoch's end."""
     from vlp_models.training.data import LoaderFactory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from toy_world import KilledAt, Toy, same_weights, untimed
 from vlp_models.errors import ParamsError
 from vlp_models.params import SnapshotParams
 from vlp_models.training.resume import clear
+from vlp_models.training.snapshots import Snapshots
 
 SETTINGS: dict[str, Any] = {"max_epochs": 5, "optimizer": {"lr": 0.02}}
 
@@ -44,6 +46,13 @@ def test_the_result_is_what_the_best_validations_had(toy: Toy, tmp_path: Path, a
         assert torch.allclose(value, torch.stack(states).double().mean(0).to(value.dtype), rtol=0, atol=1e-7), name
     clear(tmp_path)
     assert not list(tmp_path.glob("*snapshot*"))
+
+
+def test_a_validation_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
+    for better, wanted in (("lower", [30, 20, 10]), ("higher", [20, 30, 10])):
+        snapshots = Snapshots(tmp_path, SnapshotParams(keep=3, better=better))
+        snapshots.load_state_dict({"best": {10: math.nan, 20: 1.0, 30: 0.5}, "saved": []})
+        assert snapshots._ranked() == wanted
 
 
 def test_killed_at_any_time_it_keeps_the_same(toy: Toy, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Shape suffixes: N tokens (or samples), V vocabulary (or classes).
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlp_models.objectives.loss import Loss
 
@@ -26,3 +26,8 @@ def empty(outputs: Tensor, name: str) -> Loss:
     """
     total = outputs.sum() * 0.0
     return Loss.of(total, 0, **{name: total})
+
+
+def trainable(module: nn.Module) -> Tensor:
+    """A parameter that learns, for `empty`: a loss of what is frozen has no gradient at all."""
+    return next((weight for weight in module.parameters() if weight.requires_grad), next(module.parameters()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from vlp_models.errors import ParamsError
 from vlp_models.lookup import check_known
@@ -17,8 +18,8 @@ def check_runs(params: Params) -> None:
     """
     Raises:
         ParamsError: an unknown world, format, family or task, a config that the family refuses, an option that the task
-            does not have, a task that the model can't do, objectives that it can't learn, a model that timm does not
-            have, or shards that can't hold what the models read.
+            does not have, a task that the model can't do, objectives that it can't learn, longer texts than the model
+            has places for, a model that timm does not have, or shards that can't hold what the models read.
     """
     from vlp_models.data.formats import FORMATS
     from vlp_models.data.needs import needs
@@ -70,6 +71,7 @@ def check_runs(params: Params) -> None:
                 where = f"params.yaml: `pretrain.{name}.recipe.objectives.{objective}`"
                 raise ParamsError(f"{where}: {run.model} can't learn that{nearest(objective, known)}")
         _check_datasets(f"pretrain.{name}", run.sources, params)
+        _check_length(f"pretrain.{name}.max_text_len", run.max_text_len, params.models[run.model])
     for name, finetune in params.finetune.items():
         if finetune.task not in TASKS:
             raise ParamsError(f"params.yaml: `finetune.{name}.task: {finetune.task}`{nearest(finetune.task, TASKS)}")
@@ -89,7 +91,25 @@ def check_runs(params: Params) -> None:
         tried = outline(params.models[of], f"models.{of}.config")
         check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)
         check_texts_per_image(f"finetune.{name}", task, tried, options, finetune.texts_per_image)
+        made = replace(params.models[of], config={**params.models[of].config, **finetune.config})
+        _check_length(f"finetune.{name}.max_text_len", finetune.max_text_len, made)
+        if finetune.task == "captioning":
+            _check_length("evaluate.max_caption_len", params.evaluate.max_caption_len, made, told=True)
         _check_datasets(f"finetune.{name}", (*finetune.sources, *finetune.evaluate_on), params)
+
+
+def _check_length(where: str, asked: int, model: ModelParams, *, told: bool = False) -> None:
+    """Else the first text that is long enough ends the run, hours in. told: a caption that the model writes."""
+    config = getattr(outline(model), "config", None)
+    limit = getattr(config, "max_text", getattr(config, "max_positions", None))
+    if limit is None:
+        return
+    limit -= told and hasattr(config, "max_text")  # Unified VLP's [MASK] stands where the next word will
+    if asked > limit:
+        raise ParamsError(
+            f"params.yaml: `{where}: {asked}`: a {model.family} of these settings has places for {limit} tokens; raise "
+            "`max_positions` in its config, or lower this"
+        )
 
 
 def _check_timm(where: str, said: str, name: str) -> None:

@@ -71,7 +71,8 @@ def shortlisted(similarity_TI: NDArray[np.float32], count: int) -> NDArray[np.bo
 
 
 def behind(scores_TI: NDArray[np.float32], similarity_TI: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Pairs that were not scored come behind all that were, in the order of their similarity (of unit vectors)."""
-    scored_TI = np.isfinite(scores_TI)
+    """Pairs that were not scored come behind all that were, in the order of their similarity (of unit vectors). A score
+    that is no number stays one, for `rank_similarities` to refuse."""
+    scored_TI = ~np.isneginf(scores_TI)
     lowest = scores_TI[scored_TI].min() if scored_TI.any() else np.float32(0)
     return np.where(scored_TI, scores_TI, lowest - 2 + similarity_TI).astype(np.float32)

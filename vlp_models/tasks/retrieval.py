@@ -43,7 +43,7 @@ from vlp_models.objectives.contrast import image_text_contrast
 from vlp_models.objectives.ism import match_in_batch
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.ranks import number_over_ranks
-from vlp_models.objectives.token_loss import empty
+from vlp_models.objectives.token_loss import empty, trainable
 from vlp_models.tasks.base import TaskModel, TaskOptions, can
 from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource
 from vlp_models.tasks.pair_scores import Encoded, behind, score_all, shortlisted
@@ -173,7 +173,7 @@ class Retrieval(TaskModel):
             names = tuple(f"{number} {sample}" for number, sample in enumerate(batch.sample_ids))
         # Besides, batch normalisation in the poolers could not take a batch of one.
         if len(number_over_ranks(names)[0].unique()) == 1:
-            return empty(next(self.parameters()), name)
+            return empty(trainable(self), name)
         if self.by_pairs:
             return self._match(batch, generator)
         model, options = cast(Embeds, self.model), cast(RetrievalOptions, self.options)

@@ -135,13 +135,13 @@ class SelfCriticalLoss:
             return sample(model, batch.image, num_samples=self.params.samples, generator=generator, **self._ends)
 
         plain: list[Hypothesis] = []
-        with _mode(self.captioning, training=False):
+        with _drawing(self.captioning, dropout=False):
             started = Started(model=self._model, state=self._model.start(batch.image, max_len=self.max_len))
             if self.params.baseline == "greedy":
                 plain = greedy(started, batch.image, **self._ends)
             if not self.params.sampling_dropout:
                 return draw(started), plain
-        with _mode(self.captioning, training=True):
+        with _drawing(self.captioning, dropout=True):
             return draw(self._model), plain
 
     @torch.no_grad()
@@ -243,14 +243,16 @@ def self_critical_loss(
 
 
 @contextmanager
-def _mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """Dropout on or off for a while."""
-    before = module.training
-    module.train(training)
+def _drawing(module: nn.Module, *, dropout: bool) -> Iterator[None]:
+    """With dropout as it is (what is frozen has none), or without, for a while."""
+    before = [(part, part.training) for part in module.modules()]
+    if not dropout:
+        module.eval()
     try:
         yield
     finally:
-        module.train(before)
+        for part, training in before:
+            part.training = training
         # Autocast keeps weights it has cast; not every release of torch tells those cast without gradients apart.
         torch.clear_autocast_cache()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,14 @@ class Snapshots(Callback):
         self._saved = [list(steps) for steps in state_dict["saved"]]
 
     def _ranked(self) -> list[int]:
-        """Best first; of equal ones the earlier."""
+        """Best first; of equal ones the earlier. What is no number is the worst."""
         sign = 1 if self.params.better == "lower" else -1
-        return sorted(self._best, key=lambda step: (sign * self._best[step], step))
+
+        def place(step: int) -> tuple[bool, float, int]:
+            value = self._best[step]
+            return math.isnan(value), 0.0 if math.isnan(value) else sign * value, step
+
+        return sorted(self._best, key=place)
 
     def _file(self, step: int) -> Path:
         return self._work / f"snapshot-{step:08d}.safetensors"

@@ -72,7 +72,7 @@ from vlp_models.objectives.mlm import masked_language_modelling
 from vlp_models.objectives.moc import masked_object_classification
 from vlp_models.objectives.msg import sentence_generation
 from vlp_models.objectives.ranks import number_over_ranks
-from vlp_models.objectives.token_loss import empty
+from vlp_models.objectives.token_loss import empty, trainable
 
 UNDERSTANDING, GENERATION = 0, 1  # the sentence encoder's streams, and their token types
 Learners = Mapping[str, Tensor | None]  # objective -> bool [N], which samples learn it; None: all
@@ -359,7 +359,7 @@ class TDEN(nn.Module):
             rows_N = learners.nonzero().squeeze(1)
             image_ids = tuple(image_ids[i] for i in rows_N.tolist())
         if len(number_over_ranks(image_ids)[0].unique()) <= 1:  # and batch normalisation could not take a batch of one
-            return empty(understood_MD, "ism")
+            return empty(understood_MD if understood_MD.requires_grad else trainable(self), "ism")
         texts_NP, images_NP = self.pool_text(understood_MD, words), self.pool_image(image)
         if batch.text.owner_N is not None:
             images_NP = images_NP.index_select(0, batch.text.owner_N)

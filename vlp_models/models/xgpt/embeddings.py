@@ -50,9 +50,9 @@ class RegionEmbedding(nn.Module):
         self.location_norm = nn.LayerNorm(hidden, eps=eps) if separate_norms else None
         self.norm = nn.LayerNorm(hidden, eps=eps)
 
-    def forward(self, regions: Regions) -> tuple[Tensor, Packing]:
-        """The packed regions, [M, D], and where they stand in [B, R]; no dropout but that of features. An image without
-        regions has one that is all zero: attention needs something to look at."""
+    def forward(self, regions: Regions, *, drop: bool = True) -> tuple[Tensor, Packing]:
+        """The packed regions, [M, D], and where they stand in [B, R]; no dropout but that of features, and not that
+        unless `drop`. An image without regions has one that is all zero: attention needs something to look at."""
         mask_BR = regions.mask_BR.clone()
         mask_BR[:, 0] |= ~mask_BR.any(1)
         packing = Packing.of(mask_BR)
@@ -60,7 +60,8 @@ class RegionEmbedding(nn.Module):
         boxes_M4 = packing.pack(regions.boxes_BR4 * seen_BR1)
         x1, y1, x2, y2 = boxes_M4.unbind(-1)
         locations_M5 = torch.cat([boxes_M4, ((x2 - x1) * (y2 - y1))[:, None]], dim=-1)
-        features_MD = self.features(packing.pack(self.feature_dropout(regions.features_BRF) * seen_BR1))
+        features_BRF = self.feature_dropout(regions.features_BRF) if drop else regions.features_BRF
+        features_MD = self.features(packing.pack(features_BRF * seen_BR1))
         if self.feature_norm is None or self.location_norm is None:
             return self.norm(features_MD + self.locations(locations_M5)), packing
         locations_MD = self.location_norm(self.locations(2 * locations_M5 - 1))

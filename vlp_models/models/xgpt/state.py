@@ -21,7 +21,7 @@ T = TypeVar("T", Tensor, KeyValues)
 class ImageStates:
     """Regions before the encoder, [K, D], and where they stand in [B, R]; nothing in it depends on text.
 
-    embedded_KD  x^I of the paper, without dropout: TIFG's target
+    embedded_KD  x^I of the paper, without dropout but for that of features: TIFG's target
     refined_KD   after attention on attention: what the encoder reads
     """
 
