@@ -234,6 +234,44 @@ def test_a_preset_adds_beside_what_is_there_but_never_in_its_place(tmp_path: Pat
     assert path.read_bytes() == before
 
 
+def test_the_file_stays_what_it_was_and_no_secret_is_told(tmp_path: Path) -> None:
+    whole, path = tmp_path / "elsewhere.yaml", tmp_path / "params.yaml"
+    shutil.copy(ROOT / "params.yaml", whole)
+    whole.chmod(0o600)
+    path.symlink_to(whole)
+    (change,) = apply_overlay(path, None, ["flow.webhook=https://hooks.example.org/services/T0/B0/HUSH"])
+    assert change.startswith("flow.webhook: ") and "HUSH" not in change
+    assert path.is_symlink() and whole.stat().st_mode & 0o777 == 0o600
+    assert load_params(path).flow.webhook.endswith("HUSH")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("a.b=[1", r"--set a\.b=\[1: not valid YAML"),
+        ("trainer=*x", r"--set trainer=\*x: not valid YAML"),
+        ("models={tden: foo}", "models.tden"),
+        ("data=text", "data"),
+        ("flow.webhook_timeout=1e10", "600 seconds at most"),
+        ("flow.webhook_timeout=.inf", "600 seconds at most"),
+        ("promotion.tasks={vqq: {min_gain: 1}}", r"`promotion\.tasks: vqq`.*did you mean `vqa`"),
+    ],
+)
+def test_what_can_not_be_merged_is_told(tmp_path: Path, setting: str, said: str) -> None:
+    path, preset = tmp_path / "params.yaml", tmp_path / "preset.yaml"
+    shutil.copy(ROOT / "params.yaml", path)
+    with pytest.raises(ParamsError, match=said):
+        apply_overlay(path, None, [setting])
+    key, _, value = setting.partition("=")
+    if "." not in key:  # the same in a preset
+        preset.write_text(f"{key}: {value}\n")
+        with pytest.raises(ParamsError):
+            apply_overlay(path, preset, [])
+    path.write_text("")
+    with pytest.raises(ParamsError, match=r"params\.yaml: a mapping of params, found NoneType"):
+        apply_overlay(path, None, [setting])
+
+
 def test_a_refused_overlay_leaves_the_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)

@@ -6,12 +6,14 @@ is checked as a whole before a byte is written.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import parse_params, to_plain
 from vlp_models.params.nesting import check_nesting
+from vlp_models.redaction import redacted
 
 # What an entry of these sections is; the rest is how it is made.
 DEFINING = {
@@ -41,17 +43,24 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     yaml.width = 120
     yaml.preserve_quotes = True
 
-    def read(path: Path) -> Any:
+    def parsed(text: str, where: object) -> Any:
         try:
-            text = path.read_text(encoding="utf-8")
             check_nesting(text)
             return yaml.load(text)
+        except (YAMLError, SafeYAMLError, ValueError, NotImplementedError) as error:
+            raise ParamsError(f"{where}: not valid YAML: {error}") from None
+
+    def read(path: Path) -> Any:
+        try:
+            return parsed(path.read_text(encoding="utf-8"), path)
         except FileNotFoundError:
             raise ParamsError(f"{path}: no such file") from None
-        except (YAMLError, SafeYAMLError, ValueError, NotImplementedError) as error:
-            raise ParamsError(f"{path}: not valid YAML: {error}") from None
+        except UnicodeDecodeError as error:
+            raise ParamsError(f"{path}: not UTF-8: {error}") from None
 
     document = read(params_file)
+    if not isinstance(document, dict):
+        raise ParamsError(f"{params_file}: a mapping of params, found {type(document).__name__}")
     changes: list[str] = []
     if preset is not None:
         overlay = read(preset) or {}
@@ -63,16 +72,18 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         key, separator, text = assignment.partition("=")
         if not separator:
             raise ParamsError(f"--set {assignment}: write it as key.path=value")
-        nested: Any = yaml.load(text) if text else ""  # `key=null` removes the key
+        nested: Any = parsed(text, f"--set {assignment}") if text else ""  # `key=null` removes the key
         for part in reversed(key.split(".")):
             nested = {part: nested}
         _merge(document, nested, "", changes)
     check_runs(parse_params(_plain(document), str(preset or params_file)))
     buffer = StringIO()
     yaml.dump(document, buffer)
-    temporary = params_file.with_name(f".{params_file.name}.partial")
+    whole = params_file.resolve()  # a link stays one
+    temporary = whole.with_name(f".{whole.name}.partial")
     temporary.write_text(buffer.getvalue(), encoding="utf-8")
-    temporary.replace(params_file)
+    shutil.copymode(whole, temporary)
+    temporary.replace(whole)
     return changes
 
 
@@ -83,15 +94,20 @@ def _check_names_free(document: Any, overlay: Any, preset: Path) -> None:
         ParamsError: says which name is taken.
     """
     for section, keys in DEFINING.items():
-        entries = document.get(section) or {}
-        for name, entry in (overlay.get(section) or {}).items():
+        entries, others = _mapping(document.get(section)), _mapping(overlay.get(section))
+        for name, entry in others.items():
             for key in keys:
-                there, new = (entries.get(name) or {}).get(key), (entry or {}).get(key)
+                there, new = _mapping(entries.get(name)).get(key), _mapping(entry).get(key)
                 if there is not None and new is not None and there != new:
                     raise ParamsError(
                         f"{preset}: the name `{section}.{name}` is taken, by one with `{key}: {there}` (here `{key}: "
                         f"{new}`); rename one of the two, or remove the other: `vlp use --set {section}.{name}=null`"
                     )
+
+
+def _mapping(value: Any) -> Any:
+    """What is none is for the schema to refuse."""
+    return value if isinstance(value, dict) else {}
 
 
 def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
@@ -108,7 +124,8 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
         else:
             _drop_nulls(value)
             if key not in target or _plain(target[key]) != _plain(value):
-                changes.append(f"{place}: {_short(target[key]) if key in target else '(new)'} -> {_short(value)}")
+                before = _short(str(key), target[key]) if key in target else "(new)"
+                changes.append(f"{place}: {before} -> {_short(str(key), value)}")
                 target[key] = value
 
 
@@ -130,6 +147,6 @@ def _plain(value: Any) -> Any:
     return to_plain(value)
 
 
-def _short(value: Any) -> str:
-    text = str(_plain(value))
+def _short(key: str, value: Any) -> str:
+    text = str(redacted({key: _plain(value)})[key])
     return text if len(text) <= 60 else text[:57] + "..."

@@ -44,7 +44,9 @@ class FlowParams:
             raise ParamsError(f"params.yaml: `flow.timeout_hours.{unknown[0]}` is no part; parts: {', '.join(PARTS)}")
         if any(not hours > 0 for hours in self.timeout_hours.values()):
             raise ParamsError("params.yaml: `flow.timeout_hours` must be positive; leave a part out for no limit")
-        if not self.webhook_timeout > 0 or not self.wait_minutes >= 0 or any(delay < 0 for delay in self.retry_delays):
+        if not 0 < self.webhook_timeout <= 600:
+            raise ParamsError(f"params.yaml: `flow.webhook_timeout: {self.webhook_timeout}`: 600 seconds at most")
+        if not self.wait_minutes >= 0 or any(delay < 0 for delay in self.retry_delays):
             raise ParamsError("params.yaml: `flow`: seconds and minutes must not be negative")
         if self.webhook and not self.webhook.startswith(("env:", "http://", "https://")):
             raise ParamsError("params.yaml: `flow.webhook` must be env:NAME, or a URL with http:// or https://")

@@ -64,6 +64,8 @@ def check_runs(params: Params) -> None:
         eyes = params.features.timm
         _check_timm("features.timm.model", eyes.model, eyes.model)
         _check_timm("features.timm.weights", eyes.weights, whose(eyes.weights, ""))
+    for name in params.promotion.tasks:
+        check_known(name, TASKS, "promotion.tasks")
     for name, run in params.pretrain.items():
         known = getattr(outline(params.models[run.model], f"models.{run.model}.config"), "objectives", ())
         for objective in run.recipe.objectives:
