@@ -55,7 +55,10 @@ def test_a_picture_is_known_by_its_hashes_and_a_cropped_one_by_its_print(tmp_pat
 
     assert not listed.why(hashed(photo(1).crop(CROP)))
     assert withdraw(file, [entry(photo(1), "a/1", keep_print=True)]) == 0, "it was listed; now with its print"
+    assert withdraw(file, [entry(photo(2), "b/2", keep_print=True)]) == 0
+    assert withdraw(file, [entry(photo(5), keep_print=True)]) == 0
     with_print = read_withdrawn(file, RULES)
+    assert all(with_print.had(name) for name in ("a/1", "b/2", "a/line\u2028separator.png")), "the names it had stay"
     assert with_print.why(hashed(photo(1).crop(CROP))) and not with_print.why(hashed(photo(3).crop(CROP)))
 
     exact = Withdrawn([entry(photo(1))], NearRules(bits=-1, keypoints=False))

@@ -8,6 +8,7 @@ quarter; a copy that is cropped, tilted or written on only where its print was k
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def withdraw(path: Path, entries: Iterable[Entry]) -> int:
     """
     listed = {entry.sha256: entry for entry in _read(path)}
     new = {
-        entry.sha256: entry
+        entry.sha256: _joined(listed.get(entry.sha256), entry)
         for entry in entries
         if entry.sha256 not in listed or (entry.print is not None and listed[entry.sha256].print is None)
     }
@@ -149,6 +150,13 @@ def withdraw(path: Path, entries: Iterable[Entry]) -> int:
         lines = (json.dumps(entry.plain(), ensure_ascii=False, sort_keys=True) for entry in (listed | new).values())
         write_text(path, "".join(f"{line}\n" for line in lines))
     return len(new.keys() - listed.keys())
+
+
+def _joined(before: Entry | None, entry: Entry) -> Entry:
+    """With the names it had before: its file may be gone since."""
+    if before is None:
+        return entry
+    return dataclasses.replace(entry, images=tuple(dict.fromkeys((*before.images, *entry.images))))
 
 
 def _read(path: Path) -> Iterator[Entry]:
