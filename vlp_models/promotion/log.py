@@ -28,28 +28,24 @@ class RegistryLog:
     def __init__(self, client: MlflowClient, name: str) -> None:
         self._client, self._name = client, name
 
+    def add(self, line: bytes) -> bool:
+        """Whether the line counts: it names the last one as the one before it."""
+        if model_called(self._client, self._name) is None:
+            self._create()
+        entry = json.loads(line)
+        self._client.create_model_version(
+            self._name, SOURCE, tags={LINE: line.decode()}, description=f"{entry['kind']}: {entry['action']}"
+        )
+        return line in self.lines()  # MLflow's client may have sent it twice, and the first one counts
+
     def lines(self) -> list[bytes]:
         """Those that count, in order.
 
         Raises:
             LedgerError: one was changed or taken out.
         """
-        return self._counting()[0]
-
-    def add(self, line: bytes) -> bool:
-        """Whether the line counts: it names the last one as the one before it."""
-        if model_called(self._client, self._name) is None:
-            self._create()
-        entry = json.loads(line)
-        made = self._client.create_model_version(
-            self._name, SOURCE, tags={LINE: line.decode()}, description=f"{entry['kind']}: {entry['action']}"
-        )
-        return int(made.version) in self._counting()[1]
-
-    def _counting(self) -> tuple[list[bytes], set[int]]:
-        """The lines that count, and their versions' numbers."""
         lines: list[bytes] = []
-        hashes, numbers = [START], set[int]()
+        hashes = [START]
         for version in self._versions():
             line = version.tags.get(LINE, "").encode()
             try:
@@ -59,13 +55,12 @@ class RegistryLog:
             if previous == hashes[-1] and seq == len(hashes):
                 lines.append(line)
                 hashes.append(hash_line(line))
-                numbers.add(int(version.version))
             elif previous not in hashes:
                 raise LedgerError(
                     f"{self._name} version {version.version}, line {seq}: the chain is broken here (the line before it "
                     f"is not what it was, or missing): {CHANGED}"
                 )
-        return lines, numbers
+        return lines
 
     def _versions(self) -> list[ModelVersion]:
         found: list[ModelVersion] = []

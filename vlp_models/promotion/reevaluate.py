@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
 from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError
+from vlp_models.exclusive import exclusive
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, bundle_info
@@ -30,6 +31,7 @@ from vlp_models.workspace.paths import SEARCH, Workspace, need, read_json
 
 RUN = "champion"
 FOLDER = "reevaluate-"
+PATIENCE = 6 * 3600.0  # seconds that an evaluation waits for another
 
 
 @contextmanager
@@ -53,11 +55,8 @@ def reevaluated(
     info = bundle_info(bundle)
     need(workspace.validated / "manifest.json", "validate")
     settings = dataclasses.replace(params, finetune={RUN: _run_like(params, lineage, info)})
-    (workspace.root / ".work").mkdir(exist_ok=True)
-    for left in (workspace.root / ".work").glob(f"{FOLDER}*"):  # after a kill; one at a time is in here
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=workspace.root / ".work", prefix=FOLDER) as temporary:
-        own = Workspace(Path(temporary))
+    with _alone_in(workspace.root / ".work") as temporary:
+        own = Workspace(temporary)
         _link(own.checkpoint(f"finetune/{RUN}"), bundle / CHECKPOINT)
         reads = _inputs(info)
         if isinstance(reads.image, RegionInput):
@@ -66,6 +65,16 @@ def reevaluated(
             _without_regions(settings, workspace, own, reads)
         evaluate.run(settings, own, RUN, search=bundle / SEARCH, as_served=as_served)
         yield own.evaluation(RUN)
+
+
+@contextmanager
+def _alone_in(work: Path) -> Iterator[Path]:
+    """A folder for one evaluation at a time; what a killed one left is taken away."""
+    with exclusive(work / "locks" / "reevaluate.lock", "evaluation of a version", PATIENCE):
+        for left in work.glob(f"{FOLDER}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=work, prefix=FOLDER) as temporary:
+            yield Path(temporary)
 
 
 def _inputs(info: CheckpointInfo) -> ModelInputs:
