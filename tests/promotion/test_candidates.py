@@ -90,6 +90,21 @@ def test_the_best_is_chosen_on_val_judged_on_test_and_the_uses_of_the_test_are_c
     assert "the gain is too large by that choice" in "\n".join(explain(third))
 
 
+def test_a_test_of_data_without_val_is_part_of_the_gate(new: Any) -> None:
+    registry = new()
+
+    def add(first: list[float], second: list[float], run: str) -> None:
+        items = [toy_items(first, split="val", test="v"), toy_items(first)]
+        registry.add([], items=[*items, toy_items(second, dataset="other", test="o")], made_by=(run, "tden"))
+
+    add(GOOD, BEST, "regions")
+    first = registry.promote(runs=RUNS)
+    assert first.outcome == "promoted" and first.numbers["value"] == (percent(GOOD) + percent(BEST)) / 2
+    add(BETTER, WEAK, "pixels")  # better on toy's val and test, and far worse on the other's test
+    second = registry.promote(runs=RUNS)
+    assert (second.outcome, second.champion) != ("promoted", 1), second
+
+
 def test_each_decision_on_a_test_leaves_less_of_its_budget_and_the_same_question_is_one_decision(new: Any) -> None:
     registry = new()
     registry.add(GOOD)

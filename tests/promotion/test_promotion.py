@@ -307,6 +307,24 @@ def test_a_champion_set_past_the_ledger_is_taken_over(new: Any, capsys: pytest.C
     assert registry.rollback().version == 1
 
 
+def test_deleting_versions_by_hand_brings_nothing_back(new: Any) -> None:
+    registry = new()
+    for values in (GOOD, BETTER, BEST):
+        registry.add(values)
+        assert registry.promote().outcome == "promoted"
+    assert registry.rollback().version == 2
+    registry.client.delete_model_version(registry.model, "2")  # the champion
+    registry.add(answers(0.3))
+    assert registry.promote().outcome == "refused", "by the champion before it"
+    assert registry.aliases() == {"champion": 1, "challenger": 4}
+    assert registry.ledger.state(registry.model).withdrawn == {3}
+    registry.client.delete_registered_model_alias(registry.model, "champion")  # somebody wants none
+    registry.client.delete_model_version(registry.model, "4")
+    registry.client.set_registered_model_alias(registry.model, "challenger", "3")
+    assert "was rolled back" in registry.promote().reasons[0]
+    assert registry.ledger.state(registry.model).champion is None
+
+
 def process(registry: ToyRegistry, version: int, kill: str = "", ledger: str = "") -> subprocess.Popen[str]:
     """A promotion in a process of its own, that connects and then waits for a line."""
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]

@@ -41,13 +41,19 @@ def answers(share: float, seed: int = 0) -> list[float]:
 
 
 def toy_items(
-    values: Sequence[float], *, test: str = "t1", metric: str = "accuracy", note: str = "", split: str = "test"
+    values: Sequence[float],
+    *,
+    test: str = "t1",
+    metric: str = "accuracy",
+    note: str = "",
+    split: str = "test",
+    dataset: str = "toy",
 ) -> ItemScores:
     """Five questions an image; the last of each asks "how many"."""
     names = [f"toy/{i // QUESTIONS}/q{i % QUESTIONS}" for i in range(len(values))]
     score = mean_score(metric, values, [name.rpartition("/")[0] for name in names], note, items=names)
     kinds = {n: [f"question_type={'how many' if n.endswith(f'q{QUESTIONS - 1}') else 'what'}"] for n in names}
-    found = item_scores(score, dataset="toy", split=split, test=test, slices=kinds)
+    found = item_scores(score, dataset=dataset, split=split, test=test, slices=kinds)
     assert found is not None
     return found
 

@@ -56,12 +56,23 @@ def versions_to_compare(client: MlflowClient, name: str, runs: Iterable[str]) ->
     return sorted(found.values(), key=lambda v: int(v.version) != first)
 
 
+def evaluations(client: MlflowClient, versions: Sequence[ModelVersion]) -> list[list[ItemScores] | str]:
+    """Of each version its latest scores per item, or why there are none."""
+    return [_read(client, version) for version in versions]
+
+
 def compared(
-    client: MlflowClient, versions: Sequence[ModelVersion], by: Yardstick, direction: str, withdrawn: Iterable[int]
+    versions: Sequence[ModelVersion],
+    read: Sequence[list[ItemScores] | str],
+    by: Yardstick,
+    direction: str,
+    withdrawn: Iterable[int],
 ) -> tuple[list[Candidate], Yardstick]:
     """The versions as candidates, those with a value first and the best of them in front (equals stay in order); and
-    the yardstick on the datasets that they share."""
-    read = [_read(client, version) for version in versions]
+    the yardstick on the datasets that they share.
+
+    read: see `evaluations`.
+    """
     by = narrowed(by, [found for found in read if not isinstance(found, str)])
     reference: Measured | None = None
     candidates = []

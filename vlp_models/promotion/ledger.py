@@ -297,7 +297,7 @@ def replay(entries: list[Entry]) -> dict[str, State]:
             case "adopted":
                 state.moved = entry.get("seq", 0)
                 state.champions = list(entry["champions"])
-                if not state.champions or entry.get("renumbered"):  # a registry begun anew numbers its versions anew
+                if entry.get("renumbered", not state.champions):  # a registry begun anew numbers its versions anew
                     state.withdrawn.clear()
                     state.contents.clear()
                 state.contents |= {int(version): c for version, c in entry.get("contents", {}).items() if c}

@@ -162,9 +162,13 @@ def _adopt(
         # The champion may be there by another number.
         found = max((number for number, tags in registry if tags.get("content") == content), default=None)
     moved = any(n in known and known[n].get("content") != c for n, c in state.contents.items())
-    renumbered = moved or (anew and bool(state.champions))
-    if found is None:
-        champions: list[int] = []
+    renumbered = moved or (anew and bool(state.champions or state.withdrawn))
+    champions: list[int]
+    if found is None and state.champion not in known and not renumbered:
+        champions = [version for version in state.champions if version in known]  # it was deleted: the one before it
+        found = champions[-1] if champions else None
+    elif found is None:
+        champions = []
     elif renumbered or not state.champions:
         before = _alias(client, model, PREVIOUS)
         champions = [*([before] if before not in (None, found) else []), found]  # type: ignore[list-item]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlp_models.errors import DataError
 from vlp_models.params.promotion import PromotionParams
 from vlp_models.promotion.budget import Spending, runs_of, spending
-from vlp_models.promotion.candidates import Candidate, compared, maker, versions_to_compare
+from vlp_models.promotion.candidates import Candidate, compared, evaluations, maker, versions_to_compare
 from vlp_models.promotion.decision import Decision, Outcome
 from vlp_models.promotion.gate import Answer, Yardstick
 from vlp_models.promotion.judge import Bench, check_readable, judge, version_of
@@ -212,12 +212,14 @@ def _asked_for(
             raise DataError(f"{model}: no challenger to promote; `dvc repro register` makes one")
         return _Asked(version=None, yardstick=yardstick, why_not="there is no challenger")
     # The best of several by the test itself would be judged on the noise that made it the best.
+    read = evaluations(client, versions)
+    found, yardstick = compared(versions, read, yardstick, direction, state.withdrawn)  # on what they have in common
     on = dataclasses.replace(yardstick, split=choose_on)
-    found, shared = compared(client, versions, on, direction, state.withdrawn)
-    if any(c.value is None and c.version not in state.withdrawn for c in found):
+    chosen, _ = compared(versions, read, on, direction, state.withdrawn)
+    if any(c.value is None and c.version not in state.withdrawn for c in chosen):
         on = yardstick
-        found, shared = compared(client, versions, yardstick, direction, state.withdrawn)
-    yardstick = dataclasses.replace(yardstick, datasets=shared.datasets)  # that they have in common
+    else:
+        found = chosen
     open_to_all = [candidate for candidate in found if candidate.version not in state.withdrawn]
     if not open_to_all:
         number = found[0].version
