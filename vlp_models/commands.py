@@ -31,16 +31,19 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     Raises:
         ParamsError: what the stage depends on in params.yaml is not what it was when the stage began, so DVC would
             record a result of other params.
+        DataError: so is what `prepare` read.
     """
     import importlib
 
     from vlp_models.params import parse_params, read_yaml
+    from vlp_models.pipeline.unchanged import check_unchanged, what_is_there
     from vlp_models.workspace.guard import guarded, run_by_dvc
     from vlp_models.workspace.paths import Workspace
 
     raw, workspace = read_yaml(params_file), Workspace()
     params = parse_params(raw, params_file)
     with guarded(workspace, f"{name}@{key}" if key else name):
+        before = what_is_there(params, workspace, name, key)
         if name in ON_CLUSTER and params.cluster.address:
             # A process: what is under the flows does not import them.
             command = [sys.executable, "-m", "flows.cluster", name, "--params", params_file]
@@ -50,6 +53,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
         else:
             importlib.import_module(f"vlp_models.stages.{name}").run(params, workspace, key)
         if run_by_dvc():
+            check_unchanged(before, what_is_there(params, workspace, name, key), name, key)
             _check_unchanged(raw, params_file, workspace, name, key)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from vlp_models.commands import run_stage
-from vlp_models.errors import ParamsError
+from vlp_models.errors import DataError, ParamsError
 from vlp_models.pipeline.recorded import note, take_back
-from vlp_models.stages import tokenizer
+from vlp_models.stages import prepare, tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +46,31 @@ def test_a_stage_fails_if_its_params_were_edited_while_it_ran(
     else:
         run_stage("tokenizer", "", "params.yaml")
     assert ran
+
+
+@pytest.mark.parametrize("what", ["data/withdrawn.jsonl", "data/raw/scenes/batch-2/pairs.csv", ""])
+def test_prepare_fails_if_what_it_reads_came_while_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A picture withdrawn meanwhile would be in the data for good, and a batch never learnt."""
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "data" / "raw" / "scenes" / "batch-1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_STAGE", "prepare@scenes")
+
+    def comes(*_: Any) -> None:
+        Path("data/raw/scenes/.partial").mkdir()
+        if what:
+            Path(what).parent.mkdir(exist_ok=True)
+            Path(what).write_text("{}")
+
+    monkeypatch.setattr(prepare, "run", comes)
+    if what:
+        with pytest.raises(DataError, match=r"was changed while prepare scenes ran, .*Run the same command again"):
+            run_stage("prepare", "scenes", "params.yaml")
+    else:
+        run_stage("prepare", "scenes", "params.yaml")
 
 
 LOCK = """schema: '2.0'
