@@ -26,8 +26,9 @@ from photos import photo
 from PIL import Image, ImageOps
 
 from vlp_models.data.tables import read_table
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ParamsError
 from vlp_models.incoming import ingest
+from vlp_models.params import IncomingParams
 from vlp_models.stages import prepare, validate
 from vlp_models.workspace.paths import Workspace, hash_path
 
@@ -233,6 +234,37 @@ def test_too_many_bad_pairs_refuse_the_drop_and_no_other(tmp_path: Path) -> None
     assert {row["caption"] for row in held(workspace)} == {f"picture number {seed}" for seed in range(2, 5)}
     assert (workspace.root / "data" / "incoming" / "a-bad").exists()
     assert json.loads((workspace.reports / "incoming.json").read_text())["new"] == 3
+
+
+def test_what_is_taken_out_can_be_put_back(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    incoming = workspace.root / "data" / "incoming"
+    simple_drop(workspace, "monday", range(1, 4))
+    assert take(workspace) == (3, 0, 0, 0)
+    (batch,) = (path.parent for path in (workspace.root / "data" / "accepted").glob("*/manifest.json"))
+    (batch / "manifest.json").unlink()  # a removal that is cut off
+    (incoming / "done" / "monday").rename(incoming / "monday")
+    with pytest.raises(DataError, match=rf"{batch.name}: a folder without manifest\.json, .*delete it"):
+        ingest.run(params_of(workspace), workspace)
+    assert (incoming / "monday").exists() and not list(workspace.root.glob("data/.accepted.partial-*"))
+    shutil.rmtree(batch)
+    assert take(workspace) == (3, 0, 0, 0) and len(held(workspace)) == 3
+
+
+def test_a_long_name_stops_no_other_drop(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    for number, name in enumerate(("\u82b1" * 84, "\u82b2" * 85, "other")):  # 252 and 255 bytes
+        simple_drop(workspace, name, range(2 * number, 2 * number + 2))
+    assert take(workspace) == (6, 0, 0, 0)
+    assert len(list((workspace.reports / "incoming").glob("*.jsonl"))) == 3
+
+
+@pytest.mark.parametrize("dataset", ["", ".", "../elsewhere", "/elsewhere"])
+def test_batches_lie_in_a_folder_that_dvc_can_version(dataset: str) -> None:
+    with pytest.raises(ParamsError, match=r"`incoming\.dataset"):
+        IncomingParams(dataset=dataset)
+    if len(dataset) > 1:
+        assert IncomingParams(dataset=dataset, track=False)
 
 
 def test_without_the_evaluation_data_nothing_is_taken(tmp_path: Path) -> None:

@@ -70,15 +70,20 @@ class Drop:
                 yield from _walk(str(entry))
 
 
-def find_drops(folder: Path, owned: list[Path]) -> tuple[list[Drop], list[str]]:
-    """The drops in `folder` and the folders `owned` by DVC, by name; and a line on each thing that is none.
+def find_drops(folder: Path | None, owned: list[Path]) -> tuple[list[Drop], list[str]]:
+    """The drops in `folder` (None: there is none) and the folders `owned` by DVC, by name; and a line on each thing
+    that is no drop.
 
     A drop is a sub-folder with one listing at its top, or a listing in `folder` itself with the images it names.
     """
     drops, notes = [], []
-    entries = [path for path in sorted(folder.iterdir()) if not _ignored(path)] if folder.is_dir() else []
+    entries = (
+        [path for path in sorted(folder.iterdir()) if not _ignored(path)]
+        if folder is not None and folder.is_dir()
+        else []
+    )
     loose = [path for path in entries if path.suffix.lower() in LISTINGS and path.is_file() and not path.is_symlink()]
-    drops += [Drop(printable(path.name), folder, path, loose=True) for path in loose]
+    drops += [Drop(printable(path.name), path.parent, path, loose=True) for path in loose]
     folders = [path for path in entries if path.is_dir() or path.is_symlink()]
     for path in dict.fromkeys([*folders, *owned]):
         if path.is_symlink():
@@ -86,7 +91,7 @@ def find_drops(folder: Path, owned: list[Path]) -> tuple[list[Drop], list[str]]:
             continue
         found = _listings(path)
         if len(found) == 1:
-            tracked = path in owned or path.with_name(f"{path.name}.dvc").exists()
+            tracked = path in owned or os.path.exists(f"{path}.dvc")  # noqa: PTH110 - Path raises for a name too long
             drops.append(Drop(printable(path.name), path, found[0], owned=tracked))
         elif found:
             notes.append(f"{path}: {len(found)} listings ({', '.join(p.name for p in found[:3])}); a drop has one")

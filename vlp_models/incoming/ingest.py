@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.incoming.index import MANIFEST
 from vlp_models.params import IncomingParams, Params
 from vlp_models.workspace.paths import Workspace, measured, write_json
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vlp_models.incoming.drops import Drop
     from vlp_models.incoming.index import HashIndex
 
+MOST_BYTES = 200  # of a report's name
 COUNTS = ("new", "duplicates", "leaks", "withdrawn", "bad")
 
 
@@ -48,8 +50,8 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
     p = params.incoming
     _check(p)
     report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "drops": [], "notes": []}
-    if not p.drop:
-        print("ingest: incoming.drop is empty, so nothing is taken in (docs/new-data.md)")
+    if not p.drop and not p.fetch:
+        print("ingest: incoming.drop and incoming.fetch are empty, so nothing is taken in (docs/new-data.md)")
         return _finish(report, workspace, p, check)
     dataset = workspace.root / p.dataset
     with _only_one(workspace):
@@ -59,7 +61,7 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
                 shutil.rmtree(path, ignore_errors=True)
             if p.track:
                 track(workspace.root, dataset)  # what a killed run left untracked
-        drops, report["notes"] = find_drops(workspace.root / p.drop, owned)
+        drops, report["notes"] = find_drops(workspace.root / p.drop if p.drop else None, owned)
         refused: list[str] = []
         if drops:
             refused = _take(drops, params, workspace, report, check)
@@ -154,7 +156,8 @@ def _take_one(
             index.sync_batches(dataset)
             if p.track:
                 track(workspace.root, dataset)
-    index.remember(snapshot)
+    if not entry["batch"]:  # else it is known by its batch, as long as that is there
+        index.remember(snapshot)
     notes += _move_away(drop, workspace.root / p.drop)
     return ""
 
@@ -196,7 +199,7 @@ def _judge(
         staging.hash_images(job, processes(p))
         decide(staging, index, p.radius, near, read_withdrawn(workspace.withdrawn, near))
         entry |= staging.counts()
-        listed = workspace.reports / "incoming" / f"{drop.name}.jsonl"
+        listed = workspace.reports / "incoming" / f"{_short(drop.name)}.jsonl"
         listed.parent.mkdir(parents=True, exist_ok=True)
         batches.write_quarantine(listed, staging)
         if entry["bad"] > p.max_bad_fraction * entry["rows"] or not entry["rows"]:
@@ -209,11 +212,28 @@ def _judge(
 
 
 def publish(partial: Path, batch: Path) -> None:
-    """The moment a batch counts. What it holds is on the disk before its name is."""
+    """The moment a batch counts. What it holds is on the disk before its name is.
+
+    Raises:
+        DataError: a folder of its name is there, and no batch.
+    """
     os.sync()
     batch.parent.mkdir(parents=True, exist_ok=True)
-    if not batch.exists():  # the same pairs under the same name
+    if not batch.exists():
         partial.rename(batch)
+    elif not (batch / MANIFEST).exists():  # else the same pairs under the same name
+        raise DataError(
+            f"{batch}: a folder without {MANIFEST}, as a removal leaves that was cut off; delete it and run `vlp "
+            "ingest` again. The drop is where it was"
+        )
+
+
+def _short(name: str) -> str:
+    """A file's name is at most 255 bytes long, and a folder's may be so, too."""
+    if len(name.encode()) <= MOST_BYTES:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{name.encode()[:MOST_BYTES].decode(errors='ignore')}-{digest}"
 
 
 def dataset_name(params: Params) -> str:

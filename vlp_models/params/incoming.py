@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Annotated
 
 from pydantic import Field
 
+from vlp_models.errors import ParamsError
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, Share
 
 
@@ -23,6 +25,16 @@ class IncomingParams:
     max_bad_fraction: Share = 0.05  # of a drop's pairs; above it the drop stays where it is
     processes: NonNegativeInt = 0  # 0: one per CPU
     track: bool = True  # `dvc add` each batch
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.dataset)
+        if path == PurePosixPath():
+            raise ParamsError("params.yaml: `incoming.dataset`: name a folder of its own, such as data/accepted")
+        if self.track and (path.is_absolute() or ".." in path.parts):
+            raise ParamsError(
+                f"params.yaml: `incoming.dataset: {self.dataset}` lies outside the project, where DVC can't "
+                "version it; choose a folder inside, or set `incoming.track: false`"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
