@@ -20,7 +20,7 @@ from vlp_models.params import TrackingParams
 from vlp_models.tracking import logger
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.logger import MLflowRun
-from vlp_models.tracking.spool import replay, tracked, waiting
+from vlp_models.tracking.spool import replay, spool, tracked, waiting
 from vlp_models.training.log import LOG
 
 
@@ -156,3 +156,16 @@ def test_a_database_that_can_not_be_opened_is_told_at_once(tmp_path: Path, monke
     with pytest.raises(TrackingError, match="unable to open database file"):
         connect(params, tmp_path)
     assert time.monotonic() - began < 60, "MLflow alone takes 200 s"
+
+
+@pytest.mark.parametrize("left", ["", "{}", "[]", '{"state": 1}'])
+def test_a_record_that_a_power_cut_emptied_holds_nobody_up(
+    tmp_path: Path, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = TrackingParams(uri="sqlite:///mlflow.db", artifacts="a", experiment="toy", model_prefix="toy", metric={})
+    place = spool(tmp_path) / "20260101-own"
+    place.mkdir(parents=True)
+    (place / "run.json").write_text(left)
+    assert replay(params, tmp_path) == 0 and replay(params, tmp_path) == 0
+    assert "its numbers can't be sent; now in" in capsys.readouterr().err
+    assert (place.with_name(".damaged-20260101-own") / "run.json").read_text() == left

@@ -77,9 +77,15 @@ def replay(params: TrackingParams, root: Path) -> int:
         with exclusive(root / ".work" / "mlflow.lock", "sending of metrics"):
             for path in waiting(root):
                 place = path.parent
-                record = json.loads(path.read_text(encoding="utf-8"))
-                run = MLflowRun.from_record(params, root, place, record)
-                if record["state"]["uri"] != run.uri:
+                try:
+                    record = json.loads(path.read_text(encoding="utf-8"))
+                    run = MLflowRun.from_record(params, root, place, record)
+                    there = record["state"]["uri"]
+                except (ValueError, KeyError, TypeError, AttributeError) as error:  # after a power cut
+                    aside = place.rename(place.with_name(f".damaged-{place.name}"))
+                    print(f"{path}: damaged ({error!r}), so its numbers can't be sent; now in {aside}", file=sys.stderr)
+                    continue
+                if there != run.uri:
                     continue
                 if not run.close(place / LOG, "FINISHED", record["ended"]):
                     break

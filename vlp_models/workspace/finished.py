@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vlp_models.errors import DataError
 from vlp_models.preflight import lock_entry
 from vlp_models.workspace.guard import run_by_dvc
 from vlp_models.workspace.paths import Workspace, hash_path, output_directory, read_json, write_json, write_text
@@ -48,10 +49,15 @@ def restore(workspace: Workspace, work: Path, stage: str) -> bool:
     """Puts the kept result back, if DVC has not recorded it since; True if there is nothing left to do."""
     if not run_by_dvc() or not (work / RECORD).exists():
         return False
-    record = read_json(work / RECORD)
-    kept = {name: work / FINISHED / name for name in record["files"]}
-    whole = all(path.exists() and hash_path(path) == record["files"][name] for name, path in kept.items())
-    if not whole or record["recorded"] != _recorded(workspace, stage):
+    try:
+        record = read_json(work / RECORD)
+        files, recorded = dict(record["files"]), record["recorded"]
+    except (DataError, KeyError, TypeError, ValueError):  # after a power cut
+        drop(work)
+        return False
+    kept = {name: work / FINISHED / name for name in files}
+    whole = all(path.exists() and hash_path(path) == files[name] for name, path in kept.items())
+    if not whole or recorded != _recorded(workspace, stage):
         drop(work)  # damaged, or this run is another one: forced, or after a change of the code
         return False
     for name, path in kept.items():
