@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from vlp_models.forgetting.saw import DETECTOR, TOKENIZER, Checkpoints, Verdict,
 from vlp_models.params import Params
 from vlp_models.tasks.caption_memory import CAPTIONS
 from vlp_models.tracking.evaluations import read_lineage
-from vlp_models.tracking.held import model_called
+from vlp_models.tracking.held import GONE, model_called
 from vlp_models.tracking.registry import model_name
 from vlp_models.workspace.contents import learned_from
 from vlp_models.workspace.paths import SEARCH, Workspace, hash_path
@@ -84,8 +84,8 @@ def registered(
         else:
             record = records.get((version.name, int(version.version)))
             verdict = _by_lineage(name, version, record, checkpoints, data)
-        if verdict.state in ("never", "unknown") and looks_up(version, asked):
-            verdict = Verdict(name=name, state="saw", how="it looks up the picture's captions")
+        if verdict.state in ("never", "unknown"):
+            verdict = _with_captions(verdict, version, asked)
         found.append(
             Registered(
                 model=version.name,
@@ -145,9 +145,26 @@ def _by_lineage(
         return Verdict(name=name, state="unknown", how=f"can't be told: {line}")
 
 
+def _with_captions(verdict: Verdict, version: ModelVersion, asked: Collection[str]) -> Verdict:
+    """The verdict, unless the version holds what one of the pictures is called, or can't be asked."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if looks_up(version, asked):
+            return replace(verdict, state="saw", how="it looks up the picture's captions", sight=None)
+    except (MlflowException, OSError) as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        return replace(verdict, state="unknown", how=f"whether it looks up captions can't be told: {line}")
+    return verdict
+
+
 def looks_up(version: ModelVersion, images: Collection[str]) -> bool:
     """Whether a captioner's version holds what one of the pictures is called: it holds all that it may learn from, also
-    what a short training did not come to."""
+    what a short training did not come to.
+
+    Raises:
+        MlflowException, OSError: the store does not answer, which says nothing of what it holds.
+    """
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
@@ -155,7 +172,11 @@ def looks_up(version: ModelVersion, images: Collection[str]) -> bool:
     with tempfile.TemporaryDirectory() as temporary:
         try:
             file = mlflow.artifacts.download_artifacts(f"{uri}/{CAPTIONS}", dst_path=temporary)
-        except (MlflowException, OSError):
+        except MlflowException as error:
+            if error.error_code not in GONE:
+                raise
+            return False
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return any(image_id in images for image_id, _ in json.loads(Path(file).read_text(encoding="utf-8")))
 
