@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import requests
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from toy_registry import IMAGES, QUESTIONS, ToyRegistry, answers, toy_items
 
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, TrackingError
 from vlp_models.promotion.ledger import LedgerError
 from vlp_models.promotion.moves import _set_alias
 
@@ -305,6 +308,23 @@ def test_a_champion_set_past_the_ledger_is_taken_over(new: Any, capsys: pytest.C
     assert registry.kinds() == ["adopted", "done", "adopted", "done"]
     assert registry.aliases() == {"champion": 3, "previous": 1}
     assert registry.rollback().version == 1
+
+
+@pytest.mark.parametrize("asked", ["judge.bundle_of", "judge.latest_evaluation", "candidates.latest_evaluation"])
+def test_a_store_that_does_not_answer_is_no_refusal(new: Any, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    registry = new()
+    registry.add(GOOD)
+    for error in (requests.ConnectionError("refused"), TimeoutError(), MlflowException("", error_code=INTERNAL_ERROR)):
+
+        def away(*_: Any, error: Exception = error) -> Any:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f"vlp_models.promotion.{asked}", away)
+            with pytest.raises((TrackingError, MlflowException)):
+                registry.promote()
+        assert registry.kinds() == []
+    assert registry.promote().outcome == "promoted"
 
 
 def test_deleting_versions_by_hand_brings_nothing_back(new: Any) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import DataError, VLPError
+from vlp_models.errors import DataError, TrackingError, VLPError
 from vlp_models.metrics.items import ItemScores
 from vlp_models.params.promotion import PromotionParams
 from vlp_models.promotion.cohort import runs_beside
@@ -33,6 +33,7 @@ from vlp_models.tracking.evaluations import (
     read_lineage,
     run_of,
 )
+from vlp_models.tracking.held import check_answered
 from vlp_models.tracking.registry import COHORT, bundle_of
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def judge(
     bench: Bench,
     error: Callable[[str, tuple[int, int]], float] | None = None,
 ) -> Verdict:
-    """The gate's verdict on version `number`; of what can't be read or measured it can't tell.
+    """The gate's verdict on version `number`; of what can't be read or measured it can't tell. A store that does not
+    answer is no verdict: TrackingError.
 
     Args:
         error: of a test, and the runs of either design: the chance of error that this decision may take; default: the
@@ -78,7 +80,10 @@ def judge(
         check_readable(version, bench.content_of)
         scores = latest_evaluation(client, version)
         lineage = read_lineage(client, version)
+    except TrackingError:
+        raise
     except (VLPError, OSError) as reason:
+        check_answered(reason, f"version {number}")
         return Verdict(reasons=[f"unreadable version: {reason}"], told=False)
     challenger = measured(scores, yardstick) if scores else "missing metric: no scores per item are stored"
     if isinstance(challenger, str):
@@ -97,7 +102,10 @@ def judge(
                 allowed = None if error is None else error(challenger.test, (1 + len(ours), 1 + len(theirs)))
                 gained = against(challenger, other, rule, params, error=allowed, beside=(ours, theirs))
             gained.numbers["champion_reevaluated"] = fresh
+        except TrackingError:
+            raise
         except (VLPError, OSError, NotComparable) as reason:
+            check_answered(reason, f"champion, version {champion}")
             said = f"champion, version {champion}, can't be compared with: {reason}"
             gained = Verdict(reasons=[said], told=False)
         verdict.join(gained)
@@ -146,6 +154,7 @@ def _champion_on(
         except VLPError:
             raise
         except Exception as error:  # whatever it is: a refusal on record says more than a traceback in the night
+            check_answered(error, f"champion, version {number}")
             raise DataError(f"its evaluation failed: {type(error).__name__}: {error}") from error
         found = _comparable(read_items(directory / ITEMS), yardstick, challenger)
         log_evaluation(client, run_of(version), directory)
@@ -164,6 +173,7 @@ def check_readable(version: ModelVersion, content_of: Callable[[Path], str]) -> 
     """
     Raises:
         DataError: its bundle is gone, or is not what was registered.
+        TrackingError: the store does not answer.
     """
     from mlflow.exceptions import MlflowException
 
@@ -172,6 +182,7 @@ def check_readable(version: ModelVersion, content_of: Callable[[Path], str]) -> 
     try:
         content = content_of(bundle_of(version))
     except (MlflowException, OSError) as error:
+        check_answered(error, f"version {version.version}")
         raise DataError(f"version {version.version}: its files can't be had ({str(error).splitlines()[0]})") from None
     if content != version.tags.get("content"):
         raise DataError(f"version {version.version}: its files are not those that were registered")

@@ -7,11 +7,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vlp_models.errors import TrackingError
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")
+
+
+def check_answered(error: Exception, what: str) -> None:
+    """
+    Args:
+        what: was asked for.
+
+    Raises:
+        TrackingError: `error` says nothing of what a store holds: it did not answer.
+    """
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    away = isinstance(error, (ConnectionError, TimeoutError, requests.RequestException))
+    if away or (isinstance(error, MlflowException) and error.error_code not in GONE):
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise TrackingError(f"{what}: the store does not answer ({line}); nothing was decided, ask again") from None
 
 
 def holds(client: MlflowClient, name: str, number: int, content: str) -> bool:
