@@ -20,6 +20,7 @@ from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from toy_registry import IMAGES, QUESTIONS, ToyRegistry, answers, toy_items
 
 from vlp_models.errors import DataError, TrackingError
+from vlp_models.promotion import moves
 from vlp_models.promotion.ledger import LedgerError
 from vlp_models.promotion.moves import _set_alias
 
@@ -325,6 +326,33 @@ def test_a_store_that_does_not_answer_is_no_refusal(new: Any, monkeypatch: pytes
                 registry.promote()
         assert registry.kinds() == []
     assert registry.promote().outcome == "promoted"
+
+
+@pytest.mark.parametrize("at", ["_set_alias", "_set_previous", "mirror"])
+def test_a_rollback_that_is_cut_off_and_asked_for_again_is_one(
+    new: Any, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    registry = new()
+    for values in (GOOD, BETTER, BEST):
+        registry.add(values)
+        assert registry.promote().outcome == "promoted"
+    whole, calls = getattr(moves, at), []
+
+    def cut(*arguments: Any) -> None:
+        calls.append(at)
+        if len(calls) > 1:  # the first is `put_in_order`'s, before the line
+            raise requests.ConnectionError("refused")
+        whole(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moves, at, cut)
+        with pytest.raises(requests.ConnectionError):
+            registry.rollback()
+    assert registry.kinds()[3:] == ["done"], "it is on record"
+    again = registry.rollback()
+    assert (again.outcome, again.version, again.champion) == ("rolled back", 2, 3)
+    assert registry.aliases()["champion"] == 2 and len(registry.kinds()) == 4
+    assert registry.rollback().version == 1
 
 
 def test_deleting_versions_by_hand_brings_nothing_back(new: Any) -> None:

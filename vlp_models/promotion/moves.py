@@ -105,6 +105,15 @@ def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str,
     return state
 
 
+def unfinished(client: MlflowClient, ledger: Ledger, model: str) -> Entry | None:
+    """The last move of a model's aliases, if its ledger has it and MLflow's tags do not: it was cut off."""
+    hashes = ledger.hashes()
+    last = next((e for e in reversed(ledger.entries()) if e["model"] == model and e["kind"] == "done"), None)
+    head = _head(client, model)
+    seen = head["seq"] if head is not None and hashes and head["ledger"] == hashes[0] else 0
+    return last if last is not None and last["seq"] > seen else None
+
+
 def _end_intent(client: MlflowClient, ledger: Ledger, intent: Entry, model: str, by: str) -> State:
     """Of ledgers from before one line decided: an intent whose alias has moved is completed, another one undone."""
     kept = {"action", "task", "model", "version", "from", "run", "run_model", "from_run", "from_run_model"}

@@ -30,7 +30,7 @@ from vlp_models.promotion.gate import Answer, Yardstick
 from vlp_models.promotion.judge import Bench, check_readable, judge, version_of
 from vlp_models.promotion.ledger import Ledger, Overtaken, State
 from vlp_models.promotion.log import RegistryLog
-from vlp_models.promotion.moves import put_in_order, record_decision, withdraw_versions
+from vlp_models.promotion.moves import put_in_order, record_decision, unfinished, withdraw_versions
 from vlp_models.redaction import redacted
 
 if TYPE_CHECKING:
@@ -152,14 +152,19 @@ def _promote(
 def rollback(
     client: MlflowClient, ledger: Ledger, *, task: str, model: str, content_of: Callable[[Path], str], by: str
 ) -> Decision:
-    """Gives the place back to the champion before; who held it is promoted again only if asked for by its number.
+    """Gives the place back to the champion before; who held it is promoted again only if asked for by its number. A
+    rollback that was cut off is ended, and no other one made: whoever tries again means that one.
 
     Raises:
         LedgerError: the ledger was changed.
         DataError: there is no champion before, or it is not registered any more, or damaged.
     """
     with ledger.locked(_log(client, ledger)):
+        begun = unfinished(client, ledger, model)
         state = put_in_order(client, ledger, task=task, model=model, by=by)
+        if begun is not None and begun["action"] == "rollback" and begun["version"] == state.champion:
+            print(f"{model}: the rollback that was cut off is ended; for another one ask again", file=sys.stderr)
+            return Decision(**begun["decision"])
         if state.previous is None:
             now = f"version {state.champion} is its first" if state.champion else "it has none"
             raise DataError(f"{model}: no earlier champion to go back to; {now} (`vlp history {task}`)")
