@@ -1,11 +1,15 @@
-"""Fixtures of the page's tests: page_project.py says what they are. Other tests here have `params` of their own."""
+"""Fixtures of the page's tests (page_project.py says what they are; other tests here have `params` of their own) and of
+the gate's."""
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_project import make_params, make_project
+from toy_registry import ToyRegistry
 
 from vlp_models.data.tables import read_table
 from vlp_models.params import Params
@@ -31,3 +35,16 @@ def here(page_project: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 @pytest.fixture
 def photo(here: Workspace) -> Path:
     return here.root / read_table("images", here.validated)["path"][0].as_py()
+
+
+@pytest.fixture(scope="module")
+def registry_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("registry")
+
+
+@pytest.fixture
+def new(registry_root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a registry of a model of its own (one database serves a file's tests: its migrations take seconds)."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # which MLflow sets, and which is put back
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    return lambda **gate: ToyRegistry(registry_root, f"toy-{uuid.uuid4().hex[:8]}", **gate)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from toy_registry import ToyRegistry, answers, toy_items
+from toy_registry import answers, toy_items
 
 from vlp_models.errors import DataError
 from vlp_models.params import PromotionParams
@@ -17,22 +15,6 @@ from vlp_models.promotion.budget import WORN, Spending, spending
 
 WEAK, GOOD, BETTER, BEST = answers(0.3), answers(0.5), answers(0.7), answers(0.9)
 RUNS = ("regions", "pixels", "other")
-
-
-@pytest.fixture(autouse=True)
-def no_tracking_uri_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("registry")
-
-
-@pytest.fixture
-def new(root: Path) -> Any:
-    return lambda **gate: ToyRegistry(root, f"toy-{uuid.uuid4().hex[:8]}", **gate)
 
 
 def percent(values: list[float]) -> float:

@@ -7,42 +7,20 @@ import os
 import subprocess
 import sys
 import threading
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import requests
-from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from toy_registry import IMAGES, QUESTIONS, ToyRegistry, answers, toy_items
 
-from vlp_models.errors import DataError, TrackingError
-from vlp_models.promotion import moves
+from vlp_models.errors import DataError
 from vlp_models.promotion.ledger import LedgerError
 from vlp_models.promotion.moves import _set_alias
 
 HERE = Path(__file__).parent
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
-
-
-@pytest.fixture(autouse=True)
-def no_tracking_uri_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("registry")
-
-
-@pytest.fixture
-def new(root: Path) -> Any:
-    """A registry of a model of its own (one database serves all tests: its migrations take seconds)."""
-    return lambda **gate: ToyRegistry(root, f"toy-{uuid.uuid4().hex[:8]}", **gate)
 
 
 def test_better_wins_and_worse_and_equal_are_refused_with_their_numbers(new: Any) -> None:
@@ -309,68 +287,6 @@ def test_a_champion_set_past_the_ledger_is_taken_over(new: Any, capsys: pytest.C
     assert registry.kinds() == ["adopted", "done", "adopted", "done"]
     assert registry.aliases() == {"champion": 3, "previous": 1}
     assert registry.rollback().version == 1
-
-
-@pytest.mark.parametrize("asked", ["judge.bundle_of", "judge.latest_evaluation", "candidates.latest_evaluation"])
-def test_a_store_that_does_not_answer_is_no_refusal(new: Any, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
-    registry = new()
-    registry.add(GOOD)
-    for error in (requests.ConnectionError("refused"), TimeoutError(), MlflowException("", error_code=INTERNAL_ERROR)):
-
-        def away(*_: Any, error: Exception = error) -> Any:
-            raise error
-
-        with monkeypatch.context() as patch:
-            patch.setattr(f"vlp_models.promotion.{asked}", away)
-            with pytest.raises((TrackingError, MlflowException)):
-                registry.promote()
-        assert registry.kinds() == []
-    assert registry.promote().outcome == "promoted"
-
-
-@pytest.mark.parametrize("at", ["_set_alias", "_set_previous", "mirror"])
-def test_a_rollback_that_is_cut_off_and_asked_for_again_is_one(
-    new: Any, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    registry = new()
-    for values in (GOOD, BETTER, BEST):
-        registry.add(values)
-        assert registry.promote().outcome == "promoted"
-    whole, calls = getattr(moves, at), []
-
-    def cut(*arguments: Any) -> None:
-        calls.append(at)
-        if len(calls) > 1:  # the first is `put_in_order`'s, before the line
-            raise requests.ConnectionError("refused")
-        whole(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(moves, at, cut)
-        with pytest.raises(requests.ConnectionError):
-            registry.rollback()
-    assert registry.kinds()[3:] == ["done"], "it is on record"
-    again = registry.rollback()
-    assert (again.outcome, again.version, again.champion) == ("rolled back", 2, 3)
-    assert registry.aliases()["champion"] == 2 and len(registry.kinds()) == 4
-    assert registry.rollback().version == 1
-
-
-def test_deleting_versions_by_hand_brings_nothing_back(new: Any) -> None:
-    registry = new()
-    for values in (GOOD, BETTER, BEST):
-        registry.add(values)
-        assert registry.promote().outcome == "promoted"
-    assert registry.rollback().version == 2
-    registry.client.delete_model_version(registry.model, "2")  # the champion
-    registry.add(answers(0.3))
-    assert registry.promote().outcome == "refused", "by the champion before it"
-    assert registry.aliases() == {"champion": 1, "challenger": 4}
-    assert registry.ledger.state(registry.model).withdrawn == {3}
-    registry.client.delete_registered_model_alias(registry.model, "champion")  # somebody wants none
-    registry.client.delete_model_version(registry.model, "4")
-    registry.client.set_registered_model_alias(registry.model, "challenger", "3")
-    assert "was rolled back" in registry.promote().reasons[0]
-    assert registry.ledger.state(registry.model).champion is None
 
 
 def process(registry: ToyRegistry, version: int, kill: str = "", ledger: str = "") -> subprocess.Popen[str]:

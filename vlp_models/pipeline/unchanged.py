@@ -5,28 +5,33 @@ A picture withdrawn meanwhile (`vlp forget`), or a batch taken in (`vlp ingest`)
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.workspace.paths import Workspace
 
-Seen = dict[Path, tuple[int, int]]  # a file or folder -> when it changed, in ns, and its size
+Seen = dict[Path, int]  # a number that is another one when the file, or what lies directly in the folder, is
 
 
 def what_is_there(params: Params, workspace: Workspace, stage: str, key: str) -> Seen:
-    """The list of withdrawn pictures, and what lies directly in the dataset's folder; of another stage nothing."""
+    """The list of withdrawn pictures and the dataset's folder; of another stage nothing."""
     if stage != "prepare" or key not in params.data:
         return {}
-    root = workspace.root / params.data[key].root
-    entries = [path for path in root.iterdir() if not path.name.startswith(".")] if root.is_dir() else []
-    return {path: _of(path) for path in (workspace.withdrawn, *entries) if path.exists()}
+    found, root = {}, workspace.root / params.data[key].root
+    if workspace.withdrawn.exists():
+        found[workspace.withdrawn] = _of(workspace.withdrawn.stat())
+    if root.is_dir():
+        with os.scandir(root) as entries:  # of a million pictures, it may be: none of them is kept
+            found[root] = sum(hash((e.name, _of(e.stat(follow_symlinks=False)))) for e in entries if not e.name.startswith("."))
+    return found
 
 
 def check_unchanged(before: Seen, after: Seen, stage: str, key: str) -> None:
     """
     Raises:
-        DataError: names what came, went or was written.
+        DataError: names the file or folder that is not what it was.
     """
     changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     if changed:
@@ -36,6 +41,5 @@ def check_unchanged(before: Seen, after: Seen, stage: str, key: str) -> None:
         )
 
 
-def _of(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
+def _of(status: os.stat_result) -> int:
+    return hash((status.st_mtime_ns, status.st_size))

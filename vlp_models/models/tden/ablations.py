@@ -30,7 +30,6 @@ from vlp_models.models.tden.state import Told, VisualStates
 from vlp_models.objectives.ism import matched_or_not
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.ranks import number_over_ranks
-from vlp_models.objectives.token_loss import empty, trainable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +83,7 @@ class AblatedTDEN(TDEN):
             return super().matching_loss(understood_MD, words, batch, image, learners)
         numbers_G, own = number_over_ranks(batch.image_ids)
         if len(numbers_G.unique()) <= 1:  # no negative
-            return empty(understood_MD if understood_MD.requires_grad else trainable(self), "ism")
+            return self.no_matching(understood_MD)
         visual = image.last().select(batch.text.owner_N)
         matched_N, mismatched_N = (self.match(understood_MD, words, v) for v in (visual, visual.rolled()))
         differs_N = (numbers_G != numbers_G.roll(1))[own].to(understood_MD.device)

@@ -349,6 +349,9 @@ class TDEN(nn.Module):
         logits = self.object_head(take(image_KD, regions.rows_at(F.pad(masked, (1, 0)))))  # [IMG] stands in front
         return masked_object_classification(logits, class_probs[masked])
 
+    def no_matching(self, understood_MD: Tensor) -> Loss:
+        return empty(understood_MD if understood_MD.requires_grad else trainable(self), "ism")
+
     def matching_loss(
         self, understood_MD: Tensor, words: Packing, batch: Batch, image: VisualStates, learners: Tensor | None
     ) -> Loss:
@@ -359,7 +362,7 @@ class TDEN(nn.Module):
             rows_N = learners.nonzero().squeeze(1)
             image_ids = tuple(image_ids[i] for i in rows_N.tolist())
         if len(number_over_ranks(image_ids)[0].unique()) <= 1:  # and batch normalisation could not take a batch of one
-            return empty(understood_MD if understood_MD.requires_grad else trainable(self), "ism")
+            return self.no_matching(understood_MD)
         texts_NP, images_NP = self.pool_text(understood_MD, words), self.pool_image(image)
         if batch.text.owner_N is not None:
             images_NP = images_NP.index_select(0, batch.text.owner_N)
