@@ -24,7 +24,8 @@ def what_is_there(params: Params, workspace: Workspace, stage: str, key: str) ->
         found[workspace.withdrawn] = _of(workspace.withdrawn.stat())
     if root.is_dir():
         with os.scandir(root) as entries:  # of a million pictures, it may be: none of them is kept
-            found[root] = sum(hash((e.name, _of(e.stat(follow_symlinks=False)))) for e in entries if not e.name.startswith("."))
+            seen = (e for e in entries if not e.name.startswith("."))
+            found[root] = sum(hash((e.name, _of(e.stat(follow_symlinks=False)))) for e in seen)
     return found
 
 
