@@ -88,26 +88,6 @@ def trained(workspace: Workspace, settings: list[str]) -> Params:
     return params
 
 
-def served(workspace: Workspace, params: Params) -> Predictor:
-    """The bundle of the captioner, which says of test's pictures what was scored."""
-    bundle = workspace.root / "bundle"
-    write_bundle(
-        bundle,
-        checkpoint=workspace.checkpoint("finetune/tden-captioning"),
-        detector=workspace.detector,
-        features=to_plain(params.features),
-        search=workspace.evaluation("tden-captioning") / SEARCH,
-    )
-    picture = workspace.raw("pairs") / "images" / "0.png"
-    assert not_served(bundle) == "" and try_out(bundle, [picture]).problem == ""
-    rows = (workspace.evaluation("tden-captioning") / "predictions-test.jsonl").read_text().splitlines()
-    said = {row["image_id"].partition("/")[2]: row["caption"] for row in map(json.loads, rows)}
-    predictor = Predictor(bundle)
-    for name, caption in said.items():
-        assert predictor.predict([str(workspace.raw("pairs") / name)])[0]["caption"] == caption
-    return predictor
-
-
 def bundled(workspace: Workspace, params: Params, name: str) -> Path:
     checkpoint, bundle = workspace.checkpoint("finetune/tden-captioning"), workspace.root / name
     search = workspace.evaluation("tden-captioning") / SEARCH

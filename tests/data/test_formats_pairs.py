@@ -81,6 +81,14 @@ def test_between_tabs_a_quote_may_stand_anywhere(tmp_path: Path) -> None:
     assert [row["text"] for row in tables["captions"]] == said and not tables["quarantine"]
 
 
+def test_between_tabs_an_open_quote_swallows_no_other_line(tmp_path: Path) -> None:
+    written = b'image\tcaption\na.jpg\t"Sit\nb.jpg\the says, stop."\nc.jpg\t"over\ntwo lines"\n'
+    tables = read(tmp_path, written, "pairs.tsv")
+    said = {row["image_id"]: row["text"] for row in tables["captions"]}
+    assert said == {"p/a.jpg": '"Sit', "p/b.jpg": 'he says, stop."', "p/c.jpg": "over two lines"}
+    assert not tables["quarantine"]
+
+
 def test_two_ways_to_write_a_path_are_one_image(tmp_path: Path) -> None:
     tables = read(tmp_path, b"image,caption\nx/a.jpg,one of them\n./x/a.jpg,two of them\nx//b/../a.jpg,three of them\n")
     assert [row["image_id"] for row in tables["images"]] == ["p/x/a.jpg"]

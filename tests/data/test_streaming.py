@@ -177,7 +177,7 @@ def test_a_read_that_breaks_off_is_asked_for_again(
 @pytest.mark.parametrize("address", ["S3://bucket/shards", "foo://bucket/shards", "s3://", "s3://A_Bucket!/shards"])
 def test_an_address_that_can_not_be_is_not_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
-    with pytest.raises(VLPError, match=re.escape(address.rstrip("/"))):
+    with pytest.raises(VLPError, match=re.escape(address)):
         Store(address, patience=60).read("manifest.json")
 
 

@@ -250,6 +250,16 @@ def test_a_batch_of_one_is_no_error_and_no_nan(tiny, make_batch, switches):
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
+@pytest.mark.parametrize("source", ["unimodal", "cross_modal"])
+def test_a_batch_of_one_is_no_error_where_what_reads_words_is_frozen(tiny, make_batch, source):
+    model = tiny(ism_source=source)
+    for module in (model.text_embedding, model.sentence_encoder):
+        module.requires_grad_(False)
+    loss = losses(model, make_batch(1), ["ism"])["ism"].mean
+    loss.backward()
+    assert loss.item() == 0.0
+
+
 def test_unknown_objectives_are_explained(tiny, batch):
     with pytest.raises(ParamsError, match=r"can't learn \['itm'\]"):
         losses(tiny(), batch, ["mlm", "itm"])

@@ -51,6 +51,23 @@ def test_so_are_eyes() -> None:
         ({"finetune": {"tden-vqa": {"max_text_len": 61}}}, r"`finetune\.tden-vqa\.max_text_len: 61`: .* 60 tokens"),
         ({"finetune": {"tden-vqa": {"config": {"max_positions": 20}}}}, r"tden-vqa\.max_text_len: 24`: .* 20 tokens"),
         ({"evaluate": {"max_caption_len": 64}}, r"`evaluate\.max_caption_len: 64`: a tden .* 60 tokens"),
+        (
+            {"finetune": {"tden-vqa": {"config": {"max_position": 20}}}},
+            r"`finetune\.tden-vqa\.config\.max_position`; did you mean `max_positions`",
+        ),
+        (
+            {
+                "finetune": {
+                    "tden-vqa": {"config": {"max_positions": 30}},
+                    "again": {"task": "vqa", "start": "finetune/tden-vqa", "max_text_len": 31},
+                }
+            },
+            r"`finetune\.again\.max_text_len: 31`: .* 30 tokens; raise `max_positions` in `finetune\.tden-vqa\.config`",
+        ),
+        (
+            {"augment": {"own": {"start": "finetune/tden-captioning", "max_caption_len": 61}}},
+            r"`augment\.own\.max_caption_len: 61`: a tden .* 60 tokens",
+        ),
     ],
 )
 def test_so_are_texts_longer_than_a_models_places(changes: dict[str, Any], said: str) -> None:
@@ -59,6 +76,7 @@ def test_so_are_texts_longer_than_a_models_places(changes: dict[str, Any], said:
     check_runs(parse_params(raw))
     for section, sections in changes.items():
         for name, value in sections.items():
-            raw[section][name] = {**raw[section][name], **value} if isinstance(value, dict) else value
+            there = raw.setdefault(section, {}).get(name, {})
+            raw[section][name] = {**there, **value} if isinstance(value, dict) else value
     with pytest.raises(ParamsError, match=said):
         check_runs(parse_params(raw))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from drawn_workspace import make_workspace, write_objects
 from hashed import hash_beside
 from PIL import Image
 from safetensors.torch import load_file
+from soho_toys import TINY as SIZES
 from toy_world import TINY, TRAINER, KilledAt, same_weights, untimed, write_tokenizer
 
 from vlp_models.data.captions import CaptionsOfImages
@@ -37,9 +37,6 @@ from vlp_models.training.data import LoaderFactory
 from vlp_models.training.passes import make_loss
 from vlp_models.training.run import Plan, fit
 from vlp_models.workspace.paths import Workspace
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from soho_toys import TINY as SIZES
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 CONFIG: dict[str, Any] = {**SIZES, "height": 32, "width": 32, "dropout": 0.1, "augment": ["random_resized_crop"]}

@@ -382,6 +382,7 @@ def test_too_many_bad_rows_stop_and_replace_nothing(tmp_path: Path) -> None:
 
     validate.run(params_for(0.1), workspace)
     assert read_table("captions", workspace.validated).num_rows == 90, "at the limit, not above it"
+    assert not list(refused.iterdir()), "of yesterday"
 
 
 def test_no_good_image_stops_whatever_the_limit(tmp_path: Path) -> None:

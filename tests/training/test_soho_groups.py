@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from soho_toys import batch_of, build, losses
 
 from vlp_models.params import OptimizerParams

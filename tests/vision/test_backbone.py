@@ -255,6 +255,11 @@ class Malicious:
             ParamsError,
             "has no map of pictures of 224 pixels, one cell only",
         ),
+        (
+            {"model": "pit_ti_224", "weights": "pit.pth", "levels": [1]},
+            ParamsError,
+            "has no map of pictures of 224 pixels, one cell only",
+        ),
         ({"levels": [7]}, ParamsError, "has the feature maps 0 to 4"),
         ({"model": "test_vit", "weights": "vit.pth", "side": 224}, ParamsError, "takes pictures of 160 pixels"),
     ],

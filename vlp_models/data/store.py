@@ -39,7 +39,7 @@ class Store:
     _process: int = field(default=0, repr=False, compare=False)
 
     def where(self, name: str) -> str:
-        return f"{self.address.rstrip('/')}/{name}"
+        return f"{self.address}{'' if self.address.endswith('/') else '/'}{name}"
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """Bytes `begin` to `end` of a file; to its end without one.

@@ -9,6 +9,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.lookup import check_known
 from vlp_models.models.outline import inputs_of, outline
 from vlp_models.params import ModelParams, Params
+from vlp_models.params.runs import split_start
 from vlp_models.params.schema import nearest
 from vlp_models.vision.weights import check_model, whose
 from vlp_models.weight_files import is_source, library_of
@@ -73,7 +74,8 @@ def check_runs(params: Params) -> None:
                 where = f"params.yaml: `pretrain.{name}.recipe.objectives.{objective}`"
                 raise ParamsError(f"{where}: {run.model} can't learn that{nearest(objective, known)}")
         _check_datasets(f"pretrain.{name}", run.sources, params)
-        _check_length(f"pretrain.{name}.max_text_len", run.max_text_len, params.models[run.model])
+        model, where = params.models[run.model], f"models.{run.model}.config"
+        _check_length(f"pretrain.{name}.max_text_len", run.max_text_len, model, where)
     for name, finetune in params.finetune.items():
         if finetune.task not in TASKS:
             raise ParamsError(f"params.yaml: `finetune.{name}.task: {finetune.task}`{nearest(finetune.task, TASKS)}")
@@ -93,16 +95,29 @@ def check_runs(params: Params) -> None:
         tried = outline(params.models[of], f"models.{of}.config")
         check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)
         check_texts_per_image(f"finetune.{name}", task, tried, options, finetune.texts_per_image)
-        made = replace(params.models[of], config={**params.models[of].config, **finetune.config})
-        _check_length(f"finetune.{name}.max_text_len", finetune.max_text_len, made)
+        model, where = _fine_tuned(name, params)
+        _check_length(f"finetune.{name}.max_text_len", finetune.max_text_len, model, where)
         if finetune.task == "captioning":
-            _check_length("evaluate.max_caption_len", params.evaluate.max_caption_len, made, told=True)
+            _check_length("evaluate.max_caption_len", params.evaluate.max_caption_len, model, where, told=True)
         _check_datasets(f"finetune.{name}", (*finetune.sources, *finetune.evaluate_on), params)
+    for name, augment in params.augment.items():
+        model, where = _fine_tuned(split_start(augment.start)[1], params)
+        _check_length(f"augment.{name}.max_caption_len", augment.max_caption_len, model, where, told=True)
 
 
-def _check_length(where: str, asked: int, model: ModelParams, *, told: bool = False) -> None:
-    """Else the first text that is long enough ends the run, hours in. told: a caption that the model writes."""
-    config = getattr(outline(model), "config", None)
+def _fine_tuned(run: str, params: Params) -> tuple[ModelParams, str]:
+    """A fine-tuning's model with the configs of all runs that it starts from; the place of the last that says one."""
+    kind, before = split_start(params.finetune[run].start)
+    name = params.model_of(run)
+    model, where = _fine_tuned(before, params) if kind == "finetune" else (params.models[name], f"models.{name}.config")
+    own = params.finetune[run].config
+    return replace(model, config={**model.config, **own}), f"finetune.{run}.config" if own else where
+
+
+def _check_length(where: str, asked: int, model: ModelParams, said: str, *, told: bool = False) -> None:
+    """Else the first text that is long enough ends the run, hours in. told: a caption that the model writes; said:
+    where its config stands."""
+    config = getattr(outline(model, said), "config", None)
     limit = getattr(config, "max_text", getattr(config, "max_positions", None))
     if limit is None:
         return
@@ -110,7 +125,7 @@ def _check_length(where: str, asked: int, model: ModelParams, *, told: bool = Fa
     if asked > limit:
         raise ParamsError(
             f"params.yaml: `{where}: {asked}`: a {model.family} of these settings has places for {limit} tokens; raise "
-            "`max_positions` in its config, or lower this"
+            f"`max_positions` in `{said}`, or lower this"
         )
 
 

@@ -167,8 +167,10 @@ def start_from(model: nn.Module, before: CheckpointInfo, weights: Mapping[str, T
 
 def _with_defaults(written: Mapping[str, Any], config: Any) -> dict[str, Any]:
     """A config from before a field was there is that of the field's default."""
-    defaults = {f.name: f.default for f in dataclasses.fields(config) if f.default is not dataclasses.MISSING}
-    return defaults | dict(written)
+    fields = dataclasses.fields(config)
+    plain = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
+    return plain | made | dict(written)
 
 
 def work_directory(

@@ -84,6 +84,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         DataError: too many bad rows in a table, no good image at all, or a dataset that `prepare` has not seen.
     """
     with measured(workspace, "validate"):
+        refused = workspace.work("validate", "refused") / "quarantine.parquet"
+        refused.unlink(missing_ok=True)  # of a run before
         sources = [need(workspace.interim(name), f"prepare@{name}") for name in params.data]
         copies = _copies(sources, params.validate)
         leaks = where_else(copies) if params.validate.near_duplicates.action == "set_aside" else {}
@@ -94,7 +96,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             repeated = _repeated_captions(directory)
             report = _report(verdicts, params.validate) | {"across_splits": {"copies": len(copies), **repeated}}
             write_json(workspace.reports / "validation.json", report)
-            _refuse(verdicts, params.validate, workspace, sources, directory)
+            _refuse(verdicts, params.validate, workspace, sources, directory, refused)
             write_copies(directory, copies)
             write_boxed(directory)
             quarantined = _join_quarantine(sources, directory)
@@ -261,9 +263,14 @@ def _report(verdicts: dict[str, _Verdict], params: ValidateParams) -> dict[str, 
 
 
 def _refuse(
-    verdicts: dict[str, _Verdict], params: ValidateParams, workspace: Workspace, sources: list[Path], directory: Path
+    verdicts: dict[str, _Verdict],
+    params: ValidateParams,
+    workspace: Workspace,
+    sources: list[Path],
+    directory: Path,
+    refused: Path,
 ) -> None:
-    """Where it does, the bad rows stay in .work/validate/refused: they are to be mended."""
+    """Where it does, the bad rows stay in the file `refused`: they are to be mended."""
     lines: list[str] = []
     for name, verdict in verdicts.items():
         if verdict.bad_fraction <= params.max_bad_fraction:
@@ -277,12 +284,11 @@ def _refuse(
     if lines:
         docs = workspace.reports / "data_docs" / "index.html"
         _join_quarantine(sources, directory)
-        rows = workspace.work("validate", "refused") / "quarantine.parquet"
-        (directory / "quarantine.parquet").replace(rows)
+        shutil.move(directory / "quarantine.parquet", refused)  # .work may be another file system
         raise DataError(
             f"validate: more bad rows than validate.max_bad_fraction allows ({params.max_bad_fraction:.2%}):\n"
             + "\n".join(lines)
-            + f"\n  All rules: {workspace.reports / 'validation.json'} and {docs}. All bad rows: {rows}."
+            + f"\n  All rules: {workspace.reports / 'validation.json'} and {docs}. All bad rows: {refused}."
             + "\n  Correct the source, or raise validate.max_bad_fraction to go on without these rows;"
             + " data/validated is as it was."
         )

@@ -76,6 +76,10 @@ class Backbone(nn.Module):
         last, found = self.net.forward_intermediates(pixels_13HW, indices=sorted(levels), output_fmt="NCHW")
         return last, list(found)
 
+    def map_of(self, pixels_13HW: Tensor) -> Tensor:
+        """What the classifier reads, as a map: [1, C, h, w]."""
+        return self._as_map(self._maps(pixels_13HW)[0])
+
     def _layout(self, last: Tensor) -> Layout:
         if last.dim() == 3:
             return "NLC"

@@ -129,13 +129,23 @@ def _feature_dim(model: Backbone) -> int:
     side = model.config.side
     try:
         with torch.inference_mode():
-            features, logits, grid = model(torch.zeros(1, 3, side, side), 4)
-    except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+            blank = torch.zeros(1, 3, side, side)
+            features, logits, grid = model(blank, 4)
+            own = model.map_of(blank).shape[-2:]
+    except (
+        RuntimeError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AssertionError,
+        NotImplementedError,
+    ) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise ParamsError(
             f"{SECTION}.model: {model.config.model}`: gives no cells of pictures of {side} pixels ({said})"
         ) from None
-    if grid == (1, 1):  # a class token alone, or a picture of one cell
+    if own == (1, 1):  # a class token alone, or a picture of one cell, whatever `levels` have
         raise ParamsError(
             f"{SECTION}.model: {model.config.model}`: has no map of pictures of {side} pixels, one cell only"
         )

@@ -61,6 +61,8 @@ def _parse(
         reader = csv.reader(ahead, delimiter=delimiter, strict=True)
         try:
             for row in reader:
+                if delimiter == "\t" and any("\n" in cell and "\t" in cell for cell in row):
+                    raise csv.Error("a quote swallows the fields of other lines")
                 yield ahead.first, row
                 ahead.drop(reader.line_num)
             return

@@ -341,14 +341,14 @@ class XGPT(nn.Module):
         memory = self.encode(self.read_words(text.ids_BT, words), words)
         target_KD = image.embedded_KD.detach()
         before_NRD = F.pad(regions.pad(self.region_dropout(target_KD)), (0, 0, 1, 0))[:, :-1]
-        if self.training and self.config.feature_dropout:
-            target_KD = self._whole(detected, text.owner_N, regions)
         first_NR1 = F.pad(regions.mask_BT.new_ones(len(text), 1), (0, regions.shape[1] - 1))[..., None]
         x_KD = regions.pack(torch.where(first_NR1, self.first_region, before_NRD))
         generated = self.region_head(self.decode(x_KD, regions, memory))
         if self.config.tifg_target == "raw":
             raw_NRF = detected.features_BRF
             target_KD = regions.pack(raw_NRF if text.owner_N is None else raw_NRF.index_select(0, text.owner_N))
+        elif self.training and self.config.feature_dropout:
+            target_KD = self._whole(detected, text.owner_N, regions)
         return region_generation(generated, target_KD, reduction=self.config.tifg_reduction)
 
     @torch.no_grad()
