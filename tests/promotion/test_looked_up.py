@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from toy_registry import TRACKING, answers, toy_items, write_evaluation
 
 from vlp_models.forgetting.versions import looks_up
@@ -48,4 +51,11 @@ def test_a_picture_whose_captions_a_version_holds_is_found_in_it(
     version = client.get_model_version("toy-captioning", str(made.version))
     assert looks_up(version, {"mine/b", "other"}) is holds
     assert not looks_up(version, {"mine/c"})
+
+    def fails(*_: Any, **__: Any) -> str:  # as a bucket does, also for a file that is not there
+        raise MlflowException("An error occurred (404)", error_code=INTERNAL_ERROR)
+
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", fails)
     assert not looks_up(version, frozenset())
+    if not holds:
+        assert not looks_up(version, {"mine/b"})

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from toy_registry import PASSED, TRACKING, ToyRegistry, answers, toy_items, write_evaluation
 
+from vlp_models.forgetting.versions import looks_up
 from vlp_models.params import TrackingParams
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.datasets import DataInput
@@ -88,6 +89,7 @@ def test_a_version_is_registered_promoted_and_read_again(
     assert [column.name for column in about.signature.outputs] == ["answer", "top", "ranks"]
     assert about.saved_input_example_info is not None
     assert not [w for w in recwarn if "type hints" in str(w.message)]
+    assert not looks_up(version, {"scenes/1"})
 
     registry = ToyRegistry(root, "toy-other", tracking)
     for share in (0.5, 0.9):

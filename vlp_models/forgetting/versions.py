@@ -16,7 +16,7 @@ from vlp_models.forgetting.saw import DETECTOR, TOKENIZER, Checkpoints, Verdict,
 from vlp_models.params import Params
 from vlp_models.tasks.caption_memory import CAPTIONS
 from vlp_models.tracking.evaluations import read_lineage
-from vlp_models.tracking.held import GONE, model_called
+from vlp_models.tracking.held import failures, model_called
 from vlp_models.tracking.registry import model_name
 from vlp_models.workspace.contents import learned_from
 from vlp_models.workspace.paths import SEARCH, Workspace, hash_path
@@ -147,12 +147,10 @@ def _by_lineage(
 
 def _with_captions(verdict: Verdict, version: ModelVersion, asked: Collection[str]) -> Verdict:
     """The verdict, unless the version holds what one of the pictures is called, or can't be asked."""
-    from mlflow.exceptions import MlflowException
-
     try:
         if looks_up(version, asked):
             return replace(verdict, state="saw", how="it looks up the picture's captions", sight=None)
-    except (MlflowException, OSError) as error:
+    except failures() as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         return replace(verdict, state="unknown", how=f"whether it looks up captions can't be told: {line}")
     return verdict
@@ -163,34 +161,30 @@ def looks_up(version: ModelVersion, images: Collection[str]) -> bool:
     what a short training did not come to.
 
     Raises:
-        MlflowException, OSError: the store does not answer, which says nothing of what it holds.
+        one of `failures`: the store does not answer, which says nothing of what it holds.
     """
     import mlflow.artifacts
-    from mlflow.exceptions import MlflowException
 
-    uri = f"models:/{version.name}/{version.version}/{BUNDLE}/{SEARCH}"
+    if not images:
+        return False
+    folder = f"models:/{version.name}/{version.version}/{BUNDLE}/{SEARCH}"
+    # Of a file that is not there, only a local store says so; a bucket or a server fails as if it were away.
+    if not any(Path(file.path).name == CAPTIONS for file in mlflow.artifacts.list_artifacts(folder)):
+        return False
     with tempfile.TemporaryDirectory() as temporary:
-        try:
-            file = mlflow.artifacts.download_artifacts(f"{uri}/{CAPTIONS}", dst_path=temporary)
-        except MlflowException as error:
-            if error.error_code not in GONE:
-                raise
-            return False
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        file = mlflow.artifacts.download_artifacts(f"{folder}/{CAPTIONS}", dst_path=temporary)
         return any(image_id in images for image_id, _ in json.loads(Path(file).read_text(encoding="utf-8")))
 
 
 def _provenance(version: ModelVersion) -> Mapping[str, Any]:
     """What the version's checkpoint says it was made of."""
     import mlflow.artifacts
-    from mlflow.exceptions import MlflowException
 
     with tempfile.TemporaryDirectory() as temporary:
         try:
             uri = f"models:/{version.name}/{version.version}/{CONFIG}"
             file = mlflow.artifacts.download_artifacts(uri, dst_path=temporary)
-        except MlflowException as error:
+        except failures() as error:
             raise OSError(f"its files can't be had: {error}") from None
         found = json.loads(Path(file).read_text(encoding="utf-8")).get("provenance", {})
         return found if isinstance(found, Mapping) else {}

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vlp_models.errors import TrackingError
+from vlp_models.errors import TrackingError, VLPError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What may be raised where a registry, or a store behind it, is read. A bucket's client, where it is installed, has
+    errors of its own."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        return VLPError, OSError, MlflowException
+    return VLPError, OSError, MlflowException, BotoCoreError, ClientError
 
 
 def check_answered(error: Exception, what: str) -> None:
