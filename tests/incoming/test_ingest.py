@@ -251,6 +251,21 @@ def test_what_is_taken_out_can_be_put_back(tmp_path: Path) -> None:
     assert take(workspace) == (3, 0, 0, 0) and len(held(workspace)) == 3
 
 
+@pytest.mark.parametrize("stays", ["DVC has it", "done is no folder"])
+def test_a_batch_that_is_taken_out_does_not_come_back_by_itself(tmp_path: Path, stays: str) -> None:
+    """Its drop is where it was."""
+    workspace = make_project(tmp_path / "p")
+    incoming = workspace.root / "data" / "incoming"
+    folder = simple_drop(workspace, "monday", range(1, 4))
+    (incoming / ("monday.dvc" if stays == "DVC has it" else "done")).write_text("")
+    assert take(workspace) == (3, 0, 0, 0) and folder.exists()
+    for batch in {row["batch"] for row in held(workspace)}:
+        shutil.rmtree(workspace.root / "data" / "accepted" / batch)
+    assert take(workspace) == (0, 0, 0, 0) and not held(workspace)
+    os.utime(folder / "1.jpg", (0, 0))  # another file in its place, as `dvc checkout` leaves it
+    assert take(workspace) == (3, 0, 0, 0)
+
+
 def test_a_long_name_stops_no_other_drop(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
     for number, name in enumerate(("\u82b1" * 84, "\u82b2" * 85, "other")):  # 252 and 255 bytes

@@ -155,7 +155,7 @@ class HashIndex:
     # -- drops that have been dealt with
 
     def taken(self, snapshot: str) -> bool:
-        """Whether a drop of this snapshot has been dealt with: made a batch of, or found to hold nothing new."""
+        """Whether a drop of this snapshot has been dealt with: there is a batch of it, or it stayed where it was."""
         query = "SELECT 1 FROM batches WHERE snapshot = ?1 UNION SELECT 1 FROM drops WHERE snapshot = ?1"
         return self.connection.execute(query, (snapshot,)).fetchone() is not None
 

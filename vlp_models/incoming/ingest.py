@@ -105,7 +105,7 @@ def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[
             if index.taken(snapshot.id):
                 entry["state"] = "known"
                 if not check:
-                    report["notes"] += _move_away(drop, workspace.root / p.drop)
+                    report["notes"] += _put_away(drop, snapshot.id, index, workspace.root / p.drop)
                 if drop.owned:
                     report["drops"].remove(entry)  # it stays for ever; nothing to say
             elif not drop.owned and time.time() - snapshot.changed < p.settle_seconds:
@@ -156,9 +156,7 @@ def _take_one(
             index.sync_batches(dataset)
             if p.track:
                 track(workspace.root, dataset)
-    if not entry["batch"]:  # else it is known by its batch, as long as that is there
-        index.remember(snapshot)
-    notes += _move_away(drop, workspace.root / p.drop)
+    notes += _put_away(drop, snapshot, index, workspace.root / p.drop)
     return ""
 
 
@@ -263,12 +261,21 @@ def _partial(dataset: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _move_away(drop: Drop, folder: Path) -> list[str]:
-    """To `done/`, beside what is there already; a folder that DVC owns stays. Says so where it can't."""
+def _put_away(drop: Drop, snapshot: str, index: HashIndex, folder: Path) -> list[str]:
+    """What stays where it is is remembered: its batch may be taken out, and must not come back by itself. What is moved
+    can be put back."""
+    moved, notes = _move_away(drop, folder)
+    if not moved:
+        index.remember(snapshot)
+    return notes
+
+
+def _move_away(drop: Drop, folder: Path) -> tuple[bool, list[str]]:
+    """To `done/`, beside what is there already; a folder that DVC owns stays. Whether it was moved; why it can't be."""
     from vlp_models.incoming.drops import DONE
 
     if drop.owned:
-        return []
+        return False, []
     source = drop.listing if drop.loose else drop.folder
     target, number = folder / DONE / source.name, 1
     while target.exists():
@@ -278,8 +285,9 @@ def _move_away(drop: Drop, folder: Path) -> list[str]:
         target.parent.mkdir(exist_ok=True)
         source.rename(target)
     except OSError as error:  # somebody else's folder, say
-        return [f"{source}: taken in, but can't be moved to {target.parent}: {error.strerror}; it is not read again"]
-    return []
+        said = f"{source}: taken in, but can't be moved to {target.parent}: {error.strerror}; it is not read again"
+        return False, [said]
+    return True, []
 
 
 @contextmanager
