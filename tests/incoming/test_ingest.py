@@ -272,6 +272,10 @@ def test_a_long_name_stops_no_other_drop(tmp_path: Path) -> None:
         simple_drop(workspace, name, range(2 * number, 2 * number + 2))
     assert take(workspace) == (6, 0, 0, 0)
     assert len(list((workspace.reports / "incoming").glob("*.jsonl"))) == 3
+    simple_drop(workspace, "\u82b2" * 85, range(6, 8))  # once more, where done/ has one
+    simple_drop(workspace, "other", range(8, 10))
+    assert take(workspace) == (4, 0, 0, 0)
+    assert len(list((workspace.root / "data/incoming/done").iterdir())) == 5
 
 
 @pytest.mark.parametrize("dataset", ["", ".", "../elsewhere", "/elsewhere"])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vlp_models.incoming.drops import Drop
     from vlp_models.incoming.index import HashIndex
 
-MOST_BYTES = 200  # of a report's name
+MOST_BYTES = 200  # of a name that something is added to: a report's, or that of a drop in done/
 COUNTS = ("new", "duplicates", "leaks", "withdrawn", "bad")
 
 
@@ -228,10 +228,10 @@ def publish(partial: Path, batch: Path) -> None:
 
 def _short(name: str) -> str:
     """A file's name is at most 255 bytes long, and a folder's may be so, too."""
-    if len(name.encode()) <= MOST_BYTES:
+    whole = os.fsencode(name)
+    if len(whole) <= MOST_BYTES:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return f"{name.encode()[:MOST_BYTES].decode(errors='ignore')}-{digest}"
+    return f"{whole[:MOST_BYTES].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:12]}"
 
 
 def dataset_name(params: Params) -> str:
@@ -278,11 +278,12 @@ def _move_away(drop: Drop, folder: Path) -> tuple[bool, list[str]]:
         return False, []
     source = drop.listing if drop.loose else drop.folder
     target, number = folder / DONE / source.name, 1
-    while target.exists():
-        number += 1
-        target = folder / DONE / f"{source.stem if drop.loose else source.name}-{number}{source.suffix * drop.loose}"
     try:
         target.parent.mkdir(exist_ok=True)
+        while target.exists():
+            number += 1
+            name = _short(source.stem if drop.loose else source.name)
+            target = folder / DONE / f"{name}-{number}{source.suffix * drop.loose}"
         source.rename(target)
     except OSError as error:  # somebody else's folder, say
         said = f"{source}: taken in, but can't be moved to {target.parent}: {error.strerror}; it is not read again"
