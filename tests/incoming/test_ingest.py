@@ -244,11 +244,15 @@ def test_what_is_taken_out_can_be_put_back(tmp_path: Path) -> None:
     (batch,) = (path.parent for path in (workspace.root / "data" / "accepted").glob("*/manifest.json"))
     (batch / "manifest.json").unlink()  # a removal that is cut off
     (incoming / "done" / "monday").rename(incoming / "monday")
+    simple_drop(workspace, "tuesday", range(4, 6))
     with pytest.raises(DataError, match=rf"{batch.name}: a folder without manifest\.json, .*delete it"):
         ingest.run(params_of(workspace), workspace)
     assert (incoming / "monday").exists() and not list(workspace.root.glob("data/.accepted.partial-*"))
+    report = json.loads((workspace.reports / "incoming.json").read_text())
+    states = {entry["name"]: entry["state"] for entry in report["drops"]}
+    assert states == {"monday": "refused", "tuesday": "taken"}
     shutil.rmtree(batch)
-    assert take(workspace) == (3, 0, 0, 0) and len(held(workspace)) == 3
+    assert take(workspace) == (3, 0, 0, 0) and len({row["caption"] for row in held(workspace)}) == 5
 
 
 @pytest.mark.parametrize("stays", ["DVC has it", "done is no folder"])

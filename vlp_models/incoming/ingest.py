@@ -149,13 +149,17 @@ def _take_one(
         if drop.snapshot().id != snapshot:
             entry["state"] = "unfinished"  # it changed while it was read
             return ""
-        entry["state"] = "taken"
         if entry["new"]:
+            try:
+                publish(partial, dataset / name)
+            except DataError as error:
+                entry["state"] = "refused"
+                return str(error)
             entry["batch"] = name
-            publish(partial, dataset / name)
             index.sync_batches(dataset)
             if p.track:
                 track(workspace.root, dataset)
+    entry["state"] = "taken"
     notes += _put_away(drop, snapshot, index, workspace.root / p.drop)
     return ""
 
