@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -253,6 +255,14 @@ def test_what_is_taken_out_can_be_put_back(tmp_path: Path) -> None:
     assert states == {"monday": "refused", "tuesday": "taken"}
     shutil.rmtree(batch)
     assert take(workspace) == (3, 0, 0, 0) and len({row["caption"] for row in held(workspace)}) == 5
+
+    shutil.rmtree(batch)
+    with closing(sqlite3.connect(workspace.root / ".work" / "ingest" / "index.sqlite")) as index, index:
+        index.execute("INSERT INTO drops SELECT snapshot FROM batches")  # as version 2 had it
+        (version,) = index.execute("PRAGMA user_version").fetchone()
+        index.execute(f"PRAGMA user_version = {4 + version % 2}")
+    (incoming / "done" / "monday").rename(incoming / "monday")
+    assert take(workspace) == (3, 0, 0, 0)
 
 
 @pytest.mark.parametrize("stays", ["DVC has it", "done is no folder"])

@@ -22,7 +22,9 @@ from vlp_models.errors import DataError
 
 PAIRS, PRINTS, MANIFEST = "pairs.jsonl", "prints.parquet", "manifest.json"
 BLOCK = 4096
-_VERSION = 2  # of the schema; pictures looked at with and without keypoints are two indexes
+# Of what it holds: 2 remembered a drop also where its batch tells of it. Pictures looked at with and without keypoints
+# are two indexes.
+_VERSION = 3
 _SCHEMA = """
 CREATE TABLE images (
     id INTEGER PRIMARY KEY, origin TEXT NOT NULL, image_id TEXT NOT NULL, split TEXT NOT NULL,
