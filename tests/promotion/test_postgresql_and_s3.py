@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_registry import PASSED, TRACKING, ToyRegistry, answers, toy_items, write_evaluation
+from toy_registry import PASSED, TRACKING, ToyRegistry, answers, content_of, toy_items, write_evaluation
 
+from vlp_models.errors import DataError, TrackingError
 from vlp_models.forgetting.versions import looks_up
 from vlp_models.params import TrackingParams
+from vlp_models.promotion.judge import check_readable
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.evaluations import latest_evaluation, read_lineage
@@ -50,7 +53,7 @@ def tracking(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackingParams]:
 
 @pytest.mark.server
 def test_a_version_is_registered_promoted_and_read_again(
-    tracking: TrackingParams, tmp_path: Path, recwarn: Any
+    tracking: TrackingParams, tmp_path: Path, recwarn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow.pyfunc
 
@@ -98,4 +101,15 @@ def test_a_version_is_registered_promoted_and_read_again(
     assert registry.aliases() == {"champion": 2, "previous": 1}
     registry.ledger.path.unlink()
     assert registry.rollback().version == 1 and registry.kinds() == ["done"] * 3
+
+    promoted = registry.client.get_model_version(registry.model, "2")
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_S3_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")
+        with pytest.raises(TrackingError, match="the store does not answer"):
+            check_readable(promoted, content_of)
+    address = os.environ["MLFLOW_S3_ENDPOINT_URL"]
+    boto3.resource("s3", endpoint_url=address).Bucket("models").objects.all().delete()
+    with pytest.raises(DataError, match="version 2: its files can't be had"):
+        check_readable(promoted, content_of)
     assert not list(root.glob("*.db")) and not (root / "artifacts").exists()

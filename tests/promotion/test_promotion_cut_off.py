@@ -2,35 +2,93 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
 from typing import Any
 
+import botocore.exceptions
 import pytest
 import requests
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_DOES_NOT_EXIST
 from toy_registry import answers
 
-from vlp_models.errors import TrackingError
+from vlp_models.errors import DataError, TrackingError
+from vlp_models.params import load_params
 from vlp_models.promotion import moves
+from vlp_models.promotion.actions import mlflow_errors
 
+ROOT = Path(__file__).parents[2]
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
 
 
-@pytest.mark.parametrize("asked", ["judge.bundle_of", "judge.latest_evaluation", "candidates.latest_evaluation"])
+def away() -> list[Exception]:
+    """What a store that is away raises: MLflow's, the network's, the disk's, and a bucket's."""
+    address = {"endpoint_url": "http://bucket"}
+    return [
+        MlflowException("", error_code=INTERNAL_ERROR),
+        requests.ConnectionError("refused"),
+        TimeoutError(),
+        OSError(errno.EIO, "Input/output error"),
+        botocore.exceptions.EndpointConnectionError(**address),  # no OSError
+        botocore.exceptions.ConnectTimeoutError(**address),
+        botocore.exceptions.ClientError({"Error": {"Code": "SlowDown"}}, "GetObject"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "judge.bundle_of",
+        "judge.latest_evaluation",
+        "judge.read_lineage",
+        "judge.evaluations",
+        "candidates.latest_evaluation",
+        "cohort.evaluations",
+    ],
+)
 def test_a_store_that_does_not_answer_is_no_refusal(new: Any, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     registry = new()
-    registry.add(GOOD)
-    for error in (requests.ConnectionError("refused"), TimeoutError(), MlflowException("", error_code=INTERNAL_ERROR)):
+    registry.add(GOOD, cohort="first")
+    assert registry.promote().outcome == "promoted"
+    registry.add(GOOD, cohort="first")
+    registry.add(BEST, cohort="second")
+    for error in away():
 
-        def away(*_: Any, error: Exception = error) -> Any:
+        def fails(*_: Any, error: Exception = error) -> Any:
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(f"vlp_models.promotion.{asked}", away)
-            with pytest.raises((TrackingError, MlflowException)):
+            patch.setattr(f"vlp_models.promotion.{asked}", fails)
+            with pytest.raises(TrackingError, match="the store does not answer"):
                 registry.promote()
-        assert registry.kinds() == []
+        assert registry.kinds() == ["done"]
     assert registry.promote().outcome == "promoted"
+
+
+def test_what_a_store_has_not_is_told(new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = new()
+    registry.add(GOOD)
+    gone = botocore.exceptions.ClientError({"Error": {"Code": "404", "Message": "Not Found"}}, "HeadObject")
+    for error in (gone, MlflowException(f"##### File weights #####\n{gone}"), FileNotFoundError("weights")):
+
+        def fails(*_: Any, error: Exception = error) -> Any:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr("vlp_models.promotion.judge.bundle_of", fails)
+            assert "its files can't be had" in registry.promote().reasons[0]
+
+
+def test_mlflow_that_is_away_has_an_exit_code_of_its_own() -> None:
+    params = load_params(ROOT / "params.yaml")
+    for error in away():
+        if type(error) in (OSError, TimeoutError):
+            continue  # may be of any file
+        with pytest.raises(TrackingError, match="MLflow at "), mlflow_errors(params):
+            raise error
+    with pytest.raises(DataError, match=r"MLflow at .*: no such run"), mlflow_errors(params):
+        raise MlflowException("no such run", error_code=RESOURCE_DOES_NOT_EXIST)
 
 
 @pytest.mark.parametrize("at", ["_set_alias", "_set_previous", "mirror"])

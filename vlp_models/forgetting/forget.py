@@ -56,7 +56,8 @@ def look(params: Params, workspace: Workspace, names: Sequence[str], *, exact: b
         exact: copies are equal bytes or pixels only.
 
     Raises:
-        DataError: a name that means no picture, a dataset that is not prepared yet, or MLflow can't be reached.
+        DataError: a name that means no picture, or a dataset that is not prepared yet.
+        TrackingError: MLflow can't be reached.
     """
     pictures = Catalogue(params, workspace)
     asked = resolve(names, pictures, params, workspace)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
@@ -38,7 +38,8 @@ def promote_task(
     reports/promotion/TASK.json.
 
     Raises:
-        ParamsError: no such task. DataError: nothing registered, or MLflow can't be reached. LedgerError: see there.
+        ParamsError: no such task. DataError: nothing registered. LedgerError: see there.
+        TrackingError: MLflow can't be reached.
     """
     from vlp_models.evaluation.ranking import metric_of
     from vlp_models.promotion.promote import Bench, promote
@@ -187,7 +188,6 @@ def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[s
 
 def _all_entries(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
     """The registry's, which all checkouts share; the file's where there is no registry, or none of its ledger yet."""
-    from vlp_models.errors import TrackingError
     from vlp_models.promotion.ledger import check
     from vlp_models.promotion.log import RegistryLog
     from vlp_models.tracking.client import answering, connect, is_there, tracking_uri
@@ -225,21 +225,29 @@ def who() -> str:
 
 @contextmanager
 def mlflow_errors(params: Params) -> Iterator[None]:
-    """What MLflow raises, as an error that says where it was asked."""
+    """What MLflow and its store raise, as an error that says where it was asked.
+
+    Raises:
+        TrackingError: it does not answer. DataError: it has not what was asked for.
+    """
     import sqlite3
 
     from vlp_models.tracking.client import tracking_uri
+    from vlp_models.tracking.held import bucket_errors, is_away
 
     try:
         yield
     except Exception as error:
+        import requests
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
-        if not isinstance(error, (MlflowException, SQLAlchemyError, sqlite3.Error)):
+        of_database = isinstance(error, (SQLAlchemyError, sqlite3.Error))
+        if not of_database and not isinstance(error, (MlflowException, requests.RequestException, *bucket_errors())):
             raise
-        uri = tracking_uri(params.tracking, Path.cwd())
-        raise DataError(redact(f"MLflow at {uri}: {str(error).splitlines()[0]}")) from error
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        said = redact(f"MLflow at {tracking_uri(params.tracking, Path.cwd())}: {line}")
+        raise (TrackingError(said) if of_database or is_away(error) else DataError(said)) from error
 
 
 def _check_task(task: str) -> None:

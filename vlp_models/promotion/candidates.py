@@ -15,7 +15,7 @@ from vlp_models.errors import VLPError
 from vlp_models.metrics.items import ItemScores
 from vlp_models.promotion.gate import Measured, NotComparable, Yardstick, check_comparable, datasets_of, measured
 from vlp_models.tracking.evaluations import latest_evaluation
-from vlp_models.tracking.held import check_answered
+from vlp_models.tracking.held import check_answered, failures
 from vlp_models.tracking.registry import CHALLENGER, by_alias, versions_of_runs
 
 if TYPE_CHECKING:
@@ -108,6 +108,6 @@ def narrowed(by: Yardstick, several: Sequence[Sequence[ItemScores]]) -> Yardstic
 def _read(client: MlflowClient, version: ModelVersion) -> list[ItemScores] | str:
     try:
         return latest_evaluation(client, version) or "missing metric: no scores per item are stored with the version"
-    except (VLPError, OSError) as error:
+    except failures(VLPError) as error:
         check_answered(error, f"version {version.version}")
         return f"unreadable scores: {error}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from vlp_models.errors import VLPError
 from vlp_models.promotion.gate import Measured, NotComparable, Yardstick, check_comparable, measured
 from vlp_models.tracking.evaluations import evaluations
+from vlp_models.tracking.held import check_answered, failures
 from vlp_models.tracking.registry import COHORT
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 def runs_beside(
     client: MlflowClient, version: ModelVersion | None, like: Measured, yardstick: Yardstick
 ) -> list[Measured]:
-    """The scores of the other runs of the version's cohort on the test of `like`; runs without such are left out."""
+    """The scores of the other runs of the version's cohort on the test of `like`; runs without such are left out.
+
+    Raises:
+        TrackingError: a store does not answer: how many runs there are decides, too.
+    """
     cohort = version.tags.get(COHORT, "") if version is not None else ""
     if version is None or not cohort:
         return []
@@ -43,7 +48,8 @@ def _on_the_test_of(
 ) -> Measured | None:
     try:
         stored = evaluations(client, version)
-    except (VLPError, OSError):
+    except failures(VLPError) as error:
+        check_answered(error, f"version {version.version}")
         return None
     for scores in stored:
         found = measured(scores, yardstick)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import DataError, TrackingError, VLPError
+from vlp_models.errors import DataError, VLPError
 from vlp_models.metrics.items import ItemScores
 from vlp_models.params.promotion import PromotionParams
 from vlp_models.promotion.cohort import runs_beside
@@ -33,7 +33,7 @@ from vlp_models.tracking.evaluations import (
     read_lineage,
     run_of,
 )
-from vlp_models.tracking.held import check_answered
+from vlp_models.tracking.held import check_answered, failures
 from vlp_models.tracking.registry import COHORT, bundle_of
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ def judge(
         check_readable(version, bench.content_of)
         scores = latest_evaluation(client, version)
         lineage = read_lineage(client, version)
-    except TrackingError:
-        raise
-    except (VLPError, OSError) as reason:
+    except failures(VLPError) as reason:
         check_answered(reason, f"version {number}")
         return Verdict(reasons=[f"unreadable version: {reason}"], told=False)
     challenger = measured(scores, yardstick) if scores else "missing metric: no scores per item are stored"
@@ -102,9 +100,7 @@ def judge(
                 allowed = None if error is None else error(challenger.test, (1 + len(ours), 1 + len(theirs)))
                 gained = against(challenger, other, rule, params, error=allowed, beside=(ours, theirs))
             gained.numbers["champion_reevaluated"] = fresh
-        except TrackingError:
-            raise
-        except (VLPError, OSError, NotComparable) as reason:
+        except failures(NotComparable, VLPError) as reason:
             check_answered(reason, f"champion, version {champion}")
             said = f"champion, version {champion}, can't be compared with: {reason}"
             gained = Verdict(reasons=[said], told=False)
@@ -139,7 +135,8 @@ def _champion_on(
     why = "no scores of it are stored"
     try:
         stored = evaluations(client, version)
-    except DataError as error:
+    except failures(VLPError) as error:
+        check_answered(error, f"champion, version {number}")
         stored, why = [], str(error)
     for scores in stored:
         try:
@@ -175,13 +172,11 @@ def check_readable(version: ModelVersion, content_of: Callable[[Path], str]) -> 
         DataError: its bundle is gone, or is not what was registered.
         TrackingError: the store does not answer.
     """
-    from mlflow.exceptions import MlflowException
-
     if version.status != "READY":
         raise DataError(f"version {version.version} is {version.status}")
     try:
         content = content_of(bundle_of(version))
-    except (MlflowException, OSError) as error:
+    except failures() as error:
         check_answered(error, f"version {version.version}")
         raise DataError(f"version {version.version}: its files can't be had ({str(error).splitlines()[0]})") from None
     if content != version.tags.get("content"):

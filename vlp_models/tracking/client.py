@@ -14,6 +14,7 @@ from vlp_models.errors import TrackingError
 from vlp_models.exclusive import exclusive
 from vlp_models.params import TrackingParams
 from vlp_models.redaction import redact
+from vlp_models.tracking.held import failures
 from vlp_models.tracking.moved import follow
 from vlp_models.workspace.paths import home_of
 
@@ -87,11 +88,9 @@ def answering(uri: str) -> Iterator[None]:
     Raises:
         TrackingError: what the block asks of MLflow fails.
     """
-    from mlflow.exceptions import MlflowException
-
     try:
         yield
-    except (MlflowException, OSError, sqlite3.Error) as error:
+    except failures(sqlite3.Error) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         reason = next((line for line in lines if "rror" in line), lines[0])[:200]
         raise TrackingError(

@@ -5,27 +5,47 @@ Imports neither models nor torch: an unattended run with nothing new asks this, 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from vlp_models.errors import TrackingError, VLPError
+from vlp_models.errors import TrackingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")
+# Of a file that is not there, in the words of a bucket and of a server: MLflow tells it as an error of its own.
+_NOT_THERE = re.compile(r"An error occurred \((?:404|NoSuchKey)\)|\b404 Client Error")
 
 
-def failures() -> tuple[type[Exception], ...]:
-    """What may be raised where a registry, or a store behind it, is read. A bucket's client, where it is installed, has
-    errors of its own."""
-    from mlflow.exceptions import MlflowException
-
+def bucket_errors() -> tuple[type[Exception], ...]:
+    """What a bucket's client raises, where it is installed: few of them are OSErrors."""
     try:
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        return VLPError, OSError, MlflowException
-    return VLPError, OSError, MlflowException, BotoCoreError, ClientError
+        return ()
+    return BotoCoreError, ClientError
+
+
+def failures(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What may be raised where a registry, or a store behind it, is read; and `others`."""
+    from mlflow.exceptions import MlflowException
+
+    return *others, OSError, MlflowException, *bucket_errors()
+
+
+def is_away(error: Exception) -> bool:
+    """Whether it says nothing of what a store holds: the store did not answer."""
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    away = isinstance(error, (ConnectionError, TimeoutError, requests.RequestException, *bucket_errors()))
+    if isinstance(error, MlflowException):
+        away = error.error_code not in GONE
+    elif isinstance(error, OSError) and error.errno is not None:  # without, it is a reader's word on a file's contents
+        away = not isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError))
+    return away and not _NOT_THERE.search(str(error))
 
 
 def check_answered(error: Exception, what: str) -> None:
@@ -34,13 +54,11 @@ def check_answered(error: Exception, what: str) -> None:
         what: was asked for.
 
     Raises:
-        TrackingError: `error` says nothing of what a store holds: it did not answer.
+        TrackingError: `error` is one, or tells of a store that is away.
     """
-    import requests
-    from mlflow.exceptions import MlflowException
-
-    away = isinstance(error, (ConnectionError, TimeoutError, requests.RequestException))
-    if away or (isinstance(error, MlflowException) and error.error_code not in GONE):
+    if isinstance(error, TrackingError):
+        raise error
+    if is_away(error):
         line = next(iter(str(error).splitlines()), type(error).__name__)
         raise TrackingError(f"{what}: the store does not answer ({line}); nothing was decided, ask again") from None
 
