@@ -48,7 +48,7 @@ def test_a_stage_fails_if_its_params_were_edited_while_it_ran(
     assert ran
 
 
-@pytest.mark.parametrize("what", ["data/withdrawn.jsonl", "data/raw/scenes/batch-2/pairs.csv", ""])
+@pytest.mark.parametrize("what", ["data/withdrawn.jsonl", "data/raw/scenes/batch-2/pairs.csv", "lists/split.json", ""])
 def test_prepare_fails_if_what_it_reads_came_while_it_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -57,6 +57,8 @@ def test_prepare_fails_if_what_it_reads_came_while_it_ran(
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "data" / "raw" / "scenes" / "batch-1").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
+    text = Path("params.yaml").read_text()
+    Path("params.yaml").write_text(text.replace("karpathy: ", "karpathy: ../../../lists/split.json #"))
     monkeypatch.setenv("DVC_STAGE", "prepare@scenes")
 
     def comes(*_: Any) -> None:

@@ -1,6 +1,8 @@
 """Whether what `prepare` reads is what it was when the stage began: DVC hashes it when the stage has ended.
 
 A picture withdrawn meanwhile (`vlp forget`), or a batch taken in (`vlp ingest`), would be recorded as seen.
+
+Not seen are files of a sub-folder that are rewritten in place, and what changes between this look and DVC's.
 """
 
 from __future__ import annotations
@@ -10,18 +12,21 @@ from pathlib import Path
 
 from vlp_models.errors import DataError
 from vlp_models.params import Params
+from vlp_models.pipeline.outside import read_of_others
 from vlp_models.workspace.paths import Workspace
 
 Seen = dict[Path, int]  # a number that is another one when the file, or what lies directly in the folder, is
 
 
 def what_is_there(params: Params, workspace: Workspace, stage: str, key: str) -> Seen:
-    """The list of withdrawn pictures and the dataset's folder; of another stage nothing."""
+    """The list of withdrawn pictures, the dataset's folder, and files it names elsewhere; of another stage nothing."""
     if stage != "prepare" or key not in params.data:
         return {}
-    found, root = {}, workspace.root / params.data[key].root
-    if workspace.withdrawn.exists():
-        found[workspace.withdrawn] = _of(workspace.withdrawn.stat())
+    found: Seen = {}
+    root = workspace.root / params.data[key].root
+    for file in (workspace.withdrawn, *(workspace.root / path for path in read_of_others(params.data[key]))):
+        if file.exists():
+            found[file] = _of(file.stat())
     if root.is_dir():
         with os.scandir(root) as entries:  # of a million pictures, it may be: none of them is kept
             seen = (e for e in entries if not e.name.startswith("."))
