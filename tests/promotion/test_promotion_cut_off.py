@@ -17,6 +17,7 @@ from vlp_models.errors import DataError, TrackingError
 from vlp_models.params import load_params
 from vlp_models.promotion import moves
 from vlp_models.promotion.actions import mlflow_errors
+from vlp_models.promotion.gate import Verdict
 
 ROOT = Path(__file__).parents[2]
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
@@ -134,3 +135,17 @@ def test_deleting_versions_by_hand_brings_nothing_back(new: Any) -> None:
     registry.client.set_registered_model_alias(registry.model, "challenger", "3")
     assert "was rolled back" in registry.promote().reasons[0]
     assert registry.ledger.state(registry.model).champion is None
+
+
+def test_who_was_rolled_back_does_not_return_from_further_down(new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = new()
+    monkeypatch.setattr("vlp_models.promotion.promote.judge", lambda *_: Verdict())
+    registry.add(GOOD)
+    registry.add(BETTER)
+    for version in (1, 2, 1):
+        assert registry.promote(version).outcome == "promoted"
+    assert registry.rollback().version == 2
+    registry.client.delete_model_version(registry.model, "2")
+    with pytest.raises(DataError, match="no earlier champion"):
+        registry.rollback()
+    assert "champion" not in registry.aliases() and registry.ledger.state(registry.model).champion is None

@@ -174,7 +174,8 @@ def _adopt(
     renumbered = moved or (anew and bool(state.champions or state.withdrawn))
     champions: list[int]
     if found is None and state.champion not in known and not renumbered:
-        champions = [version for version in state.champions if version in known]  # it was deleted: the one before it
+        # It was deleted: the one before it, but none that was rolled back since.
+        champions = [version for version in state.champions if version in known and version not in state.withdrawn]
         found = champions[-1] if champions else None
     elif found is None:
         champions = []
