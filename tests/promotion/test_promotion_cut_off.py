@@ -149,3 +149,17 @@ def test_who_was_rolled_back_does_not_return_from_further_down(new: Any, monkeyp
     with pytest.raises(DataError, match="no earlier champion"):
         registry.rollback()
     assert "champion" not in registry.aliases() and registry.ledger.state(registry.model).champion is None
+
+
+def test_a_rollback_before_the_registry_was_lost_is_over(new: Any) -> None:
+    registry = new()
+    for values, weights in ((GOOD, "a"), (BETTER, "b")):
+        registry.add(values, weights=weights)
+        assert registry.promote().outcome == "promoted"
+    assert registry.rollback().version == 1
+    for name in (registry.model, registry.ledger.name):
+        registry.client.delete_registered_model(name)
+    registry.add(GOOD, weights="a")
+    with pytest.raises(DataError, match="no earlier champion"):
+        registry.rollback()
+    assert registry.aliases()["champion"] == 1

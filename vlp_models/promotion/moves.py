@@ -106,12 +106,14 @@ def put_in_order(client: MlflowClient, ledger: Ledger, *, task: str, model: str,
 
 
 def unfinished(client: MlflowClient, ledger: Ledger, model: str) -> Entry | None:
-    """The last move of a model's aliases, if its ledger has it and MLflow's tags do not: it was cut off."""
+    """The last move of a model's aliases, if its ledger has it and MLflow's tags do not: it was cut off. A registry
+    that was lost, and begun anew, can't tell."""
     hashes = ledger.hashes()
     last = next((e for e in reversed(ledger.entries()) if e["model"] == model and e["kind"] == "done"), None)
     head = _head(client, model)
-    seen = head["seq"] if head is not None and hashes and head["ledger"] == hashes[0] else 0
-    return last if last is not None and last["seq"] > seen else None
+    if last is None or head is None or head["ledger"] != hashes[0]:
+        return None
+    return last if last["seq"] > head["seq"] else None
 
 
 def _end_intent(client: MlflowClient, ledger: Ledger, intent: Entry, model: str, by: str) -> State:

@@ -160,9 +160,9 @@ def rollback(
         DataError: there is no champion before, or it is not registered any more, or damaged.
     """
     with ledger.locked(_log(client, ledger)):
-        begun = unfinished(client, ledger, model)
+        begun = unfinished(client, ledger, model) or {}
         state = put_in_order(client, ledger, task=task, model=model, by=by)
-        if begun is not None and begun["action"] == "rollback" and begun["version"] == state.champion:
+        if begun.get("action") == "rollback" and begun["version"] == state.champion and "decision" in begun:
             print(f"{model}: the rollback that was cut off is ended; for another one ask again", file=sys.stderr)
             return Decision(**begun["decision"])
         if state.previous is None:
