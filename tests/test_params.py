@@ -234,14 +234,22 @@ def test_a_preset_adds_beside_what_is_there_but_never_in_its_place(tmp_path: Pat
     assert path.read_bytes() == before
 
 
-def test_the_file_stays_what_it_was_and_no_secret_is_told(tmp_path: Path) -> None:
+def test_the_file_stays_what_it_was_and_no_secret_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, path = tmp_path / "elsewhere.yaml", tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", whole)
     whole.chmod(0o600)
     path.symlink_to(whole)
+    copymode, modes = shutil.copymode, []
+
+    def seen(source: Path, target: Path) -> None:
+        modes.append(target.stat().st_mode & 0o777)
+        copymode(source, target)
+
+    monkeypatch.setattr(shutil, "copymode", seen)
     (change,) = apply_overlay(path, None, ["flow.webhook=https://hooks.example.org/services/T0/B0/HUSH"])
     assert change.startswith("flow.webhook: ") and "HUSH" not in change
     assert path.is_symlink() and whole.stat().st_mode & 0o777 == 0o600
+    assert modes == [0o600], "nor for a moment another one"
     assert load_params(path).flow.webhook.endswith("HUSH")
 
 

@@ -81,6 +81,8 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     yaml.dump(document, buffer)
     whole = params_file.resolve()  # a link stays one
     temporary = whole.with_name(f".{whole.name}.partial")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(mode=0o600)  # until it has the file's own mode: it may hold a secret
     temporary.write_text(buffer.getvalue(), encoding="utf-8")
     shutil.copymode(whole, temporary)
     temporary.replace(whole)
