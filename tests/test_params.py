@@ -251,13 +251,17 @@ def test_the_file_stays_what_it_was_and_no_secret_is_told(tmp_path: Path, monkey
     assert path.is_symlink() and whole.stat().st_mode & 0o777 == 0o600
     assert modes == [0o600], "nor for a moment another one"
     assert load_params(path).flow.webhook.endswith("HUSH")
+    for setting in ("flow.webhook=[HUSH", "flow.webhook=*HUSH", "flow.webhook:HUSH"):
+        with pytest.raises(ParamsError, match=r"^--set flow\.webhook: ") as told:
+            apply_overlay(path, None, [setting])
+        assert "HUSH" not in str(told.value)
 
 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("a.b=[1", r"--set a\.b=\[1: not valid YAML"),
-        ("trainer=*x", r"--set trainer=\*x: not valid YAML"),
+        ("a.b=[1", r"--set a\.b: the value is not valid YAML"),
+        ("trainer=*x", r"--set trainer: the value is not valid YAML"),
         ("models={tden: foo}", "models.tden"),
         ("data=text", "data"),
         ("flow.webhook_timeout=1e10", "600 seconds at most"),

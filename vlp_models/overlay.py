@@ -6,6 +6,7 @@ is checked as a whole before a byte is written.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,13 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         _merge(document, overlay, "", changes)
     for assignment in assignments:
         key, separator, text = assignment.partition("=")
+        named = re.split(r"[^\w.@-]", key, maxsplit=1)[0]  # no more of it is told: the value may be secret
         if not separator:
-            raise ParamsError(f"--set {assignment}: write it as key.path=value")
-        nested: Any = parsed(text, f"--set {assignment}") if text else ""  # `key=null` removes the key
+            raise ParamsError(f"--set {named}: write it as key.path=value")
+        try:
+            nested: Any = parsed(text, "") if text else ""  # `key=null` removes the key
+        except ParamsError:
+            raise ParamsError(f"--set {named}: the value is not valid YAML; if it is a text, quote it") from None
         for part in reversed(key.split(".")):
             nested = {part: nested}
         _merge(document, nested, "", changes)
