@@ -257,6 +257,14 @@ def test_the_file_stays_what_it_was_and_no_secret_is_told(tmp_path: Path, monkey
         assert "HUSH" not in str(told.value)
 
 
+def test_lines_end_as_they_did(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes((ROOT / "params.yaml").read_bytes().replace(b"\n", b"\r\n"))
+    apply_overlay(path, None, ["pretrain.tden.max_epochs=9"])
+    assert path.read_bytes().count(b"\r\n") == path.read_bytes().count(b"\n")
+    assert load_params(path).pretrain["tden"].max_epochs == 9
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

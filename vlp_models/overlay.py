@@ -85,10 +85,12 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     buffer = StringIO()
     yaml.dump(document, buffer)
     whole = params_file.resolve()  # a link stays one
+    with whole.open(encoding="utf-8", newline="") as before:
+        ends = "\r\n" if before.readline().endswith("\r\n") else "\n"
     temporary = whole.with_name(f".{whole.name}.partial")
     temporary.unlink(missing_ok=True)
     temporary.touch(mode=0o600)  # until it has the file's own mode: it may hold a secret
-    temporary.write_text(buffer.getvalue(), encoding="utf-8")
+    temporary.write_text(buffer.getvalue(), encoding="utf-8", newline=ends)
     shutil.copymode(whole, temporary)
     temporary.replace(whole)
     return changes
