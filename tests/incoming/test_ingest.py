@@ -292,9 +292,12 @@ def test_a_long_name_stops_no_other_drop(tmp_path: Path) -> None:
     assert len(list((workspace.root / "data/incoming/done").iterdir())) == 5
 
 
-@pytest.mark.parametrize("dataset", ["", ".", "../elsewhere", "/elsewhere"])
-def test_batches_lie_in_a_folder_that_dvc_can_version(dataset: str) -> None:
-    with pytest.raises(ParamsError, match=r"`incoming\.dataset"):
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [("", "of its own"), (".", "of its own"), ("../elsewhere", "outside"), ("/here/data", "relative to the project")],
+)
+def test_batches_lie_in_a_folder_that_dvc_can_version(dataset: str, said: str) -> None:
+    with pytest.raises(ParamsError, match=rf"`incoming\.dataset.*{said}"):
         IncomingParams(dataset=dataset)
     if len(dataset) > 1:
         assert IncomingParams(dataset=dataset, track=False)

@@ -30,7 +30,12 @@ class IncomingParams:
         path = PurePosixPath(self.dataset)
         if path == PurePosixPath():
             raise ParamsError("params.yaml: `incoming.dataset`: name a folder of its own, such as data/accepted")
-        if self.track and (path.is_absolute() or ".." in path.parts):
+        if self.track and path.is_absolute():
+            raise ParamsError(
+                f"params.yaml: `incoming.dataset: {self.dataset}` is absolute; write it relative to the project. "
+                "A folder outside, where DVC can't version it, takes `incoming.track: false`"
+            )
+        if self.track and ".." in path.parts:
             raise ParamsError(
                 f"params.yaml: `incoming.dataset: {self.dataset}` lies outside the project, where DVC can't "
                 "version it; choose a folder inside, or set `incoming.track: false`"
