@@ -23,6 +23,10 @@ class DataError(VLPError):
     """Input data is missing, unreadable or breaks a rule that the run can't go on without."""
 
 
+class BusyError(DataError):
+    """Another process is at work where only one may be; later it can be done."""
+
+
 class CheckpointError(VLPError):
     """A checkpoint is damaged or belongs to another architecture."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vlp_models.errors import DataError
+from vlp_models.errors import BusyError
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def exclusive(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
         patience: seconds to wait for another process to end.
 
     Raises:
-        DataError: another process holds the lock.
+        BusyError: another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
@@ -31,7 +31,7 @@ def exclusive(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
             file.seek(0)
             holder = f"process {file.read().strip() or 'unknown'}"
             if time.monotonic() >= deadline:
-                raise DataError(
+                raise BusyError(
                     f"another {what} ({holder}) is at work in this workspace; wait for it, or stop it (a training "
                     "then saves its state), and run again"
                 )

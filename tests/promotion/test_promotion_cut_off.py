@@ -13,9 +13,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_DOES_NOT_EXIST
 from toy_registry import answers
 
-from vlp_models.errors import DataError, TrackingError
+from vlp_models.errors import BusyError, DataError, TrackingError
 from vlp_models.params import load_params
-from vlp_models.promotion import moves
+from vlp_models.promotion import moves, reevaluate
 from vlp_models.promotion.actions import mlflow_errors
 from vlp_models.promotion.gate import Verdict
 
@@ -90,6 +90,19 @@ def test_mlflow_that_is_away_has_an_exit_code_of_its_own() -> None:
             raise error
     with pytest.raises(DataError, match=r"MLflow at .*: no such run"), mlflow_errors(params):
         raise MlflowException("no such run", error_code=RESOURCE_DOES_NOT_EXIST)
+
+
+def test_another_evaluation_that_goes_on_is_no_refusal(new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = new()
+    registry.add(GOOD)
+    assert registry.promote().outcome == "promoted"
+    registry.add(BETTER, test="t2")
+    monkeypatch.setattr(reevaluate, "PATIENCE", 0.0)
+    work = registry.root / "work"
+    monkeypatch.setattr(registry, "_reevaluate", lambda *_: reevaluate._alone_in(work))
+    with reevaluate._alone_in(work), pytest.raises(BusyError, match="another evaluation of a version"):
+        registry.promote()
+    assert registry.kinds() == ["done"]
 
 
 @pytest.mark.parametrize("at", ["_set_alias", "_set_previous", "mirror"])

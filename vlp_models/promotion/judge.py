@@ -66,7 +66,7 @@ def judge(
     error: Callable[[str, tuple[int, int]], float] | None = None,
 ) -> Verdict:
     """The gate's verdict on version `number`; of what can't be read or measured it can't tell. A store that does not
-    answer is no verdict: TrackingError.
+    answer is no verdict, nor is another evaluation that goes on: TrackingError, BusyError.
 
     Args:
         error: of a test, and the runs of either design: the chance of error that this decision may take; default: the

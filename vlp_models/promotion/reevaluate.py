@@ -31,7 +31,7 @@ from vlp_models.workspace.paths import SEARCH, Workspace, need, read_json
 
 RUN = "champion"
 FOLDER = "reevaluate-"
-PATIENCE = 6 * 3600.0  # seconds that an evaluation waits for another
+PATIENCE = 3600.0  # seconds that an evaluation waits for another, as long as for the ledger
 
 
 @contextmanager
@@ -48,6 +48,7 @@ def reevaluated(
 
     Raises:
         DataError: no test data here, or a bundle or lineage that does not say what is needed.
+        BusyError: another evaluation goes on for longer than an hour.
         VLPError: whatever the stages raise.
     """
     from vlp_models.stages import evaluate

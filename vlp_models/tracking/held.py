@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vlp_models.errors import TrackingError
+from vlp_models.errors import BusyError, TrackingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -54,9 +54,9 @@ def check_answered(error: Exception, what: str) -> None:
         what: was asked for.
 
     Raises:
-        TrackingError: `error` is one, or tells of a store that is away.
+        TrackingError, BusyError: `error` is one; or it tells of a store that is away.
     """
-    if isinstance(error, TrackingError):
+    if isinstance(error, (TrackingError, BusyError)):
         raise error
     if is_away(error):
         line = next(iter(str(error).splitlines()), type(error).__name__)
