@@ -1,20 +1,26 @@
-"""presets/flickr8k.yaml and daquar.yaml from raw files to scores, on drawn photos in the layouts that users download.
+"""presets/flickr8k.yaml, the designs beside it, and daquar.yaml, from raw files to scores, on drawn photos in the
+layouts that users download.
 
 Eyes and words are small ones with random weights: what the presets' packages hold is not needed for this.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 from bert_folders import HEADS, HIDDEN, INTERMEDIATE, write_bert
 from PIL import Image
+from safetensors.torch import load_file
 from timm_toys import SMALL, write_weights
 
 from vlp_models.data.tables import read_table
@@ -25,8 +31,21 @@ from vlp_models.workspace.paths import Workspace
 ROOT = Path(__file__).parent.parent
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 30), "blue": (30, 30, 220)}
 WORDS = ("a", "image", "is", "it", "what", "picture", "wall", "in", "of", "the", "##s", ".", "?", *COLOURS)
-SIZES = {"hidden": HIDDEN, "heads": HEADS, "intermediate": INTERMEDIATE, "max_positions": 32}
-LAYERS = {"object_layers": 1, "sentence_layers": 2, "encoder_layers": 1, "decoder_layers": 1}
+EYES, POSITIONS = "eyes.safetensors", 40
+SIZES = {"hidden": HIDDEN, "heads": HEADS, "intermediate": INTERMEDIATE, "max_positions": POSITIONS}
+OWN_SIZES: dict[str, dict[str, Any]] = {
+    "tden": {"object_layers": 1, "sentence_layers": 2, "encoder_layers": 1, "decoder_layers": 1},
+    "xgpt": {"layers": 2},
+    "unified_vlp": {"layers": 2, "region_slots": 9},
+    "soho": {"layers": 2, "dictionary_size": 8, "height": 64, "width": 64, "backbone": SMALL},
+    "vlmo": {"layers": 2, "vl_start": 1, "side": 64, "stem_backbone": SMALL},
+}
+METRICS = {  # of every run of the task
+    "captioning": ("CIDEr", "BLEU-4", "CIDEr (greedy)", "CIDEr (beam)", "CIDEr, gain over consensus of 30 neighbours"),
+    "retrieval": ("R@1", "median rank", "R@1 (image to text)", "median rank (image to text)"),
+    "entailment": ("accuracy", "recall (neutral)", "accuracy (image blanked)", "gain over image blanked"),
+}
+Scores = dict[str, dict[str, float | None]]  # run -> metric -> value on test
 
 
 def draw(path: Path, colour: str, shade: int) -> None:
@@ -58,9 +77,9 @@ def write_flickr8k(root: Path) -> dict[str, list[str]]:
 
 
 def small(params: Params) -> list[str]:
-    """The preset's runs, each two updates of a model that fits the toy BERT."""
+    """The preset's runs, each two updates, or one an objective, of a model that fits the toy BERT and the toy CNN."""
     changes: dict[str, Any] = {
-        "features.timm": f"{{model: {SMALL}, weights: eyes.safetensors}}",
+        "features.timm": f"{{model: {SMALL}, weights: {EYES}}}",
         "features.max_regions": 9,
         "tokenizer.vocab": "bert",
         "trainer.precision": "32-true",
@@ -70,13 +89,17 @@ def small(params: Params) -> list[str]:
         "validate.near_duplicates.bits": -1,  # pictures of one colour are all alike
         "validate.near_duplicates.keypoints": False,
     }
-    for name in params.models:
-        changes[f"models.{name}.words"] = "bert"
-        changes |= {f"models.{name}.config.{key}": value for key, value in (SIZES | LAYERS).items()}
+    for name, model in params.models.items():
+        changes |= {f"models.{name}.config.{key}": v for key, v in (SIZES | OWN_SIZES[model.family]).items()}
+        changes |= {f"models.{name}.words": "bert"} if model.words else {}
+        changes |= {f"models.{name}.weights": EYES} if model.weights else {}
     for kind in ("pretrain", "finetune"):
         changes[f"defaults.{kind}.max_regions"] = 9
         for name in getattr(params, kind):
             changes |= {f"{kind}.{name}.max_steps": 2, f"{kind}.{name}.batch_size": 8}
+    for name, run in params.pretrain.items():
+        if run.recipe.mix == "turns":
+            changes[f"pretrain.{name}.max_steps"] = len(run.recipe.objectives)
     return [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in changes.items()]
 
 
@@ -84,17 +107,33 @@ def small(params: Params) -> list[str]:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
-    write_weights(tmp_path / "eyes.safetensors")
+    write_weights(tmp_path / EYES)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    write_bert(tmp_path / "bert", vocab_size=len(vocabulary), max_position_embeddings=32)
+    write_bert(tmp_path / "bert", vocab_size=len(vocabulary), max_position_embeddings=POSITIONS)
     (tmp_path / "bert" / "vocab.txt").write_text("".join(f"{word}\n" for word in vocabulary))
     return tmp_path
 
 
-def go(root: Path, preset: str) -> dict[str, dict[str, float | None]]:
-    """The preset's stages from prepare to evaluate. Returns run -> metric -> value on test."""
+@pytest.fixture
+def without_java(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """METEOR would load its tables for seconds at each evaluation; tests/metrics/test_caption.py has it."""
+    monkeypatch.setenv("PATH", str(root))
+
+
+def content(preset: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "presets" / preset).read_text())
+    return found
+
+
+def go(root: Path, *presets: str, without: Sequence[str] = ()) -> Scores:
+    """The stages from prepare to evaluate, the presets laid one on top of the other.
+
+    without: runs that are dropped, as `finetune.tden-captioning`.
+    """
     file, workspace = root / "params.yaml", Workspace(root)
-    apply_overlay(file, ROOT / "presets" / preset, [])
+    for preset in presets:
+        apply_overlay(file, ROOT / "presets" / preset, [])
+    apply_overlay(file, None, [f"{run}=null" for run in without])
     apply_overlay(file, None, small(load_params(file)))
     params = load_params(file)
     runs = [("prepare", name) for name in params.data]
@@ -104,11 +143,37 @@ def go(root: Path, preset: str) -> dict[str, dict[str, float | None]]:
     runs += [(stage, name) for name in params.finetune for stage in ("finetune", "evaluate")]
     for stage, name in runs:
         importlib.import_module(f"vlp_models.stages.{stage}").run(params, workspace, name)
-    found: dict[str, dict[str, float | None]] = {}
+    found: Scores = {}
     for name in params.finetune:
         scores = json.loads((workspace.evaluation(name) / "scores.json").read_text())
         found[name] = {s["metric"]: s["value"] for s in scores if s["split"] == "test"}
     return found
+
+
+def beside_tden(root: Path, *presets: str) -> None:
+    """Presets on top of flickr8k.yaml, whose own runs are dropped; its models stay, and with them what shards hold.
+
+    Every run of these presets has learnt what it was to learn, and has the scores of its task.
+    """
+    write_flickr8k(root / "data" / "raw" / "flickr8k")
+    below = content("flickr8k.yaml")
+    own = [f"{kind}.{name}" for kind in ("pretrain", "finetune") for name in below[kind]]
+    scores = go(root, "flickr8k.yaml", *presets, without=own)
+    for preset in map(content, presets):
+        for name, run in preset.get("pretrain", {}).items():
+            objectives = set(run["recipe"]["objectives"])
+            assert objectives <= filled(root, f"pretrain/{name}"), name
+        for name, run in preset["finetune"].items():
+            lacking = [metric for metric in METRICS[run["task"]] if scores[name].get(metric) is None]
+            assert not lacking, f"{name}: {lacking}"
+            if name.endswith("-scst"):
+                assert {"reward", "zero_rewards"} <= filled(root, f"finetune/{name}"), f"{name} went on by the reward"
+
+
+def filled(root: Path, run: str) -> set[str]:
+    """The columns of a training's curve that have values."""
+    with Workspace(root).curve(run).open() as lines:
+        return {name for row in csv.DictReader(lines) for name, value in row.items() if value}
 
 
 def images_of(root: Path) -> dict[str, int]:
@@ -124,9 +189,8 @@ def test_flickr8k_goes_from_captions_to_scores_of_every_task(root: Path) -> None
     assert images["test"] == 2 * len(photos["dev"]), "dev is tested on, in both datasets"
     assert images["train"] + images["val"] == 2 * len(photos["train"]) and images["val"], "a part of train is chosen on"
 
-    captioning = ("CIDEr", "BLEU-4", "CIDEr (greedy)", "CIDEr, gain over consensus of 30 neighbours")
     for run in ("tden-captioning", "tden-captioning-scst"):
-        assert all(scores[run][metric] is not None for metric in captioning)
+        assert all(scores[run][metric] is not None for metric in METRICS["captioning"])
     assert scores["tden-captioning"]["CIDEr, gain over consensus of 30 neighbours"] < 0, "after two updates"
     curve = (root / "reports" / "curves" / "finetune" / "tden-captioning-scst.csv").read_text()
     assert "reward" in curve.partition("\n")[0], "it went on by the reward"
@@ -134,6 +198,37 @@ def test_flickr8k_goes_from_captions_to_scores_of_every_task(root: Path) -> None
     entailment = scores["tden-entailment"]
     assert {"recall (neutral)", "accuracy (image blanked)", "gain over image blanked"} <= set(entailment)
     assert "accuracy" in scores["tden-entailment-text-only"], "the control that was never shown a photo"
+
+
+@pytest.mark.pipeline
+@pytest.mark.usefixtures("without_java")
+def test_designs_that_read_regions_go_the_same_way(root: Path) -> None:
+    beside_tden(root, "flickr8k-xgpt.yaml", "flickr8k-unified-vlp.yaml")
+
+
+@pytest.mark.pipeline
+def test_designs_that_read_pixels_go_the_same_way_and_leave_the_cnn_as_it_was(root: Path) -> None:
+    beside_tden(root, "flickr8k-soho.yaml", "flickr8k-vlmo.yaml")
+    eyes = load_file(root / EYES)
+    for run, where in (
+        ("soho-entailment", "model.backbone.net."),
+        ("vlmo-entailment", "model.image_embedding.stem.backbone.net."),
+        ("vlmo-retrieval", "model.image_embedding.stem.backbone.net."),
+    ):
+        weights = load_file(Workspace(root).checkpoint(f"finetune/{run}") / "model.safetensors")
+        cnn = {name.removeprefix(where): w for name, w in weights.items() if name.startswith(where)}
+        assert "bn1.running_mean" in cnn and all(torch.equal(w, eyes[name]) for name, w in cnn.items()), run
+
+
+@pytest.mark.pipeline
+@pytest.mark.usefixtures("without_java")
+def test_what_is_left_out_can_be_compared(root: Path) -> None:
+    """Runs named -fresh begin with nothing that has learnt before, the others with words."""
+    beside_tden(root, "flickr8k-without.yaml")
+    for model in ("tden", "tden-dual"):
+        for name, learnt in ((model, {"words"}), (f"{model}-fresh", set())):
+            config = json.loads((Workspace(root).checkpoint(f"initial/{name}") / "config.json").read_text())
+            assert set(config["provenance"]) == learnt, name
 
 
 @pytest.mark.pipeline
