@@ -64,6 +64,8 @@ def test_one_file_with_photos_of_flickr8k_and_splits_by_its_lists(tmp_path: Path
     tables = load(tmp_path, split_files={"train": ["train.txt"], "test": ["dev.txt"]})
     assert {row["image_id"]: row["split"] for row in tables["images"]} == {"ve/1_ab": "test", "ve/3_ef": "train"}
     assert tables.left_out["hypotheses about photos that no list has"] == 1
+    (tmp_path / "ve" / "Flickr8k_text").mkdir()
+    (tmp_path / "ve" / "dev.txt").rename(tmp_path / "ve" / "Flickr8k_text" / "dev.txt")  # as its authors send them
     write(tmp_path / "ve", "esnlive.csv", rows(*(line.replace(",1_ab.jpg", ",") for line in lines)))
     by_list = load(tmp_path, split_files={"test": ["dev.txt"]})
     assert [row["image_id"] for row in by_list["images"]] == ["ve/1_ab"], "Flickr8k's list knows the file of 1.jpg"

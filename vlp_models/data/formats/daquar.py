@@ -41,7 +41,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     tables = Tables()
     files = _files(name, params, root)
     listed = "all" in files or bool(params.split_files) or bool(params.karpathy)  # else a file tells the split
-    lists = read_lists(name, params, [root], LISTS, tables).splits if listed else {}
+    lists = read_lists(name, params, root, LISTS, tables).splits if listed else {}
     folder = next((root / f for f in (params.images, PHOTO_FOLDER) if (root / f).is_dir()), root / params.images)
     endings = {path.stem: path.suffix for path in sorted(folder.iterdir())} if folder.is_dir() else {}
     kept: Counter[str] = Counter()

@@ -31,6 +31,6 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     if found is None:
         raise DataError(f"{root}: holds none of {', '.join(TEXTS)}; is it Flickr30k's folder?")
     path, reader = found
-    listed = read_lists(name, params, [root], LISTS, tables)
+    listed = read_lists(name, params, root, LISTS, tables)
     fill(tables, name, params, reader(path, tables), listed.splits, photo_folder(root, params.images))
     return tables

@@ -16,13 +16,12 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import Tables, need_root
 from vlp_models.data.formats.flickr_captions import fill, read_quoted, read_tokens
-from vlp_models.data.formats.photo_lists import photo_folder, read_lists
+from vlp_models.data.formats.photo_lists import photo_folder, read_lists, text_folders
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 LISTS = {"train": "Flickr_8k.trainImages.txt", "val": "Flickr_8k.devImages.txt", "test": "Flickr_8k.testImages.txt"}
 TEXTS = {"Flickr8k.token.txt": read_tokens, "captions.txt": read_quoted}
-TEXT_FOLDERS = ("", "Flickr8k_text")
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
@@ -31,12 +30,12 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
         DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither form.
     """
     root = need_root(base, params.root, "Flickr8k comes on request; set data.<name>.root to its folder")
-    tables, folders = Tables(), [root / folder for folder in TEXT_FOLDERS]
-    there = [(folder / file, reader) for file, reader in TEXTS.items() for folder in folders]
+    tables = Tables()
+    there = [(folder / file, reader) for file, reader in TEXTS.items() for folder in text_folders(root)]
     found = next(((path, reader) for path, reader in there if path.is_file()), None)
     if found is None:
         raise DataError(f"{root}: holds none of {', '.join(TEXTS)}; is it Flickr8k's folder?")
     path, reader = found
-    listed = read_lists(name, params, folders, LISTS, tables)
+    listed = read_lists(name, params, root, LISTS, tables)
     fill(tables, name, params, reader(path, tables), listed.splits, photo_folder(root, params.images))
     return tables

@@ -53,7 +53,7 @@ def fill(
         records: (provenance, record, the split its file says).
         parse: (its id, a record) -> what it says; raises `RecordError`.
     """
-    listed = read_lists(name, params, [root], {}, tables) if params.split_files or params.karpathy else None
+    listed = read_lists(name, params, root, {}, tables) if params.split_files or params.karpathy else None
     folder = photo_folder(root, params.images)
     seen: dict[str, str] = {}
     files: dict[str, str] = {}  # of the photos met: as the record names it -> where it is

@@ -19,6 +19,11 @@ from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 FOLDERS = ("Images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "flickr30k_images")
+TEXT_FOLDERS = ("", "Flickr8k_text")  # where lists and captions lie
+
+
+def text_folders(root: Path) -> list[Path]:
+    return [root / folder for folder in TEXT_FOLDERS]
 
 
 def photo_id(file: str) -> str:
@@ -51,21 +56,20 @@ class Listed:
     files: dict[str, str]
 
 
-def read_lists(
-    name: str, params: SourceParams, folders: list[Path], official: Mapping[str, str], tables: Tables
-) -> Listed:
+def read_lists(name: str, params: SourceParams, root: Path, official: Mapping[str, str], tables: Tables) -> Listed:
     """The photos with their splits: by the Karpathy file, `params.split_files`, or the official lists that are there.
 
     A photo that two lists have is of the first one, and the other mention is set aside. `params.held_out` of train
     becomes val.
 
     Args:
-        folders: where lists are looked for.
+        root: the dataset's; lists are looked for there and in `Flickr8k_text`.
         official: split -> the name its list goes by.
 
     Raises:
         DataError: no list is there, or one that `split_files` names is not.
     """
+    folders = text_folders(root)
     if params.karpathy:
         entries = karpathy.read(_find(params.karpathy, folders), tables, sentences=False)
         found = {photo_id(entry.filename): entry.split for entry in entries.values()}
@@ -76,7 +80,7 @@ def read_lists(
         }
         if not files:
             raise DataError(
-                f"data.{name}: none of {', '.join(official.values())} is in {folders[0]}: without a list of photos "
+                f"data.{name}: none of {', '.join(official.values())} is in {root}: without a list of photos "
                 f"there are no splits; put the official lists there, or name your own in data.{name}.split_files"
             )
         found, names = {}, {}
