@@ -29,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 STAGES = (
     *("prepare pairs", "validate", "detector", "features", "tokenizer", "shards", "initial tden", "pretrain tden"),
     *("finetune tden-captioning", "evaluate tden-captioning"),
+    *("initial tden-dual", "finetune tden-retrieval", "evaluate tden-retrieval"),
 )
 SHORT = [
     "validate.max_bad_fraction=0.1",
@@ -37,6 +38,8 @@ SHORT = [
     "pretrain.tden.batch_size=8",
     "finetune.tden-captioning.max_epochs=1",
     "finetune.tden-captioning.batch_size=8",
+    "finetune.tden-retrieval.max_epochs=1",
+    "finetune.tden-retrieval.batch_size=8",
     "evaluate.bootstrap=20",
     "evaluate.beam_size=2",
     "evaluate.consensus=6",
@@ -52,6 +55,10 @@ TINY = [
     "models.tden.config.heads=2",
     "models.tden.config.intermediate=32",
     "models.tden.words=",
+    "models.tden-dual.config.hidden=16",
+    "models.tden-dual.config.heads=2",
+    "models.tden-dual.config.intermediate=32",
+    "models.tden-dual.words=",
     "tokenizer.source=train",
     "tokenizer.vocab=",
     "tokenizer.vocab_size=120",
@@ -132,6 +139,9 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     assert sum(rule["failed"] for rule in validation["rules"]) >= 1, "the empty caption is counted"
     scores = json.loads((workspace.evaluation("tden-captioning") / "scores.json").read_text())
     assert any(score["metric"] == "CIDEr" and score["value"] is not None for score in scores)
+
+    found = json.loads((workspace.evaluation("tden-retrieval") / "scores.json").read_text())
+    assert any(score["metric"] == "R@1" and score["value"] is not None for score in found), "for the page's search"
 
     curve = (workspace.reports / "curves" / "pretrain" / "tden.csv").read_text()
     assert "moc" in curve.partition("\n")[0], "the backbone's classes are a target"

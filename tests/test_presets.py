@@ -36,7 +36,7 @@ XGPT_DEMO = 5_135_674
 PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "tiny": ([], 600_784),
     "tiny-coco": ([], DEMO),
-    "own-pairs": ([], 34_656_256),  # as Flickr8k's
+    "own-pairs": ([], FLICKR8K),
     "incoming": ([], DEMO),
     "tden-two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),
@@ -138,6 +138,8 @@ def test_own_pairs_are_learnt_from_alone_also_over_flickr8k(tmp_path: Path) -> N
     assert laid.sources == there.sources == {"pairs": 1}
     assert dataclasses.replace(laid, config=there.config) == there, "but for a dropout that is the model's"
     assert laid.config == {"feature_dropout": over.models["tden"].config["feature_dropout"]}
+    assert alone.finetune["tden-retrieval"] == over.finetune["tden-retrieval"], "and searched for"
+    assert alone.finetune["tden-retrieval"].sources == {"pairs": 1}
 
 
 def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> None:
