@@ -23,7 +23,7 @@ help:
 	@echo "make test       install, run the tests (about half an hour on two cores)"
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
-	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (over an hour)"
+	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (about an hour)"
 	@echo "     ... MODELS=\"xgpt unified-vlp soho vlmo\"   these designs beside TDEN, about as long each"
 	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-long  the tests that take minutes each"
