@@ -156,7 +156,6 @@ def test_what_it_learned_from_is_said_and_what_it_can_not_do(tmp_path: Path) -> 
 
 def test_without_gradio_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "find_spec", lambda name: None)
-    with pytest.raises(
-        MissingToolError, match=r"`uv pip install --no-deps -r requirements-photographs\.lock` brings it"
-    ):
+    install = r"`uv pip install --no-deps --require-hashes -r requirements-photographs\.lock`"
+    with pytest.raises(MissingToolError, match=f"{install} brings it"):
         app.check_installed()

