@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ def loader_of(shards: Path, stream: StreamParams, *, workers: int = 0, rank: int
     return factory(rank, ranks)[0]
 
 
+def endless(loader: Any) -> Iterator[list[Sample]]:
+    """Its batches, epoch after epoch."""
+    return chain.from_iterable(repeat(loader))
+
+
 def told(samples: list[Sample]) -> list[tuple[Any, ...]]:
     """All that makes a sample, in a form that can be compared."""
     return [
@@ -101,21 +107,23 @@ def test_each_pair_once_an_epoch_however_many_workers_and_ranks(shards: Path, re
         assert joined == epochs[0], workers
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resumed_after_a_batch_it_goes_on_with_the_next(workers: int, shards: Path, remote: StreamParams) -> None:
-    whole, states = [], []
-    reference = loader_of(shards, remote)
-    for _ in range(2):
-        for batch in reference:
-            whole.append(told(batch))
-            states.append(reference.state_dict())
-    for done in (0, 2, 6, 11) if not workers else (2, 6):  # 6: the last of an epoch
-        loader = loader_of(shards, remote, workers=workers)
-        loader.load_state_dict(states[done])
-        rest: list[Any] = []
-        while len(rest) < len(whole) - done - 1:
-            rest += [told(batch) for batch in loader]
-        assert rest == whole[done + 1 :], done
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_resumed_after_a_batch_it_goes_on_with_the_next(
+    workers: int, ranks: int, shards: Path, remote: StreamParams
+) -> None:
+    """Against two epochs of seven batches, of one process without workers."""
+    whole = [told(batch) for batch in islice(endless(loader_of(shards, remote)), 14)]
+    for done in (3, 7, 10) if not workers else (3,):
+        broken_off, *resumed = (
+            loader_of(shards, remote, workers=workers, rank=rank, ranks=ranks) for rank in (ranks - 1, *range(ranks))
+        )
+        assert len(list(islice(endless(broken_off), done))) == done
+        for loader in resumed:
+            loader.load_state_dict(broken_off.state_dict())
+        shares = zip(*map(endless, resumed), strict=True)
+        rest = [told([*chain.from_iterable(of_batch)]) for of_batch in islice(shares, 14 - done)]
+        assert rest == whole[done:], done
 
 
 def test_a_server_that_is_away_is_waited_for(server: Server, shards: Path, remote: StreamParams) -> None:

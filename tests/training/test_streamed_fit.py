@@ -69,14 +69,17 @@ def test_from_a_server_as_from_a_folder(
 
 
 @pytest.mark.parametrize(
-    "ranks", [1, pytest.param(2, marks=[pytest.mark.long, pytest.mark.timeout(600)])], ids=["one", "two"]
+    ("ranks", "workers"),
+    [(1, 1), pytest.param(2, 0, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
+    ids=["one-with-a-worker", "two"],
 )
 def test_killed_within_an_epoch_it_goes_on_from_the_server(
-    world: Path, remote: dict[str, Any], from_folder: Any, ranks: int
+    world: Path, remote: dict[str, Any], from_folder: Any, ranks: int, workers: int
 ) -> None:
-    """The fourth of an epoch's six updates is saved, and then the processes are killed."""
-    work, settings = f"killed-{ranks}", {"devices": ranks, "stream": remote, "batch_size": 8}
-    kill = {"step": 4, "number": signal.SIGKILL, "to": list(range(ranks))}
+    """The fourth of an epoch's six updates is saved, and then all processes are killed at once, workers too."""
+    work = f"killed-{ranks}"
+    settings = {"devices": ranks, "num_workers": workers, "stream": remote, "batch_size": 8}
+    kill = {"step": 4, "number": signal.SIGKILL, "to": "group"}
     code, said = run(world, work, signal=kill, **settings)
     assert code != 0 and not (world / work / "rows.json").exists(), said
     code, said = run(world, work, **settings)
