@@ -12,7 +12,12 @@ from PIL import Image, ImageDraw
 
 from vlp_models.data.boxed import write_boxed
 from vlp_models.data.tables import write_table
-from vlp_models.params import Params, load_params
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.models import DataFacts, build_model
+from vlp_models.models.checkpoint import write_checkpoint
+from vlp_models.models.info import CheckpointInfo
+from vlp_models.params import Params, load_params, to_plain
+from vlp_models.tasks import task_class
 from vlp_models.workspace.paths import Workspace
 
 SPLITS = ("train", "train", "train", "train", "train", "train", "val", "val", "test")
@@ -75,3 +80,29 @@ def params_with(*, detector: dict[str, Any] | None = None, features: dict[str, A
         detector=dataclasses.replace(params.detector, **quick | (detector or {})),
         features=dataclasses.replace(params.features, **features or {}),
     )
+
+
+def write_captioner(directory: Path, features: dict[str, Any]) -> Path:
+    """An untrained captioner's checkpoint, for features of this manifest."""
+    tokenizer = Tokenizer.train(["a red square", "a blue square"], 40, 1, True)
+    facts = DataFacts(
+        vocab_size=tokenizer.vocab_size,
+        mask_id=tokenizer.mask_id,
+        feature_dim=features["feature_dim"],
+        num_classes=len(features["classes"]),
+    )
+    model = build_model("tden", {"hidden": 16, "heads": 2, "intermediate": 32}, facts)
+    info = CheckpointInfo(
+        family="tden",
+        name="tden",
+        model_config=to_plain(model.config),
+        task="captioning",
+        max_text_len=8,
+        max_regions=16,
+        detector_id=features["detector_id"],
+        feature_dim=features["feature_dim"],
+        classes=tuple(features["classes"]),
+    )
+    directory.mkdir()
+    write_checkpoint(directory, task_class("captioning")(model, tokenizer, info), info, tokenizer)
+    return directory

@@ -10,16 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_workspace import SPLITS, make_workspace, params_with
+from drawn_workspace import SPLITS, make_workspace, params_with, write_captioner
 from timm_toys import SMALL, write_weights
 
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
-from vlp_models.models import DataFacts, build_model
-from vlp_models.models.checkpoint import write_checkpoint
-from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, TimmParams, to_plain
 from vlp_models.pipeline.outside import packages
 from vlp_models.serving.bundle import write_bundle
@@ -27,7 +23,6 @@ from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import detector, plan
 from vlp_models.stages.features import run
-from vlp_models.tasks import task_class
 from vlp_models.workspace.paths import Workspace, hash_path
 
 
@@ -46,32 +41,6 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def captioner(directory: Path, manifest: dict[str, Any]) -> Path:
-    """An untrained one's checkpoint, for features of this manifest."""
-    tokenizer = Tokenizer.train(["a red square", "a blue square"], 40, 1, True)
-    facts = DataFacts(
-        vocab_size=tokenizer.vocab_size,
-        mask_id=tokenizer.mask_id,
-        feature_dim=manifest["feature_dim"],
-        num_classes=len(manifest["classes"]),
-    )
-    model = build_model("tden", {"hidden": 16, "heads": 2, "intermediate": 32}, facts)
-    info = CheckpointInfo(
-        family="tden",
-        name="tden",
-        model_config=to_plain(model.config),
-        task="captioning",
-        max_text_len=8,
-        max_regions=16,
-        detector_id=manifest["detector_id"],
-        feature_dim=manifest["feature_dim"],
-        classes=tuple(manifest["classes"]),
-    )
-    directory.mkdir()
-    write_checkpoint(directory, task_class("captioning")(model, tokenizer, info), info, tokenizer)
-    return directory
 
 
 def test_every_image_has_cells_with_classes(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +70,7 @@ def test_chosen_levels_are_in_the_features_and_in_what_is_served(workspace: Work
     bundle = workspace.root / "bundle"
     write_bundle(
         bundle,
-        checkpoint=captioner(workspace.root / "checkpoint", manifest),
+        checkpoint=write_captioner(workspace.root / "checkpoint", manifest),
         detector=workspace.detector,
         features=to_plain(params.features),
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from coco_toys import MOBILE, keep_coco_detector
 from timm_toys import SMALL, keep_in_cache, network
-from torch import nn
-from torchvision.models import get_model, get_model_weights
+from torchvision.models import get_model
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.ops import FrozenBatchNorm2d
@@ -23,20 +23,6 @@ from vlp_models.vision.extract import RegionExtractor
 from vlp_models.vision.published import fetch_published, load_published
 from vlp_models.vision.weights import data_config
 
-MOBILE = "mobilenet_v3_large_320_fpn"
-
-
-def fresh(backbone: str) -> FasterRCNN:
-    """torchvision's, with random weights, whose batch norms know what comes to them, so that boxes differ."""
-    torch.manual_seed(0)
-    model = get_model(f"fasterrcnn_{backbone}", weights=None, weights_backbone=None)
-    for module in model.backbone.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 1.0
-    with torch.no_grad():
-        model.backbone(torch.randn(1, 3, 128, 128))
-    return model.eval()
-
 
 def lightened(model: FasterRCNN) -> FasterRCNN:
     """That drops no box for want of confidence; where it takes pictures of 800 pixels, of 96, and fewer boxes."""
@@ -47,20 +33,11 @@ def lightened(model: FasterRCNN) -> FasterRCNN:
     return model
 
 
-def without_counters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """As torchvision publishes them: of frozen batch norms."""
-    return {name: tensor for name, tensor in model.state_dict().items() if "num_batches_tracked" not in name}
-
-
 @pytest.mark.parametrize("backbone", PUBLISHED)
 def test_a_coco_detector_by_name_or_path_finds_what_torchvisions_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: DetectorBackbone
 ) -> None:
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    entry = get_model_weights(f"fasterrcnn_{backbone}")["DEFAULT"]
-    file = tmp_path / "hub" / "checkpoints" / Path(entry.url).name  # torchvision's name for it in its cache
-    file.parent.mkdir(parents=True)
-    torch.save(without_counters(fresh(backbone)), file)
+    file, entry = keep_coco_detector(monkeypatch, tmp_path, backbone)
     theirs = get_model(f"fasterrcnn_{backbone}", weights=entry).eval()
     named, by_path = fetch_published("torchvision", backbone, "here"), load_published(file, backbone, ["cat"])
     assert named.classes == by_path.classes and (len(named.classes), named.classes[1]) == (91, "person")
