@@ -97,7 +97,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         f"features {source.detector_id}: {counts['regions']:,} regions of {counts['images']:,} images, "
         f"{source.feature_dim} numbers each"
         + (f", {taken:,} images taken over from the last run" if taken else "")
-        + (f", {made:,} extracted at {made / seconds:.0f} images/s" if made else "")
+        + (f", {made:,} extracted at {_speed(made, seconds)}" if made else "")
     )
     for rule, count in Counter(row["rule"] for row in notes).items():
         print(f"  {rule}: {count:,} images, listed in {workspace.features / 'quarantine.parquet'}")
@@ -187,7 +187,7 @@ def _make_chunks(
         def advance(count: int) -> None:
             nonlocal made
             made += count
-            bar.advance(f"{made / (time.perf_counter() - start):.0f} images/s", by=count)
+            bar.advance(_speed(made, time.perf_counter() - start), by=count)
 
         if isinstance(mapper, LocalMapper) and mapper.workers == 1:  # with the source at hand, image by image
             for chunk in missing:
@@ -198,6 +198,12 @@ def _make_chunks(
                 advance(count)
                 taken += known
     return made - taken, taken
+
+
+def _speed(images: int, seconds: float) -> str:
+    """Three digits, or all before the point: slow is not 0."""
+    rate = images / seconds
+    return f"{rate:,.0f} images/s" if rate >= 100 else f"{rate:.3g} images/s"
 
 
 def _processes(source: RegionSource, chunks: int) -> int:
