@@ -59,7 +59,10 @@ def test_the_best_is_chosen_on_val_judged_on_test_and_the_uses_of_the_test_are_c
     assert (first.outcome, first.run) == ("promoted", "pixels")
     assert (first.numbers["value"], first.numbers["test_uses"]) == (percent(BETTER), 1)
     assert first.numbers["chosen_on"] == "val"
-    assert "chosen among several on val" in "\n".join(explain(first))
+    said = "\n".join(explain(first))
+    assert "chosen among several on val" in said
+    beside = f"beside it: version 1 (run regions, tden): {percent(GOOD):.2f} on val, where it has {percent(BETTER):.2f}"
+    assert beside in said, "a figure of val is not taken for one of the test"
 
     add(BEST, WEAK, "other")
     second = registry.promote(runs=RUNS)

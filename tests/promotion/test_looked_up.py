@@ -51,6 +51,11 @@ def test_a_picture_whose_captions_a_version_holds_is_found_in_it(
     version = client.get_model_version("toy-captioning", str(made.version))
     assert looks_up(version, {"mine/b", "other"}) is holds
     assert not looks_up(version, {"mine/c"})
+    with monkeypatch.context() as broken:
+        broken.setattr("json.loads", lambda text: [["mine/b"]])
+        if holds:
+            with pytest.raises(OSError, match="is damaged"):
+                looks_up(version, {"mine/b"})
 
     def fails(*_: Any, **__: Any) -> str:  # as a bucket does, also for a file that is not there
         raise MlflowException("An error occurred (404)", error_code=INTERNAL_ERROR)

@@ -173,7 +173,10 @@ def looks_up(version: ModelVersion, images: Collection[str]) -> bool:
         return False
     with tempfile.TemporaryDirectory() as temporary:
         file = mlflow.artifacts.download_artifacts(f"{folder}/{CAPTIONS}", dst_path=temporary)
-        return any(image_id in images for image_id, _ in json.loads(Path(file).read_text(encoding="utf-8")))
+        try:
+            return any(image_id in images for image_id, _ in json.loads(Path(file).read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise OSError(f"{CAPTIONS} is damaged: {error}") from None
 
 
 def _provenance(version: ModelVersion) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,11 +121,17 @@ def explain(decision: Decision) -> list[str]:
     lines += _about_the_test(numbers)
     if decision.outcome != "unchanged":
         lines += [f"  {'overridden: ' if decision.forced else ''}{reason}" for reason in decision.reasons]
+    own = next((f", where it has {c['value']:.2f}" for c in decision.candidates if _is_own(c, decision)), "")
+    where = f" on {numbers['chosen_on']}{own}" if numbers.get("chosen_on") else ""  # not the test's figures
     for other in decision.candidates:
         if other["version"] != decision.version:
-            value = other.get("note") or f"{other['value']:.2f}"
+            value = other.get("note") or f"{other['value']:.2f}{where}"
             lines.append(f"  beside it: version {other['version']}{of_run(other['run'], other['run_model'])}: {value}")
     return lines
+
+
+def _is_own(candidate: Mapping[str, Any], decision: Decision) -> bool:
+    return candidate["version"] == decision.version and candidate["value"] is not None
 
 
 def _about_the_gain(numbers: dict[str, Any]) -> list[str]:
