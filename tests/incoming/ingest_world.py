@@ -13,10 +13,12 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from vlp_models.incoming import ingest
 from vlp_models.params import Params, load_params
 from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
+COUNTS = ("new", "duplicates", "leaks", "bad")
 
 
 def picture(seed: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
@@ -96,3 +98,10 @@ def quarantined(workspace: Workspace, name: str) -> dict[str, tuple[str, str, st
     path = workspace.reports / "incoming" / f"{name}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return {row["image"] or row["from"]: (row["verdict"], row["rule"], row["reason"]) for row in rows}
+
+
+def take(workspace: Workspace) -> tuple[int, ...]:
+    """Ingests; how many pairs were new, there already, leaks and bad."""
+    report = ingest.run(params_of(workspace), workspace)
+    assert report == json.loads((workspace.reports / "incoming.json").read_text())
+    return tuple(report[name] for name in COUNTS)

@@ -401,6 +401,6 @@ class SOHO(nn.Module):
 
     def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
         """Takes over what fits of another SOHO's weights: that of another backbone, image size, dictionary or stage."""
-        told = {key: list(value) for key, value in IMAGENET.items()} | dict(config)  # older ones do not say either
+        told = {key: list(value) for key, value in IMAGENET.items()} | dict(config)  # older ones do not say
         refuse_other(told, dataclasses.asdict(self.config), SAME)
         return adopt_weights(self, weights, tables=("text_embedding.positions.weight",))
