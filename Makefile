@@ -19,7 +19,7 @@ JOBS ?= auto  # test processes; each test has one thread
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       install, run the whole pipeline on the embedded scenes, show results (11 to 18 minutes on two cores)"
+	@echo "make demo       install, run the whole pipeline on the embedded scenes, show results (6 to 18 minutes on two cores)"
 	@echo "make test       install, run the tests (about half an hour on two cores)"
 	@echo "make lint       ruff, mypy, import floors"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
