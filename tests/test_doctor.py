@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from vlp_models import doctor
+from vlp_models.errors import ParamsError
+from vlp_models.params import load_params
 
 
 def test_no_java_is_a_note_about_what_will_not_be_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -44,3 +46,12 @@ def test_a_busy_port_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setattr(doctor, "PORTS", {port: "mlflow server"})
         findings = {finding.subject: finding for finding in doctor.examine(tmp_path)}
     assert f"--port {port + 1}" in findings[f"port {port}"].text
+
+
+def test_another_checkouts_package_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "vlp_models" / "cli").mkdir(parents=True)
+    (tmp_path / "params.yaml").write_text("generate: {}\n")
+    with pytest.raises(ParamsError, match=f"has its own code .* set PYTHONPATH={tmp_path}"):
+        load_params(tmp_path / "params.yaml")
+    findings = {finding.subject: finding for finding in doctor.examine(tmp_path)}
+    assert findings["code"].level == "problem" and str(tmp_path) in findings["code"].text

@@ -97,7 +97,7 @@ def test_shipped_params_are_valid_and_plain() -> None:
         ({"pretrain.tden.passes.scheme": "aa"}, r"must be one of single, a, b, c.*did you mean `a`"),
         ({"evaluate.splits": "test"}, r"`evaluate\.splits` must be a list"),
         ({"models": "tden"}, r"`models` must be a section"),
-        ({"model": {"name": "tden"}}, r"`vlp migrate` writes it anew"),
+        ({"model": {"name": "tden"}}, r"name models in `models`"),
         ({"pretrain.tden.model": "tdem"}, r"`pretrain\.tden\.model: tdem`; did you mean `tden`"),
         ({"pretrain.tden.start": "pretrain/tden"}, r"`pretrain\.tden` starts from itself"),
         ({"finetune.tden-vqa.start": "tden"}, r"a start is initial/MODEL, pretrain/RUN or finetune/RUN"),

@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from vlp_models.checkout import run_the_code_of
 from vlp_models.errors import ParamsError, VLPError, is_disk_full
 from vlp_models.redaction import redact
 from vlp_models.tasks import TASKS
@@ -98,20 +97,6 @@ def plan() -> None:
     from vlp_models.commands import write_plan
 
     print("dvc.yaml: written anew" if write_plan() else "dvc.yaml: as it should be")
-
-
-@app.command()
-def migrate(
-    source: Annotated[str, typer.Argument(help="The params.yaml of an older version.")] = "params.yaml",
-) -> None:
-    """Writes a params.yaml with one model and one pretraining anew, with named models and runs; the old one is kept."""
-    from vlp_models.commands import write_plan
-    from vlp_models.migrate import migrate_params
-
-    for line in migrate_params(Path(source)):
-        print(line)
-    if Path(source).name == "params.yaml" and write_plan():
-        print("dvc.yaml: written anew")
 
 
 @app.command()
@@ -429,7 +414,6 @@ def main() -> None:
     # Threads that wait actively slow each other down tenfold as soon as there are more of them than cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        run_the_code_of(Path.cwd())
         app()
     except VLPError as error:
         if os.environ.get("VLP_DEBUG"):

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from vlp_models.checkout import PACKAGE, installed_from, other_code
+from vlp_models.pipeline.code import ROOT, other_package
 
 # Releases that must not run: what is wrong with them, and the way out.
 KNOWN_BAD = {
@@ -52,18 +52,11 @@ def _python() -> Finding:
 
 
 def _code(root: Path) -> Finding:
-    """Whose code runs here, and whose would without `vlp`."""
-    theirs, own, installed = other_code(root), PACKAGE.parent, installed_from()
+    theirs = other_package(root)
     if theirs is not None:
-        return Finding("problem", "code", f"that of {own} runs, not this folder's: set PYTHONPATH={theirs.parent}")
-    here = root.absolute() == own or (root / PACKAGE.name).is_dir()
-    if here and installed is not None and installed.is_dir() and not installed.samefile(own):
-        text = (
-            f"that of this folder runs, but this environment has {installed} installed: `vlp`, `dvc repro` and "
-            f"`python -m` here use this folder's; scripts and notebooks need PYTHONPATH={own}, or `make install` here"
-        )
-        return Finding("note", "code", text)
-    return Finding("ok", "code", f"that of {own}" + ("" if here else "; this folder has none of its own"))
+        text = f"{ROOT} is running, not this folder's code: run `make install` here, or set PYTHONPATH={theirs.parent}"
+        return Finding("problem", "code", text)
+    return Finding("ok", "code", str(ROOT))
 
 
 def _packages() -> Iterator[Finding]:

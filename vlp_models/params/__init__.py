@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.checkout import refuse_other_code
 from vlp_models.errors import ParamsError
 from vlp_models.params.augment import AugmentedParams, AugmentParams
 from vlp_models.params.cluster import ClusterParams
@@ -44,6 +43,7 @@ from vlp_models.params.runs import (
 )
 from vlp_models.params.schema import build, nearest, to_plain
 from vlp_models.params.snapshots import SnapshotParams
+from vlp_models.pipeline.code import refuse_other_package
 
 __all__ = [
     "AugmentParams",
@@ -151,7 +151,7 @@ def load_params(path: Path | str = "params.yaml") -> Params:
 
     Raises:
         ParamsError: the file is missing, is no YAML mapping, breaks the schema, or names what is not there; or the
-            code that runs is not that of its folder (vlp_models/checkout.py).
+            code that runs is not that of its folder (vlp_models/pipeline/code.py).
     """
     return parse_params(read_yaml(path), str(path))
 
@@ -165,7 +165,7 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
     import yaml
 
     path = Path(path)
-    refuse_other_code(path.parent)
+    refuse_other_package(path.parent)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         text = path.read_text(encoding="utf-8")
@@ -188,8 +188,8 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml") -> Params:
     """
     if "model" in raw or "scheduled_sampling" in raw:
         raise ParamsError(
-            f"{file}: of an older version, with one model and one pretraining; `vlp migrate` writes it anew, with "
-            "`models`, and runs by name"
+            f"{file}: one `model` per file is no longer supported; name models in `models`, and runs in `pretrain` and "
+            "`finetune`"
         )
     params = build(Params, with_defaults(raw, file), where="", file=file)
     _check_names(params, file)

@@ -14,9 +14,31 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from vlp_models.errors import ParamsError
+
 PACKAGE = "vlp_models"
 ROOT = Path(__file__).parents[1]  # of the package that runs
 TABLES = ("FAMILIES", "TASKS", "FORMATS", "WORLDS")  # of places by name: `module:Class`
+
+
+def other_package(folder: Path) -> Path | None:
+    """Return the `vlp_models` package inside `folder` if it is not the one that is running."""
+    theirs = folder.absolute() / PACKAGE
+    return theirs if (theirs / "cli").is_dir() and not ROOT.samefile(theirs) else None
+
+
+def refuse_other_package(folder: Path) -> None:
+    """Refuse to work in a checkout whose code is not the code that runs: DVC would record the wrong source hashes.
+
+    Raises:
+        ParamsError: `folder` holds another copy of this package.
+    """
+    theirs = other_package(folder)
+    if theirs is not None:
+        raise ParamsError(
+            f"{folder / 'params.yaml'}: this folder has its own code ({theirs}), but {ROOT} is running; "
+            f"run `make install` there, or set PYTHONPATH={theirs.parent}"
+        )
 
 
 def files_behind(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
