@@ -146,7 +146,7 @@ def truth(pairs: int) -> dict[str, int]:
 def ingest(root: Path) -> dict[str, float]:
     """Seconds of one `vlp ingest`, and the peak memory of its processes in MB."""
     code = (
-        "import resource, json, sys; from vlp_models.cli import main\n"
+        "import resource, json, sys; from vlp_models.cli.main import main\n"
         "sys.argv = ['vlp', 'ingest']\n"
         "try: main()\n"
         "except SystemExit as stop: assert not stop.code, stop.code\n"

@@ -14,8 +14,8 @@ from prefect.client.schemas.objects import State
 from flows.notify import notify
 from flows.parts import Part, promotion_part, training_parts
 from flows.tasks import HOOKS, run_parts
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.errors import ParamsError
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
 from vlp_models.tasks import TASKS
 

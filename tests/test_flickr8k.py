@@ -23,8 +23,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from timm_toys import SMALL, write_weights
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.data.tables import read_table
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
 from vlp_models.workspace.paths import Workspace
 

@@ -18,7 +18,7 @@ def test_imports_point_down() -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['vlp', '--help']\n"
-        "from vlp_models.cli import main\n"
+        "from vlp_models.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'lightning', 'mlflow', 'prefect', 'pandas', 'great_expectations', 'numpy', 'pyarrow'}\n"

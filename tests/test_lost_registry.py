@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models import commands
+from vlp_models.cli.main import run as commands
 from vlp_models.errors import TrackingError
 from vlp_models.evaluation import registered
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.errors import ParamsError
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params, read_yaml
 from vlp_models.params.nesting import check_nesting
 

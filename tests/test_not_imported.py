@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vlp_models import commands
-from vlp_models.overlay import apply_overlay
+from vlp_models.cli.main import run as commands
+from vlp_models.cli.presets import apply_overlay
 
 ROOT = Path(__file__).parent.parent
 HINT = "`vlp import-checkpoint` makes it, and `--name resnet` gives it that place"

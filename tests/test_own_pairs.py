@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 from timm_toys import SMALL, write_weights
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.errors import CheckpointError, DataError
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params, to_plain
 from vlp_models.serving.bundle import SEARCH, not_served, try_out, write_bundle
 from vlp_models.serving.page.handlers import Eye, Page

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.errors import ParamsError
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params, parse_params, to_plain
 
 ROOT = Path(__file__).parent.parent

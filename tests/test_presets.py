@@ -12,8 +12,8 @@ import pytest
 import torch
 from public_tden import PUBLIC
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.models import DataFacts, build_model
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
 
 ROOT = Path(__file__).parent.parent

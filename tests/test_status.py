@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.status import status
+from vlp_models.cli.status import status
 
 ROOT = Path(__file__).parent.parent
 

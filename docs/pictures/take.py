@@ -224,7 +224,7 @@ def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wan
             page.locator("#found img").first.wait_for()
         page.wait_for_timeout(2000)
 
-    command = [sys.executable, "-m", "vlp_models.cli", "demo", "--port", str(port)]
+    command = [sys.executable, "-m", "vlp_models.cli.main", "demo", "--port", str(port)]
     with server(command, base, dict(os.environ), home / "page.log"):
         camera.take(base, name, settle=2, act=use, whole=True)
     _shrink(HERE / f"{name}.png", colours)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
 from vlp_models.data.needs import Needs, needs
 from vlp_models.errors import ParamsError
-from vlp_models.overlay import apply_overlay
 
 ROOT = Path(__file__).parents[2]
 REGIONS = ModelInputs(image=RegionInput())

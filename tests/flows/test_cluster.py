@@ -67,7 +67,7 @@ def test_a_dask_cluster_makes_what_one_process_makes(tmp_path: Path) -> None:
             for name in ("features", "shards"):
                 output = getattr(workspace, name)
                 output.rename(output.with_name(f"{name}-alone"))
-                command = [sys.executable, "-m", "vlp_models.cli", "stage", name]
+                command = [sys.executable, "-m", "vlp_models.cli.main", "stage", name]
                 subprocess.run(command, cwd=tmp_path, check=True, timeout=240)
     finally:
         server.stop()

@@ -80,6 +80,6 @@ def shards(root: Path) -> bytes:
 
 
 def test_nothing_is_taken_out_when_nobody_can_be_asked(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vlp_models.cli", "forget", "scenes/1"]
+    command = [sys.executable, "-m", "vlp_models.cli.main", "forget", "scenes/1"]
     done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 2 and "give --dry-run, or --yes" in done.stderr

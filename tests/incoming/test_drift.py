@@ -74,7 +74,7 @@ def test_new_batches_are_compared_and_a_shift_stops_the_gate(trained: Workspace)
     raw = yaml.safe_load((trained.root / "params.yaml").read_text())
     raw["drift"]["gate"] = True
     (trained.root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-    command = [sys.executable, "-m", "vlp_models.cli", "drift"]
+    command = [sys.executable, "-m", "vlp_models.cli.main", "drift"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=trained.root, env=env, capture_output=True, text=True)
     assert done.returncode == 4, done.stdout + done.stderr

@@ -292,7 +292,7 @@ def test_the_command_says_that_nothing_is_new_at_once(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
     simple_drop(workspace, "first", range(1, 4))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "vlp_models.cli", "ingest"]
+    command = [sys.executable, "-m", "vlp_models.cli.main", "ingest"]
     first = subprocess.run(command, cwd=workspace.root, env=env, capture_output=True, text=True)
     assert first.returncode == 0 and "3 new pairs" in first.stdout, first.stdout + first.stderr
     start = time.perf_counter()

@@ -107,7 +107,7 @@ def test_kills_at_random_moments_with_workers(tmp_path: Path) -> None:
     seeds = range(1, 601)
     simple_drop(workspace, "drop", seeds)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "vlp_models.cli", "ingest"]
+    command = [sys.executable, "-m", "vlp_models.cli.main", "ingest"]
     rng = random.Random(5)
     kills = 0
     for attempt in range(40):

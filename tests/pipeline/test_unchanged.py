@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.commands import run_stage
+from vlp_models.cli.run import run_stage
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.pipeline.recorded import note, take_back
 from vlp_models.stages import prepare, tokenizer

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from small_project import SIZES, make_data, make_model
 
+from vlp_models.cli.history import find_version, print_lineage
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.checkpoint import read_config
 from vlp_models.params import GateParams, ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.promotion.actions import promote_task
 from vlp_models.promotion.evaluate_alias import evaluate_alias
-from vlp_models.promotion.tables import find_version, print_lineage
 from vlp_models.stages import evaluate, features, register, shards
 from vlp_models.tracking.client import connect
 from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
@@ -185,7 +185,7 @@ def test_the_commands(workspace: Workspace) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def vlp(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "vlp_models.cli", *words]
+        command = [sys.executable, "-m", "vlp_models.cli.main", *words]
         return subprocess.run(command, cwd=workspace.root, env=env, capture_output=True, text=True)
 
     refused = vlp("promote", "vqa", "--by", "eve")
@@ -202,7 +202,7 @@ def test_the_commands(workspace: Workspace) -> None:
 def test_status_of_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['vlp', 'status']\n"
-        "from vlp_models.cli import main\n"
+        "from vlp_models.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
         "print('HEAVY', sorted({'torch', 'mlflow', 'numpy', 'pyarrow', 'pandas'} & set(sys.modules)))"

@@ -23,7 +23,7 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from vlp_models.demo import make_page
+from vlp_models.cli.demo import make_page
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.serving.images import MAX_BYTES
@@ -168,7 +168,7 @@ def test_without_a_host_it_listens_on_this_machine_alone(here: Workspace, params
         pytest.skip("gradio is not installed: requirements-photographs.lock")
     (here.root / "params.yaml").write_text(yaml.safe_dump(to_plain(params)), encoding="utf-8")
     port, said = _free_port(), tmp_path / "stderr"
-    command = [sys.executable, "-m", "vlp_models.cli", "demo", "--port", str(port)]
+    command = [sys.executable, "-m", "vlp_models.cli.main", "demo", "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with said.open("w") as errors:
         process = subprocess.Popen(

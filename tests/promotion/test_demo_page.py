@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from PIL import ExifTags, Image
 from small_project import make_model
 
-from vlp_models.demo import make_page
+from vlp_models.cli.demo import make_page
 from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES
 from vlp_models.params import EvaluateParams, ModelParams, Params

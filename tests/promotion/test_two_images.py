@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from small_project import SIZES, make_model
 
-from vlp_models.commands import predict
+from vlp_models.cli.run import predict
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES

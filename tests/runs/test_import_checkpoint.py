@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 from toy_world import CLASSES, FEATURE_DIM, TINY, write_shards, write_tokenizer
 from typer.testing import CliRunner
 
-from vlp_models.cli import app
+from vlp_models.cli.main import app
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import load_model
 from vlp_models.models.tden.model import TDEN
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
 from vlp_models.runs.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial

@@ -15,7 +15,7 @@ from toy_world import CLASSES, FEATURE_DIM, write_workspace
 from transformers import BertConfig, BertForPreTraining
 from typer.testing import CliRunner
 
-from vlp_models.cli import app
+from vlp_models.cli.main import app
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError

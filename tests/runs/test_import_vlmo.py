@@ -10,8 +10,8 @@ import torch
 from pixel_toys import write_workspace
 from safetensors.torch import load_file
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.errors import CheckpointError
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
 from vlp_models.runs.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial

@@ -9,7 +9,8 @@ import pytest
 from toy_tasks import make
 from toy_world import make_toy
 
-from vlp_models import cli, commands
+from vlp_models.cli.main import main as cli
+from vlp_models.cli.main import run as commands
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.serving.predictor import Predictor

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.data import tables
 from vlp_models.data.formats import pairs
 from vlp_models.data.outofcore import Database
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import load_params
 from vlp_models.stages import prepare, shards, validate
 from vlp_models.validation import crossing

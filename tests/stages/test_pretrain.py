@@ -35,7 +35,7 @@ TURNS: dict[str, Any] = {
 
 def start(root: Path, run: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vlp_models.cli", "stage", "pretrain", run]
+    command = [sys.executable, "-m", "vlp_models.cli.main", "stage", "pretrain", run]
     with (root / "stderr").open("ab") as stderr:
         return subprocess.Popen(command, cwd=root, env=environment, stdout=stderr, stderr=stderr)
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from toy_world import TINY, TRAINER
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import ParamsError
-from vlp_models.overlay import apply_overlay
 from vlp_models.params import Params, load_params
 from vlp_models.stages import (
     detector,
@@ -198,7 +198,7 @@ def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
 def test_a_wrong_option_stops_the_pipeline_before_it_starts(
     done: tuple[Workspace, Params], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vlp_models.commands import run_pipeline
+    from vlp_models.cli.run import run_pipeline
 
     workspace, _ = done
     monkeypatch.chdir(workspace.root)

@@ -108,7 +108,7 @@ def _start(root: Path, kind: str, name: str) -> subprocess.Popen[bytes]:
     environment.pop("DVC_STAGE", None)
     with (root / "log.txt").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "vlp_models.cli", "stage", kind, name],
+            [sys.executable, "-m", "vlp_models.cli.main", "stage", kind, name],
             cwd=root,
             env=environment,
             stdout=log,

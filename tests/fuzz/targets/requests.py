@@ -28,7 +28,7 @@ def _params(folder: Path) -> Prepared:
 
 
 def _preset(folder: Path) -> Prepared:
-    from vlp_models.overlay import apply_overlay
+    from vlp_models.cli.presets import apply_overlay
 
     shutil.copy(ROOT / "params.yaml", folder)
     shutil.copy(ROOT / "presets" / "tiny.yaml", folder)

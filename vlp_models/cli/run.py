@@ -257,8 +257,8 @@ def predict(task: str, images: Sequence[str | list[str]], texts: list[str] | Non
     missing = [path for path in paths if not os.path.isfile(path)]  # noqa: PTH113 - Path raises for a name too long
     if missing:
         raise DataError(f"{', '.join(missing)}: no such file")
+    from vlp_models.cli.history import find_version
     from vlp_models.params import load_params
-    from vlp_models.promotion.tables import find_version
     from vlp_models.serving.predictor import Predictor
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.registry import checked_bundle, load_predictor, model_name
@@ -276,9 +276,9 @@ def print_verification(version: str, *, as_json: bool = False) -> int:
     """Prints what `verify` finds; 1 if something differs."""
     import json
 
+    from vlp_models.cli.history import find_version
     from vlp_models.params import load_params
     from vlp_models.promotion.actions import mlflow_errors
-    from vlp_models.promotion.tables import find_version
     from vlp_models.promotion.verify import verify
     from vlp_models.tracking.client import connect
     from vlp_models.workspace.paths import Workspace
@@ -355,7 +355,7 @@ def print_findings() -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from vlp_models.doctor import examine
+    from vlp_models.cli.doctor import examine
 
     styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
     console, worst = Console(), 0

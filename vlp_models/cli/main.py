@@ -61,7 +61,7 @@ def stage(
     params: Annotated[str, typer.Option(help="The params file.")] = "params.yaml",
 ) -> None:
     """Runs one stage by itself. `dvc repro` calls this, and decides which stages need it."""
-    from vlp_models.commands import run_stage
+    from vlp_models.cli.run import run_stage
 
     run_stage(name.value, key, params)
 
@@ -71,7 +71,7 @@ def run(
     targets: Annotated[list[str] | None, typer.Argument(help="DVC stages to bring up to date; default: all.")] = None,
 ) -> None:
     """Brings the whole pipeline up to date (`dvc repro`), then shows the results."""
-    from vlp_models.commands import run_pipeline
+    from vlp_models.cli.run import run_pipeline
 
     raise typer.Exit(run_pipeline(targets or []))
 
@@ -82,8 +82,8 @@ def use(
     assign: Annotated[list[str] | None, typer.Option("--set", "-S", help="`key.path=value`, after the preset.")] = None,
 ) -> None:
     """Edits params.yaml (a preset, single values), checked before it is written, then dvc.yaml. Comments stay."""
-    from vlp_models.commands import write_plan
-    from vlp_models.overlay import apply_overlay
+    from vlp_models.cli.presets import apply_overlay
+    from vlp_models.cli.run import write_plan
 
     for line in apply_overlay(Path("params.yaml"), Path(preset) if preset else None, assign or []):
         print(line)
@@ -94,7 +94,7 @@ def use(
 @app.command()
 def plan() -> None:
     """Checks params.yaml and writes dvc.yaml from it: after a model, run or dataset was added by hand."""
-    from vlp_models.commands import write_plan
+    from vlp_models.cli.run import write_plan
 
     print("dvc.yaml: written anew" if write_plan() else "dvc.yaml: as it should be")
 
@@ -139,7 +139,7 @@ def forget(
     as_json: Annotated[bool, typer.Option("--json", help="What was found, as JSON.")] = False,
 ) -> None:
     """Says which models saw pictures or copies of them, and takes the pictures out of the data for good."""
-    from vlp_models.commands import forget as forget_pictures
+    from vlp_models.cli.run import forget as forget_pictures
 
     if not (dry_run or yes or sys.stdin.isatty()):
         raise ParamsError("vlp forget: nobody is there to be asked; give --dry-run, or --yes")
@@ -163,7 +163,7 @@ def caption(
     model: Registered = "",
 ) -> None:
     """Captions images with the champion."""
-    from vlp_models.commands import predict
+    from vlp_models.cli.run import predict
 
     for path, prediction in zip(images, predict("captioning", images, None, model), strict=True):
         print(f"{path}\t{prediction['caption']}")
@@ -176,7 +176,7 @@ def answer(
     model: Registered = "",
 ) -> None:
     """Answers a question about an image with the champion, with the five most likely answers."""
-    from vlp_models.commands import predict
+    from vlp_models.cli.run import predict
     from vlp_models.tasks import task_class
 
     print("\n".join(task_class("vqa").spoken(predict("vqa", [image], [question], model)[0])))
@@ -227,7 +227,7 @@ def predict_task(
 
 def _print_prediction(task: str, images: list[str], text: str, model: str) -> None:
     """Of one request, the images of which belong together."""
-    from vlp_models.commands import predict
+    from vlp_models.cli.run import predict
     from vlp_models.tasks import task_class
 
     one: list[str | list[str]] = [images[0] if len(images) == 1 else images]
@@ -245,7 +245,7 @@ def demo(
     split: Annotated[str, typer.Option(help="The photos that are searched: train, val or test.")] = "test",
 ) -> None:
     """Serves a web page: drop a photo, read its caption, ask about it, search photos by text. Needs Gradio."""
-    from vlp_models.demo import run
+    from vlp_models.cli.demo import run
 
     run(host=host, port=port, runs=runs or [], split=split)
 
@@ -286,9 +286,9 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="The entries as JSON lines.")] = False,
 ) -> None:
     """Every decision on a task's champion, from the ledger; checks the ledger's chain."""
+    from vlp_models.cli.history import print_history
     from vlp_models.params import load_params
     from vlp_models.promotion.actions import history_rows
-    from vlp_models.promotion.tables import print_history
     from vlp_models.workspace.paths import Workspace
 
     print_history(history_rows(load_params(), Workspace(), task), as_json=as_json)
@@ -301,8 +301,8 @@ def lineage(
     as_json: Annotated[bool, typer.Option("--json", help="The record as JSON.")] = False,
 ) -> None:
     """Where a registered version came from, and the commands that rebuild it."""
+    from vlp_models.cli.history import print_lineage
     from vlp_models.params import load_params
-    from vlp_models.promotion.tables import print_lineage
     from vlp_models.workspace.paths import Workspace
 
     print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json)
@@ -314,7 +314,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="The checks as JSON.")] = False,
 ) -> None:
     """Is a registered version what its lineage says: files, code, data, scores? Exit code 1: something differs."""
-    from vlp_models.commands import print_verification
+    from vlp_models.cli.run import print_verification
 
     raise typer.Exit(print_verification(version, as_json=as_json))
 
@@ -340,7 +340,7 @@ def status(
     ask_mlflow: Annotated[bool, typer.Option("--mlflow", help="Aliases from MLflow, not from the ledger.")] = False,
 ) -> None:
     """What is stale, what runs, champion and challenger of each task, and the last decision."""
-    from vlp_models.status import print_status
+    from vlp_models.cli.status import print_status
 
     print_status(ask_mlflow=ask_mlflow)
 
@@ -402,7 +402,7 @@ def import_checkpoint(
 @app.command()
 def doctor() -> None:
     """Tells what this machine lacks, in plain words. Exit code 1 if something must be mended."""
-    from vlp_models.commands import print_findings
+    from vlp_models.cli.run import print_findings
 
     raise typer.Exit(print_findings())
 

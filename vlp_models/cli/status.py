@@ -82,7 +82,7 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
 
 def describe_entry(entry: dict[str, Any]) -> str:
     """A ledger entry in one line."""
-    from vlp_models.promotion.tables import describe
+    from vlp_models.cli.history import describe
 
     reasons = "; ".join(entry.get("decision", {}).get("reasons", []))
     version = f" version {entry['version']}" if entry["version"] else ""
