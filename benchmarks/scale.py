@@ -42,7 +42,7 @@ STAGE = """
 import dataclasses, json, os, resource, sys, threading, time
 from pathlib import Path
 from vlp_models.params import load_params
-from vlp_models.workspace.paths import Workspace
+from vlp_models.common.workspace import Workspace
 name, root = sys.argv[1], Path(sys.argv[2])
 params, workspace = load_params(root / "params.yaml"), Workspace(root)
 now = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20

@@ -12,8 +12,8 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from vlp_models.common.redaction import redact
 from vlp_models.params import FlowParams
-from vlp_models.redaction import redact
 
 LONGEST = 2000  # characters of a message
 

@@ -17,9 +17,9 @@ from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import DRIFTED, Part
 from flows.process import WORTH_A_RETRY, StageFailed, supervised
+from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import TrackingError
 from vlp_models.params import FlowParams
-from vlp_models.redaction import redact, without_secrets
 
 Log = Callable[[str], None]
 LONGEST = 500  # characters of an outcome's detail

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlp_models.redaction import redact
+from vlp_models.common.redaction import redact
 
 UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not answer a stage that can't do without
 PREEMPTED = 75  # a trainer that was told to stop has saved its state and exits with this

@@ -1,8 +1,8 @@
-"""`python -m flows.supervise -- COMMAND`: vlp_models/supervise.py, by the name a flow uses."""
+"""`python -m flows.supervise -- COMMAND`: vlp_models/common/supervise.py, by the name a flow uses."""
 
 from __future__ import annotations
 
-from vlp_models.supervise import main, supervise
+from vlp_models.common.supervise import main, supervise
 
 __all__ = ["main", "supervise"]
 

@@ -26,9 +26,9 @@ from flows.notify import notify
 from flows.parts import Part
 from flows.pipeline import Run, summary
 from flows.process import WORTH_A_RETRY
+from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import ParamsError
 from vlp_models.params import FlowParams, Params, load_params
-from vlp_models.redaction import redact, without_secrets
 
 # A server on SQLite, asked for a slot in the instant in which it writes down that the task has begun, answers 503, and
 # the client then waits two seconds. This is enough for it to have written.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.boxed import write_boxed
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
@@ -18,7 +19,6 @@ from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, load_params, to_plain
 from vlp_models.tasks import task_class
-from vlp_models.workspace.paths import Workspace
 
 SPLITS = ("train", "train", "train", "train", "train", "train", "val", "val", "test")
 

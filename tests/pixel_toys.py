@@ -14,6 +14,7 @@ from hashed import hash_beside
 from PIL import Image
 from toy_world import TRAINER, write_tokenizer
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import InputReader
 from vlp_models.data.pixels import encode
 from vlp_models.data.shards import ImageRecord, ShardWriter
@@ -35,7 +36,6 @@ from vlp_models.stages import initial
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.passes import make_loss
 from vlp_models.training.run import Plan, fit
-from vlp_models.workspace.paths import Workspace
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 CONFIG: dict[str, Any] = {

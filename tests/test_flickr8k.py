@@ -24,9 +24,9 @@ from safetensors.torch import load_file
 from timm_toys import SMALL, write_weights
 
 from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.params import Params, load_params
-from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parent.parent
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 30), "blue": (30, 30, 220)}

@@ -13,8 +13,8 @@ import pytest
 
 from flows.notify import notify
 from flows.process import StageFailed, TimedOut, supervised
+from vlp_models.common.redaction import redact, redact_yaml, redacted, without_secrets
 from vlp_models.params import FlowParams, TrackingParams
-from vlp_models.redaction import redact, redact_yaml, redacted, without_secrets
 from vlp_models.tracking.client import answering
 from vlp_models.tracking.evaluations import log_lineage
 from vlp_models.tracking.logger import STATE, MLflowRun

@@ -14,6 +14,7 @@ import torch
 from hashed import hash_beside
 from torch import nn
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.collate import collate_samples
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards import ImageRecord, ShardWriter
@@ -33,7 +34,6 @@ from vlp_models.params import (
     to_plain,
 )
 from vlp_models.training.log import TIMING
-from vlp_models.workspace.paths import Workspace
 
 CLASSES = ["background", "circle", "square", "star"]
 COLOURS = ["red", "green", "blue"]

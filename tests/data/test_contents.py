@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hashed import hash_beside
 
+from vlp_models.common.workspace import Workspace, hash_file, hash_path
 from vlp_models.data.shards import ImageRecord
 from vlp_models.workspace.contents import CONTENTS, Kind, held_out_file, learned_from, learnt_file, no_longer_here
-from vlp_models.workspace.paths import Workspace, hash_file, hash_path
 
 Record = Callable[..., ImageRecord]
 

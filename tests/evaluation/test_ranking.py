@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.ranking import candidates
 from vlp_models.params import GateParams, Params, load_params
-from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from flows.cluster import task_runner
+from vlp_models.common.workspace import hash_path
 from vlp_models.data.tables import write_table
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.params import ClusterParams, load_params
-from vlp_models.workspace.paths import hash_path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "stages"))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from forget_site import make_project, vlp
 
+from vlp_models.common.workspace import hash_path
 from vlp_models.data.dataset import ShardDataset
-from vlp_models.workspace.paths import hash_path
 
 PICTURE, COPY = "scenes/1", "mine/copy.png"
 

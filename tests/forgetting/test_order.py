@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from vlp_models.common.workspace import write_json
 from vlp_models.data.augmented import AugmentedDataset, Written
 from vlp_models.data.block_order import BlockOrder
 from vlp_models.data.blocks import Layout
@@ -21,7 +22,6 @@ from vlp_models.forgetting.order import Sight, Updates, first_sight
 from vlp_models.params import StreamParams, load_params, to_plain
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.windows import Windows
-from vlp_models.workspace.paths import write_json
 
 ROOT = Path(__file__).parents[2]
 IMAGES = 13

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from drawn_workspace import make_workspace, params_with
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError
 from vlp_models.forgetting.saw import Verdict, worst
 from vlp_models.params import Params, load_params
 from vlp_models.stages import tokenizer
 from vlp_models.stages.detector import first_step_with
-from vlp_models.workspace.paths import Workspace
 
 
 def verdict(name: str, state: Any) -> Verdict:

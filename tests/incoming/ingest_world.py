@@ -13,9 +13,9 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.incoming import ingest
 from vlp_models.params import Params, load_params
-from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
 COUNTS = ("new", "duplicates", "leaks", "bad")

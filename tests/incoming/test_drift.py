@@ -12,10 +12,10 @@ import pytest
 import yaml
 from ingest_world import ROOT, encoded, make_drop, make_project, params_of, picture
 
+from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.incoming import drift, ingest
 from vlp_models.params import load_params
 from vlp_models.stages import features, prepare, reference, report, tokenizer, validate
-from vlp_models.workspace.paths import Workspace, hash_path
 
 COLOURS = ("red", "green", "blue")
 

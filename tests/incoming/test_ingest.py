@@ -27,12 +27,12 @@ from ingest_world import (
 from photos import photo
 from PIL import Image, ImageOps
 
+from vlp_models.common.workspace import hash_path
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.incoming import ingest
 from vlp_models.params import IncomingParams
 from vlp_models.stages import prepare, validate
-from vlp_models.workspace.paths import hash_path
 
 
 def test_every_kind_of_pair_ends_where_it_belongs(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from ingest_world import ROOT, encoded, held, make_drop, make_project, params_of, picture, simple_drop
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.duplicates import workers
 from vlp_models.incoming import batch, index, ingest
 from vlp_models.incoming import versioning as ingest_dvc
-from vlp_models.workspace.paths import Workspace
 
 POINTS: dict[str, tuple[Any, str, int, bool]] = {
     # name: where, the function, at which call, before or after its work

@@ -10,6 +10,7 @@ from ingest_world import encoded, make_drop, make_project, params_of, quarantine
 from photos import photo
 from PIL import Image, ImageOps
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.duplicates.hashes import ImageHashes, hash_image
 from vlp_models.duplicates.search import NearRules
@@ -18,7 +19,6 @@ from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Catalogue, find, resolve, rules_of
 from vlp_models.incoming import ingest
 from vlp_models.stages import prepare, validate
-from vlp_models.workspace.paths import Workspace
 
 RULES = NearRules(bits=8, keypoints=True)
 CROP = (20, 10, 185, 135)

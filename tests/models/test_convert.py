@@ -252,7 +252,7 @@ def test_hostile_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with zipfile.ZipFile("bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("data", "w") as member:
         for _ in range(17 * 16):
             member.write(bytes(2**20))
-    monkeypatch.setattr("vlp_models.state_dicts.MAX_BYTES", 2**24)
+    monkeypatch.setattr("vlp_models.common.state_dicts.MAX_BYTES", 2**24)
     with pytest.raises(CheckpointError, match="the limit"):
         read_state_dict(Path("bomb.pth"))
     Path("text.pth").write_text("hello")

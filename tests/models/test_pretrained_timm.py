@@ -18,6 +18,7 @@ from soho_toys import build as build_soho
 from timm_toys import keep_in_cache, network
 from torch import Tensor
 
+from vlp_models.common.workspace import Workspace, hash_file
 from vlp_models.data.batch import Pixels
 from vlp_models.data.inputs import PixelInput
 from vlp_models.data.pixels import collate_pixels
@@ -33,7 +34,6 @@ from vlp_models.runs.check import check_runs
 from vlp_models.runs.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial
 from vlp_models.vision.backbone_state import make_backbone
-from vlp_models.workspace.paths import Workspace, hash_file
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 4}
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -14,6 +14,7 @@ from timm_toys import keep_in_cache, network, with_statistics, write_weights
 from tiny_vlmo import FACTS, build_tiny, random_batch
 from torch import Tensor
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import collate_pixels
 from vlp_models.errors import CheckpointError, ParamsError
@@ -28,7 +29,6 @@ from vlp_models.stages import initial
 from vlp_models.training.groups import Freezing
 from vlp_models.training.optim import build_optimizer
 from vlp_models.vision.backbone_state import make_backbone
-from vlp_models.workspace.paths import Workspace
 
 CNN = "test_efficientnet"  # its weights want ImageNet's mean and deviation
 STEM: dict[str, Any] = {"stem": "timm", "stem_backbone": CNN, "stem_stage": 2, "side": 32, "patch": 8}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.common.source_hash import ROOT, files_behind, identity
 from vlp_models.models.outline import kinds
 from vlp_models.params import load_params, read_yaml
-from vlp_models.pipeline.code import ROOT, files_behind, identity
 from vlp_models.pipeline.graph import CODE, pipeline
 from vlp_models.runs.check import learning_views
 from vlp_models.stages.plan import code_modules
@@ -126,7 +126,7 @@ def test_what_a_stage_really_loads_is_among_its_dependencies(stage: str) -> None
         f"module = importlib.import_module('vlp_models.stages.{stage}')\n"
         "from pathlib import Path\n"
         "from vlp_models.params import load_params\n"
-        "from vlp_models.workspace.paths import Workspace\n"
+        "from vlp_models.common.workspace import Workspace\n"
         "params = load_params(sys.argv[1])\n"
         f"key = next(iter(dict(prepare=params.data, pretrain=params.pretrain).get('{stage}', params.finetune)))\n"
         "try:\n    module.run(params, Workspace(Path(sys.argv[2])), key)\n"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.params import Params, parse_params, read_yaml
 from vlp_models.pipeline.dvc_file import params_of, render
 from vlp_models.pipeline.graph import pipeline
 from vlp_models.stages.plan import code_modules, planned
 from vlp_models.tasks import task_class
-from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,9 @@ import pytest
 from page_project import make_params, make_project
 from toy_registry import ToyRegistry
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.params import Params
-from vlp_models.workspace.paths import Workspace
 
 
 @pytest.fixture(scope="module")

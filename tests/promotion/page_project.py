@@ -11,11 +11,11 @@ import pytest
 from small_project import SIZES, make_data, make_model
 from toy_registry import toy_items, write_evaluation
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.serving.bundle import content_of, write_bundle
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.registry import CHAMPION, Registered, model_name, register
-from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
 TASKS = ("captioning", "vqa", "retrieval")

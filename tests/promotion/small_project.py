@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vlp_models.common.workspace import Workspace, hash_path, read_json, write_json
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
@@ -17,7 +18,6 @@ from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import ModelParams, Params, to_plain
 from vlp_models.stages import features, generate, prepare, shards
 from vlp_models.tasks import task_class
-from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
 
 ANSWERS = ["yes", "no", "1", "2", "red", "blue"]
 SIZES: dict[str, Any] = {"hidden": 16, "heads": 2, "intermediate": 32}

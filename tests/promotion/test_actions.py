@@ -15,6 +15,7 @@ import pytest
 from small_project import SIZES, make_data, make_model
 
 from vlp_models.cli.history import find_version, print_lineage
+from vlp_models.common.workspace import Workspace, hash_path, read_json, write_json
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.checkpoint import read_config
 from vlp_models.params import GateParams, ModelParams, Params, WorldParams, load_params, to_plain
@@ -22,7 +23,6 @@ from vlp_models.promotion.actions import promote_task
 from vlp_models.promotion.evaluate_alias import evaluate_alias
 from vlp_models.stages import evaluate, features, register, shards
 from vlp_models.tracking.client import connect
-from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 

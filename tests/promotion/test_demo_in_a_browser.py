@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vlp_models.cli.demo import make_page
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.serving.images import MAX_BYTES
 from vlp_models.serving.page import regions
 from vlp_models.serving.page.handlers import Page, Seen
 from vlp_models.serving.page.photo import WEIGHED, open_photo, shown
-from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -15,6 +15,7 @@ from PIL import ExifTags, Image
 from small_project import make_model
 
 from vlp_models.cli.demo import make_page
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES
 from vlp_models.params import EvaluateParams, ModelParams, Params
@@ -24,7 +25,6 @@ from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown
 from vlp_models.serving.predictor import Predictor
 from vlp_models.tracking import registry
 from vlp_models.tracking.registry import bundle_of
-from vlp_models.workspace.paths import Workspace
 
 
 def test_champions_answer_and_where_there_is_none_the_command_is_named(

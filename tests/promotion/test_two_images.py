@@ -15,6 +15,7 @@ import pytest
 from small_project import SIZES, make_model
 
 from vlp_models.cli.run import predict
+from vlp_models.common.workspace import Workspace, read_json
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES
@@ -24,7 +25,6 @@ from vlp_models.promotion.reevaluate import reevaluated
 from vlp_models.stages import evaluate, features, generate, prepare, register, shards, validate
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.registry import bundle_of, versions_of_runs
-from vlp_models.workspace.paths import Workspace, read_json
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"regions": "tden", "pixels": "toy"}  # run -> model

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlp_models.common.workspace import Workspace, read_json, write_json, write_text
 from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
@@ -24,7 +25,6 @@ from vlp_models.report.charts import interval_bar, line_chart, nice_ticks
 from vlp_models.report.pictures import Pictures
 from vlp_models.report.shown import shown_by_models
 from vlp_models.stages import report
-from vlp_models.workspace.paths import Workspace, read_json, write_json, write_text
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 

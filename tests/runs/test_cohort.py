@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.workspace import Workspace, write_json
 from vlp_models.params import Params, load_params
 from vlp_models.runs.provenance import cohort_of
-from vlp_models.workspace.paths import Workspace, write_json
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = load_params(ROOT / "params.yaml")

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
 from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
@@ -27,7 +28,6 @@ from vlp_models.params import load_params
 from vlp_models.runs.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial
 from vlp_models.tasks.load import load_task_model
-from vlp_models.workspace.paths import Workspace
 
 LENGTHS = ("--max-text-len", "12", "--max-regions", "4")
 

@@ -11,12 +11,12 @@ from pixel_toys import write_workspace
 from safetensors.torch import load_file
 
 from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError
 from vlp_models.params import load_params
 from vlp_models.runs.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial
 from vlp_models.tasks.load import load_task_model
-from vlp_models.workspace.paths import Workspace
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from plain_vlmo import random_state

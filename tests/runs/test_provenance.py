@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from toy_world import write_workspace
 
+from vlp_models.common.workspace import Workspace, write_json
 from vlp_models.params import Params
 from vlp_models.runs.provenance import cohort_of, training_inputs
-from vlp_models.workspace.paths import Workspace, write_json
 
 INPUTS = {"manifest": "1", "index-train.parquet": "2", "tokenizer": "3", "start": "4"}
 

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 from toy_world import write_workspace
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.runs.verify_resume import _difference, verify_resume
-from vlp_models.workspace.paths import Workspace
 
 
 @pytest.mark.pipeline

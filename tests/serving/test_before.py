@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from toy_world import write_workspace
 
+from vlp_models.common.workspace import Workspace, hash_path, read_json, write_json
 from vlp_models.data.tables import write_table
 from vlp_models.params import Params, to_plain
 from vlp_models.runs.provenance import lineage_record
 from vlp_models.serving.page.before import eyes_of, runs_before
 from vlp_models.vision.state import FORMAT, write_config
-from vlp_models.workspace.paths import Workspace, hash_path, read_json, write_json
 
 RUNS = {"pretrain/tden": "initial/tden", "pretrain/two-pass": "pretrain/tden", "finetune/vqa": "pretrain/two-pass"}
 SECOND = "Before that it was pretrained on the texts of scenes (generated scenes), by the run two-pass."

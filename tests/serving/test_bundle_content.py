@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.common.source_hash import ROOT
 from vlp_models.errors import CheckpointError
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.pipeline.code import ROOT
 from vlp_models.serving.bundle import check_content, content_of, weights_of, write_bundle
 from vlp_models.serving.predictor import Predictor
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
@@ -20,7 +21,6 @@ from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import shards
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
-from vlp_models.workspace.paths import Workspace
 
 COLOURS = ("red", "blue")
 TOY = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from toy_world import write_workspace
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.augmented import AugmentedDataset, Written, read_written
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tables import SCHEMAS, read_table, write_table
@@ -25,7 +26,6 @@ from vlp_models.pipeline.graph import NOTHING, pipeline
 from vlp_models.runs.check import check_runs, learning_views
 from vlp_models.stages import augment, finetune, pretrain
 from vlp_models.stages.augment import choose, training_images
-from vlp_models.workspace.paths import Workspace
 
 XGPT = {"family": "xgpt", "config": {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.1}}
 WRITER = {"task": "captioning", "start": "pretrain/xgpt", "max_epochs": 6, "optimizer": {"lr": 1e-2}}

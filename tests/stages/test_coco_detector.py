@@ -10,6 +10,7 @@ import pytest
 from coco_toys import MOBILE, keep_coco_detector
 from drawn_workspace import SPLITS, make_workspace, params_with, write_captioner, write_objects
 
+from vlp_models.common.workspace import read_json
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.params import to_plain
@@ -18,7 +19,6 @@ from vlp_models.serving.images import open_image
 from vlp_models.serving.page.before import eyes_of
 from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import detector, features
-from vlp_models.workspace.paths import read_json
 
 
 def test_a_coco_detector_by_name_makes_the_regions_and_is_served(

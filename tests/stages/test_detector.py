@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from drawn_workspace import make_workspace, params_with, write_objects
 
+from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.data.boxed import FILE, write_boxed
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.stages.detector import run
-from vlp_models.workspace.paths import Workspace, hash_path
 
 
 @pytest.fixture(scope="module")

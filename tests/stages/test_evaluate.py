@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from vlp_models.common.workspace import Workspace, read_json
 from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
@@ -26,7 +27,6 @@ from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FinetuneParams, Params, WorldParams, load_params
 from vlp_models.stages import evaluate, generate, prepare, shards
 from vlp_models.tasks import task_class
-from vlp_models.workspace.paths import Workspace, read_json
 
 ANSWERS = ["yes", "no", "1", "2", "red", "blue"]
 CLASSES = ["background", "circle", "square"]

@@ -13,6 +13,7 @@ import pytest
 from drawn_workspace import SPLITS, make_workspace, params_with
 from PIL import Image
 
+from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.sample import RegionArrays
@@ -21,7 +22,6 @@ from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.stages import detector
 from vlp_models.stages.features import run
 from vlp_models.vision import source
-from vlp_models.workspace.paths import Workspace, hash_path
 
 IDS = [f"drawn/{number}" for number in range(len(SPLITS))]
 LENIENT = {"min_score": 0.01, "max_regions": 4}  # the detector of these tests has hardly learned

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 from toy_world import TINY, TRAINER, write_workspace
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.params import Params, to_plain
 from vlp_models.stages import initial, pretrain
-from vlp_models.workspace.paths import Workspace
 
 EPOCHS, STEPS = 40, 240
 XGPT = {"xgpt": {"family": "xgpt", "config": {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1}}}

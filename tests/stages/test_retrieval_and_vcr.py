@@ -11,6 +11,7 @@ import pytest
 from toy_world import TINY, TRAINER
 
 from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.workspace import Workspace, read_json
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import ParamsError
@@ -31,7 +32,6 @@ from vlp_models.stages import (
 )
 from vlp_models.tasks.load import load_task_model
 from vlp_models.tasks.scoring import Place
-from vlp_models.workspace.paths import Workspace, read_json
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import ModelInputs, PixelInput
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import SourceParams, load_params
 from vlp_models.stages import prepare, shards, tokenizer, validate
-from vlp_models.workspace.paths import Workspace
 
 ROOT = Path(__file__).parents[2]
 RTL, LTR = "\u200f", "\u200e"

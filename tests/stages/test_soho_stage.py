@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from soho_toys import TINY as SIZES
 from toy_world import TINY, TRAINER, KilledAt, same_weights, untimed, write_tokenizer
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.captions import CaptionsOfImages
 from vlp_models.data.inputs import InputReader
 from vlp_models.data.pixels import encode
@@ -36,7 +37,6 @@ from vlp_models.stages import initial, pretrain
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.passes import make_loss
 from vlp_models.training.run import Plan, fit
-from vlp_models.workspace.paths import Workspace
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 CONFIG: dict[str, Any] = {**SIZES, "height": 32, "width": 32, "dropout": 0.1, "augment": ["random_resized_crop"]}

@@ -16,6 +16,7 @@ import pytest
 from drawn_workspace import SPLITS, make_workspace, params_with, write_captioner
 from timm_toys import SMALL, write_weights
 
+from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
@@ -26,7 +27,6 @@ from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import detector, plan
 from vlp_models.stages.features import run
-from vlp_models.workspace.paths import Workspace, hash_path
 
 
 def timm_params(**timm: Any) -> Params:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.data.archive import read_shard
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.features import write_chunk, write_index
@@ -22,7 +23,6 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, MissingToolError, ParamsError
 from vlp_models.params import Params, load_params
 from vlp_models.stages import shards, tokenizer
-from vlp_models.workspace.paths import Workspace, hash_path
 
 SPLIT_OF = {0: "train", 1: "train", 2: "train", 3: "val", 4: "test"}
 COLOURS = ["red", "green", "blue", "yellow", "purple"]

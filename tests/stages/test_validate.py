@@ -15,6 +15,7 @@ import pytest
 from photos import photo
 from PIL import Image, ImageOps
 
+from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.data.boxed import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
 from vlp_models.duplicates.hashes import hash_image
@@ -23,7 +24,6 @@ from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
 from vlp_models.stages import validate
 from vlp_models.validation.rules import rules_for
-from vlp_models.workspace.paths import Workspace, hash_path
 
 ROOT = Path(__file__).parents[2]
 Rows = dict[str, list[dict[str, Any]]]

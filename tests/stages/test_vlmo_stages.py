@@ -10,9 +10,9 @@ from pixel_toys import train, write_shards, write_workspace
 from safetensors.torch import load_file
 from toy_world import KilledAt, same_weights, untimed, write_tokenizer
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.stages import pretrain
-from vlp_models.workspace.paths import Workspace
 
 FROZEN = {name: {"frozen": True} for name in ("attention", "vision_expert", "image_embedding")}
 RUNS = {

@@ -13,11 +13,11 @@ from torch import nn
 from toy_task.guess_colour import GuessColour
 
 import vlp_models
+from vlp_models.common.workspace import Workspace, read_json
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.items import STATISTICS, read_items
 from vlp_models.models.tden.model import TDEN
 from vlp_models.tasks.base import can_do, check_can
-from vlp_models.workspace.paths import Workspace, read_json
 
 TESTS = Path(__file__).parents[1]
 LINE = '    "guess_colour": "vlp_models.tasks.guess_colour:GuessColour",\n'
@@ -28,7 +28,7 @@ from toy_world import write_workspace
 from vlp_models.data.tables import write_table
 from vlp_models.report.table import is_headline
 from vlp_models.stages import evaluate, finetune, initial, pretrain
-from vlp_models.workspace.paths import Workspace, read_json
+from vlp_models.common.workspace import Workspace, read_json
 
 root = Path(sys.argv[1])
 workspace = Workspace(root)

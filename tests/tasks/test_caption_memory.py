@@ -11,6 +11,7 @@ import pytest
 from toy_tasks import learn, make, predict
 from toy_world import Toy, write_workspace
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import blanked
 from vlp_models.errors import CheckpointError, DataError, ParamsError
@@ -22,7 +23,6 @@ from vlp_models.tasks import caption_memory
 from vlp_models.tasks.caption_memory import CAPTIONS, FEATURES, CaptionMemory
 from vlp_models.tasks.captioning import Captioning
 from vlp_models.training import run as training
-from vlp_models.workspace.paths import Workspace
 
 UNDECIDED = EvaluateParams(consensus=8, consensus_temperature=1.5)
 LOOKING = replace(UNDECIDED, consensus_neighbours=3)

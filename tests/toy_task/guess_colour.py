@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.workspace import write_text
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
@@ -22,7 +23,6 @@ from vlp_models.objectives.classification import classification
 from vlp_models.objectives.loss import Loss
 from vlp_models.tasks.base import TaskModel, Words, answer_vocabulary, need_targets
 from vlp_models.tasks.scoring import Place, Prediction, Scored
-from vlp_models.workspace.paths import write_text
 
 UNKNOWN = -1  # an answer that no label names teaches nothing
 

@@ -16,10 +16,10 @@ from rank_runs import result, run
 from s3_server import BUCKET, Server, credentials, s3_server
 from toy_world import KilledAt, Toy, same_weights, untimed, write_shards, write_tokenizer, write_workspace
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
 from vlp_models.stages import pretrain
-from vlp_models.workspace.paths import Workspace
 
 WAITS = {"patience": 90, "first_wait": 0.05}
 

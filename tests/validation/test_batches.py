@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
 from vlp_models.params import ValidateParams
 from vlp_models.stages import validate
@@ -16,7 +17,6 @@ from vlp_models.validation.columns import derive
 from vlp_models.validation.crossing import Others
 from vlp_models.validation.rules import holds, rules_for
 from vlp_models.validation.text import caption_key
-from vlp_models.workspace.paths import Workspace
 
 sys.path.append(str(Path(__file__).parents[1] / "stages"))
 from test_validate import BROKEN, good_rows, params_for, row, unreadable, write_interim

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.workspace.finished import RECORD, keep, restore
-from vlp_models.workspace.paths import Workspace
 
 
 @pytest.mark.parametrize("left", [None, "", "{}", "[]", '{"files": 3, "recorded": ""}'])

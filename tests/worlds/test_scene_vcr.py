@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vlp_models.common.workspace import hash_path
 from vlp_models.data.formats import read_source
 from vlp_models.params import SourceParams, WorldParams
-from vlp_models.workspace.paths import hash_path
 from vlp_models.worlds.scenes.objects import write
 from vlp_models.worlds.scenes.vcr import ask
 from vlp_models.worlds.scenes.world import COLOURS, Scene, located, sample_scene

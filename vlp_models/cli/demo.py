@@ -13,9 +13,9 @@ from vlp_models.errors import DataError, Terminated, VLPError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import Params
     from vlp_models.serving.page.handlers import Page
-    from vlp_models.workspace.paths import Workspace
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TASKS = ("captioning", "vqa", "retrieval")
@@ -27,9 +27,9 @@ def run(*, host: str, port: int, runs: Sequence[str], split: str) -> None:
         MissingToolError: Gradio is not installed.
         DataError: no version answers anything, or a run of `runs` has none.
     """
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.serving.page.app import check_installed, serving
-    from vlp_models.workspace.paths import Workspace
 
     check_installed()
     page = make_page(load_params(), Workspace(), runs=runs, split=split)

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from vlp_models.pipeline.code import ROOT, other_package
+from vlp_models.common.source_hash import ROOT, other_package
 
 # Releases that must not run: what is wrong with them, and the way out.
 KNOWN_BAD = {

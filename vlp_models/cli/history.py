@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.promotion.actions import mlflow_errors
 from vlp_models.tasks import TASKS
-from vlp_models.workspace.paths import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
+from vlp_models.common.redaction import redact
 from vlp_models.errors import ParamsError, VLPError, is_disk_full
-from vlp_models.redaction import redact
 from vlp_models.tasks import TASKS
 
 OneTask = Annotated[str, typer.Argument(help=f"A task: {', '.join(TASKS)}.")]
@@ -104,9 +104,9 @@ def ingest(
     check: Annotated[bool, typer.Option("--check", help="Only look: what lies there, is it finished?")] = False,
 ) -> None:
     """Takes in what was dropped: deduplicated, checked against every evaluation split, added to the dataset."""
+    from vlp_models.common.workspace import Workspace
     from vlp_models.incoming.ingest import run as take_in
     from vlp_models.params import load_params
-    from vlp_models.workspace.paths import Workspace
 
     take_in(load_params(), Workspace(), check)
 
@@ -114,9 +114,9 @@ def ingest(
 @app.command()
 def drift() -> None:
     """Compares new pairs with those the model was trained on. Exit code 4: they differ, and `drift.gate` is set."""
+    from vlp_models.common.workspace import Workspace
     from vlp_models.incoming.drift import run as compare
     from vlp_models.params import load_params
-    from vlp_models.workspace.paths import Workspace
 
     report = compare(load_params(), Workspace())
     raise typer.Exit(4 if report["drifted"] and report["gate"] else 0)
@@ -258,9 +258,9 @@ def promote(
     by: Asker = "",
 ) -> None:
     """Makes the challenger of a task its champion if the gate lets it pass. Exit code 3: refused, with the reasons."""
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.promotion.actions import REFUSED, explain, promote_task
-    from vlp_models.workspace.paths import Workspace
 
     decision = promote_task(load_params(), Workspace(), task, version=version or None, force_first=force_first, by=by)
     print("\n".join(explain(decision)))
@@ -273,9 +273,9 @@ def rollback(
     by: Asker = "",
 ) -> None:
     """Restores the champion before; the one withdrawn is promoted again only by its number."""
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.promotion.actions import explain, rollback_task
-    from vlp_models.workspace.paths import Workspace
 
     print("\n".join(explain(rollback_task(load_params(), Workspace(), task, by=by))))
 
@@ -287,9 +287,9 @@ def history(
 ) -> None:
     """Every decision on a task's champion, from the ledger; checks the ledger's chain."""
     from vlp_models.cli.history import print_history
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.promotion.actions import history_rows
-    from vlp_models.workspace.paths import Workspace
 
     print_history(history_rows(load_params(), Workspace(), task), as_json=as_json)
 
@@ -302,8 +302,8 @@ def lineage(
 ) -> None:
     """Where a registered version came from, and the commands that rebuild it."""
     from vlp_models.cli.history import print_lineage
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.workspace.paths import Workspace
 
     print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json)
 
@@ -325,9 +325,9 @@ def verify_resume(
     steps: Annotated[int, typer.Option(help="Updates of the short training.")] = 6,
 ) -> None:
     """Trains for a few updates, whole and once more killed and resumed. Exit code 1: the results differ by a bit."""
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.runs.verify_resume import verify_resume as resume
-    from vlp_models.workspace.paths import Workspace
 
     found = resume(load_params(), Workspace(), run, steps)
     print(f"{found.run}: {found.steps} updates, killed after update {found.killed_at} was saved, and resumed")
@@ -351,9 +351,9 @@ def evaluate_alias(
     alias: Annotated[str, typer.Argument(help="champion, challenger or previous.")] = "champion",
 ) -> None:
     """Scores a registered model on the test split as it is now, into reports/aliases/."""
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.promotion.evaluate_alias import evaluate_alias
-    from vlp_models.workspace.paths import Workspace
 
     evaluate_alias(load_params(), Workspace(), task, alias)
 
@@ -379,9 +379,9 @@ def import_checkpoint(
     max_regions: Annotated[int, typer.Option(help="Of a task's model: the regions it was trained with.")] = 0,
 ) -> None:
     """Makes a checkpoint of other programs' weights (of public code, BERT, BEiT, timm) for a model to begin with."""
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.runs.import_checkpoint import import_checkpoint
-    from vlp_models.workspace.paths import Workspace
 
     lines = import_checkpoint(
         form,

@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.redaction import redacted
 from vlp_models.errors import ParamsError
 from vlp_models.params import parse_params, to_plain
 from vlp_models.params.nesting import check_nesting
-from vlp_models.redaction import redacted
 
 # What an entry of these sections is; the rest is how it is made.
 DEFINING = {

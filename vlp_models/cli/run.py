@@ -12,14 +12,14 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.lock import exclusive
+from vlp_models.common.redaction import redact, redacted
+from vlp_models.common.weight_files import is_source, watched
 from vlp_models.errors import DataError, ParamsError, TrackingError
-from vlp_models.exclusive import exclusive
-from vlp_models.redaction import redact, redacted
-from vlp_models.weight_files import is_source, watched
 
 if TYPE_CHECKING:
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import Params
-    from vlp_models.workspace.paths import Workspace
 
 
 ON_CLUSTER = ("features", "shards")
@@ -35,10 +35,10 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     """
     import importlib
 
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import parse_params, read_yaml
     from vlp_models.pipeline.unchanged import check_unchanged, what_is_there
     from vlp_models.workspace.guard import guarded, run_by_dvc
-    from vlp_models.workspace.paths import Workspace
 
     raw, workspace = read_yaml(params_file), Workspace()
     params = parse_params(raw, params_file)
@@ -84,14 +84,14 @@ def write_plan() -> bool:
         ParamsError: params.yaml is wrong, or holds a run that can't be.
         MissingToolError: a package it names is not installed.
     """
+    from vlp_models.common.packages import note
+    from vlp_models.common.workspace import Workspace, write_text
     from vlp_models.models.outline import kinds
     from vlp_models.params import load_params
     from vlp_models.pipeline.dvc_file import FILE, is_ours
     from vlp_models.pipeline.outside import packages
     from vlp_models.runs.check import check_runs
     from vlp_models.stages.plan import planned
-    from vlp_models.workspace.packages import note
-    from vlp_models.workspace.paths import Workspace, write_text
 
     params, workspace = load_params(), Workspace()
     check_runs(params)
@@ -112,10 +112,10 @@ def run_pipeline(targets: list[str]) -> int:
     Raises:
         DataError: another `vlp run` is at work in this workspace.
     """
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.pipeline.recorded import forget_notes, take_back, told
     from vlp_models.preflight import preflight
-    from vlp_models.workspace.paths import Workspace
 
     start = time.perf_counter()
     params, workspace = load_params(), Workspace()
@@ -231,7 +231,7 @@ def _supervised(commands: list[list[str]], environment: dict[str, str], at_once:
         signal.signal(number, stop)
     while waiting or running:
         while waiting and len(running) < at_once:
-            command = [sys.executable, "-m", "vlp_models.supervise", "--", *waiting.pop()]
+            command = [sys.executable, "-m", "vlp_models.common.supervise", "--", *waiting.pop()]
             running.append(subprocess.Popen(command, env=environment))
         with suppress(subprocess.TimeoutExpired):
             running[0].wait(timeout=0.2)
@@ -277,11 +277,11 @@ def print_verification(version: str, *, as_json: bool = False) -> int:
     import json
 
     from vlp_models.cli.history import find_version
+    from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.promotion.actions import mlflow_errors
     from vlp_models.promotion.verify import verify
     from vlp_models.tracking.client import connect
-    from vlp_models.workspace.paths import Workspace
 
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):
@@ -320,11 +320,11 @@ def forget(
     """
     import json
 
+    from vlp_models.common.workspace import WITHDRAWN, Workspace
     from vlp_models.forgetting.forget import look, take_aliases, take_out
     from vlp_models.forgetting.told import lines, plain
     from vlp_models.params import load_params
     from vlp_models.promotion.actions import who
-    from vlp_models.workspace.paths import WITHDRAWN, Workspace
 
     params, workspace = load_params(), Workspace()
     alone = nullcontext() if dry_run else exclusive(workspace.root / ".work" / "run.lock", "`vlp run`")

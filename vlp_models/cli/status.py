@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.redaction import redact
 from vlp_models.errors import VLPError
 from vlp_models.evaluation.registered import Receipt, challenger_of, lost, read_registered, value_of
-from vlp_models.redaction import redact
 
 if TYPE_CHECKING:
     from vlp_models.params import Params

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.packages import PREFIX, check_noted, package_files
 from vlp_models.data.tokenizer import CONTINUATION, UNK, Tokenizer, read_vocabulary
 from vlp_models.errors import CheckpointError, DataError
-from vlp_models.workspace.packages import PREFIX, check_noted, package_files
 
 CONFIG, VOCABULARY, TOKENIZER, SETTINGS = "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from vlp_models.common.limits import check_numbers
 from vlp_models.data.archive import BLOCK, REGIONS, decode, read_member
 from vlp_models.data.blocks import BlockReader, Layout, padded
 from vlp_models.data.index import Index, read_index
@@ -27,7 +28,6 @@ from vlp_models.data.shards import PLACE_COLUMNS, index_name, shard_name
 from vlp_models.data.store import Store
 from vlp_models.data.views import OTHER_IMAGES, VIEWS
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.limits import check_numbers
 from vlp_models.params import StreamParams
 
 _WAYS_OUT = {

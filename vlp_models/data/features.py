@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from vlp_models.common.limits import check_numbers
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
-from vlp_models.limits import check_numbers
 
 CHUNK_IMAGES = 512
 INDEX_SCHEMA = pa.schema(

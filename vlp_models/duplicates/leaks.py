@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import track
 
+from vlp_models.common.parallel import LocalMapper
 from vlp_models.data.tables import SPLITS, open_parquet
 from vlp_models.duplicates.hashes import ImageHashes
 from vlp_models.duplicates.prints import Print
 from vlp_models.duplicates.search import Match, NearPictures, NearRules
 from vlp_models.errors import DataError
-from vlp_models.workspace.mapper import LocalMapper
 
 FILE = "prints.parquet"
 COPIES = "copies.parquet"  # of data/validated: what was found, whatever became of it

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from vlp_models.common.parallel import die_with_parent, in_flight
 from vlp_models.data.images import FORMATS, ImageError, read_file
 from vlp_models.data.inside import read_inside
 from vlp_models.duplicates.hashes import ImageHashes, hash_image
 from vlp_models.params import ValidateParams
-from vlp_models.workspace.mapper import die_with_parent, in_flight
 
 TASK = 64  # pictures
 FEW = 512  # pictures that this process has done before another one has started

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vlp_models.common.workspace import Workspace, read_json
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import SPLITS, read_table
 from vlp_models.data.views import TABLES
@@ -25,7 +26,6 @@ from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import Evidence, Score
 from vlp_models.params import Params, split_start
 from vlp_models.workspace.contents import learned_from, no_longer_here
-from vlp_models.workspace.paths import Workspace, read_json
 
 FEWEST = 20  # items that must be left for a figure
 TEXTS_AT_ONCE = 65_536

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from vlp_models.common.workspace import Workspace, hash_file
 from vlp_models.data.tables import HELD, read_batches
 from vlp_models.duplicates.search import NearRules
 from vlp_models.duplicates.withdrawn import read_withdrawn
@@ -23,7 +24,6 @@ from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Asked, Found, Known, find, prepared
 from vlp_models.pipeline.outs import outs_of
 from vlp_models.workspace.contents import CONTENTS, learned_from, no_longer_here
-from vlp_models.workspace.paths import Workspace, hash_file
 
 COMMITS = 100  # whose dvc.lock is looked at
 FILES = ("manifest.json", "index-train.parquet", "index-val.parquet", "index-test.parquet")

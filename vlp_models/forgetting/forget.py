@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.duplicates.withdrawn import Entry, withdraw
 from vlp_models.forgetting.data_versions import DataVersions
 from vlp_models.forgetting.pictures import Asked, Catalogue, Found, find, resolve, rules_of
@@ -15,7 +16,6 @@ from vlp_models.forgetting.versions import Registered, lineages, registered
 from vlp_models.params import Params
 from vlp_models.promotion.actions import ledger_of, mlflow_errors
 from vlp_models.promotion.promote import withdraw as withdraw_versions
-from vlp_models.workspace.paths import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vlp_models.common.workspace import Workspace, need
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import open_parquet
 from vlp_models.duplicates.hashes import examine
@@ -23,7 +24,6 @@ from vlp_models.errors import DataError
 from vlp_models.incoming.index import MANIFEST, PAIRS, PRINTS, read_prints
 from vlp_models.incoming.ingest import dataset_name
 from vlp_models.params import Params
-from vlp_models.workspace.paths import Workspace, need
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.forgetting.forget import Looked
 from vlp_models.forgetting.saw import DETECTOR, TOKENIZER, Verdict
 from vlp_models.params import Params
 from vlp_models.tracking.registry import PREVIOUS
-from vlp_models.workspace.paths import Workspace
 
 WORDS = {"saw": "saw it", "through": "through", "unknown": "can't tell", "never": "never"}
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.common.workspace import Workspace, measured, need, read_json, write_json
 from vlp_models.data.drift.measures import compare, compare_embeddings
 from vlp_models.data.drift.statistics import describe
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import Params, to_plain
 from vlp_models.stages.reference import embed, reference_path
-from vlp_models.workspace.paths import Workspace, measured, need, read_json, write_json
 
 FEWEST = 20  # images, below which embeddings are not compared
 

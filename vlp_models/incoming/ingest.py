@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.workspace import Workspace, measured, write_json
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.incoming.index import MANIFEST
 from vlp_models.params import IncomingParams, Params
-from vlp_models.workspace.paths import Workspace, measured, write_json
 
 if TYPE_CHECKING:
     from vlp_models.incoming.drops import Drop

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vlp_models.common.parallel import cpus
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.formats import read_source
 from vlp_models.duplicates.workers import Job, hash_all
 from vlp_models.incoming.index import HashIndex
 from vlp_models.params import IncomingParams, Params
-from vlp_models.workspace.mapper import cpus
-from vlp_models.workspace.paths import Workspace
 
 
 def protect(index: HashIndex, params: Params, workspace: Workspace, *, evaluates: bool) -> None:

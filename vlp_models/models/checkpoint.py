@@ -20,11 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vlp_models.common.state_dicts import some
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.state_dicts import some
 
 WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
 ANSWERS = "answers.json"  # where VQA's labels stood before other tasks had any

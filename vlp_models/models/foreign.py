@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from vlp_models.common.state_dicts import read_state_dict, some
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
 from vlp_models.params.schema import build
-from vlp_models.state_dicts import read_state_dict, some
 
 T = TypeVar("T")
 __all__ = ["Asked", "Imported", "Taker", "read_json", "read_state_dict"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlp_models.limits import check_numbers
+from vlp_models.common.limits import check_numbers
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "family": (str,),

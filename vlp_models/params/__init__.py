@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.source_hash import refuse_other_package
 from vlp_models.errors import ParamsError
 from vlp_models.params.augment import AugmentedParams, AugmentParams
 from vlp_models.params.cluster import ClusterParams
@@ -43,7 +44,6 @@ from vlp_models.params.runs import (
 )
 from vlp_models.params.schema import build, nearest, to_plain
 from vlp_models.params.snapshots import SnapshotParams
-from vlp_models.pipeline.code import refuse_other_package
 
 __all__ = [
     "AugmentParams",
@@ -151,7 +151,7 @@ def load_params(path: Path | str = "params.yaml") -> Params:
 
     Raises:
         ParamsError: the file is missing, is no YAML mapping, breaks the schema, or names what is not there; or the
-            code that runs is not that of its folder (vlp_models/pipeline/code.py).
+            code that runs is not that of its folder (vlp_models/common/source_hash.py).
     """
     return parse_params(read_yaml(path), str(path))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vlp_models.limits import LEAST_SIDE
+from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vlp_models.common.packages import dependency
+from vlp_models.common.weight_files import library_of
 from vlp_models.params import Params, SourceParams
-from vlp_models.weight_files import library_of
-from vlp_models.workspace.packages import dependency
 
 
 def vocabulary_source(params: Params) -> list[tuple[str, str]]:

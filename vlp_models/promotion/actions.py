@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.redaction import redact
+from vlp_models.common.workspace import Workspace, write_json
 from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
 from vlp_models.promotion.budget import WORN
-from vlp_models.redaction import redact
 from vlp_models.tasks import TASKS
-from vlp_models.workspace.paths import Workspace, write_json
 
 if TYPE_CHECKING:
     from vlp_models.promotion.decision import Decision

@@ -8,11 +8,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from vlp_models.common.workspace import SEARCH, Workspace, output_directory
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
 from vlp_models.tasks import TASKS
-from vlp_models.workspace.paths import SEARCH, Workspace, output_directory
 
 
 def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) -> Path:

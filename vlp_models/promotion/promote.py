@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vlp_models.common.redaction import redacted
 from vlp_models.errors import DataError
 from vlp_models.params.promotion import PromotionParams
 from vlp_models.promotion.budget import Spending, runs_of, spending
@@ -31,7 +32,6 @@ from vlp_models.promotion.judge import Bench, check_readable, judge, version_of
 from vlp_models.promotion.ledger import Ledger, Overtaken, State
 from vlp_models.promotion.log import RegistryLog
 from vlp_models.promotion.moves import put_in_order, record_decision, unfinished, withdraw_versions
-from vlp_models.redaction import redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vlp_models.common.lock import exclusive
+from vlp_models.common.workspace import SEARCH, Workspace, need, read_json
 from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
 from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError
-from vlp_models.exclusive import exclusive
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, bundle_info
-from vlp_models.workspace.paths import SEARCH, Workspace, need, read_json
 
 RUN = "champion"
 FOLDER = "reevaluate-"

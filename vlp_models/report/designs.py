@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.metrics.compare import Difference, differences
 from vlp_models.metrics.items import ItemScores
 from vlp_models.report.records import COSTS, Record
 from vlp_models.tasks.items import read_items
-from vlp_models.workspace.paths import Workspace
 
 ITEMS = "items.parquet"
 SEED = 1

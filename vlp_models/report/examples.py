@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.report.pictures import Pictures
 from vlp_models.tasks import task_class
 from vlp_models.tasks.gallery import Card, Gallery
-from vlp_models.workspace.paths import Workspace
 
 Rows = list[dict[str, Any]]
 

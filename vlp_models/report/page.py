@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vlp_models.common.workspace import Workspace, read_json
 from vlp_models.data.inputs import RegionInput
 from vlp_models.evaluation.decisions import hash_of, read_decisions
 from vlp_models.models.outline import inputs_of
@@ -25,7 +26,6 @@ from vlp_models.report.records import Record, flatten, optional, reads_regions
 from vlp_models.report.shown import shown_by_models
 from vlp_models.report.table import is_headline, without
 from vlp_models.tasks import TASKS, task_class
-from vlp_models.workspace.paths import Workspace, read_json
 
 NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "waiting_share", "seconds", "gradient_norm")
 SMALL_HIDDEN = 512  # below it a warning says that the models are tiny

@@ -10,10 +10,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.report.charts import boxes_overlay
-from vlp_models.workspace.paths import Workspace
 
 NARROW = 240  # pixels of a picture's longer side as the page shows it
 BOXES_SHOWN = 6

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.workspace import Workspace, read_json
 from vlp_models.params import Params
 from vlp_models.report.table import is_headline
 from vlp_models.tasks import TASKS
-from vlp_models.workspace.paths import Workspace, read_json
 
 Record = dict[str, Any]
 COSTS = ("parameters", "samples_seen", "training_seconds", "training_memory_mb")

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.workspace import read_json
 from vlp_models.data.tables import SPLITS
-from vlp_models.workspace.paths import read_json
 
 
 def is_headline(record: dict[str, Any]) -> bool:

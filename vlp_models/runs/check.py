@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from vlp_models.common.weight_files import is_source, library_of
 from vlp_models.errors import ParamsError
 from vlp_models.lookup import check_known
 from vlp_models.models.outline import inputs_of, outline
@@ -12,7 +13,6 @@ from vlp_models.params import ModelParams, Params
 from vlp_models.params.runs import split_start
 from vlp_models.params.schema import nearest
 from vlp_models.vision.weights import check_model, whose
-from vlp_models.weight_files import is_source, library_of
 
 
 def check_runs(params: Params) -> None:

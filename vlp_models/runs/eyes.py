@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.boxed import FILE, read_boxed
 from vlp_models.data.inputs import PixelInput
 from vlp_models.errors import DataError, ParamsError
@@ -19,7 +20,6 @@ from vlp_models.params import EyesParams, ModelParams, TrainerParams
 from vlp_models.vision.eyes import Eyes, open_eyes
 from vlp_models.vision.labelled import LabelledImage, Rows, categories_of, labelled_images, words_of
 from vlp_models.vision.train import TrainingOptions, first_step
-from vlp_models.workspace.paths import Workspace
 
 
 def begin_with_eyes(

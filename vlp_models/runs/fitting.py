@@ -11,23 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from vlp_models.data.dataset import ShardsManifest, check_sources, read_manifest
-from vlp_models.data.inputs import RegionInput
-from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import CheckpointError
-from vlp_models.models import DataFacts
-from vlp_models.models.checkpoint import load_strictly, write_checkpoint
-from vlp_models.models.info import CheckpointInfo, in_words
-from vlp_models.models.protocols import Adopts
-from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
-from vlp_models.pipeline.code import identity
-from vlp_models.runs.made_of import note, provenance_of
-from vlp_models.runs.provenance import training_inputs
-from vlp_models.tracking.lineage import lineage
-from vlp_models.tracking.logger import STATE, MLflowRun
-from vlp_models.tracking.spool import tracked
-from vlp_models.workspace.contents import CONTENTS, Kind, learnt_file
-from vlp_models.workspace.paths import (
+from vlp_models.common.source_hash import identity
+from vlp_models.common.workspace import (
     Workspace,
     fingerprint,
     is_main_process,
@@ -37,6 +22,21 @@ from vlp_models.workspace.paths import (
     write_manifest,
     write_text,
 )
+from vlp_models.data.dataset import ShardsManifest, check_sources, read_manifest
+from vlp_models.data.inputs import RegionInput
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import CheckpointError
+from vlp_models.models import DataFacts
+from vlp_models.models.checkpoint import load_strictly, write_checkpoint
+from vlp_models.models.info import CheckpointInfo, in_words
+from vlp_models.models.protocols import Adopts
+from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
+from vlp_models.runs.made_of import note, provenance_of
+from vlp_models.runs.provenance import training_inputs
+from vlp_models.tracking.lineage import lineage
+from vlp_models.tracking.logger import STATE, MLflowRun
+from vlp_models.tracking.spool import tracked
+from vlp_models.workspace.contents import CONTENTS, Kind, learnt_file
 
 if TYPE_CHECKING:
     from vlp_models.training.run import FitResult

@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import nn
 
+from vlp_models.common.state_dicts import some
+from vlp_models.common.weight_files import file_of, library_of
+from vlp_models.common.workspace import hash_file
 from vlp_models.errors import CheckpointError
 from vlp_models.models.adopt import adopt_weights, in_short, refuse_other
 from vlp_models.models.foreign import Asked
 from vlp_models.models.pretrained_timm import read_timm
 from vlp_models.params import ModelParams
 from vlp_models.runs.fitting import Inputs, data_facts
-from vlp_models.state_dicts import some
-from vlp_models.weight_files import file_of, library_of
-from vlp_models.workspace.paths import hash_file
 
 
 def begin_with_image_weights(

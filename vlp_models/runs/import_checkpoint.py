@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.packages import PREFIX
+from vlp_models.common.weight_files import is_source
+from vlp_models.common.workspace import Workspace, output_directory, write_text
 from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
 from vlp_models.lookup import load
 from vlp_models.models.info import UNLIMITED
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
-from vlp_models.weight_files import is_source
-from vlp_models.workspace.packages import PREFIX
-from vlp_models.workspace.paths import Workspace, output_directory, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

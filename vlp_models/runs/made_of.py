@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.workspace import hash_path, read_json, write_json
 from vlp_models.params import StreamParams
-from vlp_models.workspace.paths import hash_path, read_json, write_json
 
 NOTE = "made-of.json"  # in the work directory: {"provenance": ..., "detector_id": ...}
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from vlp_models.common.packages import dependency
+from vlp_models.common.source_hash import PACKAGE, identity
+from vlp_models.common.weight_files import watched
+from vlp_models.common.workspace import Workspace, hash_path, read_json
 from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, split_start, to_plain
-from vlp_models.pipeline.code import PACKAGE, identity
 from vlp_models.pipeline.outs import outs_of
 from vlp_models.tasks import TASKS
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.lineage import git_commit
-from vlp_models.weight_files import watched
 from vlp_models.workspace.contents import no_longer_here
-from vlp_models.workspace.packages import dependency
-from vlp_models.workspace.paths import Workspace, hash_path, read_json
 
 LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.workspace import Workspace, hash_file, need
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, read_yaml, split_start
 from vlp_models.params.schema import nearest
-from vlp_models.workspace.paths import Workspace, hash_file, need
 
 EVERY = 2  # updates between two points to go on from
 FOLDER = "verify-resume-"

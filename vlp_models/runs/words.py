@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from vlp_models.common.workspace import hash_file
 from vlp_models.data.bert_folder import CONFIG, find_folder, weights_file
 from vlp_models.models.adopt import adopt_weights, in_short
 from vlp_models.models.bert import read_bert
 from vlp_models.models.foreign import Asked
 from vlp_models.params import ModelParams
 from vlp_models.runs.fitting import Inputs, data_facts
-from vlp_models.workspace.paths import hash_file
 
 TABLES = ("text_embedding.positions.weight", "text_embedding.types.weight")  # whose first rows mean the same
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.limits import check_numbers
+from vlp_models.common.source_hash import PACKAGE, files_behind, hash_source
+from vlp_models.common.workspace import SEARCH, hash_file, hash_path, write_json
 from vlp_models.errors import CheckpointError, VLPError
-from vlp_models.limits import check_numbers
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.pipeline.code import PACKAGE, files_behind, hash_source
 from vlp_models.vision.extractors import FROM_IMAGES
 from vlp_models.workspace.finished import link_or_copy
-from vlp_models.workspace.paths import SEARCH, hash_file, hash_path, write_json
 
 BUNDLE = "bundle"  # the folder's own name: MLflow keeps it
 CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"

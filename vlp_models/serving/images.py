@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
 from vlp_models.errors import DataError
-from vlp_models.limits import LEAST_SIDE
 
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 1024 * 1024

@@ -28,11 +28,11 @@ class Predictor:
     """
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
+        from vlp_models.common.workspace import SEARCH
         from vlp_models.data.inputs import RegionInput
         from vlp_models.models.info import in_words
         from vlp_models.serving.bundle import check_content
         from vlp_models.tasks.load import load_task_model
-        from vlp_models.workspace.paths import SEARCH
 
         check_content(bundle)
         self.task_model = load_task_model(bundle / "checkpoint", device=device)

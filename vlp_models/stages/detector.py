@@ -10,10 +10,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.data.boxed import read_boxed
-from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import DetectorParams, Params, TimmParams, to_plain
-from vlp_models.workspace.paths import (
+from vlp_models.common.workspace import (
     Workspace,
     hash_file,
     measured,
@@ -21,6 +18,9 @@ from vlp_models.workspace.paths import (
     write_json,
     write_manifest,
 )
+from vlp_models.data.boxed import read_boxed
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import DetectorParams, Params, TimmParams, to_plain
 
 if TYPE_CHECKING:
     from torchvision.models.detection import FasterRCNN
@@ -199,8 +199,8 @@ def first_step_with(p: DetectorParams, workspace: Workspace, image_ids: Set[str]
 def _load(
     p: DetectorParams, rows: list[dict[str, Any]], workspace: Workspace
 ) -> tuple[FasterRCNN, DetectorConfig, tuple[str, ...], dict[str, Any]]:
+    from vlp_models.common.weight_files import file_of, library_of
     from vlp_models.vision.published import fetch_published, load_published
-    from vlp_models.weight_files import file_of, library_of
 
     where = "params.yaml: `detector.weights`"
     training: dict[str, Any] = {"source": "weights"}

@@ -14,6 +14,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.workspace import (
+    SEARCH,
+    Workspace,
+    measured,
+    need,
+    output_directory,
+    write_json,
+    write_manifest,
+    write_text,
+)
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
@@ -24,16 +34,6 @@ from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.items import ItemScores, item_scores, write_items
 from vlp_models.metrics.score import Score
 from vlp_models.params import EvaluateParams, FinetuneParams, Params, to_plain
-from vlp_models.workspace.paths import (
-    SEARCH,
-    Workspace,
-    measured,
-    need,
-    output_directory,
-    write_json,
-    write_manifest,
-    write_text,
-)
 
 if TYPE_CHECKING:
     from pathlib import Path

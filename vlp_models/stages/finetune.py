@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlp_models.common.workspace import Workspace, measured, need
 from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, to_plain
 from vlp_models.params.schema import nearest
-from vlp_models.workspace.paths import Workspace, measured, need
 
 if TYPE_CHECKING:
     from vlp_models.models.info import CheckpointInfo

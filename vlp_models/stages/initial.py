@@ -11,10 +11,10 @@ import dataclasses
 import sys
 from typing import Any
 
+from vlp_models.common.workspace import Workspace, measured, output_directory, write_manifest
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import ModelParams, Params, to_plain
 from vlp_models.params.schema import nearest
-from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -32,12 +32,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     import torch
     from torch import nn
 
+    from vlp_models.common.weight_files import is_source
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import part_of, read_config, read_weights, write_checkpoint
     from vlp_models.models.info import UNLIMITED
     from vlp_models.runs.fitting import check_same_data, data_facts, describe, read_inputs, start_from
     from vlp_models.runs.words import begin_with_words
-    from vlp_models.weight_files import is_source
 
     if key not in params.models:
         raise ParamsError(f"params.yaml: no model `{key}`{nearest(key, params.models)}")

@@ -6,14 +6,14 @@ runs on it, and nothing else.
 
 from __future__ import annotations
 
+from vlp_models.common.packages import check_installed
+from vlp_models.common.source_hash import ROOT, files_behind
+from vlp_models.common.workspace import Workspace, output_directory, write_json
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
-from vlp_models.pipeline.code import ROOT, files_behind
 from vlp_models.pipeline.dvc_file import FILE, is_ours, render
 from vlp_models.pipeline.graph import pipeline
 from vlp_models.pipeline.outside import packages
-from vlp_models.workspace.packages import check_installed
-from vlp_models.workspace.paths import Workspace, output_directory, write_json
 
 STAGES = (
     "generate",

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from vlp_models.common.parallel import cpus
+from vlp_models.common.workspace import Workspace, measured, output_directory, write_manifest
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables, spooled
 from vlp_models.data.formats.leaving_out import leave_out
@@ -26,8 +28,6 @@ from vlp_models.duplicates.withdrawn import Withdrawn, read_withdrawn
 from vlp_models.duplicates.workers import Item, Job, hash_all
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
-from vlp_models.workspace.mapper import cpus
-from vlp_models.workspace.paths import Workspace, measured, output_directory, write_manifest
 
 MOST = 8  # processes: each decodes a picture of up to `validate.max_image_pixels`
 

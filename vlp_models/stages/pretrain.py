@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from vlp_models.common.workspace import Workspace, measured, need, write_json
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.schema import nearest
-from vlp_models.workspace.paths import Workspace, measured, need, write_json
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.common.workspace import Workspace, measured, need, write_text
 from vlp_models.data.drift.statistics import describe, project
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.outofcore import Database
@@ -21,7 +22,6 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.outline import kinds
 from vlp_models.params import Params, PretrainParams
 from vlp_models.params.schema import nearest
-from vlp_models.workspace.paths import Workspace, measured, need, write_text
 
 SAMPLE = 256  # images whose embeddings are kept
 SEED = 1  # of their projection

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.workspace import SEARCH, Workspace, measured, need, write_json
 from vlp_models.data.tables import read_table
 from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, candidates
@@ -34,7 +35,6 @@ from vlp_models.tasks.caption_memory import CAPTIONS
 from vlp_models.tasks.items import read_items
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.evaluations import ITEMS
-from vlp_models.workspace.paths import SEARCH, Workspace, measured, need, write_json
 
 IMAGES_TRIED = 50  # of which the first that is on this disk
 

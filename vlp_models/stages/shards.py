@@ -21,6 +21,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vlp_models.common.parallel import LocalMapper, Mapper
+from vlp_models.common.workspace import (
+    Workspace,
+    fingerprint,
+    measured,
+    need,
+    output_directory,
+    read_json,
+    write_json,
+    write_manifest,
+)
 from vlp_models.data.archive import check_tar
 from vlp_models.data.contents import write_contents, write_hashes
 from vlp_models.data.features import FeatureStore
@@ -33,17 +44,6 @@ from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.outline import inputs_of
 from vlp_models.params import Params, to_plain
-from vlp_models.workspace.mapper import LocalMapper, Mapper
-from vlp_models.workspace.paths import (
-    Workspace,
-    fingerprint,
-    measured,
-    need,
-    output_directory,
-    read_json,
-    write_json,
-    write_manifest,
-)
 
 
 def run(

@@ -13,16 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.data.answers import build_answer_vocabulary
-from vlp_models.data.bert_folder import find_folder, read_tokenizer
-from vlp_models.data.survey import Survey, survey
-from vlp_models.data.tables import read_table
-from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.data.views import TABLES
-from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import Params, TokenizerParams, to_plain
-from vlp_models.workspace.packages import PREFIX
-from vlp_models.workspace.paths import (
+from vlp_models.common.packages import PREFIX
+from vlp_models.common.workspace import (
     Workspace,
     measured,
     need,
@@ -31,6 +23,14 @@ from vlp_models.workspace.paths import (
     write_json,
     write_manifest,
 )
+from vlp_models.data.answers import build_answer_vocabulary
+from vlp_models.data.bert_folder import find_folder, read_tokenizer
+from vlp_models.data.survey import Survey, survey
+from vlp_models.data.tables import read_table
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.data.views import TABLES
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import Params, TokenizerParams, to_plain
 
 SURVEYED = 100_000  # texts, evenly spread, whose words are looked up
 WARNED = 0.01  # share of the words above which a loss is no accident

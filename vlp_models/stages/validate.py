@@ -18,6 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from vlp_models.common.parallel import cpus
+from vlp_models.common.workspace import (
+    Workspace,
+    measured,
+    need,
+    output_directory,
+    write_json,
+    write_manifest,
+)
 from vlp_models.data.boxed import write_boxed
 from vlp_models.data.formats.base import TRUTH
 from vlp_models.data.outofcore import Database
@@ -30,15 +39,6 @@ from vlp_models.params import Params, ValidateParams, to_plain
 from vlp_models.validation.columns import derive
 from vlp_models.validation.crossing import Crossing
 from vlp_models.validation.rules import Rule, rules_for
-from vlp_models.workspace.mapper import cpus
-from vlp_models.workspace.paths import (
-    Workspace,
-    measured,
-    need,
-    output_directory,
-    write_json,
-    write_manifest,
-)
 
 if TYPE_CHECKING:
     from vlp_models.validation.suites import Suites

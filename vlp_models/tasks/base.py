@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.workspace import Workspace, read_json
 from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import InputReader, blanked
 from vlp_models.data.sample import Sample
@@ -30,7 +31,6 @@ from vlp_models.objectives.loss import Loss
 from vlp_models.params import EvaluateParams, build
 from vlp_models.tasks.gallery import Card, Gallery, PictureSource
 from vlp_models.tasks.scoring import Place, Prediction, Scored
-from vlp_models.workspace.paths import Workspace, read_json
 
 ABILITIES: dict[type, str] = {
     Fuses: "fuse image and text",

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from vlp_models.common.workspace import read_json, write_json
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.pooled import pooled
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.ptb import DROPPED
-from vlp_models.workspace.paths import read_json, write_json
 
 MOST = 200_000  # photos: each caption's search goes through all of them
 FEATURES, CAPTIONS, FREQUENCIES = "memory.safetensors", "memory.json", "memory-frequencies.safetensors"

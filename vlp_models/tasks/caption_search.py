@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from vlp_models.common.workspace import read_json, write_json
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.beam import beam_search
@@ -24,7 +25,6 @@ from vlp_models.metrics.alike import most_alike
 from vlp_models.models.protocols import Generates, SetsAside
 from vlp_models.params import EvaluateParams, build
 from vlp_models.tasks.caption_memory import FEATURES, CaptionMemory
-from vlp_models.workspace.paths import read_json, write_json
 
 FILE = "search.json"
 DRAWS = 1  # the seed of what is drawn for a consensus: every image has the same

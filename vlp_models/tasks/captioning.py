@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
+from vlp_models.common.workspace import Workspace, write_json
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
@@ -38,7 +39,6 @@ from vlp_models.tasks.scoring import (
     train_rows,
     variant,
 )
-from vlp_models.workspace.paths import Workspace, write_json
 
 NEIGHBOURS = 30
 CONSENSUS = f"consensus of {NEIGHBOURS} neighbours"

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.workspace import Workspace, write_text
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
@@ -25,7 +26,6 @@ from vlp_models.objectives.loss import Loss
 from vlp_models.tasks.base import TaskModel, Words, init_head, need_targets
 from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_by_id
 from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored, blank_control, by_metric, own_id, train_rows
-from vlp_models.workspace.paths import Workspace, write_text
 
 
 class Entailment(TaskModel):

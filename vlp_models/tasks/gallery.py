@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
-from vlp_models.workspace.paths import Workspace
 
 WIDE = 400  # pixels of a wide picture's longer side
 Row = dict[str, Any]

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.workspace import Workspace, write_text
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
@@ -23,7 +24,6 @@ from vlp_models.tasks import statements
 from vlp_models.tasks.base import TaskModel, Words, init_head, need_targets
 from vlp_models.tasks.gallery import WIDE, Card, Gallery, PictureSource, rows_by_id
 from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored
-from vlp_models.workspace.paths import Workspace, write_text
 
 
 class NLVR(TaskModel):

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
@@ -48,7 +49,6 @@ from vlp_models.tasks.base import TaskModel, TaskOptions, can
 from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource
 from vlp_models.tasks.pair_scores import Encoded, behind, score_all, shortlisted
 from vlp_models.tasks.scoring import Place, Prediction, Scored
-from vlp_models.workspace.paths import Workspace
 
 TOP = 5
 IMAGE, TEXTS, ENCODED = "image_D", "texts_ND", "encoded"  # what a record holds until `finish` has ranked with it

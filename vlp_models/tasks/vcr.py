@@ -27,6 +27,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.workspace import Workspace, write_text
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
@@ -39,7 +40,6 @@ from vlp_models.objectives.loss import Loss
 from vlp_models.tasks.base import TaskModel, TaskOptions, init_head, joined, need_targets
 from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_by_id
 from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored, blank_control, by_metric, own_id
-from vlp_models.workspace.paths import Workspace, write_text
 
 CHOICES = 4
 UNKNOWN = -1  # a label that the run does not learn from

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.workspace import Workspace, write_json
 from vlp_models.data.answers import is_exact, most_frequent, soft_scores
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
@@ -25,7 +26,6 @@ from vlp_models.objectives.vqa import soft_label_answers
 from vlp_models.tasks.base import TaskModel, Words, answer_vocabulary, init_head, joined, need_targets
 from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_by_id
 from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored, blank_control, by_metric, own_id, train_rows
-from vlp_models.workspace.paths import Workspace, write_json
 
 TOP = 5
 UNKNOWN = "<unk>"  # where public code keeps a row for it, it stands for all answers that have none, and is never given

@@ -10,13 +10,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlp_models.common.lock import exclusive
+from vlp_models.common.redaction import redact
+from vlp_models.common.workspace import home_of
 from vlp_models.errors import TrackingError
-from vlp_models.exclusive import exclusive
 from vlp_models.params import TrackingParams
-from vlp_models.redaction import redact
 from vlp_models.tracking.held import failures
 from vlp_models.tracking.moved import follow
-from vlp_models.workspace.paths import home_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

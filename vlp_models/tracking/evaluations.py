@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.redaction import redact, redact_yaml, redacted
 from vlp_models.errors import DataError
 from vlp_models.metrics.items import ItemScores
-from vlp_models.redaction import redact, redact_yaml, redacted
 from vlp_models.tasks.items import read_items
 
 if TYPE_CHECKING:

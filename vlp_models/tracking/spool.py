@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vlp_models.common.lock import exclusive
 from vlp_models.errors import DataError
-from vlp_models.exclusive import exclusive
 from vlp_models.params import TrackingParams
 from vlp_models.tracking.logger import MLflowRun
 from vlp_models.training.log import LOG

@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+from vlp_models.common.workspace import is_main_process
 from vlp_models.data.loader import ResumableLoader
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, Preempted, ProcessLostError
 from vlp_models.params import OptimizerParams, SnapshotParams, TrainerParams
@@ -34,7 +35,6 @@ from vlp_models.training.stop import CooperativeStop
 from vlp_models.training.strategy import make_trainer
 from vlp_models.training.threads import set_threads
 from vlp_models.training.windows import Windows
-from vlp_models.workspace.paths import is_main_process
 
 # What gloo and NCCL say when a process at the other end is gone, or has not answered for half an hour
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out", "Timed out", "NCCL")

@@ -15,9 +15,9 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor
 
+from vlp_models.common.state_dicts import load_exactly, read_state_dict
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import TimmParams, build, to_plain
-from vlp_models.state_dicts import load_exactly, read_state_dict
 from vlp_models.vision.backbone import Backbone, BackboneConfig
 from vlp_models.vision.config import BACKGROUND
 from vlp_models.vision.state import CONFIG, check_identity, identity_of, read_architecture, read_config, write_config

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
-from vlp_models.limits import LEAST_SIDE
 from vlp_models.vision.backbone_state import LoadedBackbone, load_backbone
 from vlp_models.vision.images import to_tensor
 from vlp_models.vision.source import FromImages

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vlp_models.common.state_dicts import load_exactly, read_state_dict
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import DetectorBackbone
-from vlp_models.state_dicts import load_exactly, read_state_dict
 from vlp_models.vision.config import BACKGROUND, PUBLISHED, DetectorConfig
 from vlp_models.vision.detector import build_detector
 from vlp_models.vision.state import CONFIG, Detector, load_detector

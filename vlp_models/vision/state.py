@@ -11,10 +11,10 @@ from typing import Any
 
 from torchvision.models.detection import FasterRCNN
 
+from vlp_models.common.limits import check_numbers
+from vlp_models.common.state_dicts import load_exactly, read_state_dict
 from vlp_models.errors import CheckpointError
-from vlp_models.limits import check_numbers
 from vlp_models.params import to_plain
-from vlp_models.state_dicts import load_exactly, read_state_dict
 from vlp_models.vision.config import DetectorConfig
 from vlp_models.vision.detector import build_detector
 

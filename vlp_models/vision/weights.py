@@ -8,17 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
+from vlp_models.common.state_dicts import read_state_dict
+from vlp_models.common.weight_files import file_of, library_of
 from vlp_models.errors import CheckpointError, ParamsError
-from vlp_models.state_dicts import read_state_dict
 from vlp_models.vision.efficientnet_names import is_original, to_timm
-from vlp_models.weight_files import file_of, library_of
 
 
 def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> dict[str, Tensor]:
     """A state dict by timm's names.
 
     Args:
-        weights: as vlp_models/weight_files.py has it; `timm` alone is timm's own of `model`.
+        weights: as vlp_models/common/weight_files.py has it; `timm` alone is timm's own of `model`.
         model: timm's name of the architecture.
         where: the place in params.yaml that says `weights`, for messages.
 

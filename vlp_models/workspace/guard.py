@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from vlp_models.common.lock import exclusive
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import Terminated
-from vlp_models.exclusive import exclusive
 from vlp_models.preflight import keep_lock_file
-from vlp_models.workspace.paths import Workspace
 
 PATIENCE = 60.0  # seconds a stage waits for another process of the same stage, which may be saving its state
 LOOK_EVERY = 1.0

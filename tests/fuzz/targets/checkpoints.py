@@ -138,7 +138,7 @@ def _torch_weights(folder: Path) -> Prepared:
     """Another program's weights, as they are taken over into a model."""
     import torch
 
-    from vlp_models.state_dicts import load_exactly, read_state_dict
+    from vlp_models.common.state_dicts import load_exactly, read_state_dict
 
     torch.manual_seed(0)
     model, path = torch.nn.Linear(3, 2), folder / "weights.pth"

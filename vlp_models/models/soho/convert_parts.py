@@ -47,7 +47,7 @@ def read_parts(source: Path, asked: Asked) -> Imported:
 
 
 def read_timm_backbone(source: Path, asked: Asked) -> Imported:
-    """The CNN, of the architecture that `asked.config` names, from wherever vlp_models/weight_files.py can name.
+    """The CNN, of the architecture that `asked.config` names, from wherever vlp_models/common/weight_files.py can name.
 
     Raises:
         MissingToolError, CheckpointError: see `read_backbone_weights` and `convert_backbone`.

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlp_models.common.weight_files import library_of
 from vlp_models.errors import CheckpointError
 from vlp_models.models.foreign import Asked, Imported
 from vlp_models.models.vlmo.config import HALF
 from vlp_models.models.vlmo.public.beit import convert_beit
 from vlp_models.models.vlmo.public.convert import Layout
 from vlp_models.vision.weights import data_config, read_backbone_weights
-from vlp_models.weight_files import library_of
 
 # Classifiers, and the norm of mean-pooled patches
 IGNORED = ("head.", "head_dist.", "fc_norm.", "pre_logits.")

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.packages import INSTALL
 from vlp_models.data.images import FORMATS
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.serving.images import MAX_BYTES
 from vlp_models.serving.page.handlers import TITLES, Page
-from vlp_models.workspace.packages import INSTALL
 
 if TYPE_CHECKING:
     import gradio

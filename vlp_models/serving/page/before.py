@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.packages import PREFIX
+from vlp_models.common.weight_files import library_of
 from vlp_models.params import split_start
-from vlp_models.weight_files import library_of
-from vlp_models.workspace.packages import PREFIX
 
 NOT_KNOWN = "what these learned from is not on record"
 OF_VIEW = {"texts": "the texts of ", "images": "the images of "}  # a pretraining that does not learn from pairs

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
@@ -22,7 +23,6 @@ from vlp_models.models.protocols import Embeds, ScoresPairs
 from vlp_models.tasks.load import load_task_model
 from vlp_models.tasks.pair_scores import Encoded, score_all
 from vlp_models.tasks.retrieval import Retrieval
-from vlp_models.workspace.paths import Workspace
 
 AT_ONCE = 32
 MOST_PAIRS = 1000  # photos that a model without embeddings compares with a text, each in a pass of its own

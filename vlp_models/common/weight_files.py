@@ -5,15 +5,15 @@
     timm, timm:NAME           timm's own of a model: downloaded once where there is a network
     torchvision               torchvision's own of a detector, likewise
 
-Nothing here opens a file; vlp_models/state_dicts.py does.
+Nothing here opens a file; vlp_models/common/state_dicts.py does.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from vlp_models.common.packages import PREFIX, check_noted, data_files, dependency, find_package
 from vlp_models.errors import CheckpointError
-from vlp_models.workspace.packages import PREFIX, check_noted, data_files, dependency, find_package
 
 LIBRARIES = ("timm", "torchvision")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")

@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.workspace import hash_file, write_json
 from vlp_models.errors import DataError, MissingToolError, ParamsError
-from vlp_models.workspace.paths import hash_file, write_json
 
 PREFIX = "package:"
 FOLDER = "packages"

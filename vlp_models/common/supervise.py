@@ -1,4 +1,4 @@
-"""Runs a command so that no death above it orphans it: `python -m vlp_models.supervise -- dvc repro pretrain`.
+"""Runs a command so that no death above it orphans it: `python -m vlp_models.common.supervise -- dvc repro pretrain`.
 
 Prefect's worker kills a cancelled flow after 30 s, and DVC dies at once on a signal and leaves its trainer behind.
 This small process stands between them. When it is told to stop (SIGTERM, SIGINT) or its parent dies, it interrupts
@@ -78,7 +78,7 @@ def main() -> None:
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
     if not arguments:
-        sys.exit("usage: python -m vlp_models.supervise [--parent PID] -- COMMAND [ARGUMENT...]")
+        sys.exit("usage: python -m vlp_models.common.supervise [--parent PID] -- COMMAND [ARGUMENT...]")
     sys.exit(supervise(arguments, float(os.environ.get("VLP_GRACE", GRACE)), started_by))
 
 
