@@ -23,9 +23,9 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
+from vlp_models.curation.duplicates.prints import Print, take_print
+from vlp_models.curation.duplicates.search import NearPictures, NearRules
 from vlp_models.data.images import as_seen
-from vlp_models.duplicates.prints import Print, take_print
-from vlp_models.duplicates.search import NearPictures, NearRules
 
 Change = Callable[[Image.Image, random.Random], Image.Image]
 BATCH = 256

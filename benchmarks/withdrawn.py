@@ -1,7 +1,7 @@
 """A withdrawn picture, known again by its hashes alone: `python benchmarks/withdrawn.py PICTURES.tar [COUNT]`.
 
 Each picture is changed in each way, and asked for among the hashes of all; and every other picture is asked for, which
-is none of them (vlp_models/duplicates/withdrawn.py). Prints the shares within some distances in bits.
+is none of them (vlp_models/curation/duplicates/withdrawn.py). Prints the shares within some distances in bits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from PIL import Image, ImageOps
 
-from vlp_models.duplicates.perceptual import grey_of, hash_of_grey
-from vlp_models.duplicates.prints import TURNS, Print, take_print
-from vlp_models.duplicates.withdrawn import BLIND
+from vlp_models.curation.duplicates.perceptual import grey_of, hash_of_grey
+from vlp_models.curation.duplicates.prints import TURNS, Print, take_print
+from vlp_models.curation.duplicates.withdrawn import BLIND
 
 BITS = (2, 4, BLIND, 8)
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from vlp_models.curation.duplicates.hashes import examine, hash_image
 from vlp_models.data.images import ImageError, as_seen
 from vlp_models.data.pixels import decode
-from vlp_models.duplicates.hashes import examine, hash_image
 from vlp_models.serving.images import open_image
 from vlp_models.vision.images import read_image
 

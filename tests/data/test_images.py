@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from vlp_models.curation.duplicates.hashes import examine
 from vlp_models.data.images import ImageError
-from vlp_models.duplicates.hashes import examine
 
 LIMIT = 50_000_000
 

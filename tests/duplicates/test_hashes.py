@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from vlp_models.curation.duplicates import near as near_module
+from vlp_models.curation.duplicates.hashes import hash_image, perceptual_hash
+from vlp_models.curation.duplicates.near import BLOCK, NearHashes
 from vlp_models.data.images import ImageError
-from vlp_models.duplicates import near as near_module
-from vlp_models.duplicates.hashes import hash_image, perceptual_hash
-from vlp_models.duplicates.near import BLOCK, NearHashes
 
 
 def picture(seed: int) -> Image.Image:

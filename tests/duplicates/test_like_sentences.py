@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlp_models.duplicates.sentences import likenesses
+from vlp_models.curation.duplicates.sentences import likenesses
 
 TEXTS = ["A dog runs over the green grass.", "Zwei Straßen kreuzen sich hier", "一只狗在草地上奔跑", "a red ball"]
 

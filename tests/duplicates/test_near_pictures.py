@@ -14,11 +14,11 @@ import pytest
 from photos import photo
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from vlp_models.duplicates import alignment, leaks, votes
-from vlp_models.duplicates.hashes import examine
-from vlp_models.duplicates.prints import Print, take_print
-from vlp_models.duplicates.search import NearPictures, NearRules
-from vlp_models.duplicates.votes import Votes
+from vlp_models.curation.duplicates import alignment, leaks, votes
+from vlp_models.curation.duplicates.hashes import examine
+from vlp_models.curation.duplicates.prints import Print, take_print
+from vlp_models.curation.duplicates.search import NearPictures, NearRules
+from vlp_models.curation.duplicates.votes import Votes
 from vlp_models.errors import DataError
 from vlp_models.params import WorldParams
 from vlp_models.worlds.scenes.objects import write as write_scenes

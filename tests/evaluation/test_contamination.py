@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vlp_models.curation.duplicates.leaks import Copy, write_copies
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import write_table
-from vlp_models.duplicates.leaks import Copy, write_copies
 from vlp_models.evaluation.contamination import Learnt, Seen, learnt_sources, without_seen
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import load_params

@@ -16,7 +16,7 @@ import pytest
 from ingest_world import ROOT, encoded, held, make_drop, make_project, params_of, picture, simple_drop
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.duplicates import workers
+from vlp_models.curation.duplicates import workers
 from vlp_models.incoming import batch, index, ingest
 from vlp_models.incoming import versioning as ingest_dvc
 

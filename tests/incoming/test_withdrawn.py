@@ -11,10 +11,10 @@ from photos import photo
 from PIL import Image, ImageOps
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.curation.duplicates.hashes import ImageHashes, hash_image
+from vlp_models.curation.duplicates.search import NearRules
+from vlp_models.curation.duplicates.withdrawn import Entry, Withdrawn, read_withdrawn, withdraw
 from vlp_models.data.tables import read_table
-from vlp_models.duplicates.hashes import ImageHashes, hash_image
-from vlp_models.duplicates.search import NearRules
-from vlp_models.duplicates.withdrawn import Entry, Withdrawn, read_withdrawn, withdraw
 from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Catalogue, find, resolve, rules_of
 from vlp_models.incoming import ingest

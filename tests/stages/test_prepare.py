@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace, hash_path
+from vlp_models.curation.duplicates import workers
 from vlp_models.data.tables import read_table
-from vlp_models.duplicates import workers
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, WorldParams, load_params
 from vlp_models.stages import prepare

@@ -16,10 +16,10 @@ from photos import photo
 from PIL import Image, ImageOps
 
 from vlp_models.common.workspace import Workspace, hash_path
+from vlp_models.curation.duplicates.hashes import hash_image
+from vlp_models.curation.duplicates.leaks import COPIES, PrintWriter
 from vlp_models.data.boxed import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
-from vlp_models.duplicates.hashes import hash_image
-from vlp_models.duplicates.leaks import COPIES, PrintWriter
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
 from vlp_models.stages import validate

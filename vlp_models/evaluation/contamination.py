@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.curation.duplicates.leaks import COPIES
+from vlp_models.curation.duplicates.sentences import likenesses
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import SPLITS, read_table
 from vlp_models.data.views import TABLES
-from vlp_models.duplicates.leaks import COPIES
-from vlp_models.duplicates.sentences import likenesses
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import Evidence, Score
 from vlp_models.params import Params, split_start

@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 
 from vlp_models.common.workspace import Workspace, hash_file
+from vlp_models.curation.duplicates.search import NearRules
+from vlp_models.curation.duplicates.withdrawn import read_withdrawn
 from vlp_models.data.tables import HELD, read_batches
-from vlp_models.duplicates.search import NearRules
-from vlp_models.duplicates.withdrawn import read_withdrawn
 from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Asked, Found, Known, find, prepared
 from vlp_models.pipeline.outs import outs_of

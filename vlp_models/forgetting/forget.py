@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.duplicates.withdrawn import Entry, withdraw
+from vlp_models.curation.duplicates.withdrawn import Entry, withdraw
 from vlp_models.forgetting.data_versions import DataVersions
 from vlp_models.forgetting.pictures import Asked, Catalogue, Found, find, resolve, rules_of
 from vlp_models.forgetting.record import affected_champions, record

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from vlp_models.common.workspace import Workspace, need
+from vlp_models.curation.duplicates.hashes import examine
+from vlp_models.curation.duplicates.leaks import BATCH, FILE, batches, said
+from vlp_models.curation.duplicates.prints import Print
+from vlp_models.curation.duplicates.search import NearPictures, NearRules
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import open_parquet
-from vlp_models.duplicates.hashes import examine
-from vlp_models.duplicates.leaks import BATCH, FILE, batches, said
-from vlp_models.duplicates.prints import Print
-from vlp_models.duplicates.search import NearPictures, NearRules
 from vlp_models.errors import DataError
 from vlp_models.incoming.index import MANIFEST, PAIRS, PRINTS, read_prints
 from vlp_models.incoming.ingest import dataset_name

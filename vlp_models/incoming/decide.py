@@ -13,13 +13,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from vlp_models.curation.duplicates.alignment import by_turn
+from vlp_models.curation.duplicates.leaks import batches, held_blocks, said
+from vlp_models.curation.duplicates.near import NearHashes
+from vlp_models.curation.duplicates.prints import Print
+from vlp_models.curation.duplicates.search import Match, NearRules
+from vlp_models.curation.duplicates.withdrawn import Withdrawn
 from vlp_models.data.tables import SPLITS
-from vlp_models.duplicates.alignment import by_turn
-from vlp_models.duplicates.leaks import batches, held_blocks, said
-from vlp_models.duplicates.near import NearHashes
-from vlp_models.duplicates.prints import Print
-from vlp_models.duplicates.search import Match, NearRules
-from vlp_models.duplicates.withdrawn import Withdrawn
 from vlp_models.incoming.index import HELD, HashIndex, Known, unsigned
 from vlp_models.incoming.reading import Staging
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.curation.duplicates.prints import Print
 from vlp_models.data.tables import open_parquet
-from vlp_models.duplicates.prints import Print
 from vlp_models.errors import DataError
 
 PAIRS, PRINTS, MANIFEST = "pairs.jsonl", "prints.parquet", "manifest.json"

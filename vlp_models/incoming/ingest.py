@@ -72,7 +72,7 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
 
 
 def _check(p: IncomingParams) -> None:
-    from vlp_models.duplicates.near import MAX_RADIUS
+    from vlp_models.curation.duplicates.near import MAX_RADIUS
 
     if not -1 <= p.radius <= MAX_RADIUS or not 0 <= p.max_bad_fraction <= 1 or p.settle_seconds < 0:
         raise ParamsError(
@@ -174,9 +174,9 @@ def _judge(
     workspace: Workspace,
 ) -> tuple[str, str]:
     """Makes a batch of the drop in `partial` and adds the counts to `entry`; the batch's name, or why there is none."""
-    from vlp_models.duplicates.search import NearRules
-    from vlp_models.duplicates.withdrawn import read_withdrawn
-    from vlp_models.duplicates.workers import Job
+    from vlp_models.curation.duplicates.search import NearRules
+    from vlp_models.curation.duplicates.withdrawn import read_withdrawn
+    from vlp_models.curation.duplicates.workers import Job
     from vlp_models.incoming import batch as batches
     from vlp_models.incoming.decide import decide
     from vlp_models.incoming.reading import Staging

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vlp_models.curation.duplicates.prints import Print
+from vlp_models.curation.duplicates.workers import Job, hash_all, stored_name
 from vlp_models.data.formats.base import RecordError, Tables, get_sentence, get_text, printable
 from vlp_models.data.formats.pairs import read_pairs
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import SPLITS
-from vlp_models.duplicates.prints import Print
-from vlp_models.duplicates.workers import Job, hash_all, stored_name
 from vlp_models.errors import DataError
 from vlp_models.incoming.drops import Drop
 from vlp_models.incoming.index import BLOCK, signed

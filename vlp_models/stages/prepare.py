@@ -16,16 +16,16 @@ from pathlib import Path
 
 from vlp_models.common.parallel import cpus
 from vlp_models.common.workspace import Workspace, measured, output_directory, write_manifest
+from vlp_models.curation.duplicates.hashes import ImageHashes
+from vlp_models.curation.duplicates.leaks import PrintWriter
+from vlp_models.curation.duplicates.search import NearRules
+from vlp_models.curation.duplicates.withdrawn import Withdrawn, read_withdrawn
+from vlp_models.curation.duplicates.workers import Item, Job, hash_all
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables, spooled
 from vlp_models.data.formats.leaving_out import leave_out
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, TableWriter, read_batches
-from vlp_models.duplicates.hashes import ImageHashes
-from vlp_models.duplicates.leaks import PrintWriter
-from vlp_models.duplicates.search import NearRules
-from vlp_models.duplicates.withdrawn import Withdrawn, read_withdrawn
-from vlp_models.duplicates.workers import Item, Job, hash_all
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
 

@@ -27,13 +27,13 @@ from vlp_models.common.workspace import (
     write_json,
     write_manifest,
 )
+from vlp_models.curation.duplicates.leaks import FILE, Copy, find_copies, where_else, write_copies
+from vlp_models.curation.duplicates.search import NearRules
+from vlp_models.curation.duplicates.sentences import likenesses
 from vlp_models.data.boxed import write_boxed
 from vlp_models.data.formats.base import TRUTH
 from vlp_models.data.outofcore import Database
 from vlp_models.data.tables import HELD, ID_COLUMN, SPLITS, TableWriter, read_batches
-from vlp_models.duplicates.leaks import FILE, Copy, find_copies, where_else, write_copies
-from vlp_models.duplicates.search import NearRules
-from vlp_models.duplicates.sentences import likenesses
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
 from vlp_models.validation.columns import derive

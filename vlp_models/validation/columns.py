@@ -25,7 +25,7 @@ def derive(
     Args:
         others: what is known of other rows.
         first: the position of the batch's first row in the table.
-        leaks: of images that are copies of what is tested on, where and how (vlp_models/duplicates/leaks.py).
+        leaks: of images that are copies of what is tested on, where and how (vlp_models/curation/duplicates/leaks.py).
     """
     alone = {"id_of": "this row", **ALONE.get(table, {})}
     rows = [

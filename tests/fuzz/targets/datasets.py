@@ -32,10 +32,10 @@ def _prepare(source: Any, folder: Path) -> None:
     """What the stage `prepare` does with a dataset, but for the writing of files: a hundredth of a second less."""
     import pyarrow as pa
 
+    from vlp_models.curation.duplicates.hashes import examine
     from vlp_models.data.formats import read_source
     from vlp_models.data.images import ImageError
     from vlp_models.data.tables import SCHEMAS
-    from vlp_models.duplicates.hashes import examine
     from vlp_models.stages.prepare import _folders, _outside
 
     tables = read_source("set", source, folder)
@@ -133,8 +133,8 @@ def _drop(folder: Path) -> Prepared:
 
 
 def _image(folder: Path) -> Prepared:
+    from vlp_models.curation.duplicates.hashes import examine
     from vlp_models.data.images import ImageError
-    from vlp_models.duplicates.hashes import examine
 
     path = folder / "picture"
     Image.new("RGB", (9, 7), "red").save(path, "PNG")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vlp_models.duplicates.keypoints import BYTES
+from vlp_models.curation.duplicates.keypoints import BYTES
 
 TABLES = 10
 BITS = 22

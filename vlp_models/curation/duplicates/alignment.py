@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlp_models.duplicates.keypoints import Keypoints, canonical_size, opencv
-from vlp_models.duplicates.prints import THUMB, Print
-from vlp_models.duplicates.votes import NEAR
+from vlp_models.curation.duplicates.keypoints import Keypoints, canonical_size, opencv
+from vlp_models.curation.duplicates.prints import THUMB, Print
+from vlp_models.curation.duplicates.votes import NEAR
 
 REACH = 4.0  # pixels of the 224 that the longer side has by which a corner may be off
 INLIERS = 12  # keypoints that must agree on one movement

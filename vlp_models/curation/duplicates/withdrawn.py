@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.workspace import write_text
-from vlp_models.duplicates.hashes import ImageHashes
-from vlp_models.duplicates.perceptual import grey_of, hash_of_grey
-from vlp_models.duplicates.prints import TURNS, Print
-from vlp_models.duplicates.search import NearPictures, NearRules
+from vlp_models.curation.duplicates.hashes import ImageHashes
+from vlp_models.curation.duplicates.perceptual import grey_of, hash_of_grey
+from vlp_models.curation.duplicates.prints import TURNS, Print
+from vlp_models.curation.duplicates.search import NearPictures, NearRules
 from vlp_models.errors import DataError
 
 BLIND = 6  # of 64 perceptual bits that may differ where there is no print to lay on the other: docs/forgetting.md

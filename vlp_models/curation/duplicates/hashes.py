@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vlp_models.curation.duplicates.perceptual import SIDE, hash_of_grey
+from vlp_models.curation.duplicates.prints import Print, on_white, take_print
 from vlp_models.data.images import as_seen, format_of, open_checked, read_file, turned, undecodable
-from vlp_models.duplicates.perceptual import SIDE, hash_of_grey
-from vlp_models.duplicates.prints import Print, on_white, take_print
 from vlp_models.errors import VLPError
 
 

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 from PIL import Image
 
-from vlp_models.duplicates.keypoints import KEYPOINT_BYTES, Keypoints, canonical_size, describe
-from vlp_models.duplicates.perceptual import grey_of, hash_of_grey
+from vlp_models.curation.duplicates.keypoints import KEYPOINT_BYTES, Keypoints, canonical_size, describe
+from vlp_models.curation.duplicates.perceptual import grey_of, hash_of_grey
 
 THUMB = 32  # pixels of the small copy along each side, whatever the picture's shape
 TURNS = 8  # ways to lay a square on itself: four quarter turns, each as it is and mirrored

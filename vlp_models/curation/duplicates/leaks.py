@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import track
 
 from vlp_models.common.parallel import LocalMapper
+from vlp_models.curation.duplicates.hashes import ImageHashes
+from vlp_models.curation.duplicates.prints import Print
+from vlp_models.curation.duplicates.search import Match, NearPictures, NearRules
 from vlp_models.data.tables import SPLITS, open_parquet
-from vlp_models.duplicates.hashes import ImageHashes
-from vlp_models.duplicates.prints import Print
-from vlp_models.duplicates.search import Match, NearPictures, NearRules
 from vlp_models.errors import DataError
 
 FILE = "prints.parquet"

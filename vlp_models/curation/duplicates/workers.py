@@ -12,9 +12,9 @@ from itertools import chain, islice
 from pathlib import Path
 
 from vlp_models.common.parallel import die_with_parent, in_flight
+from vlp_models.curation.duplicates.hashes import ImageHashes, hash_image
 from vlp_models.data.images import FORMATS, ImageError, read_file
 from vlp_models.data.inside import read_inside
-from vlp_models.duplicates.hashes import ImageHashes, hash_image
 from vlp_models.params import ValidateParams
 
 TASK = 64  # pictures

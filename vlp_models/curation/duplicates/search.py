@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlp_models.duplicates.alignment import Agreement, by_keypoints, by_turn
-from vlp_models.duplicates.keypoints import BYTES
-from vlp_models.duplicates.near import NearHashes
-from vlp_models.duplicates.perceptual import grey_of, hash_of_grey
-from vlp_models.duplicates.prints import TURNS, Print
-from vlp_models.duplicates.votes import Votes
+from vlp_models.curation.duplicates.alignment import Agreement, by_keypoints, by_turn
+from vlp_models.curation.duplicates.keypoints import BYTES
+from vlp_models.curation.duplicates.near import NearHashes
+from vlp_models.curation.duplicates.perceptual import grey_of, hash_of_grey
+from vlp_models.curation.duplicates.prints import TURNS, Print
+from vlp_models.curation.duplicates.votes import Votes
 
 VOTES = 8  # shared keypoints, below which a proposal is not looked at
 PROPOSALS = 3  # held pictures looked at for each other one, those that share most
