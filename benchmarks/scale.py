@@ -76,7 +76,7 @@ else:
     import importlib
     stage = importlib.import_module(f"vlp_models.stages.{name}")
     if name == "validate":
-        import vlp_models.validation.suites
+        import vlp_models.curation.validation.suites
     before, start, more = now(), time.perf_counter(), {}
     more_arguments = {"inputs": []} if name == "shards" else {}
     stage.run(params, workspace, "many" if name == "prepare" else "", **more_arguments)

@@ -15,12 +15,12 @@ import pytest
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
+from vlp_models.curation.validation import crossing
 from vlp_models.data import tables
 from vlp_models.data.formats import pairs
 from vlp_models.data.outofcore import Database
 from vlp_models.params import load_params
 from vlp_models.stages import prepare, shards, validate
-from vlp_models.validation import crossing
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import scale

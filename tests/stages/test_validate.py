@@ -18,12 +18,12 @@ from PIL import Image, ImageOps
 from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.curation.duplicates.hashes import hash_image
 from vlp_models.curation.duplicates.leaks import COPIES, PrintWriter
+from vlp_models.curation.validation.rules import rules_for
 from vlp_models.data.boxed import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
 from vlp_models.stages import validate
-from vlp_models.validation.rules import rules_for
 
 ROOT = Path(__file__).parents[2]
 Rows = dict[str, list[dict[str, Any]]]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.curation.validation.columns import derive
+from vlp_models.curation.validation.crossing import Others
+from vlp_models.curation.validation.rules import holds, rules_for
+from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
 from vlp_models.params import ValidateParams
 from vlp_models.stages import validate
-from vlp_models.validation.columns import derive
-from vlp_models.validation.crossing import Others
-from vlp_models.validation.rules import holds, rules_for
-from vlp_models.validation.text import caption_key
 
 sys.path.append(str(Path(__file__).parents[1] / "stages"))
 from test_validate import BROKEN, good_rows, params_for, row, unreadable, write_interim
@@ -116,7 +116,7 @@ def test_verdicts_do_not_depend_on_batches(
     params = params_for(0.999, *sources)
     wanted, left = plain_verdicts(workspace, sources, params.validate)
     monkeypatch.setattr(validate, "ROWS", size)
-    monkeypatch.setattr("vlp_models.validation.suites.PAGES", 1)
+    monkeypatch.setattr("vlp_models.curation.validation.suites.PAGES", 1)
     validate.run(params, workspace)
     found = [
         (bad["table"], bad["row_id"], bad["rule"], bad["reason"], bad["provenance"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlp_models.validation.rules import OneOf, Rule
-from vlp_models.validation.suites import Suites
+from vlp_models.curation.validation.rules import OneOf, Rule
+from vlp_models.curation.validation.suites import Suites
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "&lt;b onclick=1&gt;"]
 

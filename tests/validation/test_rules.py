@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vlp_models.curation.validation.columns import derive
+from vlp_models.curation.validation.crossing import Crossing, Others
+from vlp_models.curation.validation.text import caption_key, count_words, has_letters, is_clean, is_more_than_url
 from vlp_models.data.tables import SCHEMAS, write_table
-from vlp_models.validation.columns import derive
-from vlp_models.validation.crossing import Crossing, Others
-from vlp_models.validation.text import caption_key, count_words, has_letters, is_clean, is_more_than_url
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from typing import Any
 
 from vlp_models.curation.duplicates.prints import Print
 from vlp_models.curation.duplicates.workers import Job, hash_all, stored_name
+from vlp_models.curation.validation.columns import text_columns
+from vlp_models.curation.validation.rules import Rule, holds, rules_for
+from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.formats.base import RecordError, Tables, get_sentence, get_text, printable
 from vlp_models.data.formats.pairs import read_pairs
 from vlp_models.data.images import ImageError
@@ -22,9 +25,6 @@ from vlp_models.errors import DataError
 from vlp_models.incoming.drops import Drop
 from vlp_models.incoming.index import BLOCK, signed
 from vlp_models.params import ValidateParams
-from vlp_models.validation.columns import text_columns
-from vlp_models.validation.rules import Rule, holds, rules_for
-from vlp_models.validation.text import caption_key
 
 MAX_LISTING = 1 << 30  # bytes
 _SCHEMA = """

@@ -30,18 +30,18 @@ from vlp_models.common.workspace import (
 from vlp_models.curation.duplicates.leaks import FILE, Copy, find_copies, where_else, write_copies
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.sentences import likenesses
+from vlp_models.curation.validation.columns import derive
+from vlp_models.curation.validation.crossing import Crossing
+from vlp_models.curation.validation.rules import Rule, rules_for
 from vlp_models.data.boxed import write_boxed
 from vlp_models.data.formats.base import TRUTH
 from vlp_models.data.outofcore import Database
 from vlp_models.data.tables import HELD, ID_COLUMN, SPLITS, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
-from vlp_models.validation.columns import derive
-from vlp_models.validation.crossing import Crossing
-from vlp_models.validation.rules import Rule, rules_for
 
 if TYPE_CHECKING:
-    from vlp_models.validation.suites import Suites
+    from vlp_models.curation.validation.suites import Suites
 
 Row = dict[str, Any]
 EXAMPLES = 3
@@ -169,7 +169,7 @@ def _judge(
     leaks: Mapping[str, str],
 ) -> dict[str, _Verdict]:
     """Writes the good rows of each table to `directory`, and the others to one quarantine a table."""
-    from vlp_models.validation.suites import Suites
+    from vlp_models.curation.validation.suites import Suites
 
     shutil.rmtree(docs, ignore_errors=True)
     suites = Suites(docs)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vlp_models.curation.validation import text as language
+from vlp_models.curation.validation.crossing import Others
 from vlp_models.data.views import OTHER_IMAGES, TABLES
-from vlp_models.validation import text as language
-from vlp_models.validation.crossing import Others
 
 Row = dict[str, Any]
 

@@ -26,7 +26,7 @@ from great_expectations.data_context.types.base import (
     ProgressBarsConfig,
 )
 
-from vlp_models.validation.rules import Between, Check, Matches, OneOf, Present, Rule
+from vlp_models.curation.validation.rules import Between, Check, Matches, OneOf, Present, Rule
 
 HARMLESS = str.maketrans({"<": "\u2039", ">": "\u203a", "&": "\uff06"})
 PAGES = 20
