@@ -6,9 +6,9 @@ import json
 import tempfile
 from pathlib import Path
 
+from vlp_models.data.content_hashes import Kind
 from vlp_models.data.contents import write_contents, write_hashes
 from vlp_models.data.tables import SPLITS
-from vlp_models.workspace.contents import Kind
 
 
 def hash_beside(shards: Path, kind: Kind) -> None:

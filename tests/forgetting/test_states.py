@@ -11,6 +11,7 @@ import pytest
 from toy_world import write_workspace
 
 from vlp_models.common.workspace import Workspace, hash_path, read_json, write_json
+from vlp_models.data.content_hashes import learned_from
 from vlp_models.data.dataset import ShardDataset, read_manifest
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning
@@ -18,7 +19,6 @@ from vlp_models.forgetting.saw import TOKENIZER, Checkpoints, Leftover, Verdict,
 from vlp_models.params import Params, StreamParams, to_plain
 from vlp_models.runs.made_of import NOTE, noted
 from vlp_models.stages import pretrain
-from vlp_models.workspace.contents import learned_from
 
 RUN = "pretrain/tden"
 

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from vlp_models.common.workspace import write_json
 from vlp_models.data.archive import REGIONS, read_member
+from vlp_models.data.content_hashes import Kind, facts_file, held_out_file, learnt_file
 from vlp_models.data.shards import index_name, shard_name
 from vlp_models.data.tables import SPLITS, open_parquet
 from vlp_models.data.views import VIEWS
-from vlp_models.workspace.contents import Kind, facts_file, held_out_file, learnt_file
 
 BATCH = 4096  # samples
 

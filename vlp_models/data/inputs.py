@@ -18,11 +18,11 @@ from torch import Tensor
 
 from vlp_models.data.batch import Batch, Image, Pixels, Text
 from vlp_models.data.collate import collate_regions, image_owners, objects_first, one_for_neighbours, regions_of
+from vlp_models.data.content_hashes import Kind
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
-from vlp_models.workspace.contents import Kind
 
 Augmentation = Literal["random_resized_crop", "flip", "rand_augment"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vlp_models.data.archive import MAX_IMAGE_PIXELS
+from vlp_models.data.content_hashes import Kind
 from vlp_models.data.inputs import ModelInputs, PixelInput
 from vlp_models.errors import ParamsError
-from vlp_models.workspace.contents import Kind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 from vlp_models.common.workspace import Workspace, read_json
 from vlp_models.curation.duplicates.leaks import COPIES
 from vlp_models.curation.duplicates.sentences import likenesses
+from vlp_models.data.content_hashes import learned_from, no_longer_here
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import SPLITS, read_table
 from vlp_models.data.views import TABLES
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import Evidence, Score
 from vlp_models.params import Params, split_start
-from vlp_models.workspace.contents import learned_from, no_longer_here
 
 FEWEST = 20  # items that must be left for a figure
 TEXTS_AT_ONCE = 65_536

@@ -19,11 +19,11 @@ import yaml
 from vlp_models.common.workspace import Workspace, hash_file
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import read_withdrawn
+from vlp_models.data.content_hashes import CONTENTS, learned_from, no_longer_here
 from vlp_models.data.tables import HELD, read_batches
 from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Asked, Found, Known, find, prepared
 from vlp_models.pipeline.outs import outs_of
-from vlp_models.workspace.contents import CONTENTS, learned_from, no_longer_here
 
 COMMITS = 100  # whose dvc.lock is looked at
 FILES = ("manifest.json", "index-train.parquet", "index-val.parquet", "index-test.parquet")

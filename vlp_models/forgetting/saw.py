@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlp_models.common.workspace import Workspace, hash_path, read_json
+from vlp_models.data.content_hashes import learned_from
 from vlp_models.errors import VLPError
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
@@ -25,7 +26,6 @@ from vlp_models.serving.bundle import checkpoint_info
 from vlp_models.stages.detector import first_step_with
 from vlp_models.stages.tokenizer import shaped_by
 from vlp_models.training.data import validates_on
-from vlp_models.workspace.contents import learned_from
 
 State = Literal["saw", "through", "unknown", "never"]
 DETECTOR, TOKENIZER = "data/detector", "data/tokenizer"

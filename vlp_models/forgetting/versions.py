@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import SEARCH, Workspace, hash_path
+from vlp_models.data.content_hashes import learned_from
 from vlp_models.errors import VLPError
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
@@ -19,7 +20,6 @@ from vlp_models.tasks.caption_memory import CAPTIONS
 from vlp_models.tracking.evaluations import read_lineage
 from vlp_models.tracking.held import failures, model_called
 from vlp_models.tracking.registry import model_name
-from vlp_models.workspace.contents import learned_from
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

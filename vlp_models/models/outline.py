@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from vlp_models.data.content_hashes import Kind
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import ModelParams, Params
-from vlp_models.workspace.contents import Kind
 
 # In place; of torch.nn.init as of tensors.
 DRAWING = {"normal_", "uniform_", "trunc_normal_", "kaiming_normal_", "kaiming_uniform_", "xavier_uniform_"}

@@ -22,6 +22,7 @@ from vlp_models.common.workspace import (
     write_manifest,
     write_text,
 )
+from vlp_models.data.content_hashes import CONTENTS, Kind, learnt_file
 from vlp_models.data.dataset import ShardsManifest, check_sources, read_manifest
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tokenizer import Tokenizer
@@ -36,7 +37,6 @@ from vlp_models.runs.provenance import training_inputs
 from vlp_models.tracking.lineage import lineage
 from vlp_models.tracking.logger import STATE, MLflowRun
 from vlp_models.tracking.spool import tracked
-from vlp_models.workspace.contents import CONTENTS, Kind, learnt_file
 
 if TYPE_CHECKING:
     from vlp_models.training.run import FitResult

@@ -15,6 +15,7 @@ from vlp_models.common.packages import dependency
 from vlp_models.common.source_hash import PACKAGE, identity
 from vlp_models.common.weight_files import watched
 from vlp_models.common.workspace import Workspace, hash_path, read_json
+from vlp_models.data.content_hashes import no_longer_here
 from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, split_start, to_plain
@@ -22,7 +23,6 @@ from vlp_models.pipeline.outs import outs_of
 from vlp_models.tasks import TASKS
 from vlp_models.tracking.datasets import DataInput
 from vlp_models.tracking.lineage import git_commit
-from vlp_models.workspace.contents import no_longer_here
 
 LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
 
