@@ -15,10 +15,10 @@ import numpy as np
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.collate import collate_regions, collate_text
-from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.loader import ResumableLoader
 from vlp_models.data.sample import RegionArrays, Sample
-from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.loader import ResumableLoader
+from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 
 IMAGES, REGIONS, FEATURE_DIM, CLASSES, BATCH_SIZE = 2000, 16, 256, 40, 128

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from training_step import SIZES, random_batch
 
-from vlp_models.data.loader import ResumableLoader
+from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.models import build_model
 from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, TrainerParams
 from vlp_models.training.module import LossFunction

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from vlp_models.data.content_hashes import Kind
-from vlp_models.data.contents import write_contents, write_hashes
+from vlp_models.data.shards.contents import write_contents, write_hashes
 from vlp_models.data.tables import SPLITS
 
 

@@ -17,7 +17,7 @@ from toy_world import TRAINER, write_tokenizer
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import InputReader
 from vlp_models.data.pixels import encode
-from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import load_model

@@ -13,7 +13,7 @@ from toy_world import TINY, make_toy
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.data.collate import collate_samples
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import load_params
 from vlp_models.training.passes import make_loss

@@ -17,7 +17,7 @@ from torch import nn
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.collate import collate_samples
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import (

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.shards.write import ImageRecord, ShardWriter
 
 FEATURE_DIM = 6
 CLASSES = ["background", "cube", "ball"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.shards import ImageRecord
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.write import ImageRecord
 from vlp_models.errors import DataError, ParamsError
 
 Build = Callable[..., Path]

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
 
-from vlp_models.data.archive import REGIONS, decode, encode_regions
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.shards import ImageRecord
+from vlp_models.data.shards.archive import REGIONS, decode, encode_regions
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.write import ImageRecord
 from vlp_models.errors import DataError
 
 Build = Callable[..., Path]

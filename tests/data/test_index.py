@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.data import index
-from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.shards import ImageRecord
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.write import ImageRecord, index
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from PIL import Image
 
 from vlp_models.data.batch import Pixels, Regions
 from vlp_models.data.collate import collate_samples
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionInput, blanked, not_finite, see
 from vlp_models.data.sample import RegionArrays, Sample
-from vlp_models.data.shards import ImageRecord
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.write import ImageRecord
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
 

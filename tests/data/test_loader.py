@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.collate import collate_regions, collate_text
-from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.loader import EpochOrder, ResumableLoader
 from vlp_models.data.sample import Sample
-from vlp_models.data.shards import ImageRecord
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.loader import EpochOrder, ResumableLoader
+from vlp_models.data.shards.write import ImageRecord
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
 

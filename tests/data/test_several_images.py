@@ -13,12 +13,12 @@ from PIL import Image
 
 from vlp_models.data.batch import Batch, Pixels, Regions
 from vlp_models.data.collate import collate_samples
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionInput, blanked, not_finite
-from vlp_models.data.loader import ResumableLoader
 from vlp_models.data.pixels import collate_pixels, decode, encode
 from vlp_models.data.sample import Sample
-from vlp_models.data.shards import ImageRecord
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.loader import ResumableLoader
+from vlp_models.data.shards.write import ImageRecord
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import VIEWS, View
 from vlp_models.errors import DataError

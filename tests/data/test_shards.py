@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlp_models.data.archive import check_tar, read_member, read_shard
-from vlp_models.data.shards import ImageRecord, key_of
+from vlp_models.data.shards.archive import check_tar, read_member, read_shard
+from vlp_models.data.shards.write import ImageRecord, key_of
 from vlp_models.errors import DataError
 
 Build = Callable[..., Path]

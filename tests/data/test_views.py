@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from vlp_models.data import views
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.formats import read_source
-from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.views import TABLES, VIEWS, Column, View
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import SourceParams

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.evaluation.nearest import nearest
 
 FEATURES = {  # image -> the features of its regions, captions

@@ -13,7 +13,7 @@ import pytest
 from forget_site import make_project, vlp
 
 from vlp_models.common.workspace import hash_path
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 
 PICTURE, COPY = "scenes/1", "mine/copy.png"
 

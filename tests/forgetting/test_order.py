@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from vlp_models.common.workspace import write_json
-from vlp_models.data.augmented import AugmentedDataset, Written
-from vlp_models.data.block_order import BlockOrder
-from vlp_models.data.blocks import Layout
-from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.loader import ResumableLoader
-from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.shards.augmented import AugmentedDataset, Written
+from vlp_models.data.shards.block_order import BlockOrder
+from vlp_models.data.shards.blocks import Layout
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.loader import ResumableLoader
+from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.forgetting.learning import Learning
 from vlp_models.forgetting.order import Sight, Updates, first_sight
 from vlp_models.params import StreamParams, load_params, to_plain

@@ -12,7 +12,7 @@ from toy_world import write_workspace
 
 from vlp_models.common.workspace import Workspace, hash_path, read_json, write_json
 from vlp_models.data.content_hashes import learned_from
-from vlp_models.data.dataset import ShardDataset, read_manifest
+from vlp_models.data.shards.dataset import ShardDataset, read_manifest
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning
 from vlp_models.forgetting.saw import TOKENIZER, Checkpoints, Leftover, Verdict, at_step, leftovers

@@ -17,12 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 READERS = [f"vlp_models.{name}" for name in ("data", "params", "serving", "state_dicts", "vision")]
 with atheris.instrument_imports(include=READERS):
     import vlp_models.common.state_dicts
-    import vlp_models.data.archive
-    import vlp_models.data.dataset
     import vlp_models.data.formats.base
     import vlp_models.data.formats.coco
     import vlp_models.data.formats.pairs
     import vlp_models.data.images
+    import vlp_models.data.shards.archive
+    import vlp_models.data.shards.dataset
     import vlp_models.params
     import vlp_models.serving.images
     import vlp_models.vision.npz

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from vlp_models.cli.main import app
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.models import DataFacts, build_model

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForPreTraining
 from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model

@@ -18,8 +18,8 @@ from toy_tasks import any_generator, learn, make
 from toy_world import make_toy
 
 from vlp_models.common.limits import LEAST_SIDE
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import RegionArrays
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import DataError, MissingToolError
 from vlp_models.serving.page import app
 from vlp_models.serving.page.origin import limits, trained_on

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import FAMILIES, DataFacts, build_model

@@ -13,8 +13,8 @@ import yaml
 from toy_world import write_workspace
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.augmented import AugmentedDataset, Written, read_written
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.augmented import AugmentedDataset, Written, read_written
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import SCHEMAS, read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.steps import Hypothesis

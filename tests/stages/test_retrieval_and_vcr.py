@@ -12,7 +12,7 @@ from toy_world import TINY, TRAINER
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace, read_json
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, load_params

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import SourceParams, load_params

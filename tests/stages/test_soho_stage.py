@@ -22,7 +22,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.captions import CaptionsOfImages
 from vlp_models.data.inputs import InputReader
 from vlp_models.data.pixels import encode
-from vlp_models.data.shards import ImageRecord, ShardWriter
+from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.forgetting.saw import Checkpoints

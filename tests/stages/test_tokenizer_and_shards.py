@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace, hash_path
-from vlp_models.data.archive import read_shard
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionInput
 from vlp_models.data.sample import RegionArrays
+from vlp_models.data.shards.archive import read_shard
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, MissingToolError, ParamsError

@@ -12,8 +12,8 @@ from toy_tasks import learn, make, predict
 from toy_world import Toy, write_workspace
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import blanked
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.params import EvaluateParams, build

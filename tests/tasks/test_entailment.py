@@ -10,8 +10,8 @@ import pytest
 from toy_tasks import any_generator, learn, make, predict
 from toy_world import Toy
 
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.data.views import ENTAILMENT
 from vlp_models.errors import CheckpointError, DataError

@@ -11,9 +11,9 @@ from toy_tasks import any_generator, learn, make, predict
 from toy_world import Toy
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import blanked
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.errors import DataError
 from vlp_models.tasks.scoring import Place

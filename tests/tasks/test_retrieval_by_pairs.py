@@ -14,8 +14,8 @@ from toy_tasks import any_generator, learn, make
 from toy_world import Toy
 
 from vlp_models.data.batch import Image, Text
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import ParamsError
 from vlp_models.tasks.base import TaskModel
 from vlp_models.tasks.pair_scores import behind, shortlisted

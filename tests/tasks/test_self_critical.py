@@ -11,8 +11,8 @@ import torch
 from toy_tasks import any_generator
 from toy_world import CLASSES, FEATURE_DIM, TRAINER, KilledAt, Toy, same_weights
 
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import SEP
 from vlp_models.decoding.sampling import sample
 from vlp_models.errors import ParamsError

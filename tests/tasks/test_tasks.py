@@ -11,7 +11,7 @@ import torch
 from toy_tasks import any_generator, double, learn, make, predict
 from toy_world import COLOURS, Toy
 
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.params import EvaluateParams

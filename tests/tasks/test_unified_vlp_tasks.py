@@ -10,7 +10,7 @@ from toy_tasks import any_generator, learn, make, predict
 from toy_unified_vlp import unified
 from toy_world import COLOURS, Toy
 
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import ParamsError
 from vlp_models.objectives.self_critical import self_critical
 from vlp_models.tasks.captioning import SelfCriticalParams

@@ -11,8 +11,8 @@ import torch
 from toy_tasks import any_generator, double, learn, make, predict
 from toy_world import COLOURS, Toy
 
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.tasks.vcr import VCR
 

@@ -8,7 +8,7 @@ import pytest
 from toy_tasks import make, predict
 from toy_world import Toy
 
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.tasks.scoring import Place
 
 

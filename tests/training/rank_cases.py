@@ -34,7 +34,7 @@ from toy_world import Toy
 from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
 
 from vlp_models.data.batch import Batch, Regions, Text
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.decoding.sampling import sample
 from vlp_models.decoding.steps import Hypothesis

@@ -13,7 +13,7 @@ import torch
 from toy_world import KilledAt, Toy, same_weights, untimed
 
 from vlp_models.data.batch import Batch
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError
 from vlp_models.objectives.loss import Loss
 from vlp_models.training.log import LOG, read_log

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from vlp_models.data.archive import MAX_IMAGE_PIXELS
 from vlp_models.data.content_hashes import Kind
 from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.data.shards.archive import MAX_IMAGE_PIXELS
 from vlp_models.errors import ParamsError
 
 

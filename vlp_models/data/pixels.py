@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vlp_models.data.archive import MAX_IMAGE_PIXELS
 from vlp_models.data.batch import Pixels
 from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
 from vlp_models.data.rand_augment import rand_augment
+from vlp_models.data.shards.archive import MAX_IMAGE_PIXELS
 from vlp_models.errors import DataError
 
 if TYPE_CHECKING:

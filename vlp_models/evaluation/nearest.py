@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vlp_models.data.dataset import ShardDataset, read_manifest
 from vlp_models.data.pooled import pooled
+from vlp_models.data.shards.dataset import ShardDataset, read_manifest
 
 MOST = 200_000  # training images; of more, the search would take longer than the evaluation that it is for
 

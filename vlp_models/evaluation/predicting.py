@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.inputs import blanked
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.tasks.base import TaskModel
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlp_models.data.augmented import AugmentedDataset, read_written
-from vlp_models.data.blocks import Layout
-from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.loader import EpochOrder
-from vlp_models.data.order import order_of
+from vlp_models.data.shards.augmented import AugmentedDataset, read_written
+from vlp_models.data.shards.blocks import Layout
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.loader import EpochOrder
+from vlp_models.data.shards.order import order_of
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError
 from vlp_models.forgetting.order import Sight, Updates, first_sight

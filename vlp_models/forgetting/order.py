@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vlp_models.data.loader import EpochOrder
+from vlp_models.data.shards.loader import EpochOrder
 
 
 class Samples(Protocol):

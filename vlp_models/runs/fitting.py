@@ -23,8 +23,8 @@ from vlp_models.common.workspace import (
     write_text,
 )
 from vlp_models.data.content_hashes import CONTENTS, Kind, learnt_file
-from vlp_models.data.dataset import ShardsManifest, check_sources, read_manifest
 from vlp_models.data.inputs import RegionInput
+from vlp_models.data.shards.dataset import ShardsManifest, check_sources, read_manifest
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts

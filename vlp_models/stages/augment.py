@@ -38,7 +38,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             input is missing.
         CheckpointError: the captioner is damaged, or was made from other features or another vocabulary.
     """
-    from vlp_models.data.dataset import ShardDataset
+    from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.data.tables import read_table, write_table
     from vlp_models.runs.device import device_for
     from vlp_models.runs.fitting import check_same_data, read_inputs, stage_of
@@ -92,7 +92,7 @@ def training_images(images: pa.Table, sources: Sequence[str]) -> set[str]:
     Raises:
         DataError: one of them is, by its id or by its file's content, in another split of any dataset.
     """
-    from vlp_models.data.augmented import refuse_held_out
+    from vlp_models.data.shards.augmented import refuse_held_out
 
     rows = images.select(["image_id", "source", "split", "sha256"]).to_pylist()
     chosen = [row for row in rows if row["split"] == "train" and (not sources or row["source"] in sources)]

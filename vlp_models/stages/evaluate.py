@@ -65,7 +65,7 @@ def run(
 
 
 def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> None:
-    from vlp_models.data.dataset import ShardDataset
+    from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.evaluation.nearest import nearest
     from vlp_models.evaluation.predicting import predict_all
     from vlp_models.runs.device import device_for

@@ -27,7 +27,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         CheckpointError: the start is damaged, or was made from other features or another vocabulary.
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
-    from vlp_models.data.augmented import read_written
+    from vlp_models.data.shards.augmented import read_written
     from vlp_models.models import FAMILIES
     from vlp_models.models.checkpoint import read_config
     from vlp_models.models.outline import kind_at

@@ -32,13 +32,13 @@ from vlp_models.common.workspace import (
     write_json,
     write_manifest,
 )
-from vlp_models.data.archive import check_tar
-from vlp_models.data.contents import write_contents, write_hashes
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.needs import Needs, needs
 from vlp_models.data.outofcore import Database, InStep
-from vlp_models.data.shards import ImageRecord, ShardWriter, join_parts
+from vlp_models.data.shards.archive import check_tar
+from vlp_models.data.shards.contents import write_contents, write_hashes
+from vlp_models.data.shards.write import ImageRecord, ShardWriter, join_parts
 from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, read_batches, read_table
 from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError

@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from vlp_models.common.workspace import read_json, write_json
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.pooled import pooled
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Text
-from vlp_models.data.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import SEP, Tokenizer
 from vlp_models.decoding.greedy import greedy
 from vlp_models.decoding.sampling import sample

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from vlp_models.data.loader import ResumableLoader
+from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.training.module import TrainingModule
 from vlp_models.training.normalise import means
 from vlp_models.training.snapshots import Snapshots

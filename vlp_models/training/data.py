@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Subset
 
-from vlp_models.data.augmented import AugmentedDataset, Written
 from vlp_models.data.batch import Batch
-from vlp_models.data.dataset import ShardDataset
-from vlp_models.data.loader import ResumableLoader
-from vlp_models.data.order import order_of
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.augmented import AugmentedDataset, Written
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.loader import ResumableLoader
+from vlp_models.data.shards.order import order_of
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import StreamParams
 

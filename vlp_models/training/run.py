@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from vlp_models.common.workspace import is_main_process
-from vlp_models.data.loader import ResumableLoader
+from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, Preempted, ProcessLostError
 from vlp_models.params import OptimizerParams, SnapshotParams, TrainerParams
 from vlp_models.params.runs import TrainingParams

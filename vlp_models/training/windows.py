@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from vlp_models.data.batch import Batch
-from vlp_models.data.loader import ResumableLoader
+from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.errors import ParamsError
 
 

@@ -48,7 +48,7 @@ def _shards(folder: Path) -> Path:
     from toy_world import CLASSES, FEATURE_DIM, _compared
     from toy_world import _image as toy_image
 
-    from vlp_models.data.shards import ShardWriter
+    from vlp_models.data.shards.write import ShardWriter
 
     directory = folder / "shards"
     directory.mkdir()
@@ -68,7 +68,7 @@ def _shards(folder: Path) -> Path:
 
 
 def _shard(folder: Path) -> Prepared:
-    from vlp_models.data.archive import read_shard
+    from vlp_models.data.shards.archive import read_shard
 
     path = _shards(folder) / "train-00000.tar"
 
@@ -81,7 +81,7 @@ def _shard(folder: Path) -> Prepared:
 
 
 def _batches(directory: Path, views: tuple[str, ...] = ("captions",)) -> None:
-    from vlp_models.data.dataset import ShardDataset
+    from vlp_models.data.shards.dataset import ShardDataset
 
     for view in views:
         dataset = ShardDataset(directory, "train", view, pixels=True)
@@ -102,7 +102,7 @@ def _shards_manifest(folder: Path) -> Prepared:
 
 
 def _regions(folder: Path) -> Prepared:
-    from vlp_models.data.archive import REGIONS, decode, encode_regions, read_shard
+    from vlp_models.data.shards.archive import REGIONS, decode, encode_regions, read_shard
 
     first = next(iter(read_shard(_shards(folder) / "train-00000.tar")))[1][REGIONS]
     return (lambda data: decode(REGIONS, data, where="a shard")), encode_regions(first)
@@ -110,8 +110,8 @@ def _regions(folder: Path) -> Prepared:
 
 def _feature_chunk(name: str) -> Callable[[Path], Prepared]:
     def prepare(folder: Path) -> Prepared:
-        from vlp_models.data.archive import REGIONS, read_shard
         from vlp_models.data.features import FeatureStore, read_listing, write_chunk, write_index
+        from vlp_models.data.shards.archive import REGIONS, read_shard
 
         found = [(key, value[REGIONS]) for key, value in read_shard(_shards(folder) / "train-00000.tar")]
         directory = folder / "features"

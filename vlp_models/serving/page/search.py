@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.dataset import ShardDataset
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.metrics.retrieval import best_places

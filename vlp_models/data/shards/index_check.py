@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.data.archive import BLOCK, KEY
+from vlp_models.data.shards.archive import BLOCK, KEY
 
 KINDS = ("regions", "pixels")
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from vlp_models.data.blocks import Layout
-from vlp_models.data.loader import EpochOrder
+from vlp_models.data.shards.blocks import Layout
+from vlp_models.data.shards.loader import EpochOrder
 
 LANES = 8  # of one batch: as many processes read nothing twice
 TURNS = 4  # batches that share no lane: as many workers read nothing twice

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vlp_models.data.loader import EpochOrder
+from vlp_models.data.shards.loader import EpochOrder
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -23,8 +23,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.data.archive import REGIONS, encode_regions
 from vlp_models.data.sample import RegionArrays
+from vlp_models.data.shards.archive import REGIONS, encode_regions
 from vlp_models.data.views import TABLES, VIEWS, index_columns
 
 _LONGEST_KEY = 72  # with its extension a name fits USTAR's 100 bytes

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlp_models.common.workspace import write_json
-from vlp_models.data.archive import REGIONS, read_member
 from vlp_models.data.content_hashes import Kind, facts_file, held_out_file, learnt_file
-from vlp_models.data.shards import index_name, shard_name
+from vlp_models.data.shards.archive import REGIONS, read_member
+from vlp_models.data.shards.write import index_name, shard_name
 from vlp_models.data.tables import SPLITS, open_parquet
 from vlp_models.data.views import VIEWS
 

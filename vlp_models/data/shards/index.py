@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vlp_models.data.index_check import check_index
-from vlp_models.data.shards import INDEX_SCHEMA, PLACE_COLUMNS
+from vlp_models.data.shards.index_check import check_index
+from vlp_models.data.shards.write import INDEX_SCHEMA, PLACE_COLUMNS
 from vlp_models.data.tables import open_parquet
 from vlp_models.data.views import View
 from vlp_models.errors import DataError

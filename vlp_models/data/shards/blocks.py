@@ -17,9 +17,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from vlp_models.data.archive import BLOCK
-from vlp_models.data.shards import shard_name
-from vlp_models.data.store import Store
+from vlp_models.data.shards.archive import BLOCK
+from vlp_models.data.shards.store import Store
+from vlp_models.data.shards.write import shard_name
 from vlp_models.errors import DataError
 
 AT_ONCE = 8  # requests under way in a process

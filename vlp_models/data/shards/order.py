@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from vlp_models.data.block_order import BlockOrder
-from vlp_models.data.blocks import Layout
-from vlp_models.data.grouped_order import GroupedOrder, first_of_each
-from vlp_models.data.loader import EpochOrder
+from vlp_models.data.shards.block_order import BlockOrder
+from vlp_models.data.shards.blocks import Layout
+from vlp_models.data.shards.grouped_order import GroupedOrder, first_of_each
+from vlp_models.data.shards.loader import EpochOrder
 from vlp_models.errors import ParamsError
 from vlp_models.params import StreamParams
 

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from vlp_models.common.limits import check_numbers
-from vlp_models.data.archive import BLOCK, REGIONS, decode, read_member
-from vlp_models.data.blocks import BlockReader, Layout, padded
-from vlp_models.data.index import Index, read_index
 from vlp_models.data.sample import Sample, SeenImage
-from vlp_models.data.shards import PLACE_COLUMNS, index_name, shard_name
-from vlp_models.data.store import Store
+from vlp_models.data.shards.archive import BLOCK, REGIONS, decode, read_member
+from vlp_models.data.shards.blocks import BlockReader, Layout, padded
+from vlp_models.data.shards.index import Index, read_index
+from vlp_models.data.shards.store import Store
+from vlp_models.data.shards.write import PLACE_COLUMNS, index_name, shard_name
 from vlp_models.data.views import OTHER_IMAGES, VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import StreamParams
