@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from vlp_models.common.workspace import Workspace, read_json, write_json
+from vlp_models.evaluation.report.designs import compare, design_rows
+from vlp_models.evaluation.report.records import evaluation_records
 from vlp_models.metrics.items import item_scores, write_items
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import Params, parse_params, read_yaml
-from vlp_models.report.designs import compare, design_rows
-from vlp_models.report.records import evaluation_records
 from vlp_models.stages import report
 
 ROOT = Path(__file__).parents[2]

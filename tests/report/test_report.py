@@ -20,10 +20,10 @@ from vlp_models.common.workspace import Workspace, read_json, write_json, write_
 from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
+from vlp_models.evaluation.report.charts import interval_bar, line_chart, nice_ticks
+from vlp_models.evaluation.report.pictures import Pictures
+from vlp_models.evaluation.report.shown import shown_by_models
 from vlp_models.params import Params, load_params
-from vlp_models.report.charts import interval_bar, line_chart, nice_ticks
-from vlp_models.report.pictures import Pictures
-from vlp_models.report.shown import shown_by_models
 from vlp_models.stages import report
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"

@@ -14,8 +14,8 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
+from vlp_models.evaluation.report.pictures import Pictures
 from vlp_models.params import Params, SourceParams, load_params
-from vlp_models.report.pictures import Pictures
 from vlp_models.serving.images import open_image
 from vlp_models.stages import features, prepare, validate
 

@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from toy_world import write_workspace
 from vlp_models.data.tables import write_table
-from vlp_models.report.table import is_headline
+from vlp_models.evaluation.report.table import is_headline
 from vlp_models.stages import evaluate, finetune, initial, pretrain
 from vlp_models.common.workspace import Workspace, read_json
 

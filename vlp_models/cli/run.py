@@ -189,7 +189,7 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
     summary = workspace.reports / "summary.json"
     if summary.exists():
         if summary.stat().st_mtime < began:  # else the report stage has just printed it
-            from vlp_models.report.table import print_results
+            from vlp_models.evaluation.report.table import print_results
 
             print_results(summary)
         print(f"\nreport     {workspace.reports / 'index.html'}")

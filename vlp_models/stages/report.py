@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vlp_models.common.workspace import Workspace, measured, write_json, write_text
+from vlp_models.evaluation.report.page import render
+from vlp_models.evaluation.report.records import evaluation_records, nested, pipeline_records
+from vlp_models.evaluation.report.table import print_results
 from vlp_models.params import Params
-from vlp_models.report.page import render
-from vlp_models.report.records import evaluation_records, nested, pipeline_records
-from vlp_models.report.table import print_results
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
+from vlp_models.evaluation.report.records import COSTS, Record
 from vlp_models.metrics.compare import Difference, differences
 from vlp_models.metrics.items import ItemScores
-from vlp_models.report.records import COSTS, Record
 from vlp_models.tasks.items import read_items
 
 ITEMS = "items.parquet"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.evaluation.report.pictures import Picture, Pictures
 from vlp_models.models.figures import Figure
 from vlp_models.params import Params
-from vlp_models.report.pictures import Picture, Pictures
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
-from vlp_models.report.charts import boxes_overlay
+from vlp_models.evaluation.report.charts import boxes_overlay
 
 NARROW = 240  # pixels of a picture's longer side as the page shows it
 BOXES_SHOWN = 6

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.report.pictures import Pictures
+from vlp_models.evaluation.report.pictures import Pictures
 from vlp_models.tasks import task_class
 from vlp_models.tasks.gallery import Card, Gallery
 

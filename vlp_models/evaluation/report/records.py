@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.evaluation.report.table import is_headline
 from vlp_models.params import Params
-from vlp_models.report.table import is_headline
 from vlp_models.tasks import TASKS
 
 Record = dict[str, Any]
