@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.incoming import ingest
+from vlp_models.ingest import ingest
 from vlp_models.params import Params, load_params
 
 ROOT = Path(__file__).parents[2]

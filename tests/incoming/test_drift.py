@@ -13,7 +13,7 @@ import yaml
 from ingest_world import ROOT, encoded, make_drop, make_project, params_of, picture
 
 from vlp_models.common.workspace import Workspace, hash_path
-from vlp_models.incoming import drift, ingest
+from vlp_models.ingest import drift, ingest
 from vlp_models.params import load_params
 from vlp_models.stages import features, prepare, reference, report, tokenizer, validate
 

@@ -13,7 +13,7 @@ import pytest
 from ingest_world import encoded, held, make_drop, make_project, params_of, picture, simple_drop, take
 
 from vlp_models.errors import DataError
-from vlp_models.incoming import ingest
+from vlp_models.ingest import ingest
 
 
 def test_an_unfinished_drop_waits(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_an_unfinished_drop_waits(tmp_path: Path) -> None:
 
 
 def test_a_drop_that_changes_while_it_is_read_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vlp_models.incoming import batch
+    from vlp_models.ingest import batch
 
     workspace = make_project(tmp_path / "p")
     folder = simple_drop(workspace, "moving", range(1, 4))

@@ -30,7 +30,7 @@ from PIL import Image, ImageOps
 from vlp_models.common.workspace import hash_path
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.incoming import ingest
+from vlp_models.ingest import ingest
 from vlp_models.params import IncomingParams
 from vlp_models.stages import prepare, validate
 

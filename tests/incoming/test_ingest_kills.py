@@ -17,8 +17,8 @@ from ingest_world import ROOT, encoded, held, make_drop, make_project, params_of
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import workers
-from vlp_models.incoming import batch, index, ingest
-from vlp_models.incoming import versioning as ingest_dvc
+from vlp_models.ingest import batch, index, ingest
+from vlp_models.ingest import versioning as ingest_dvc
 
 POINTS: dict[str, tuple[Any, str, int, bool]] = {
     # name: where, the function, at which call, before or after its work

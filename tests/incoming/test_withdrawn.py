@@ -17,7 +17,7 @@ from vlp_models.curation.duplicates.withdrawn import Entry, Withdrawn, read_with
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Catalogue, find, resolve, rules_of
-from vlp_models.incoming import ingest
+from vlp_models.ingest import ingest
 from vlp_models.stages import prepare, validate
 
 RULES = NearRules(bits=8, keypoints=True)

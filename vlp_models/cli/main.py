@@ -105,7 +105,7 @@ def ingest(
 ) -> None:
     """Takes in what was dropped: deduplicated, checked against every evaluation split, added to the dataset."""
     from vlp_models.common.workspace import Workspace
-    from vlp_models.incoming.ingest import run as take_in
+    from vlp_models.ingest.ingest import run as take_in
     from vlp_models.params import load_params
 
     take_in(load_params(), Workspace(), check)
@@ -115,7 +115,7 @@ def ingest(
 def drift() -> None:
     """Compares new pairs with those the model was trained on. Exit code 4: they differ, and `drift.gate` is set."""
     from vlp_models.common.workspace import Workspace
-    from vlp_models.incoming.drift import run as compare
+    from vlp_models.ingest.drift import run as compare
     from vlp_models.params import load_params
 
     report = compare(load_params(), Workspace())

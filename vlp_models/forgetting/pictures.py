@@ -21,8 +21,8 @@ from vlp_models.curation.duplicates.search import NearPictures, NearRules
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError
-from vlp_models.incoming.index import MANIFEST, PAIRS, PRINTS, read_prints
-from vlp_models.incoming.ingest import dataset_name
+from vlp_models.ingest.index import MANIFEST, PAIRS, PRINTS, read_prints
+from vlp_models.ingest.ingest import dataset_name
 from vlp_models.params import Params
 
 

@@ -106,8 +106,8 @@ def _drop(folder: Path) -> Prepared:
     """A drop's listing as `vlp ingest` reads it, and the pictures that it names."""
     from vlp_models.data.images import ImageError
     from vlp_models.data.inside import read_inside
-    from vlp_models.incoming.drops import Drop
-    from vlp_models.incoming.reading import Staging
+    from vlp_models.ingest.drops import Drop
+    from vlp_models.ingest.reading import Staging
     from vlp_models.params import load_params
 
     validate = load_params(ROOT / "params.yaml").validate

@@ -22,8 +22,8 @@ from vlp_models.data.formats.pairs import read_pairs
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
-from vlp_models.incoming.drops import Drop
-from vlp_models.incoming.index import BLOCK, signed
+from vlp_models.ingest.drops import Drop
+from vlp_models.ingest.index import BLOCK, signed
 from vlp_models.params import ValidateParams
 
 MAX_LISTING = 1 << 30  # bytes

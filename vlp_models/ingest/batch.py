@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.incoming.index import BLOCK, MANIFEST, PAIRS, PRINTS, unsigned
-from vlp_models.incoming.reading import Staging
+from vlp_models.ingest.index import BLOCK, MANIFEST, PAIRS, PRINTS, unsigned
+from vlp_models.ingest.reading import Staging
 
 FORMAT = "vlp-batch/1"
 QUARANTINE = "quarantine.jsonl"

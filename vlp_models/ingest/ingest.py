@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import Workspace, measured, write_json
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.incoming.index import MANIFEST
+from vlp_models.ingest.index import MANIFEST
 from vlp_models.params import IncomingParams, Params
 
 if TYPE_CHECKING:
-    from vlp_models.incoming.drops import Drop
-    from vlp_models.incoming.index import HashIndex
+    from vlp_models.ingest.drops import Drop
+    from vlp_models.ingest.index import HashIndex
 
 MOST_BYTES = 200  # of a name that something is added to: a report's, or that of a drop in done/
 COUNTS = ("new", "duplicates", "leaks", "withdrawn", "bad")
@@ -44,8 +44,8 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
             taken in all the same); another ingest is running; DVC failed; a dataset of params.yaml is not there.
         ParamsError: a number that can't be.
     """
-    from vlp_models.incoming.drops import find_drops
-    from vlp_models.incoming.versioning import fetch, track
+    from vlp_models.ingest.drops import find_drops
+    from vlp_models.ingest.versioning import fetch, track
 
     p = params.incoming
     _check(p)
@@ -82,8 +82,8 @@ def _check(p: IncomingParams) -> None:
 
 
 def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[str, Any], check: bool) -> list[str]:
-    from vlp_models.incoming.index import HashIndex
-    from vlp_models.incoming.versioning import need_project
+    from vlp_models.ingest.index import HashIndex
+    from vlp_models.ingest.versioning import need_project
 
     p, keypoints = params.incoming, params.validate.near_duplicates.keypoints
     dataset = workspace.root / p.dataset
@@ -134,7 +134,7 @@ def _take_one(
     workspace: Workspace,
 ) -> str:
     """One drop into one batch; returns why it was refused, if it was."""
-    from vlp_models.incoming.versioning import track
+    from vlp_models.ingest.versioning import track
 
     p = params.incoming
     dataset = workspace.root / p.dataset
@@ -177,10 +177,10 @@ def _judge(
     from vlp_models.curation.duplicates.search import NearRules
     from vlp_models.curation.duplicates.withdrawn import read_withdrawn
     from vlp_models.curation.duplicates.workers import Job
-    from vlp_models.incoming import batch as batches
-    from vlp_models.incoming.decide import decide
-    from vlp_models.incoming.reading import Staging
-    from vlp_models.incoming.sources import processes, protect
+    from vlp_models.ingest import batch as batches
+    from vlp_models.ingest.decide import decide
+    from vlp_models.ingest.reading import Staging
+    from vlp_models.ingest.sources import processes, protect
 
     p, limits = params.incoming, params.validate
     staging = Staging(workspace.root / ".work" / "ingest" / "drop.sqlite")
@@ -276,7 +276,7 @@ def _put_away(drop: Drop, snapshot: str, index: HashIndex, folder: Path) -> list
 
 def _move_away(drop: Drop, folder: Path) -> tuple[bool, list[str]]:
     """To `done/`, beside what is there already; a folder that DVC owns stays. Whether it was moved; why it can't be."""
-    from vlp_models.incoming.drops import DONE
+    from vlp_models.ingest.drops import DONE
 
     if drop.owned:
         return False, []

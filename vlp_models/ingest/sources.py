@@ -8,7 +8,7 @@ from vlp_models.common.parallel import cpus
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.workers import Job, hash_all
 from vlp_models.data.formats import read_source
-from vlp_models.incoming.index import HashIndex
+from vlp_models.ingest.index import HashIndex
 from vlp_models.params import IncomingParams, Params
 
 

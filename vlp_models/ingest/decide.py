@@ -20,8 +20,8 @@ from vlp_models.curation.duplicates.prints import Print
 from vlp_models.curation.duplicates.search import Match, NearRules
 from vlp_models.curation.duplicates.withdrawn import Withdrawn
 from vlp_models.data.tables import SPLITS
-from vlp_models.incoming.index import HELD, HashIndex, Known, unsigned
-from vlp_models.incoming.reading import Staging
+from vlp_models.ingest.index import HELD, HashIndex, Known, unsigned
+from vlp_models.ingest.reading import Staging
 
 _RANK = {split: -rank for rank, split in enumerate(SPLITS)}  # test before val before train
 Verdict = tuple[str, str, str]  # verdict, rule, reason
