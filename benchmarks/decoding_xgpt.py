@@ -26,8 +26,8 @@ from searching import LENGTH, SEP_ID, decode, random_regions, seconds
 from torch import Tensor
 
 from vlp_models.data.batch import Image, Text
-from vlp_models.decoding.steps import Steps
 from vlp_models.models import DataFacts, build_model
+from vlp_models.models.decoding.steps import Steps
 from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.xgpt.model import XGPT

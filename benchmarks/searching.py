@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from vlp_models.data.batch import Image, Regions
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.steps import Hypothesis, Steps
+from vlp_models.models.decoding.beam import beam_search
+from vlp_models.models.decoding.steps import Hypothesis, Steps
 
 LENGTH = 20  # tokens of every sentence: the models' [SEP] is made impossible
 SEP_ID = 3

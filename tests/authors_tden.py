@@ -54,11 +54,11 @@ from public_tden import PUBLIC
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.greedy import greedy
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.retrieval import rank, score_ranks
 from vlp_models.models import build_model
+from vlp_models.models.decoding.beam import beam_search
+from vlp_models.models.decoding.greedy import greedy
 from vlp_models.models.foreign import Imported
 from vlp_models.models.layers.masks import causal_mask, padding_mask
 from vlp_models.models.layers.packing import Packing

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Regions, Text
-from vlp_models.decoding.beam import beam_search
+from vlp_models.models.decoding.beam import beam_search
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masking import Corruption
 

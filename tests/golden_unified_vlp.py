@@ -14,8 +14,8 @@ import torch
 from golden_tden import SIZES, batch, descend, fill, wave
 
 from vlp_models.data.batch import Batch, Regions, ScoredRegions
-from vlp_models.decoding.beam import beam_search
 from vlp_models.models import DataFacts, build_model
+from vlp_models.models.decoding.beam import beam_search
 from vlp_models.objectives.masking import Corruption
 
 FILE = Path(__file__).parent / "golden" / "golden_unified_vlp.json"

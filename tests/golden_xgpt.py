@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from golden_tden import batch, fill
 
-from vlp_models.decoding.beam import beam_search
 from vlp_models.models import DataFacts, build_model
+from vlp_models.models.decoding.beam import beam_search
 from vlp_models.models.xgpt.state import SpanCorruption
 from vlp_models.objectives.spans import replace_spans
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from vlp_models.data.batch import Regions
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.greedy import greedy
-from vlp_models.decoding.sampling import nucleus, sample
+from vlp_models.models.decoding.beam import beam_search
+from vlp_models.models.decoding.greedy import greedy
+from vlp_models.models.decoding.sampling import nucleus, sample
 
 VOCAB, BOS, EOS = 4, 0, 1
 
@@ -200,7 +200,7 @@ def test_leaving_ended_rows_behind_changes_nothing(monkeypatch: pytest.MonkeyPat
     draws = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
     found, rows = {}, {}
     for share in (0.0, 0.25, 1.0):
-        monkeypatch.setattr("vlp_models.decoding.sampling.WORTH_LEAVING", share)
+        monkeypatch.setattr("vlp_models.models.decoding.sampling.WORTH_LEAVING", share)
         model = Counting(3)
         found[share], rows[share] = sample(model, images(6), draws_KT=draws, **settings), model.rows
     assert found[0.0] == found[0.25] == found[1.0]

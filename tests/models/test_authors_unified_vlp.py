@@ -35,8 +35,8 @@ from authors_unified_vlp import (
 from torch import Tensor
 
 from vlp_models.data.batch import Text
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.greedy import greedy
+from vlp_models.models.decoding.beam import beam_search
+from vlp_models.models.decoding.greedy import greedy
 from vlp_models.models.foreign import Imported
 from vlp_models.models.unified_vlp.learning import rows_of
 from vlp_models.models.unified_vlp.model import UnifiedVLP

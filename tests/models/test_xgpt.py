@@ -15,11 +15,11 @@ from invariance import (
 from tiny_xgpt import FACTS, VARIANTS, tiny_xgpt
 
 from vlp_models.data.batch import Batch, Pixels
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.greedy import greedy
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.abilities import protocols_of
+from vlp_models.models.decoding.beam import beam_search
+from vlp_models.models.decoding.greedy import greedy
 from vlp_models.models.layers.attention import KeyValues, MultiHeadAttention
 from vlp_models.models.layers.masks import causal_mask
 from vlp_models.models.layers.packing import Packing

@@ -17,8 +17,8 @@ from vlp_models.data.shards.augmented import AugmentedDataset, Written, read_wri
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import SCHEMAS, read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.decoding.steps import Hypothesis
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.decoding.steps import Hypothesis
 from vlp_models.models.outline import kinds
 from vlp_models.params import AugmentParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.dvc_file import render

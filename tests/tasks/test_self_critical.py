@@ -14,9 +14,9 @@ from toy_world import CLASSES, FEATURE_DIM, TRAINER, KilledAt, Toy, same_weights
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import SEP
-from vlp_models.decoding.sampling import sample
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
+from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import OptimizerParams, to_plain
 from vlp_models.tasks.captioning import Captioning, SelfCriticalParams

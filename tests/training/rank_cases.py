@@ -36,8 +36,8 @@ from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.decoding.sampling import sample
-from vlp_models.decoding.steps import Hypothesis
+from vlp_models.models.decoding.sampling import sample
+from vlp_models.models.decoding.steps import Hypothesis
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.loss import Loss, WeightedLosses

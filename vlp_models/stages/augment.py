@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vlp_models.data.sample import Sample
-    from vlp_models.decoding.steps import Hypothesis
+    from vlp_models.models.decoding.steps import Hypothesis
     from vlp_models.tasks.base import TaskModel
 
 # A text that was drawn repeats another, says nothing, never ended, or has a special word inside.
@@ -111,7 +111,7 @@ def draw(captioner: TaskModel, samples: Sequence[Sample], p: AugmentParams, numb
     import numpy as np
     import torch
 
-    from vlp_models.decoding.sampling import sample
+    from vlp_models.models.decoding.sampling import sample
 
     model: Any = captioner.model
     image: Any = captioner.reader.image(samples)

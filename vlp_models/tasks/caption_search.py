@@ -16,12 +16,12 @@ from torch import nn
 from vlp_models.common.workspace import read_json, write_json
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.decoding.beam import beam_search
-from vlp_models.decoding.greedy import greedy
-from vlp_models.decoding.sampling import sample as draw
-from vlp_models.decoding.steps import Hypothesis
 from vlp_models.errors import CheckpointError, DataError, VLPError
 from vlp_models.metrics.alike import most_alike
+from vlp_models.models.decoding.beam import beam_search
+from vlp_models.models.decoding.greedy import greedy
+from vlp_models.models.decoding.sampling import sample as draw
+from vlp_models.models.decoding.steps import Hypothesis
 from vlp_models.models.protocols import Generates, SetsAside
 from vlp_models.params import EvaluateParams, build
 from vlp_models.tasks.caption_memory import FEATURES, CaptionMemory

@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch, Text
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import SEP, Tokenizer
-from vlp_models.decoding.greedy import greedy
-from vlp_models.decoding.sampling import sample
-from vlp_models.decoding.steps import Hypothesis, Started, Steps, device_of
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
+from vlp_models.models.decoding.greedy import greedy
+from vlp_models.models.decoding.sampling import sample
+from vlp_models.models.decoding.steps import Hypothesis, Started, Steps, device_of
 from vlp_models.models.protocols import Generates
 from vlp_models.objectives.loss import Loss, Part
 from vlp_models.objectives.ranks import count_over_ranks, rank, world_size

@@ -16,9 +16,9 @@ from pretraining_study.pictures import Pictures
 from pretraining_study.sizes import sizes
 from vlp_models.data.batch import Batch, Image, Pixels, Regions, Text
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.decoding.greedy import greedy
-from vlp_models.decoding.sampling import sample
 from vlp_models.models import DataFacts, build_model
+from vlp_models.models.decoding.greedy import greedy
+from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.protocols import Contrasts, Embeds, Fuses, Generates, ScoresPairs
 from vlp_models.objectives.classification import classification
 from vlp_models.objectives.contrast import image_text_contrast

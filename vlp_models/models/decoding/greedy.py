@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vlp_models.data.batch import Image
-from vlp_models.decoding.steps import Hypothesis, Steps, collect, device_of, log_probabilities
+from vlp_models.models.decoding.steps import Hypothesis, Steps, collect, device_of, log_probabilities
 
 
 @torch.no_grad()

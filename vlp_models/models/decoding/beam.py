@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlp_models.data.batch import Image
-from vlp_models.decoding.steps import Hypothesis, Steps, collect, device_of, log_probabilities
+from vlp_models.models.decoding.steps import Hypothesis, Steps, collect, device_of, log_probabilities
 
 
 @torch.no_grad()
