@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from vlp_models.errors import ParamsError
-from vlp_models.lookup import load
+from vlp_models.params.lookup import load
 from vlp_models.params.schema import build
 
 # family -> module:class. A class has `config_class`, a frozen dataclass, and is called with one; where it has a

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from vlp_models.data.bert_folder import CONFIG, read_tokenizer, weights_file
 from vlp_models.errors import CheckpointError
-from vlp_models.lookup import load
 from vlp_models.models import family_class
 from vlp_models.models.adopt import in_short
 from vlp_models.models.foreign import Asked, Imported, Taker, read_json, read_state_dict
 from vlp_models.models.readers import READERS
+from vlp_models.params.lookup import load
 
 # Of layers/blocks.py's TransformerBlock, but for its attention's projections.
 ENCODER_BLOCK = {

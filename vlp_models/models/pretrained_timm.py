@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlp_models.errors import CheckpointError
-from vlp_models.lookup import load
 from vlp_models.models.foreign import Asked, Imported
 from vlp_models.models.readers import IMAGE_READERS
+from vlp_models.params.lookup import load
 
 
 def read_timm(source: Path, asked: Asked) -> Imported:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from vlp_models.common.weight_files import is_source, library_of
 from vlp_models.errors import ParamsError
-from vlp_models.lookup import check_known
 from vlp_models.models.outline import inputs_of, outline
 from vlp_models.params import ModelParams, Params
+from vlp_models.params.lookup import check_known
 from vlp_models.params.runs import split_start
 from vlp_models.params.schema import nearest
 from vlp_models.vision.weights import check_model, whose

@@ -16,9 +16,9 @@ from vlp_models.common.weight_files import is_source
 from vlp_models.common.workspace import Workspace, output_directory, write_text
 from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
-from vlp_models.lookup import load
 from vlp_models.models.info import UNLIMITED
 from vlp_models.params import Params
+from vlp_models.params.lookup import load
 from vlp_models.params.schema import nearest
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vlp_models.common.workspace import Workspace, measured, output_directory, write_manifest
 from vlp_models.errors import ParamsError
-from vlp_models.lookup import check_known, load
 from vlp_models.params import Params, to_plain
+from vlp_models.params.lookup import check_known, load
 from vlp_models.worlds import WORLDS
 
 

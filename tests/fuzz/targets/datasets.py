@@ -51,8 +51,8 @@ def _prepare(source: Any, folder: Path) -> None:
 
 def _world(folder: Path, world: str) -> None:
     """A few images of the embedded worlds, in every public format that they write; kept for all targets."""
-    from vlp_models.lookup import load
     from vlp_models.params import WorldParams
+    from vlp_models.params.lookup import load
     from vlp_models.worlds import WORLDS
 
     kept = folder.parent.parent / "worlds" / world

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlp_models.data.formats.base import Tables
-from vlp_models.lookup import check_known, load
 from vlp_models.params import SourceParams
+from vlp_models.params.lookup import check_known, load
 
 FORMATS = {
     "coco": "vlp_models.data.formats.coco:read",
