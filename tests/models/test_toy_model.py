@@ -17,7 +17,7 @@ from vlp_models.data.batch import Batch, Pixels, Text
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import to_plain
-from vlp_models.runs.fitting import start_from
+from vlp_models.pipeline.training_job import start_from
 
 SMALL = ToyConfig(vocab_size=20, side=8, patch=4, hidden=16, heads=2, image_layers=1, text_layers=1, max_positions=8)
 IDS = ("a", "b", "a", "c")

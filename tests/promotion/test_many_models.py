@@ -21,8 +21,8 @@ from vlp_models.evaluation.registered import lost, read_registered
 from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import write_sums
 from vlp_models.params import GateParams, Params, WorldParams, parse_params, read_yaml
-from vlp_models.promotion.actions import promote_task, rollback_task
-from vlp_models.promotion.evaluate_alias import evaluate_alias
+from vlp_models.pipeline.evaluate_alias import evaluate_alias
+from vlp_models.pipeline.promote import promote_task, rollback_task
 from vlp_models.promotion.verify import _code, verify
 from vlp_models.serving.predictor import Predictor
 from vlp_models.stages import evaluate, register

@@ -15,8 +15,9 @@ from toy_registry import answers
 
 from vlp_models.errors import BusyError, DataError, TrackingError
 from vlp_models.params import load_params
-from vlp_models.promotion import moves, reevaluate
-from vlp_models.promotion.actions import mlflow_errors
+from vlp_models.pipeline import reevaluate
+from vlp_models.pipeline.promote import mlflow_errors
+from vlp_models.promotion import moves
 from vlp_models.promotion.gate import Verdict
 
 ROOT = Path(__file__).parents[2]

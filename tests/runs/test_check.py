@@ -10,7 +10,7 @@ import yaml
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, parse_params
-from vlp_models.runs.check import check_runs
+from vlp_models.pipeline.check_params import check_runs
 
 ROOT = Path(__file__).parents[2]
 

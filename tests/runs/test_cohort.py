@@ -8,7 +8,7 @@ from typing import Any
 
 from vlp_models.common.workspace import Workspace, write_json
 from vlp_models.params import Params, load_params
-from vlp_models.runs.provenance import cohort_of
+from vlp_models.pipeline.lineage import cohort_of
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = load_params(ROOT / "params.yaml")

@@ -12,7 +12,7 @@ from tiny_vlmo import build_tiny
 
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params.schema import to_plain
-from vlp_models.runs.fitting import start_from
+from vlp_models.pipeline.training_job import start_from
 
 TOLD = {"family": "vlmo", "name": "m", "max_text_len": 9, "max_regions": 0, "feature_dim": 0, "classes": ()}
 

@@ -25,7 +25,7 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import load_model
 from vlp_models.models.tden.model import TDEN
 from vlp_models.params import load_params
-from vlp_models.runs.import_checkpoint import import_checkpoint
+from vlp_models.pipeline.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial
 from vlp_models.tasks.load import load_task_model
 

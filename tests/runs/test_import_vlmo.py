@@ -14,7 +14,7 @@ from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError
 from vlp_models.params import load_params
-from vlp_models.runs.import_checkpoint import import_checkpoint
+from vlp_models.pipeline.import_checkpoint import import_checkpoint
 from vlp_models.stages import initial
 from vlp_models.tasks.load import load_task_model
 

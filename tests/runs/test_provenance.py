@@ -12,7 +12,7 @@ from toy_world import write_workspace
 
 from vlp_models.common.workspace import Workspace, write_json
 from vlp_models.params import Params
-from vlp_models.runs.provenance import cohort_of, training_inputs
+from vlp_models.pipeline.lineage import cohort_of, training_inputs
 
 INPUTS = {"manifest": "1", "index-train.parquet": "2", "tokenizer": "3", "start": "4"}
 

@@ -11,7 +11,7 @@ from toy_world import write_workspace
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.runs.verify_resume import _difference, verify_resume
+from vlp_models.pipeline.verify_resume import _difference, verify_resume
 
 
 @pytest.mark.pipeline

@@ -12,7 +12,7 @@ from toy_world import write_workspace
 from vlp_models.common.workspace import Workspace, hash_path, read_json, write_json
 from vlp_models.data.tables import write_table
 from vlp_models.params import Params, to_plain
-from vlp_models.runs.provenance import lineage_record
+from vlp_models.pipeline.lineage import lineage_record
 from vlp_models.serving.page.before import eyes_of, runs_before
 from vlp_models.vision.state import FORMAT, write_config
 

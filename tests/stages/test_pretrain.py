@@ -171,7 +171,7 @@ def test_another_architecture_takes_over_what_fits_and_says_so(
 
 def test_changed_code_is_another_piece_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a run that was killed would go on with another loss than it began with."""
-    from vlp_models.runs import fitting
+    from vlp_models.pipeline import training_job as fitting
 
     params = write_workspace(tmp_path)
     inputs = fitting.read_inputs(Workspace(tmp_path))
@@ -189,7 +189,7 @@ def test_changed_code_is_another_piece_of_work(tmp_path: Path, monkeypatch: pyte
 
 
 def test_changed_params_are_another_piece_of_work(tmp_path: Path) -> None:
-    from vlp_models.runs.fitting import read_inputs, work_directory
+    from vlp_models.pipeline.training_job import read_inputs, work_directory
 
     params = write_workspace(tmp_path)
     inputs = read_inputs(Workspace(tmp_path))

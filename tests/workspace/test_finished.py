@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.workspace.finished import RECORD, keep, restore
+from vlp_models.pipeline.unrecorded import RECORD, keep, restore
 
 
 @pytest.mark.parametrize("left", [None, "", "{}", "[]", '{"files": 3, "recorded": ""}'])

@@ -55,7 +55,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     Raises:
         DataError: see `run`.
     """
-    from vlp_models.promotion.actions import mlflow_errors
+    from vlp_models.pipeline.promote import mlflow_errors
     from vlp_models.serving.page.handlers import Eye, Page
     from vlp_models.serving.page.search import PhotoSearch
     from vlp_models.serving.predictor import Predictor

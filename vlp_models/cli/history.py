@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.params import Params
-from vlp_models.promotion.actions import mlflow_errors
+from vlp_models.pipeline.promote import mlflow_errors
 from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:

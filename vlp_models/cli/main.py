@@ -260,7 +260,7 @@ def promote(
     """Makes the challenger of a task its champion if the gate lets it pass. Exit code 3: refused, with the reasons."""
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.promotion.actions import REFUSED, explain, promote_task
+    from vlp_models.pipeline.promote import REFUSED, explain, promote_task
 
     decision = promote_task(load_params(), Workspace(), task, version=version or None, force_first=force_first, by=by)
     print("\n".join(explain(decision)))
@@ -275,7 +275,7 @@ def rollback(
     """Restores the champion before; the one withdrawn is promoted again only by its number."""
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.promotion.actions import explain, rollback_task
+    from vlp_models.pipeline.promote import explain, rollback_task
 
     print("\n".join(explain(rollback_task(load_params(), Workspace(), task, by=by))))
 
@@ -289,7 +289,7 @@ def history(
     from vlp_models.cli.history import print_history
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.promotion.actions import history_rows
+    from vlp_models.pipeline.promote import history_rows
 
     print_history(history_rows(load_params(), Workspace(), task), as_json=as_json)
 
@@ -327,7 +327,7 @@ def verify_resume(
     """Trains for a few updates, whole and once more killed and resumed. Exit code 1: the results differ by a bit."""
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.runs.verify_resume import verify_resume as resume
+    from vlp_models.pipeline.verify_resume import verify_resume as resume
 
     found = resume(load_params(), Workspace(), run, steps)
     print(f"{found.run}: {found.steps} updates, killed after update {found.killed_at} was saved, and resumed")
@@ -353,7 +353,7 @@ def evaluate_alias(
     """Scores a registered model on the test split as it is now, into reports/aliases/."""
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.promotion.evaluate_alias import evaluate_alias
+    from vlp_models.pipeline.evaluate_alias import evaluate_alias
 
     evaluate_alias(load_params(), Workspace(), task, alias)
 
@@ -381,7 +381,7 @@ def import_checkpoint(
     """Makes a checkpoint of other programs' weights (of public code, BERT, BEiT, timm) for a model to begin with."""
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.runs.import_checkpoint import import_checkpoint
+    from vlp_models.pipeline.import_checkpoint import import_checkpoint
 
     lines = import_checkpoint(
         form,

@@ -38,7 +38,7 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     from ruamel.yaml.error import YAMLError
     from yaml import YAMLError as SafeYAMLError
 
-    from vlp_models.runs.check import check_runs
+    from vlp_models.pipeline.check_params import check_runs
 
     yaml = YAML()
     yaml.width = 120

@@ -37,8 +37,8 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import parse_params, read_yaml
+    from vlp_models.pipeline.guard import guarded, run_by_dvc
     from vlp_models.pipeline.unchanged import check_unchanged, what_is_there
-    from vlp_models.workspace.guard import guarded, run_by_dvc
 
     raw, workspace = read_yaml(params_file), Workspace()
     params = parse_params(raw, params_file)
@@ -88,9 +88,9 @@ def write_plan() -> bool:
     from vlp_models.common.workspace import Workspace, write_text
     from vlp_models.models.outline import kinds
     from vlp_models.params import load_params
+    from vlp_models.pipeline.check_params import check_runs
     from vlp_models.pipeline.dvc_file import FILE, is_ours
     from vlp_models.pipeline.outside import packages
-    from vlp_models.runs.check import check_runs
     from vlp_models.stages.plan import planned
 
     params, workspace = load_params(), Workspace()
@@ -171,7 +171,7 @@ def _not_imported(params: Params, workspace: Workspace) -> list[str]:
 
 
 def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
-    from vlp_models.pipeline.beside import finetune_beside
+    from vlp_models.pipeline.parallel_finetune import finetune_beside
 
     began = time.time()
     environment = _environment()
@@ -279,7 +279,7 @@ def print_verification(version: str, *, as_json: bool = False) -> int:
     from vlp_models.cli.history import find_version
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.promotion.actions import mlflow_errors
+    from vlp_models.pipeline.promote import mlflow_errors
     from vlp_models.promotion.verify import verify
     from vlp_models.tracking.client import connect
 
@@ -324,7 +324,7 @@ def forget(
     from vlp_models.forgetting.forget import look, take_aliases, take_out
     from vlp_models.forgetting.told import lines, plain
     from vlp_models.params import load_params
-    from vlp_models.promotion.actions import who
+    from vlp_models.pipeline.promote import who
 
     params, workspace = load_params(), Workspace()
     alone = nullcontext() if dry_run else exclusive(workspace.root / ".work" / "run.lock", "`vlp run`")

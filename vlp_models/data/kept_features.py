@@ -18,7 +18,7 @@ from vlp_models.common.workspace import output_directory
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
-from vlp_models.workspace.finished import link_or_copy
+from vlp_models.pipeline.unrecorded import link_or_copy
 
 HASHES = "hashes.parquet"  # image_id, sha256 of the image file
 

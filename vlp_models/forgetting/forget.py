@@ -14,7 +14,7 @@ from vlp_models.forgetting.record import affected_champions, record
 from vlp_models.forgetting.saw import Checkpoints, Leftover, Verdict, at_step, leftovers
 from vlp_models.forgetting.versions import Registered, lineages, registered
 from vlp_models.params import Params
-from vlp_models.promotion.actions import ledger_of, mlflow_errors
+from vlp_models.pipeline.promote import ledger_of, mlflow_errors
 from vlp_models.promotion.promote import withdraw as withdraw_versions
 
 if TYPE_CHECKING:

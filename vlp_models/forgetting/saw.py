@@ -21,7 +21,7 @@ from vlp_models.forgetting.locked import md5_of, recorded
 from vlp_models.forgetting.order import Sight
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
-from vlp_models.runs.made_of import NOTE, noted
+from vlp_models.pipeline.provenance import NOTE, noted
 from vlp_models.serving.bundle import checkpoint_info
 from vlp_models.stages.detector import first_step_with
 from vlp_models.stages.tokenizer import shaped_by
@@ -92,8 +92,8 @@ class Checkpoints:
 
     def _initial(self, name: str, provenance: Mapping[str, Any]) -> Verdict:
         if eyes := provenance.get("eyes"):
-            from vlp_models.runs.eyes import boxes_of
-            from vlp_models.runs.eyes import first_step_with as first_look
+            from vlp_models.pipeline.vision_warmup import boxes_of
+            from vlp_models.pipeline.vision_warmup import first_step_with as first_look
 
             if eyes["boxes"] != boxes_of(self.workspace):
                 return Verdict(name=name, state="unknown", how="its eyes learnt from other boxes than those here")

@@ -21,8 +21,8 @@ from vlp_models.common.source_hash import PACKAGE, files_behind, hash_source
 from vlp_models.common.workspace import SEARCH, hash_file, hash_path, write_json
 from vlp_models.errors import CheckpointError, VLPError
 from vlp_models.models.info import CheckpointInfo
+from vlp_models.pipeline.unrecorded import link_or_copy
 from vlp_models.vision.extractors import FROM_IMAGES
-from vlp_models.workspace.finished import link_or_copy
 
 BUNDLE = "bundle"  # the folder's own name: MLflow keeps it
 CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"

@@ -40,8 +40,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.data.tables import read_table, write_table
-    from vlp_models.runs.device import device_for
-    from vlp_models.runs.fitting import check_same_data, read_inputs, stage_of
+    from vlp_models.pipeline.device import device_for
+    from vlp_models.pipeline.training_job import check_same_data, read_inputs, stage_of
     from vlp_models.tasks.load import load_task_model
 
     if key not in params.augment:

@@ -68,7 +68,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.evaluation.nearest import nearest
     from vlp_models.evaluation.predicting import predict_all
-    from vlp_models.runs.device import device_for
+    from vlp_models.pipeline.device import device_for
     from vlp_models.tasks.load import load_task_model
     from vlp_models.tasks.scoring import Place
     from vlp_models.tracking.lineage import git_commit

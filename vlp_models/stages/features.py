@@ -33,7 +33,7 @@ from vlp_models.data.kept_features import KeptFeatures, keep_features
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
-from vlp_models.workspace.finished import keep, link_or_copy, restore
+from vlp_models.pipeline.unrecorded import keep, link_or_copy, restore
 
 if TYPE_CHECKING:
     from vlp_models.vision.source import RegionSource

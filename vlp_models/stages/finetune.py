@@ -13,7 +13,7 @@ from vlp_models.params.schema import nearest
 
 if TYPE_CHECKING:
     from vlp_models.models.info import CheckpointInfo
-    from vlp_models.runs.fitting import Inputs
+    from vlp_models.pipeline.training_job import Inputs
     from vlp_models.tasks.base import TaskModel
 
 
@@ -31,7 +31,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.models import FAMILIES
     from vlp_models.models.checkpoint import read_config
     from vlp_models.models.outline import kind_at
-    from vlp_models.runs.fitting import (
+    from vlp_models.pipeline.searches import check_searches
+    from vlp_models.pipeline.training_job import (
         check_same_data,
         forget,
         learned_files,
@@ -41,12 +42,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         tracking,
         work_directory,
     )
-    from vlp_models.runs.searches import check_searches
+    from vlp_models.pipeline.unrecorded import keep, restore
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import check_texts_per_image, read_options
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.run import Plan, fit
-    from vlp_models.workspace.finished import keep, restore
 
     if key not in params.finetune:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`{nearest(key, params.finetune)}")
@@ -134,7 +134,7 @@ def _task_model(
 
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import load_strictly, part_of, read_labels, read_weights
-    from vlp_models.runs.fitting import data_facts, describe, start_from
+    from vlp_models.pipeline.training_job import data_facts, describe, start_from
     from vlp_models.tasks import task_class
     from vlp_models.tasks.base import read_options
 

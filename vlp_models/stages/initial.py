@@ -36,8 +36,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import part_of, read_config, read_weights, write_checkpoint
     from vlp_models.models.info import UNLIMITED
-    from vlp_models.runs.fitting import check_same_data, data_facts, describe, read_inputs, start_from
-    from vlp_models.runs.words import begin_with_words
+    from vlp_models.pipeline.bert_init import begin_with_words
+    from vlp_models.pipeline.training_job import check_same_data, data_facts, describe, read_inputs, start_from
 
     if key not in params.models:
         raise ParamsError(f"params.yaml: no model `{key}`{nearest(key, params.models)}")
@@ -49,7 +49,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         provenance: dict[str, Any] = {}
         lengths = UNLIMITED
         if is_source(p.weights):
-            from vlp_models.runs.image_weights import begin_with_image_weights
+            from vlp_models.pipeline.timm_init import begin_with_image_weights
 
             weights, lines = begin_with_image_weights(model, p, inputs, workspace.root, f"models.{key}.weights")
             provenance["weights"] = weights
@@ -74,7 +74,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             for line in lines:
                 print(line)
         if p.eyes.steps:
-            from vlp_models.runs.eyes import begin_with_eyes
+            from vlp_models.pipeline.vision_warmup import begin_with_eyes
 
             provenance["eyes"], line = begin_with_eyes(model, p, params.trainer, workspace, f"models.{key}")
             print(line)

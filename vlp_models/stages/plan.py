@@ -42,7 +42,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         MissingToolError: a package that params.yaml names is not installed.
     """
     from vlp_models.models.outline import kinds
-    from vlp_models.runs.check import check_runs
+    from vlp_models.pipeline.check_params import check_runs
     from vlp_models.serving.bundle import SERVED_BY
 
     check_runs(params)
@@ -73,7 +73,7 @@ def check_current(params: Params, workspace: Workspace) -> None:
 def planned(params: Params, workspace: Workspace) -> str:
     """What dvc.yaml must be."""
     from vlp_models.models.outline import kinds
-    from vlp_models.runs.check import learning_views
+    from vlp_models.pipeline.check_params import learning_views
 
     raw = read_yaml(workspace.root / "params.yaml")
     withdrawn = workspace.withdrawn.exists()

@@ -36,7 +36,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.models import FAMILIES, build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_config, read_weights
     from vlp_models.models.outline import kind_at
-    from vlp_models.runs.fitting import (
+    from vlp_models.pipeline.searches import check_searches
+    from vlp_models.pipeline.training_job import (
         check_same_data,
         data_facts,
         describe,
@@ -49,11 +50,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         tracking,
         work_directory,
     )
-    from vlp_models.runs.searches import check_searches
+    from vlp_models.pipeline.unrecorded import keep, restore
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.passes import make_loss
     from vlp_models.training.run import Plan, fit
-    from vlp_models.workspace.finished import keep, restore
 
     if key not in params.pretrain:
         raise ParamsError(f"params.yaml: no pretraining run `{key}`{nearest(key, params.pretrain)}")

@@ -20,7 +20,7 @@ from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, candidates
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, to_plain
-from vlp_models.runs.provenance import training_inputs
+from vlp_models.pipeline.lineage import training_inputs
 from vlp_models.serving.bundle import (
     BUNDLE,
     Trial,
@@ -137,7 +137,7 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
 
 def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> tuple[dict[str, Any], bool]:
     """The version's receipt, and whether it is new."""
-    from vlp_models.runs.provenance import cohort_of, lineage_files, lineage_record
+    from vlp_models.pipeline.lineage import cohort_of, lineage_files, lineage_record
     from vlp_models.tracking.card import model_card
     from vlp_models.tracking.lineage import lineage
     from vlp_models.tracking.registry import COHORT, model_name, register

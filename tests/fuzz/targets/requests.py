@@ -18,7 +18,7 @@ from targets.checkpoints import make_bundle
 
 def _params(folder: Path) -> Prepared:
     from vlp_models.params import load_params
-    from vlp_models.runs.check import check_runs
+    from vlp_models.pipeline.check_params import check_runs
 
     path = folder / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)

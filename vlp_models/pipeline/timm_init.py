@@ -18,7 +18,7 @@ from vlp_models.models.adopt import adopt_weights, in_short, refuse_other
 from vlp_models.models.foreign import Asked
 from vlp_models.models.pretrained_timm import read_timm
 from vlp_models.params import ModelParams
-from vlp_models.runs.fitting import Inputs, data_facts
+from vlp_models.pipeline.training_job import Inputs, data_facts
 
 
 def begin_with_image_weights(

@@ -22,7 +22,7 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
         ParamsError: no such task.
         DataError: no version has the alias, or it can't be evaluated on the data that is here.
     """
-    from vlp_models.promotion.reevaluate import reevaluated
+    from vlp_models.pipeline.reevaluate import reevaluated
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.evaluations import read_lineage
     from vlp_models.tracking.registry import by_alias, checked_bundle, model_name

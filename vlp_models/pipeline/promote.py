@@ -42,8 +42,8 @@ def promote_task(
         TrackingError: MLflow can't be reached.
     """
     from vlp_models.evaluation.ranking import metric_of
+    from vlp_models.pipeline.reevaluate import reevaluated
     from vlp_models.promotion.promote import Bench, promote
-    from vlp_models.promotion.reevaluate import reevaluated
     from vlp_models.serving.bundle import content_of
     from vlp_models.tracking.client import connect
     from vlp_models.tracking.registry import model_name

@@ -32,8 +32,8 @@ from vlp_models.models.checkpoint import load_strictly, write_checkpoint
 from vlp_models.models.info import CheckpointInfo, in_words
 from vlp_models.models.protocols import Adopts
 from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
-from vlp_models.runs.made_of import note, provenance_of
-from vlp_models.runs.provenance import training_inputs
+from vlp_models.pipeline.lineage import training_inputs
+from vlp_models.pipeline.provenance import note, provenance_of
 from vlp_models.tracking.lineage import lineage
 from vlp_models.tracking.logger import STATE, MLflowRun
 from vlp_models.tracking.spool import tracked

@@ -13,7 +13,7 @@ from vlp_models.models.adopt import adopt_weights, in_short
 from vlp_models.models.bert import read_bert
 from vlp_models.models.foreign import Asked
 from vlp_models.params import ModelParams
-from vlp_models.runs.fitting import Inputs, data_facts
+from vlp_models.pipeline.training_job import Inputs, data_facts
 
 TABLES = ("text_embedding.positions.weight", "text_embedding.types.weight")  # whose first rows mean the same
 

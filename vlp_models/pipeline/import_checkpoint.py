@@ -88,7 +88,7 @@ def import_checkpoint(
     from vlp_models.models.adopt import in_short
     from vlp_models.models.checkpoint import write_checkpoint
     from vlp_models.models.foreign import Asked
-    from vlp_models.runs.fitting import data_facts, describe, read_inputs
+    from vlp_models.pipeline.training_job import data_facts, describe, read_inputs
 
     if form not in FORMATS:
         raise CheckpointError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
