@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.process import StageFailed, environment, supervised
-from vlp_models.pipeline.dvc_file import is_ours
-from vlp_models.pipeline.recorded import forget_notes, take_back, told
-from vlp_models.preflight import preflight
+from vlp_models.pipeline.dvc.dvc_yaml import is_ours
+from vlp_models.pipeline.dvc.recorded import forget_notes, take_back, told
+from vlp_models.pipeline.dvc.repair import preflight
 
 __all__ = ["is_stale", "plan", "preflight", "repro"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.preflight import KEPT, keep_lock_file, lock_entry, preflight
+from vlp_models.pipeline.dvc.repair import KEPT, keep_lock_file, lock_entry, preflight
 
 WHOLE = "schema: '2.0'\nstages:\n  a:\n    cmd: run a\n  b:\n    cmd: run b\n"
 

@@ -14,7 +14,7 @@ from vlp_models.common.source_hash import ROOT, files_behind, identity
 from vlp_models.models.outline import kinds
 from vlp_models.params import load_params, read_yaml
 from vlp_models.pipeline.check_params import learning_views
-from vlp_models.pipeline.graph import CODE, pipeline
+from vlp_models.pipeline.dvc.graph import CODE, pipeline
 from vlp_models.stages.plan import code_modules
 
 

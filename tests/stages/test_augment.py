@@ -22,8 +22,8 @@ from vlp_models.models.decoding.steps import Hypothesis
 from vlp_models.models.outline import kinds
 from vlp_models.params import AugmentParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.check_params import check_runs, learning_views
-from vlp_models.pipeline.dvc_file import render
-from vlp_models.pipeline.graph import NOTHING, pipeline
+from vlp_models.pipeline.dvc.dvc_yaml import render
+from vlp_models.pipeline.dvc.graph import NOTHING, pipeline
 from vlp_models.stages import augment, finetune, pretrain
 from vlp_models.stages.augment import choose, training_images
 

@@ -21,7 +21,7 @@ from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.params import Params, TimmParams, to_plain
-from vlp_models.pipeline.outside import packages
+from vlp_models.pipeline.dvc.external import packages
 from vlp_models.serving.bundle import write_bundle
 from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import Predictor

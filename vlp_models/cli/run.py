@@ -37,8 +37,8 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import parse_params, read_yaml
+    from vlp_models.pipeline.dvc.unchanged import check_unchanged, what_is_there
     from vlp_models.pipeline.guard import guarded, run_by_dvc
-    from vlp_models.pipeline.unchanged import check_unchanged, what_is_there
 
     raw, workspace = read_yaml(params_file), Workspace()
     params = parse_params(raw, params_file)
@@ -60,8 +60,8 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 def _check_unchanged(raw: dict[str, Any], params_file: str, workspace: Workspace, name: str, key: str) -> None:
     """DVC reads params.yaml again when a stage has ended, and records what then stands there."""
     from vlp_models.params import read_yaml
-    from vlp_models.pipeline.dvc_file import params_of, read_pipeline
-    from vlp_models.pipeline.recorded import note, value_at
+    from vlp_models.pipeline.dvc.dvc_yaml import params_of, read_pipeline
+    from vlp_models.pipeline.dvc.recorded import note, value_at
 
     seen, now = Path(params_file).read_bytes(), read_yaml(params_file)
     changed = [
@@ -89,8 +89,8 @@ def write_plan() -> bool:
     from vlp_models.models.outline import kinds
     from vlp_models.params import load_params
     from vlp_models.pipeline.check_params import check_runs
-    from vlp_models.pipeline.dvc_file import FILE, is_ours
-    from vlp_models.pipeline.outside import packages
+    from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours
+    from vlp_models.pipeline.dvc.external import packages
     from vlp_models.stages.plan import planned
 
     params, workspace = load_params(), Workspace()
@@ -114,8 +114,8 @@ def run_pipeline(targets: list[str]) -> int:
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.recorded import forget_notes, take_back, told
-    from vlp_models.preflight import preflight
+    from vlp_models.pipeline.dvc.recorded import forget_notes, take_back, told
+    from vlp_models.pipeline.dvc.repair import preflight
 
     start = time.perf_counter()
     params, workspace = load_params(), Workspace()

@@ -23,7 +23,7 @@ from vlp_models.data.content_hashes import CONTENTS, learned_from, no_longer_her
 from vlp_models.data.tables import HELD, read_batches
 from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Asked, Found, Known, find, prepared
-from vlp_models.pipeline.outs import outs_of
+from vlp_models.pipeline.dvc.outs import outs_of
 
 COMMITS = 100  # whose dvc.lock is looked at
 FILES = ("manifest.json", "index-train.parquet", "index-val.parquet", "index-test.parquet")

@@ -17,10 +17,10 @@ from vlp_models.data.content_hashes import learned_from
 from vlp_models.errors import VLPError
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
-from vlp_models.forgetting.locked import md5_of, recorded
 from vlp_models.forgetting.order import Sight
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
+from vlp_models.pipeline.dvc.lock_file import md5_of, recorded
 from vlp_models.pipeline.provenance import NOTE, noted
 from vlp_models.serving.bundle import checkpoint_info
 from vlp_models.stages.detector import first_step_with

@@ -14,7 +14,7 @@ from types import FrameType
 from vlp_models.common.lock import exclusive
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import Terminated
-from vlp_models.preflight import keep_lock_file
+from vlp_models.pipeline.dvc.repair import keep_lock_file
 
 PATIENCE = 60.0  # seconds a stage waits for another process of the same stage, which may be saving its state
 LOOK_EVERY = 1.0

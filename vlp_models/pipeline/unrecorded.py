@@ -17,8 +17,8 @@ from pathlib import Path
 
 from vlp_models.common.workspace import Workspace, hash_path, output_directory, read_json, write_json, write_text
 from vlp_models.errors import DataError
+from vlp_models.pipeline.dvc.repair import lock_entry
 from vlp_models.pipeline.guard import run_by_dvc
-from vlp_models.preflight import lock_entry
 
 FINISHED = "finished"  # in the work directory
 RECORD = "finished.json"  # {"files": {path: sha256}, "recorded": what DVC had recorded of the stage before}

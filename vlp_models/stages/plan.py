@@ -11,9 +11,9 @@ from vlp_models.common.source_hash import ROOT, files_behind
 from vlp_models.common.workspace import Workspace, output_directory, write_json
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
-from vlp_models.pipeline.dvc_file import FILE, is_ours, render
-from vlp_models.pipeline.graph import pipeline
-from vlp_models.pipeline.outside import packages
+from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours, render
+from vlp_models.pipeline.dvc.external import packages
+from vlp_models.pipeline.dvc.graph import pipeline
 
 STAGES = (
     "generate",

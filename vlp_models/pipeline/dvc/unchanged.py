@@ -13,7 +13,7 @@ from pathlib import Path
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.params import Params
-from vlp_models.pipeline.outside import read_of_others
+from vlp_models.pipeline.dvc.external import read_of_others
 
 Seen = dict[Path, int]  # a number that is another one when the file, or what lies directly in the folder, is
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from vlp_models.preflight import lock_entry
+from vlp_models.pipeline.dvc.repair import lock_entry
 
 
 def recorded(root: Path, stage: str, path: str) -> str | None:

@@ -15,8 +15,8 @@ from vlp_models.common.weight_files import is_source, watched
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.content_hashes import CONTENTS, Kind, facts_file, learnt_file
 from vlp_models.params import FinetuneParams, ModelParams, Params
-from vlp_models.pipeline.dvc_file import Stage
-from vlp_models.pipeline.outside import read_by_detector, read_of_others, vocabulary_source
+from vlp_models.pipeline.dvc.dvc_yaml import Stage
+from vlp_models.pipeline.dvc.external import read_by_detector, read_of_others, vocabulary_source
 
 CODE = "data/plan/code"
 READS = "data/plan/reads.json"  # what of images the models read

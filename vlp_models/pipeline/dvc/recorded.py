@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from vlp_models.preflight import LOCK_FILE, locked_stages, replace
+from vlp_models.pipeline.dvc.repair import LOCK_FILE, locked_stages, replace
 
 FOLDER = ".work/params"
 PARAMS = "params.yaml"
