@@ -32,7 +32,7 @@ from vlp_models.params import (
     to_plain,
 )
 from vlp_models.params.snapshots import SnapshotParams
-from vlp_models.stages import initial
+from vlp_models.pipeline.stages import initial
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.passes import make_loss
 from vlp_models.training.run import Plan, fit

@@ -21,12 +21,12 @@ from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.params import Params, load_params, to_plain
+from vlp_models.pipeline.stages import detector
 from vlp_models.serving.bundle import SEARCH, not_served, try_out, write_bundle
 from vlp_models.serving.page.handlers import Eye, Page
 from vlp_models.serving.page.origin import origin
 from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown
 from vlp_models.serving.predictor import Predictor
-from vlp_models.stages import detector
 
 ROOT = Path(__file__).parent.parent
 STAGES = (

@@ -282,7 +282,7 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     """
     import yaml
 
-    from vlp_models.stages import initial
+    from vlp_models.pipeline.stages import initial
 
     write_shards(root / "data" / "shards")
     write_tokenizer(root / "data" / "tokenizer")

@@ -39,7 +39,7 @@ def test_a_dask_cluster_makes_what_one_process_makes(tmp_path: Path) -> None:
     from drawn_workspace import make_workspace
     from prefect.server.api.server import SubprocessASGIServer
 
-    from vlp_models.stages import detector, features, shards
+    from vlp_models.pipeline.stages import detector, features, shards
 
     workspace = make_workspace(tmp_path)
     for name in ("captions", "questions", "statements", "choices"):

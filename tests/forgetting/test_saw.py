@@ -14,8 +14,8 @@ from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError
 from vlp_models.forgetting.saw import Verdict, worst
 from vlp_models.params import Params, load_params
-from vlp_models.stages import tokenizer
-from vlp_models.stages.detector import first_step_with
+from vlp_models.pipeline.stages import tokenizer
+from vlp_models.pipeline.stages.detector import first_step_with
 
 
 def verdict(name: str, state: Any) -> Verdict:

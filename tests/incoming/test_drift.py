@@ -15,7 +15,7 @@ from ingest_world import ROOT, encoded, make_drop, make_project, params_of, pict
 from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.ingest import drift, ingest
 from vlp_models.params import load_params
-from vlp_models.stages import features, prepare, reference, report, tokenizer, validate
+from vlp_models.pipeline.stages import features, prepare, reference, report, tokenizer, validate
 
 COLOURS = ("red", "green", "blue")
 

@@ -32,7 +32,7 @@ from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.ingest import ingest
 from vlp_models.params import IncomingParams
-from vlp_models.stages import prepare, validate
+from vlp_models.pipeline.stages import prepare, validate
 
 
 def test_every_kind_of_pair_ends_where_it_belongs(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Catalogue, find, resolve, rules_of
 from vlp_models.ingest import ingest
-from vlp_models.stages import prepare, validate
+from vlp_models.pipeline.stages import prepare, validate
 
 RULES = NearRules(bits=8, keypoints=True)
 CROP = (20, 10, 185, 135)

@@ -32,7 +32,7 @@ from vlp_models.models.vlmo.timm_vit import convert_vit, renormalised
 from vlp_models.params import ModelParams, TimmParams
 from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.import_checkpoint import import_checkpoint
-from vlp_models.stages import initial
+from vlp_models.pipeline.stages import initial
 from vlp_models.vision.backbone_state import make_backbone
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 4}

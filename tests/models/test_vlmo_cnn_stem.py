@@ -25,7 +25,7 @@ from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, OptimizerParams, TimmParams, to_plain
 from vlp_models.params.optimizer import GroupParams
 from vlp_models.pipeline.check_params import check_runs
-from vlp_models.stages import initial
+from vlp_models.pipeline.stages import initial
 from vlp_models.training.groups import Freezing
 from vlp_models.training.optim import build_optimizer
 from vlp_models.vision.backbone_state import make_backbone

@@ -15,7 +15,7 @@ from vlp_models.models.outline import kinds
 from vlp_models.params import load_params, read_yaml
 from vlp_models.pipeline.check_params import learning_views
 from vlp_models.pipeline.dvc.graph import CODE, pipeline
-from vlp_models.stages.plan import code_modules
+from vlp_models.pipeline.stages.plan import code_modules
 
 
 def package(folder: Path, **files: str) -> Path:
@@ -115,7 +115,7 @@ def declared(stage: str) -> set[str]:
 
 
 def test_how_a_request_is_read_makes_no_evaluation_stale() -> None:
-    assert not [name for name in files_behind(["vlp_models.stages.evaluate"]) if name.startswith("serving/")]
+    assert not [name for name in files_behind(["vlp_models.pipeline.stages.evaluate"]) if name.startswith("serving/")]
 
 
 @pytest.mark.parametrize("stage", ["prepare", "pretrain", "finetune", "evaluate", "register", "report"])

@@ -12,7 +12,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.params import Params, parse_params, read_yaml
 from vlp_models.pipeline.dvc.dvc_yaml import params_of, render
 from vlp_models.pipeline.dvc.graph import pipeline
-from vlp_models.stages.plan import code_modules, planned
+from vlp_models.pipeline.stages.plan import code_modules, planned
 from vlp_models.tasks import task_class
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from vlp_models.cli.run import run_stage
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.pipeline.dvc.recorded import note, take_back
-from vlp_models.stages import prepare, tokenizer
+from vlp_models.pipeline.stages import prepare, tokenizer
 
 ROOT = Path(__file__).parents[2]
 

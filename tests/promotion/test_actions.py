@@ -21,7 +21,7 @@ from vlp_models.models.checkpoint import read_config
 from vlp_models.params import GateParams, ModelParams, Params, WorldParams, load_params, to_plain
 from vlp_models.pipeline.evaluate_alias import evaluate_alias
 from vlp_models.pipeline.promote import promote_task
-from vlp_models.stages import evaluate, features, register, shards
+from vlp_models.pipeline.stages import evaluate, features, register, shards
 from vlp_models.tracking.client import connect
 
 ROOT = Path(__file__).parents[2]

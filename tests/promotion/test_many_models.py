@@ -23,9 +23,9 @@ from vlp_models.models.checkpoint import write_sums
 from vlp_models.params import GateParams, Params, WorldParams, parse_params, read_yaml
 from vlp_models.pipeline.evaluate_alias import evaluate_alias
 from vlp_models.pipeline.promote import promote_task, rollback_task
+from vlp_models.pipeline.stages import evaluate, register
 from vlp_models.promotion.verify import _code, verify
 from vlp_models.serving.predictor import Predictor
-from vlp_models.stages import evaluate, register
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage
 from vlp_models.tracking.lineage import git_commit

@@ -22,7 +22,7 @@ from vlp_models.models import FAMILIES
 from vlp_models.params import GateParams, Params, SourceParams, WorldParams, parse_params, read_yaml
 from vlp_models.pipeline.promote import promote_task
 from vlp_models.pipeline.reevaluate import reevaluated
-from vlp_models.stages import evaluate, features, generate, prepare, register, shards, validate
+from vlp_models.pipeline.stages import evaluate, features, generate, prepare, register, shards, validate
 from vlp_models.tracking.client import connect
 from vlp_models.tracking.registry import bundle_of, versions_of_runs
 

@@ -15,7 +15,7 @@ from vlp_models.evaluation.report.records import evaluation_records
 from vlp_models.metrics.items import item_scores, write_items
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import Params, parse_params, read_yaml
-from vlp_models.stages import report
+from vlp_models.pipeline.stages import report
 
 ROOT = Path(__file__).parents[2]
 IMAGES = 80

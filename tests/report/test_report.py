@@ -24,7 +24,7 @@ from vlp_models.evaluation.report.charts import interval_bar, line_chart, nice_t
 from vlp_models.evaluation.report.pictures import Pictures
 from vlp_models.evaluation.report.shown import shown_by_models
 from vlp_models.params import Params, load_params
-from vlp_models.stages import report
+from vlp_models.pipeline.stages import report
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 

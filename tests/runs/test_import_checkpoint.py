@@ -26,7 +26,7 @@ from vlp_models.models.checkpoint import load_model
 from vlp_models.models.tden.model import TDEN
 from vlp_models.params import load_params
 from vlp_models.pipeline.import_checkpoint import import_checkpoint
-from vlp_models.stages import initial
+from vlp_models.pipeline.stages import initial
 from vlp_models.tasks.load import load_task_model
 
 LENGTHS = ("--max-text-len", "12", "--max-regions", "4")

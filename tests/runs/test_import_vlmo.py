@@ -15,7 +15,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError
 from vlp_models.params import load_params
 from vlp_models.pipeline.import_checkpoint import import_checkpoint
-from vlp_models.stages import initial
+from vlp_models.pipeline.stages import initial
 from vlp_models.tasks.load import load_task_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

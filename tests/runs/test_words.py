@@ -18,7 +18,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.models.checkpoint import load_model
 from vlp_models.params import load_params
-from vlp_models.stages import initial
+from vlp_models.pipeline.stages import initial
 
 LEFT_OUT = ["embeddings.position_embeddings.weight[16:]", "encoder.layer.2", "pooler"]
 SECOND_TYPE = "embeddings.token_type_embeddings.weight[1:]"

@@ -17,8 +17,8 @@ from vlp_models.models import FAMILIES, DataFacts, build_model
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import load_params, to_plain
+from vlp_models.pipeline.stages import shards
 from vlp_models.serving.predictor import Predictor
-from vlp_models.stages import shards
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
 

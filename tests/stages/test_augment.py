@@ -24,8 +24,8 @@ from vlp_models.params import AugmentParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.check_params import check_runs, learning_views
 from vlp_models.pipeline.dvc.dvc_yaml import render
 from vlp_models.pipeline.dvc.graph import NOTHING, pipeline
-from vlp_models.stages import augment, finetune, pretrain
-from vlp_models.stages.augment import choose, training_images
+from vlp_models.pipeline.stages import augment, finetune, pretrain
+from vlp_models.pipeline.stages.augment import choose, training_images
 
 XGPT = {"family": "xgpt", "config": {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.1}}
 WRITER = {"task": "captioning", "start": "pretrain/xgpt", "max_epochs": 6, "optimizer": {"lr": 1e-2}}

@@ -14,11 +14,11 @@ from vlp_models.common.workspace import read_json
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.params import to_plain
+from vlp_models.pipeline.stages import detector, features
 from vlp_models.serving.bundle import not_served, write_bundle
 from vlp_models.serving.images import open_image
 from vlp_models.serving.page.before import eyes_of
 from vlp_models.serving.predictor import Predictor
-from vlp_models.stages import detector, features
 
 
 def test_a_coco_detector_by_name_makes_the_regions_and_is_served(

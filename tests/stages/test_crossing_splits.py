@@ -17,7 +17,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
-from vlp_models.stages import prepare, validate
+from vlp_models.pipeline.stages import prepare, validate
 
 ROOT = Path(__file__).parents[2]
 FLICKR8K = {"100_ab": "train", "200_cd": "train", "300_ef": "train", "400_01": "dev", "500_23": "test"}

@@ -16,7 +16,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
-from vlp_models.stages import prepare, validate
+from vlp_models.pipeline.stages import prepare, validate
 
 ROOT = Path(__file__).parents[2]
 COCO = {41: "train", 42: "restval", 43: "val", 44: "test", 45: "test"}

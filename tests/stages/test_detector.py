@@ -13,7 +13,7 @@ from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.data.boxed import FILE, write_boxed
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import CheckpointError, DataError, ParamsError
-from vlp_models.stages.detector import run
+from vlp_models.pipeline.stages.detector import run
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import FinetuneParams, Params, WorldParams, load_params
-from vlp_models.stages import evaluate, generate, prepare, shards
+from vlp_models.pipeline.stages import evaluate, generate, prepare, shards
 from vlp_models.tasks import task_class
 
 ANSWERS = ["yes", "no", "1", "2", "red", "blue"]

@@ -19,8 +19,8 @@ from vlp_models.data.features import FeatureStore
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import CheckpointError, DataError, ParamsError
-from vlp_models.stages import detector
-from vlp_models.stages.features import run
+from vlp_models.pipeline.stages import detector
+from vlp_models.pipeline.stages.features import run
 from vlp_models.vision import source
 
 IDS = [f"drawn/{number}" for number in range(len(SPLITS))]
@@ -188,7 +188,7 @@ def test_imports(tmp_path: Path) -> None:
 
 
 def test_a_split_may_lose_one_image_in_a_hundred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlp_models.stages.features.MAX_MISSING", 1 / 3)
+    monkeypatch.setattr("vlp_models.pipeline.stages.features.MAX_MISSING", 1 / 3)
     workspace = make_workspace(tmp_path)
     (tmp_path / "npz").mkdir()
     save_npz(tmp_path / "npz", range(1, len(IDS)))

@@ -17,7 +17,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.checkpoint import read_config
 from vlp_models.params import Params
-from vlp_models.stages import finetune, pretrain
+from vlp_models.pipeline.stages import finetune, pretrain
 from vlp_models.tasks.load import load_task_model
 
 

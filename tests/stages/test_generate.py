@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, WorldParams, load_params
-from vlp_models.stages.generate import run
+from vlp_models.pipeline.stages.generate import run
 from vlp_models.worlds.scenes import objects
 from vlp_models.worlds.scenes.checker import check
 

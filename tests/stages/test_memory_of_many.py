@@ -20,7 +20,7 @@ from vlp_models.data import tables
 from vlp_models.data.formats import pairs
 from vlp_models.data.outofcore import Database
 from vlp_models.params import load_params
-from vlp_models.stages import prepare, shards, validate
+from vlp_models.pipeline.stages import prepare, shards, validate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import scale

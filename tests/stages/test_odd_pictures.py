@@ -16,8 +16,8 @@ from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.evaluation.report.pictures import Pictures
 from vlp_models.params import Params, SourceParams, load_params
+from vlp_models.pipeline.stages import features, prepare, validate
 from vlp_models.serving.images import open_image
-from vlp_models.stages import features, prepare, validate
 
 ROOT = Path(__file__).parents[2]
 UPRIGHT = Image.fromarray(np.random.default_rng(5).integers(0, 256, (6, 9, 3), np.uint8)).resize((90, 60))

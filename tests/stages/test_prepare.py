@@ -15,7 +15,7 @@ from vlp_models.curation.duplicates import workers
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, WorldParams, load_params
-from vlp_models.stages import prepare
+from vlp_models.pipeline.stages import prepare
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,7 +21,7 @@ from toy_world import TINY, TRAINER, write_workspace
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.params import Params, to_plain
-from vlp_models.stages import initial, pretrain
+from vlp_models.pipeline.stages import initial, pretrain
 
 EPOCHS, STEPS = 40, 240
 XGPT = {"xgpt": {"family": "xgpt", "config": {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1}}}
@@ -175,7 +175,7 @@ def test_changed_code_is_another_piece_of_work(tmp_path: Path, monkeypatch: pyte
 
     params = write_workspace(tmp_path)
     inputs = fitting.read_inputs(Workspace(tmp_path))
-    modules = ["vlp_models.stages.pretrain"]
+    modules = ["vlp_models.pipeline.stages.pretrain"]
 
     def work() -> Path:
         return fitting.work_directory(

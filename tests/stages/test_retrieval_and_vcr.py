@@ -16,7 +16,7 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, load_params
-from vlp_models.stages import (
+from vlp_models.pipeline.stages import (
     detector,
     evaluate,
     features,

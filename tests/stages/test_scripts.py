@@ -17,7 +17,7 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import SourceParams, load_params
-from vlp_models.stages import prepare, shards, tokenizer, validate
+from vlp_models.pipeline.stages import prepare, shards, tokenizer, validate
 
 ROOT = Path(__file__).parents[2]
 RTL, LTR = "\u200f", "\u200e"

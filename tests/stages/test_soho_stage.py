@@ -32,8 +32,8 @@ from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, Re
 from vlp_models.params.schema import build
 from vlp_models.params.snapshots import SnapshotParams
 from vlp_models.pipeline.check_params import check_runs
+from vlp_models.pipeline.stages import initial, pretrain
 from vlp_models.pipeline.vision_warmup import first_step_with
-from vlp_models.stages import initial, pretrain
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.passes import make_loss
 from vlp_models.training.run import Plan, fit

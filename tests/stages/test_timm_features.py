@@ -22,11 +22,11 @@ from vlp_models.data.features import FeatureStore
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.params import Params, TimmParams, to_plain
 from vlp_models.pipeline.dvc.external import packages
+from vlp_models.pipeline.stages import detector, plan
+from vlp_models.pipeline.stages.features import run
 from vlp_models.serving.bundle import write_bundle
 from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import Predictor
-from vlp_models.stages import detector, plan
-from vlp_models.stages.features import run
 
 
 def timm_params(**timm: Any) -> Params:
@@ -51,7 +51,7 @@ def test_every_image_has_cells_with_classes(
 ) -> None:
     """No box was learnt from: detector.source, which asks for training, is not read."""
     minutes = itertools.count(step=60.0)
-    monkeypatch.setattr("vlp_models.stages.features.time", SimpleNamespace(perf_counter=lambda: next(minutes)))
+    monkeypatch.setattr("vlp_models.pipeline.stages.features.time", SimpleNamespace(perf_counter=lambda: next(minutes)))
     run(timm_params(), workspace)
     report, manifest = read(workspace.reports / "detector.json"), read(workspace.features / "manifest.json")
     assert (report["source"], report["backbone"], report["counts"]["classes"]) == ("timm", SMALL, 1000)

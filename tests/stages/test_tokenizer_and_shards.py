@@ -22,7 +22,7 @@ from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, MissingToolError, ParamsError
 from vlp_models.params import Params, load_params
-from vlp_models.stages import shards, tokenizer
+from vlp_models.pipeline.stages import shards, tokenizer
 
 SPLIT_OF = {0: "train", 1: "train", 2: "train", 3: "val", 4: "test"}
 COLOURS = ["red", "green", "blue", "yellow", "purple"]

@@ -23,7 +23,7 @@ from vlp_models.data.boxed import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
-from vlp_models.stages import validate
+from vlp_models.pipeline.stages import validate
 
 ROOT = Path(__file__).parents[2]
 Rows = dict[str, list[dict[str, Any]]]

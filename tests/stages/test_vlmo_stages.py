@@ -12,7 +12,7 @@ from toy_world import KilledAt, same_weights, untimed, write_tokenizer
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
-from vlp_models.stages import pretrain
+from vlp_models.pipeline.stages import pretrain
 
 FROZEN = {name: {"frozen": True} for name in ("attention", "vision_expert", "image_embedding")}
 RUNS = {

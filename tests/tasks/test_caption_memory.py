@@ -18,7 +18,7 @@ from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.params import EvaluateParams, build
 from vlp_models.pipeline.searches import check_searches
-from vlp_models.stages import finetune, pretrain
+from vlp_models.pipeline.stages import finetune, pretrain
 from vlp_models.tasks import caption_memory
 from vlp_models.tasks.caption_memory import CAPTIONS, FEATURES, CaptionMemory
 from vlp_models.tasks.captioning import Captioning

@@ -19,7 +19,7 @@ from toy_world import KilledAt, Toy, same_weights, untimed, write_shards, write_
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
-from vlp_models.stages import pretrain
+from vlp_models.pipeline.stages import pretrain
 
 WAITS = {"patience": 90, "first_wait": 0.05}
 

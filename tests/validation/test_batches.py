@@ -16,7 +16,7 @@ from vlp_models.curation.validation.rules import holds, rules_for
 from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
 from vlp_models.params import ValidateParams
-from vlp_models.stages import validate
+from vlp_models.pipeline.stages import validate
 
 sys.path.append(str(Path(__file__).parents[1] / "stages"))
 from test_validate import BROKEN, good_rows, params_for, row, unreadable, write_interim

@@ -17,7 +17,7 @@ from vlp_models.data import features as storage
 from vlp_models.data.tables import write_table
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params
-from vlp_models.stages import detector, features, shards
+from vlp_models.pipeline.stages import detector, features, shards
 
 LENIENT = {"min_score": 0.01, "max_regions": 4}
 

@@ -91,7 +91,7 @@ def write_plan() -> bool:
     from vlp_models.pipeline.check_params import check_runs
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours
     from vlp_models.pipeline.dvc.external import packages
-    from vlp_models.stages.plan import planned
+    from vlp_models.pipeline.stages.plan import planned
 
     params, workspace = load_params(), Workspace()
     check_runs(params)

@@ -44,7 +44,7 @@ def refuse_other_package(folder: Path) -> None:
 def files_behind(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     """{path below the package: sha256} of the modules and all that they import, by path.
 
-    modules: dotted names, such as `vlp_models.stages.pretrain`, or places, such as `vlp_models.tasks.vqa:VQA`, which
+    modules: dotted names, such as `vlp_models.pipeline.stages.pretrain`, or places, such as `vlp_models.tasks.vqa:VQA`, which
     are listed themselves as well. A folder's other files (templates, fonts) come with any module of it.
 
     Raises:

@@ -22,9 +22,9 @@ from vlp_models.params import Params, StreamParams, TokenizerParams, build, spli
 from vlp_models.params.data import DetectorParams
 from vlp_models.pipeline.dvc.lock_file import md5_of, recorded
 from vlp_models.pipeline.provenance import NOTE, noted
+from vlp_models.pipeline.stages.detector import first_step_with
+from vlp_models.pipeline.stages.tokenizer import shaped_by
 from vlp_models.serving.bundle import checkpoint_info
-from vlp_models.stages.detector import first_step_with
-from vlp_models.stages.tokenizer import shaped_by
 from vlp_models.training.data import validates_on
 
 State = Literal["saw", "through", "unknown", "never"]

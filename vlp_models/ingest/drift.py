@@ -15,7 +15,7 @@ from vlp_models.data.drift.measures import compare, compare_embeddings
 from vlp_models.data.drift.statistics import describe
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import Params, to_plain
-from vlp_models.stages.reference import embed, reference_path
+from vlp_models.pipeline.stages.reference import embed, reference_path
 
 FEWEST = 20  # images, below which embeddings are not compared
 

@@ -51,7 +51,7 @@ def reevaluated(
         BusyError: another evaluation goes on for longer than an hour.
         VLPError: whatever the stages raise.
     """
-    from vlp_models.stages import evaluate
+    from vlp_models.pipeline.stages import evaluate
 
     info = bundle_info(bundle)
     need(workspace.validated / "manifest.json", "validate")
@@ -93,7 +93,7 @@ def _with_regions(
     params: Params, workspace: Workspace, own: Workspace, bundle: Path, info: CheckpointInfo, reads: ModelInputs
 ) -> None:
     """Shards with the regions that the bundle was trained on: today's where they are just these, else made anew."""
-    from vlp_models.stages import features, shards
+    from vlp_models.pipeline.stages import features, shards
 
     written = {"content": "roi", **read_json(bundle / FEATURES)}  # bundles before there was a choice do not say
     made = build(FeaturesParams, written, where="features", file=str(bundle))
@@ -112,7 +112,7 @@ def _with_regions(
 
 def _without_regions(params: Params, workspace: Workspace, own: Workspace, reads: ModelInputs) -> None:
     """Shards with the image files, where the model reads any: today's where they hold them, else made anew."""
-    from vlp_models.stages import shards
+    from vlp_models.pipeline.stages import shards
 
     if not isinstance(reads.image, PixelInput) or _holds_pixels(workspace):
         _link(own.validated, workspace.validated)

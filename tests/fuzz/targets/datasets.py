@@ -36,7 +36,7 @@ def _prepare(source: Any, folder: Path) -> None:
     from vlp_models.data.formats import read_source
     from vlp_models.data.images import ImageError
     from vlp_models.data.tables import SCHEMAS
-    from vlp_models.stages.prepare import _folders, _outside
+    from vlp_models.pipeline.stages.prepare import _folders, _outside
 
     tables = read_source("set", source, folder)
     folders = _folders(folder / source.root, source.images)

@@ -67,7 +67,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             files["augment"] = augmented
             written = read_written(augmented, inputs.shards)
         settings = {"finetune": {key: to_plain(p)}}
-        modules = ["vlp_models.stages.finetune", FAMILIES[before.family], TASKS[p.task]]
+        modules = ["vlp_models.pipeline.stages.finetune", FAMILIES[before.family], TASKS[p.task]]
         detector_id = inputs.manifest.detector_id if kind == "regions" else ""
         work = work_directory(workspace, stage, params.trainer, settings, files, modules, detector_id=detector_id)
         if restore(workspace, work, stage):

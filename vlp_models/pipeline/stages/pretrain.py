@@ -66,7 +66,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         learned = learned_files(workspace, inputs, kind, p.view, p.sources, params.trainer.stream)
         files = {**learned, **inputs.files, "start": start}
         settings = {"pretrain": {key: to_plain(p)}, "model": {"family": own.family, "config": own.config}}
-        modules = ["vlp_models.stages.pretrain", FAMILIES[own.family]]
+        modules = ["vlp_models.pipeline.stages.pretrain", FAMILIES[own.family]]
         detector_id = inputs.manifest.detector_id if kind == "regions" else ""
         work = work_directory(workspace, stage, params.trainer, settings, files, modules, detector_id=detector_id)
         if restore(workspace, work, stage):
