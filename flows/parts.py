@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlp_models.evaluation.decisions import not_shown
-from vlp_models.evaluation.registered import lost
 from vlp_models.params import Params, to_plain
+from vlp_models.registry.decisions import not_shown
+from vlp_models.registry.registered import lost
 
 NO_DROP = "no drop folder"
 REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`

@@ -15,9 +15,9 @@ from flows.notify import notify
 from flows.process import StageFailed, TimedOut, supervised
 from vlp_models.common.redaction import redact, redact_yaml, redacted, without_secrets
 from vlp_models.params import FlowParams, TrackingParams
-from vlp_models.tracking.client import answering
-from vlp_models.tracking.evaluations import log_lineage
-from vlp_models.tracking.logger import STATE, MLflowRun
+from vlp_models.registry.client import answering
+from vlp_models.registry.evaluations import log_lineage
+from vlp_models.registry.logger import STATE, MLflowRun
 
 SECRET = "hunter2-s3cr3t"
 URI = f"http://ann:{SECRET}@127.0.0.1:9/mlflow?token={SECRET}&page=2"

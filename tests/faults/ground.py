@@ -301,7 +301,7 @@ def _database(folder: Path) -> Iterator[sqlite3.Connection]:
 _CONNECT = """
 from pathlib import Path
 from vlp_models.params import load_params
-from vlp_models.tracking.client import connect
+from vlp_models.registry.client import connect
 connect(load_params().tracking, Path.cwd()).search_registered_models()
 """
 

@@ -13,9 +13,9 @@ from toy_registry import toy_items, write_evaluation
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
+from vlp_models.registry.client import connect
+from vlp_models.registry.versions import CHAMPION, Registered, model_name, register
 from vlp_models.serving.bundle import content_of, write_bundle
-from vlp_models.tracking.client import connect
-from vlp_models.tracking.registry import CHAMPION, Registered, model_name, register
 
 ROOT = Path(__file__).parents[2]
 TASKS = ("captioning", "vqa", "retrieval")

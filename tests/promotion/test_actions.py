@@ -22,7 +22,7 @@ from vlp_models.params import GateParams, ModelParams, Params, WorldParams, load
 from vlp_models.pipeline.evaluate_alias import evaluate_alias
 from vlp_models.pipeline.promote import promote_task
 from vlp_models.pipeline.stages import evaluate, features, register, shards
-from vlp_models.tracking.client import connect
+from vlp_models.registry.client import connect
 
 ROOT = Path(__file__).parents[2]
 

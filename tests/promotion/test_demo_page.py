@@ -19,12 +19,12 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES
 from vlp_models.params import EvaluateParams, ModelParams, Params
+from vlp_models.registry import versions as registry
+from vlp_models.registry.versions import bundle_of
 from vlp_models.serving.page.handlers import NO_PHOTO, Eye, Page
 from vlp_models.serving.page.origin import origin
 from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown
 from vlp_models.serving.predictor import Predictor
-from vlp_models.tracking import registry
-from vlp_models.tracking.registry import bundle_of
 
 
 def test_champions_answer_and_where_there_is_none_the_command_is_named(

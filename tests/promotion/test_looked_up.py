@@ -13,9 +13,9 @@ from toy_registry import TRACKING, answers, toy_items, write_evaluation
 
 from vlp_models.common.workspace import SEARCH
 from vlp_models.forgetting.versions import looks_up
+from vlp_models.registry.client import connect
+from vlp_models.registry.versions import register
 from vlp_models.tasks.caption_memory import CAPTIONS
-from vlp_models.tracking.client import connect
-from vlp_models.tracking.registry import register
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -17,7 +17,6 @@ from small_project import ANSWERS, SIZES, make_data, make_model
 from vlp_models.common.source_hash import hash_source
 from vlp_models.common.workspace import Workspace, hash_path, read_json, write_json
 from vlp_models.errors import CheckpointError
-from vlp_models.evaluation.registered import lost, read_registered
 from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import write_sums
 from vlp_models.params import GateParams, Params, WorldParams, parse_params, read_yaml
@@ -25,12 +24,13 @@ from vlp_models.pipeline.evaluate_alias import evaluate_alias
 from vlp_models.pipeline.promote import promote_task, rollback_task
 from vlp_models.pipeline.stages import evaluate, register
 from vlp_models.promotion.verify import _code, verify
+from vlp_models.registry.client import connect
+from vlp_models.registry.evaluations import CURRENT, log_evaluation, log_lineage
+from vlp_models.registry.lineage import git_commit
+from vlp_models.registry.logger import KEY
+from vlp_models.registry.registered import lost, read_registered
+from vlp_models.registry.versions import bundle_of, load_predictor, set_challenger, versions_of_runs
 from vlp_models.serving.predictor import Predictor
-from vlp_models.tracking.client import connect
-from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage
-from vlp_models.tracking.lineage import git_commit
-from vlp_models.tracking.logger import KEY
-from vlp_models.tracking.registry import bundle_of, load_predictor, set_challenger, versions_of_runs
 
 ROOT = Path(__file__).parents[2]
 TOY = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}

@@ -17,10 +17,10 @@ from vlp_models.errors import DataError, TrackingError
 from vlp_models.forgetting.versions import looks_up
 from vlp_models.params import TrackingParams
 from vlp_models.promotion.judge import check_readable
-from vlp_models.tracking.client import connect
-from vlp_models.tracking.datasets import DataInput
-from vlp_models.tracking.evaluations import latest_evaluation, read_lineage
-from vlp_models.tracking.registry import bundle_of, register
+from vlp_models.registry.client import connect
+from vlp_models.registry.datasets import DataInput
+from vlp_models.registry.evaluations import latest_evaluation, read_lineage
+from vlp_models.registry.versions import bundle_of, register
 
 pgserver = pytest.importorskip("pgserver")
 moto = pytest.importorskip("moto.server")

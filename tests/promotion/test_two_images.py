@@ -23,8 +23,8 @@ from vlp_models.params import GateParams, Params, SourceParams, WorldParams, par
 from vlp_models.pipeline.promote import promote_task
 from vlp_models.pipeline.reevaluate import reevaluated
 from vlp_models.pipeline.stages import evaluate, features, generate, prepare, register, shards, validate
-from vlp_models.tracking.client import connect
-from vlp_models.tracking.registry import bundle_of, versions_of_runs
+from vlp_models.registry.client import connect
+from vlp_models.registry.versions import bundle_of, versions_of_runs
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"regions": "tden", "pixels": "toy"}  # run -> model

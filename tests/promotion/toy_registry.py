@@ -24,9 +24,9 @@ from vlp_models.metrics.score import mean_score
 from vlp_models.params import GateParams, PromotionParams, TrackingParams
 from vlp_models.promotion.ledger import Ledger
 from vlp_models.promotion.promote import Bench, Decision, promote, rollback
-from vlp_models.tracking.client import connect
-from vlp_models.tracking.evaluations import CURRENT, log_evaluation, log_lineage
-from vlp_models.tracking.registry import CHALLENGER, COHORT, run_alias
+from vlp_models.registry.client import connect
+from vlp_models.registry.evaluations import CURRENT, log_evaluation, log_lineage
+from vlp_models.registry.versions import CHALLENGER, COHORT, run_alias
 
 TRACKING = TrackingParams(
     uri="sqlite:///mlflow.db", artifacts="artifacts", experiment="toy", model_prefix="toy", metric={"vqa": "accuracy"}

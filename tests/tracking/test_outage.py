@@ -17,10 +17,10 @@ import pytest
 
 from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
-from vlp_models.tracking import logger
-from vlp_models.tracking.client import connect
-from vlp_models.tracking.logger import MLflowRun
-from vlp_models.tracking.spool import replay, spool, tracked, waiting
+from vlp_models.registry import logger
+from vlp_models.registry.client import connect
+from vlp_models.registry.logger import MLflowRun
+from vlp_models.registry.spool import replay, spool, tracked, waiting
 from vlp_models.training.log import LOG
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from vlp_models.params import TrackingParams
-from vlp_models.tracking.client import connect
-from vlp_models.tracking.moved import follow
+from vlp_models.registry.client import connect
+from vlp_models.registry.moved import follow
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from test_places import params
-from vlp_models.tracking.client import connect
+from vlp_models.registry.client import connect
 import mlflow.artifacts
 root, run_id = Path(sys.argv[1]), sys.argv[2]
 client = connect(params(), root)
@@ -101,7 +101,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_places import params
-from vlp_models.tracking.client import connect
+from vlp_models.registry.client import connect
 print(connect(params(), Path(sys.argv[1])).get_experiment_by_name("toy").name)
 """
     command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]

@@ -56,11 +56,11 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
         DataError: see `run`.
     """
     from vlp_models.pipeline.promote import mlflow_errors
+    from vlp_models.registry.client import connect
+    from vlp_models.registry.versions import checked_bundle
     from vlp_models.serving.page.handlers import Eye, Page
     from vlp_models.serving.page.search import PhotoSearch
     from vlp_models.serving.predictor import Predictor
-    from vlp_models.tracking.client import connect
-    from vlp_models.tracking.registry import checked_bundle
 
     made: dict[str, Any] = {}
     missing: dict[str, str] = {}
@@ -90,7 +90,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
 
 def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tuple[Any, str]]:
     """Task -> the version that answers, and how it was chosen."""
-    from vlp_models.tracking.registry import CHAMPION, by_alias, model_name, run_alias
+    from vlp_models.registry.versions import CHAMPION, by_alias, model_name, run_alias
 
     found: dict[str, tuple[Any, str]] = {}
     names = {task: model_name(params.tracking, task) for task in TASKS}
@@ -113,8 +113,8 @@ def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tup
 
 
 def _origin(client: Any, version: Any, chosen: str, bundle: Path) -> Any:
+    from vlp_models.registry.evaluations import read_lineage, read_scores
     from vlp_models.serving.page.origin import origin
-    from vlp_models.tracking.evaluations import read_lineage, read_scores
 
     return origin(
         name=version.name,

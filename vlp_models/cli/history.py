@@ -75,8 +75,8 @@ def print_lineage(params: Params, workspace: Workspace, model: str, *, file: str
     Raises:
         DataError: no such version, or it was registered without a lineage.
     """
-    from vlp_models.tracking.client import connect
-    from vlp_models.tracking.evaluations import read_file, read_lineage, read_scores
+    from vlp_models.registry.client import connect
+    from vlp_models.registry.evaluations import read_file, read_lineage, read_scores
 
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)
@@ -107,7 +107,7 @@ def find_version(client: MlflowClient, params: Params, model: str) -> ModelVersi
     Raises:
         DataError: there is none.
     """
-    from vlp_models.tracking.registry import CHALLENGER, CHAMPION, by_alias, model_name
+    from vlp_models.registry.versions import CHALLENGER, CHAMPION, by_alias, model_name
 
     name, at, alias = model.partition("@")
     name, slash, number = name.partition("/")

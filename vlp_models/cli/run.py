@@ -139,7 +139,7 @@ def run_pipeline(targets: list[str]) -> int:
 
 def _register_again(params: Params, workspace: Workspace) -> int:
     """Puts back what the registry has lost since `register` ran, which DVC can't see. Returns DVC's code."""
-    from vlp_models.evaluation.registered import lost
+    from vlp_models.registry.registered import lost
 
     try:
         gone = lost(params.tracking, workspace.root)
@@ -210,7 +210,7 @@ def _environment() -> dict[str, str]:
 def _send_waiting(params: Params, workspace: Workspace) -> None:
     """The metrics of runs that ended while MLflow was away."""
     if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):  # else MLflow need not be loaded
-        from vlp_models.tracking.spool import replay
+        from vlp_models.registry.spool import replay
 
         replay(params.tracking, workspace.root)
 
@@ -259,9 +259,9 @@ def predict(task: str, images: Sequence[str | list[str]], texts: list[str] | Non
         raise DataError(f"{', '.join(missing)}: no such file")
     from vlp_models.cli.history import find_version
     from vlp_models.params import load_params
+    from vlp_models.registry.client import connect
+    from vlp_models.registry.versions import checked_bundle, load_predictor, model_name
     from vlp_models.serving.predictor import Predictor
-    from vlp_models.tracking.client import connect
-    from vlp_models.tracking.registry import checked_bundle, load_predictor, model_name
 
     params = load_params()
     client = connect(params.tracking, Path.cwd())
@@ -281,7 +281,7 @@ def print_verification(version: str, *, as_json: bool = False) -> int:
     from vlp_models.params import load_params
     from vlp_models.pipeline.promote import mlflow_errors
     from vlp_models.promotion.verify import verify
-    from vlp_models.tracking.client import connect
+    from vlp_models.registry.client import connect
 
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.redaction import redact
 from vlp_models.errors import VLPError
-from vlp_models.evaluation.registered import Receipt, challenger_of, lost, read_registered, value_of
+from vlp_models.registry.registered import Receipt, challenger_of, lost, read_registered, value_of
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
@@ -197,7 +197,7 @@ def _champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> N
 
 def _aliases(root: Path, params: Params, found: Status) -> dict[str, dict[str, int]]:
     try:
-        from vlp_models.tracking.client import connect
+        from vlp_models.registry.client import connect
 
         if gone := lost(params.tracking, root):
             found.notes.append(f"MLflow has lost {', '.join(gone)}; `vlp run register` registers again")

@@ -143,7 +143,7 @@ def take_aliases(params: Params, workspace: Workspace, looked: Looked, *, by: st
 
 
 def _client(params: Params, workspace: Workspace) -> MlflowClient | None:
-    from vlp_models.tracking.client import connect, is_there, tracking_uri
+    from vlp_models.registry.client import connect, is_there, tracking_uri
 
     if not params.tracking.uri or not is_there(tracking_uri(params.tracking, workspace.root)):
         return None

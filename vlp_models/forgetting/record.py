@@ -9,7 +9,7 @@ from vlp_models.forgetting.saw import Verdict
 from vlp_models.forgetting.versions import Registered
 from vlp_models.promotion.ledger import Ledger
 from vlp_models.promotion.log import RegistryLog
-from vlp_models.tracking.registry import CHAMPION
+from vlp_models.registry.versions import CHAMPION
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -9,7 +9,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.forgetting.forget import Looked
 from vlp_models.forgetting.saw import DETECTOR, TOKENIZER, Verdict
 from vlp_models.params import Params
-from vlp_models.tracking.registry import PREVIOUS
+from vlp_models.registry.versions import PREVIOUS
 
 WORDS = {"saw": "saw it", "through": "through", "unknown": "can't tell", "never": "never"}
 

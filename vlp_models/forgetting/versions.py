@@ -16,10 +16,10 @@ from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
 from vlp_models.forgetting.saw import DETECTOR, TOKENIZER, Checkpoints, Verdict, worst
 from vlp_models.params import Params
+from vlp_models.registry.evaluations import read_lineage
+from vlp_models.registry.held import failures, model_called
+from vlp_models.registry.versions import model_name
 from vlp_models.tasks.caption_memory import CAPTIONS
-from vlp_models.tracking.evaluations import read_lineage
-from vlp_models.tracking.held import failures, model_called
-from vlp_models.tracking.registry import model_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

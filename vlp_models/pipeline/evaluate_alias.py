@@ -23,9 +23,9 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
         DataError: no version has the alias, or it can't be evaluated on the data that is here.
     """
     from vlp_models.pipeline.reevaluate import reevaluated
-    from vlp_models.tracking.client import connect
-    from vlp_models.tracking.evaluations import read_lineage
-    from vlp_models.tracking.registry import by_alias, checked_bundle, model_name
+    from vlp_models.registry.client import connect
+    from vlp_models.registry.evaluations import read_lineage
+    from vlp_models.registry.versions import by_alias, checked_bundle, model_name
 
     if task not in TASKS:
         raise ParamsError(f"{task}: no such task{nearest(task, TASKS)}")

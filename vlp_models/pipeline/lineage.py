@@ -20,9 +20,9 @@ from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, split_start, to_plain
 from vlp_models.pipeline.dvc.outs import outs_of
+from vlp_models.registry.datasets import DataInput
+from vlp_models.registry.lineage import git_commit
 from vlp_models.tasks import TASKS
-from vlp_models.tracking.datasets import DataInput
-from vlp_models.tracking.lineage import git_commit
 
 LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
 

@@ -44,9 +44,9 @@ def promote_task(
     from vlp_models.evaluation.ranking import metric_of
     from vlp_models.pipeline.reevaluate import reevaluated
     from vlp_models.promotion.promote import Bench, promote
+    from vlp_models.registry.client import connect
+    from vlp_models.registry.versions import model_name
     from vlp_models.serving.bundle import content_of
-    from vlp_models.tracking.client import connect
-    from vlp_models.tracking.registry import model_name
 
     _check_task(task)
     with mlflow_errors(params):
@@ -78,9 +78,9 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
         see `promote_task`; DataError also where there is no previous champion.
     """
     from vlp_models.promotion.promote import rollback
+    from vlp_models.registry.client import connect
+    from vlp_models.registry.versions import model_name
     from vlp_models.serving.bundle import content_of
-    from vlp_models.tracking.client import connect
-    from vlp_models.tracking.registry import model_name
 
     _check_task(task)
     with mlflow_errors(params):
@@ -177,7 +177,7 @@ def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[s
     Raises:
         LedgerError: the chain is broken.
     """
-    from vlp_models.tracking.registry import model_name
+    from vlp_models.registry.versions import model_name
 
     _check_task(task)
     model = model_name(params.tracking, task)
@@ -196,7 +196,7 @@ def _all_entries(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
     """The registry's, which all checkouts share; the file's where there is no registry, or none of its ledger yet."""
     from vlp_models.promotion.ledger import check
     from vlp_models.promotion.log import RegistryLog
-    from vlp_models.tracking.client import answering, connect, is_there, tracking_uri
+    from vlp_models.registry.client import answering, connect, is_there, tracking_uri
 
     ledger, uri = ledger_of(params, workspace), tracking_uri(params.tracking, workspace.root)
     if params.tracking.uri and is_there(uri):
@@ -238,8 +238,8 @@ def mlflow_errors(params: Params) -> Iterator[None]:
     """
     import sqlite3
 
-    from vlp_models.tracking.client import tracking_uri
-    from vlp_models.tracking.held import bucket_errors, is_away
+    from vlp_models.registry.client import tracking_uri
+    from vlp_models.registry.held import bucket_errors, is_away
 
     try:
         yield

@@ -34,9 +34,9 @@ from vlp_models.models.protocols import Adopts
 from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
 from vlp_models.pipeline.lineage import training_inputs
 from vlp_models.pipeline.provenance import note, provenance_of
-from vlp_models.tracking.lineage import lineage
-from vlp_models.tracking.logger import STATE, MLflowRun
-from vlp_models.tracking.spool import tracked
+from vlp_models.registry.lineage import lineage
+from vlp_models.registry.logger import STATE, MLflowRun
+from vlp_models.registry.spool import tracked
 
 if TYPE_CHECKING:
     from vlp_models.training.run import FitResult

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from vlp_models.errors import VLPError
 from vlp_models.promotion.gate import Measured, NotComparable, Yardstick, check_comparable, measured
-from vlp_models.tracking.evaluations import evaluations
-from vlp_models.tracking.held import check_answered, failures
-from vlp_models.tracking.registry import COHORT
+from vlp_models.registry.evaluations import evaluations
+from vlp_models.registry.held import check_answered, failures
+from vlp_models.registry.versions import COHORT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -24,8 +24,7 @@ from vlp_models.promotion.gate import (
     check_comparable,
     measured,
 )
-from vlp_models.tasks.items import read_items
-from vlp_models.tracking.evaluations import (
+from vlp_models.registry.evaluations import (
     ITEMS,
     evaluations,
     latest_evaluation,
@@ -33,8 +32,9 @@ from vlp_models.tracking.evaluations import (
     read_lineage,
     run_of,
 )
-from vlp_models.tracking.held import check_answered, failures
-from vlp_models.tracking.registry import COHORT, bundle_of
+from vlp_models.registry.held import check_answered, failures
+from vlp_models.registry.versions import COHORT, bundle_of
+from vlp_models.tasks.items import read_items
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

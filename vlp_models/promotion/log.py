@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from vlp_models.promotion.ledger import START, LedgerError, hash_line
-from vlp_models.tracking.held import model_called
+from vlp_models.registry.held import model_called
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

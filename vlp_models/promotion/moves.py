@@ -10,8 +10,8 @@ from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.promotion.ledger import Entry, Ledger, State
-from vlp_models.tracking.held import model_called
-from vlp_models.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, by_alias
+from vlp_models.registry.held import model_called
+from vlp_models.registry.versions import CHALLENGER, CHAMPION, PREVIOUS, by_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

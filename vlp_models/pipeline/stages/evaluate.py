@@ -69,9 +69,9 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     from vlp_models.evaluation.nearest import nearest
     from vlp_models.evaluation.predicting import predict_all
     from vlp_models.pipeline.device import device_for
+    from vlp_models.registry.lineage import git_commit
     from vlp_models.tasks.load import load_task_model
     from vlp_models.tasks.scoring import Place
-    from vlp_models.tracking.lineage import git_commit
 
     finetune, settings = params.finetune[key], params.evaluate
     need(workspace.shards / "manifest.json", "shards")

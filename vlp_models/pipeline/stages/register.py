@@ -21,6 +21,8 @@ from vlp_models.evaluation.ranking import Candidate, candidates
 from vlp_models.models.info import CheckpointInfo
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import training_inputs
+from vlp_models.registry.datasets import DataInput
+from vlp_models.registry.evaluations import ITEMS
 from vlp_models.serving.bundle import (
     BUNDLE,
     Trial,
@@ -33,8 +35,6 @@ from vlp_models.serving.bundle import (
 )
 from vlp_models.tasks.caption_memory import CAPTIONS
 from vlp_models.tasks.items import read_items
-from vlp_models.tracking.datasets import DataInput
-from vlp_models.tracking.evaluations import ITEMS
 
 IMAGES_TRIED = 50  # of which the first that is on this disk
 
@@ -66,9 +66,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from rich.console import Console
 
-    from vlp_models.tracking.client import answering, connect, tracking_uri
-    from vlp_models.tracking.registry import model_name, set_challenger
-    from vlp_models.tracking.spool import replay
+    from vlp_models.registry.client import answering, connect, tracking_uri
+    from vlp_models.registry.spool import replay
+    from vlp_models.registry.versions import model_name, set_challenger
 
     console = Console(stderr=True)
     with measured(workspace, "register"), _bundles(params, workspace) as tried:
@@ -138,10 +138,10 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
 def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> tuple[dict[str, Any], bool]:
     """The version's receipt, and whether it is new."""
     from vlp_models.pipeline.lineage import cohort_of, lineage_files, lineage_record
-    from vlp_models.tracking.card import model_card
-    from vlp_models.tracking.lineage import lineage
-    from vlp_models.tracking.registry import COHORT, model_name, register
-    from vlp_models.tracking.trained import trained_in
+    from vlp_models.registry.card import model_card
+    from vlp_models.registry.lineage import lineage
+    from vlp_models.registry.trained import trained_in
+    from vlp_models.registry.versions import COHORT, model_name, register
 
     candidate, name = one.candidate, model_name(params.tracking, one.task)
     facts = lineage(

@@ -13,7 +13,7 @@ from pathlib import Path
 from vlp_models.common.lock import exclusive
 from vlp_models.errors import DataError
 from vlp_models.params import TrackingParams
-from vlp_models.tracking.logger import MLflowRun
+from vlp_models.registry.logger import MLflowRun
 from vlp_models.training.log import LOG
 
 RUN = "run.json"

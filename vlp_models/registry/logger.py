@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlp_models.common.redaction import redact, redacted
 from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
-from vlp_models.tracking.client import connect, tracking_uri
-from vlp_models.tracking.datasets import DataInput, log_inputs
+from vlp_models.registry.client import connect, tracking_uri
+from vlp_models.registry.datasets import DataInput, log_inputs
 from vlp_models.training.log import read_log
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlp_models.tracking.logger import KEY
+from vlp_models.registry.logger import KEY
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -15,8 +15,8 @@ from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import home_of
 from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
-from vlp_models.tracking.held import failures
-from vlp_models.tracking.moved import follow
+from vlp_models.registry.held import failures
+from vlp_models.registry.moved import follow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

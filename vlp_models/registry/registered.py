@@ -49,8 +49,8 @@ def lost(params: TrackingParams, root: Path) -> list[str]:
     receipts = [receipt for receipt in receipts if receipt.keys() >= {"name", "version", "content"}]
     if not receipts or not params.uri:
         return []
-    from vlp_models.tracking.client import answering, connect, is_there, tracking_uri
-    from vlp_models.tracking.held import holds
+    from vlp_models.registry.client import answering, connect, is_there, tracking_uri
+    from vlp_models.registry.held import holds
 
     uri = tracking_uri(params, root)
     if is_there(uri):
