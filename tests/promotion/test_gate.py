@@ -13,7 +13,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import GateParams, PromotionParams
-from vlp_models.promotion.gate import Measured, NotComparable, Verdict, Yardstick, against, as_good, measured
+from vlp_models.registry.promotion.gate import Measured, NotComparable, Verdict, Yardstick, against, as_good, measured
 
 PARAMS = PromotionParams()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.promotion.ledger import Ledger, LedgerError, State, replay
+from vlp_models.registry.promotion.ledger import Ledger, LedgerError, State, replay
 
 
 def entry(kind: str, version: int, action: str = "promote", **more: Any) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import pytest
 from toy_registry import IMAGES, QUESTIONS, ToyRegistry, answers, toy_items
 
 from vlp_models.errors import DataError
-from vlp_models.promotion.ledger import LedgerError
-from vlp_models.promotion.moves import _set_alias
+from vlp_models.registry.promotion.ledger import LedgerError
+from vlp_models.registry.promotion.moves import _set_alias
 
 HERE = Path(__file__).parent
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)

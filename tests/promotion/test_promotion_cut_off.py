@@ -17,8 +17,8 @@ from vlp_models.errors import BusyError, DataError, TrackingError
 from vlp_models.params import load_params
 from vlp_models.pipeline import reevaluate
 from vlp_models.pipeline.promote import mlflow_errors
-from vlp_models.promotion import moves
-from vlp_models.promotion.gate import Verdict
+from vlp_models.registry.promotion import moves
+from vlp_models.registry.promotion.gate import Verdict
 
 ROOT = Path(__file__).parents[2]
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
@@ -78,7 +78,7 @@ def test_what_a_store_has_not_is_told(new: Any, monkeypatch: pytest.MonkeyPatch)
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr("vlp_models.promotion.judge.bundle_of", fails)
+            patch.setattr("vlp_models.registry.promotion.judge.bundle_of", fails)
             assert "its files can't be had" in registry.promote().reasons[0]
 
 
@@ -153,7 +153,7 @@ def test_deleting_versions_by_hand_brings_nothing_back(new: Any) -> None:
 
 def test_who_was_rolled_back_does_not_return_from_further_down(new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = new()
-    monkeypatch.setattr("vlp_models.promotion.promote.judge", lambda *_: Verdict())
+    monkeypatch.setattr("vlp_models.registry.promotion.promote.judge", lambda *_: Verdict())
     registry.add(GOOD)
     registry.add(BETTER)
     for version in (1, 2, 1):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy_registry import ToyRegistry, answers
 
-from vlp_models.promotion.promote import withdraw
+from vlp_models.registry.promotion.promote import withdraw
 
 
 def take_off(registry: ToyRegistry, *versions: int) -> None:

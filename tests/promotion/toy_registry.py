@@ -22,10 +22,10 @@ from vlp_models.errors import DataError
 from vlp_models.metrics.items import ItemScores, item_scores, write_items
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import GateParams, PromotionParams, TrackingParams
-from vlp_models.promotion.ledger import Ledger
-from vlp_models.promotion.promote import Bench, Decision, promote, rollback
 from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import CURRENT, log_evaluation, log_lineage
+from vlp_models.registry.promotion.ledger import Ledger
+from vlp_models.registry.promotion.promote import Bench, Decision, promote, rollback
 from vlp_models.registry.versions import CHALLENGER, COHORT, run_alias
 
 TRACKING = TrackingParams(
@@ -159,7 +159,7 @@ def write_evaluation(folder: Path, items: Sequence[ItemScores]) -> Path:
 def main(root: str, model: str, version: str, kill: str, ledger: str = "") -> None:
     from mlflow import MlflowClient
 
-    from vlp_models.promotion.log import RegistryLog
+    from vlp_models.registry.promotion.log import RegistryLog
 
     registry = ToyRegistry(Path(root), model)
     if ledger:  # as in another checkout

@@ -280,8 +280,8 @@ def print_verification(version: str, *, as_json: bool = False) -> int:
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.pipeline.promote import mlflow_errors
-    from vlp_models.promotion.verify import verify
     from vlp_models.registry.client import connect
+    from vlp_models.registry.promotion.verify import verify
 
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):

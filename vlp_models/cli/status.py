@@ -159,7 +159,7 @@ def _progress(root: Path, stage: str) -> str:
 
 
 def _champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> None:
-    from vlp_models.promotion.ledger import Ledger, LedgerError, replay
+    from vlp_models.registry.promotion.ledger import Ledger, LedgerError, replay
 
     entries: list[dict[str, Any]] = []
     try:

@@ -15,7 +15,7 @@ from vlp_models.forgetting.saw import Checkpoints, Leftover, Verdict, at_step, l
 from vlp_models.forgetting.versions import Registered, lineages, registered
 from vlp_models.params import Params
 from vlp_models.pipeline.promote import ledger_of, mlflow_errors
-from vlp_models.promotion.promote import withdraw as withdraw_versions
+from vlp_models.registry.promotion.promote import withdraw as withdraw_versions
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

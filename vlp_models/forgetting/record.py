@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.forgetting.saw import Verdict
 from vlp_models.forgetting.versions import Registered
-from vlp_models.promotion.ledger import Ledger
-from vlp_models.promotion.log import RegistryLog
+from vlp_models.registry.promotion.ledger import Ledger
+from vlp_models.registry.promotion.log import RegistryLog
 from vlp_models.registry.versions import CHAMPION
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
-from vlp_models.promotion.budget import WORN
+from vlp_models.registry.promotion.budget import WORN
 from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:
-    from vlp_models.promotion.decision import Decision
-    from vlp_models.promotion.ledger import Ledger
+    from vlp_models.registry.promotion.decision import Decision
+    from vlp_models.registry.promotion.ledger import Ledger
 
 REFUSED = 3  # exit code
 
@@ -43,8 +43,8 @@ def promote_task(
     """
     from vlp_models.evaluation.ranking import metric_of
     from vlp_models.pipeline.reevaluate import reevaluated
-    from vlp_models.promotion.promote import Bench, promote
     from vlp_models.registry.client import connect
+    from vlp_models.registry.promotion.promote import Bench, promote
     from vlp_models.registry.versions import model_name
     from vlp_models.serving.bundle import content_of
 
@@ -77,8 +77,8 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     Raises:
         see `promote_task`; DataError also where there is no previous champion.
     """
-    from vlp_models.promotion.promote import rollback
     from vlp_models.registry.client import connect
+    from vlp_models.registry.promotion.promote import rollback
     from vlp_models.registry.versions import model_name
     from vlp_models.serving.bundle import content_of
 
@@ -194,9 +194,9 @@ def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[s
 
 def _all_entries(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
     """The registry's, which all checkouts share; the file's where there is no registry, or none of its ledger yet."""
-    from vlp_models.promotion.ledger import check
-    from vlp_models.promotion.log import RegistryLog
     from vlp_models.registry.client import answering, connect, is_there, tracking_uri
+    from vlp_models.registry.promotion.ledger import check
+    from vlp_models.registry.promotion.log import RegistryLog
 
     ledger, uri = ledger_of(params, workspace), tracking_uri(params.tracking, workspace.root)
     if params.tracking.uri and is_there(uri):
@@ -212,7 +212,7 @@ def _all_entries(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def ledger_of(params: Params, workspace: Workspace) -> Ledger:
-    from vlp_models.promotion.ledger import Ledger
+    from vlp_models.registry.promotion.ledger import Ledger
 
     return Ledger(workspace.root / params.promotion.ledger, f"{params.tracking.model_prefix}-ledger")
 

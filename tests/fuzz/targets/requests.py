@@ -74,7 +74,7 @@ def _request(folder: Path) -> Prepared:
 
 
 def _ledger(folder: Path) -> Prepared:
-    from vlp_models.promotion.ledger import Ledger, replay
+    from vlp_models.registry.promotion.ledger import Ledger, replay
 
     path = folder / "ledger.jsonl"
     ledger = Ledger(path)

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import DataError
 from vlp_models.params.promotion import PromotionParams
-from vlp_models.promotion.budget import Spending, runs_of, spending
-from vlp_models.promotion.candidates import Candidate, compared, evaluations, maker, versions_to_compare
-from vlp_models.promotion.decision import Decision, Outcome
-from vlp_models.promotion.gate import Answer, Yardstick
-from vlp_models.promotion.judge import Bench, check_readable, judge, version_of
-from vlp_models.promotion.ledger import Ledger, Overtaken, State
-from vlp_models.promotion.log import RegistryLog
-from vlp_models.promotion.moves import put_in_order, record_decision, unfinished, withdraw_versions
+from vlp_models.registry.promotion.budget import Spending, runs_of, spending
+from vlp_models.registry.promotion.candidates import Candidate, compared, evaluations, maker, versions_to_compare
+from vlp_models.registry.promotion.decision import Decision, Outcome
+from vlp_models.registry.promotion.gate import Answer, Yardstick
+from vlp_models.registry.promotion.judge import Bench, check_readable, judge, version_of
+from vlp_models.registry.promotion.ledger import Ledger, Overtaken, State
+from vlp_models.registry.promotion.log import RegistryLog
+from vlp_models.registry.promotion.moves import put_in_order, record_decision, unfinished, withdraw_versions
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

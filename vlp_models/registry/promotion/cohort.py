@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vlp_models.errors import VLPError
-from vlp_models.promotion.gate import Measured, NotComparable, Yardstick, check_comparable, measured
 from vlp_models.registry.evaluations import evaluations
 from vlp_models.registry.held import check_answered, failures
+from vlp_models.registry.promotion.gate import Measured, NotComparable, Yardstick, check_comparable, measured
 from vlp_models.registry.versions import COHORT
 
 if TYPE_CHECKING:

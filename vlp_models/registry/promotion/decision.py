@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vlp_models.promotion.gate import Answer
+from vlp_models.registry.promotion.gate import Answer
 
 Outcome = Literal["promoted", "refused", "unchanged", "rolled back"]
 

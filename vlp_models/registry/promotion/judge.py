@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import DataError, VLPError
 from vlp_models.metrics.items import ItemScores
 from vlp_models.params.promotion import PromotionParams
-from vlp_models.promotion.cohort import runs_beside
-from vlp_models.promotion.gate import (
+from vlp_models.registry.evaluations import (
+    ITEMS,
+    evaluations,
+    latest_evaluation,
+    log_evaluation,
+    read_lineage,
+    run_of,
+)
+from vlp_models.registry.held import check_answered, failures
+from vlp_models.registry.promotion.cohort import runs_beside
+from vlp_models.registry.promotion.gate import (
     Measured,
     NotComparable,
     Verdict,
@@ -24,15 +33,6 @@ from vlp_models.promotion.gate import (
     check_comparable,
     measured,
 )
-from vlp_models.registry.evaluations import (
-    ITEMS,
-    evaluations,
-    latest_evaluation,
-    log_evaluation,
-    read_lineage,
-    run_of,
-)
-from vlp_models.registry.held import check_answered, failures
 from vlp_models.registry.versions import COHORT, bundle_of
 from vlp_models.tasks.items import read_items
 

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import VLPError
 from vlp_models.metrics.items import ItemScores
-from vlp_models.promotion.gate import Measured, NotComparable, Yardstick, check_comparable, datasets_of, measured
 from vlp_models.registry.evaluations import latest_evaluation
 from vlp_models.registry.held import check_answered, failures
+from vlp_models.registry.promotion.gate import (
+    Measured,
+    NotComparable,
+    Yardstick,
+    check_comparable,
+    datasets_of,
+    measured,
+)
 from vlp_models.registry.versions import CHALLENGER, by_alias, versions_of_runs
 
 if TYPE_CHECKING:
