@@ -15,15 +15,15 @@ from PIL import Image
 from vlp_models.data.formats import nlvr
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams, WorldParams
-from vlp_models.worlds.boxes import contents as boxes_contents
-from vlp_models.worlds.boxes import dataset as boxes
-from vlp_models.worlds.boxes import scene as boxes_scene
-from vlp_models.worlds.boxes.descriptions import write_descriptions
-from vlp_models.worlds.boxes.groups import make_group
-from vlp_models.worlds.boxes.render import draw
-from vlp_models.worlds.boxes.scene import Item, Scene
-from vlp_models.worlds.boxes.sentences import write_sentence
-from vlp_models.worlds.boxes.style import scribble
+from vlp_models.synthetic.boxes import contents as boxes_contents
+from vlp_models.synthetic.boxes import dataset as boxes
+from vlp_models.synthetic.boxes import scene as boxes_scene
+from vlp_models.synthetic.boxes.descriptions import write_descriptions
+from vlp_models.synthetic.boxes.groups import make_group
+from vlp_models.synthetic.boxes.render import draw
+from vlp_models.synthetic.boxes.scene import Item, Scene
+from vlp_models.synthetic.boxes.sentences import write_sentence
+from vlp_models.synthetic.boxes.style import scribble
 
 SMALL = WorldParams(world="boxes", seed=3, train=10, val=4, test=4, statements=3, permutations=2)
 SEEDS = st.integers(0, 10_000)

@@ -4,5 +4,5 @@ WORLDS = {
     "objects": "vlp_models.worlds.scenes.objects:write",
     "web": "vlp_models.worlds.scenes.objects:write",
     "sentences": "vlp_models.worlds.scenes.sentences:write",
-    "boxes": "vlp_models.worlds.boxes.dataset:write",
+    "boxes": "vlp_models.synthetic.boxes.dataset:write",
 }

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from vlp_models.worlds.boxes.contents import content, has_stacked, level_is, stacked_words, tower_level
-from vlp_models.worlds.boxes.scene import COLOURS, Box, Scene
-from vlp_models.worlds.boxes.style import scribble
-from vlp_models.worlds.boxes.words import (
+from vlp_models.synthetic.boxes.contents import content, has_stacked, level_is, stacked_words, tower_level
+from vlp_models.synthetic.boxes.scene import COLOURS, Box, Scene
+from vlp_models.synthetic.boxes.style import scribble
+from vlp_models.synthetic.boxes.words import (
     BoxTest,
     Noun,
     Quantity,

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from vlp_models.worlds.boxes.scene import BOX, COLOURS, SHAPES, Box, Item, Scene
-from vlp_models.worlds.boxes.words import SIZE_WORDS, Writer, make_writer, plural_of
+from vlp_models.synthetic.boxes.scene import BOX, COLOURS, SHAPES, Box, Item, Scene
+from vlp_models.synthetic.boxes.words import SIZE_WORDS, Writer, make_writer, plural_of
 
 SLOTS = ("left", "middle", "right")
 _WALLS: dict[str, Callable[[Item], bool]] = {

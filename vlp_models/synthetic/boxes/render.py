@@ -10,7 +10,7 @@ from functools import cache
 
 from PIL import Image, ImageDraw
 
-from vlp_models.worlds.boxes.scene import BOX, Scene
+from vlp_models.synthetic.boxes.scene import BOX, Scene
 
 WIDTH, HEIGHT, STRIDE = 400, 100, 150
 _PAINT = {"yellow": (255, 255, 0), "black": (0, 0, 0), "blue": (0, 153, 255)}

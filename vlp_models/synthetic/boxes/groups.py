@@ -10,9 +10,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vlp_models.worlds.boxes import scene as boxes_scene
-from vlp_models.worlds.boxes.scene import MAX_ITEMS, Scene
-from vlp_models.worlds.boxes.sentences import write_sentence
+from vlp_models.synthetic.boxes import scene as boxes_scene
+from vlp_models.synthetic.boxes.scene import MAX_ITEMS, Scene
+from vlp_models.synthetic.boxes.sentences import write_sentence
 
 SIMPLE_ITEMS = 2
 _TRIES = 60  # sentences tried for each one wanted, before the group is given up

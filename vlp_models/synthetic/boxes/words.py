@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vlp_models.worlds.boxes.scene import BOX, COLOURS, SHAPES, Box, Item, Scene
+from vlp_models.synthetic.boxes.scene import BOX, COLOURS, SHAPES, Box, Item, Scene
 
 T = TypeVar("T")
 ItemTest = Callable[[Item], bool]

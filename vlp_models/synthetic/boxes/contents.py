@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from vlp_models.worlds.boxes.scene import COLOURS, SHAPES, Box, gap
-from vlp_models.worlds.boxes.words import (
+from vlp_models.synthetic.boxes.scene import COLOURS, SHAPES, Box, gap
+from vlp_models.synthetic.boxes.words import (
     BoxTest,
     Writer,
     describe,

@@ -18,10 +18,10 @@ from rich.progress import track
 
 from vlp_models.errors import DataError
 from vlp_models.params import WorldParams
-from vlp_models.worlds.boxes.descriptions import write_descriptions
-from vlp_models.worlds.boxes.groups import Example, make_group
-from vlp_models.worlds.boxes.render import draw
-from vlp_models.worlds.boxes.scene import structured_rep
+from vlp_models.synthetic.boxes.descriptions import write_descriptions
+from vlp_models.synthetic.boxes.groups import Example, make_group
+from vlp_models.synthetic.boxes.render import draw
+from vlp_models.synthetic.boxes.scene import structured_rep
 
 DIRECTORIES = 80  # as many as NLVR's training split has
 ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
