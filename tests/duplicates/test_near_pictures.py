@@ -21,7 +21,7 @@ from vlp_models.curation.duplicates.search import NearPictures, NearRules
 from vlp_models.curation.duplicates.votes import Votes
 from vlp_models.errors import DataError
 from vlp_models.params import WorldParams
-from vlp_models.worlds.scenes.objects import write as write_scenes
+from vlp_models.synthetic.scenes.objects import write as write_scenes
 
 COUNT = 12
 RULES = NearRules(bits=8, keypoints=True)

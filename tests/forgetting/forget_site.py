@@ -18,7 +18,7 @@ from photos import photo
 from PIL import Image, ImageOps
 
 from vlp_models.params import WorldParams
-from vlp_models.worlds.scenes.objects import write as write_scenes
+from vlp_models.synthetic.scenes.objects import write as write_scenes
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vlp_models.metrics.truth import score_truth
 from vlp_models.params import WorldParams
-from vlp_models.worlds.scenes.objects import write
+from vlp_models.synthetic.scenes.objects import write
 
 
 def test_captions_are_judged_by_their_own_scene(tmp_path: Path) -> None:

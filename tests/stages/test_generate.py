@@ -14,8 +14,8 @@ from vlp_models.common.workspace import Workspace, hash_path
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, WorldParams, load_params
 from vlp_models.pipeline.stages.generate import run
-from vlp_models.worlds.scenes import objects
-from vlp_models.worlds.scenes.checker import check
+from vlp_models.synthetic.scenes import objects
+from vlp_models.synthetic.scenes.checker import check
 
 WORLD = WorldParams(world="objects", seed=3, train=8, val=2, test=3, questions_per_image=6, side=64)
 

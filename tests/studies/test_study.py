@@ -17,9 +17,9 @@ from pretraining_study.setting import Setting
 from pretraining_study.study import Study, main, time_left, work
 from tden import ARMS, COST_A, STUDY
 
-from vlp_models.worlds.scenes.alt_texts import Noise, without_boilerplate
-from vlp_models.worlds.scenes.checker import check
-from vlp_models.worlds.scenes.language import words_of
+from vlp_models.synthetic.scenes.alt_texts import Noise, without_boilerplate
+from vlp_models.synthetic.scenes.checker import check
+from vlp_models.synthetic.scenes.language import words_of
 
 TINY = Setting(web=40, train=4, val=3, test=6, questions=3, hidden=16, heads=2, batch=8, feature_dim=12)
 PLAN = """

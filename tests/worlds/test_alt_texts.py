@@ -14,10 +14,10 @@ import pytest
 from vlp_models.data.formats import coco, pairs
 from vlp_models.errors import ParamsError
 from vlp_models.params import SourceParams, WorldParams
-from vlp_models.worlds.scenes.alt_texts import NOUNS, without_boilerplate
-from vlp_models.worlds.scenes.checker import check
-from vlp_models.worlds.scenes.language import VOCABULARY, words_of
-from vlp_models.worlds.scenes.objects import write
+from vlp_models.synthetic.scenes.alt_texts import NOUNS, without_boilerplate
+from vlp_models.synthetic.scenes.checker import check
+from vlp_models.synthetic.scenes.language import VOCABULARY, words_of
+from vlp_models.synthetic.scenes.objects import write
 
 WEB = WorldParams(world="web", seed=5, train=600, val=5, test=5, side=64)
 SHARES = ("mismatched", "hypernyms", "lost_words", "boilerplate")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlp_models.worlds.scenes.captions import captions
-from vlp_models.worlds.scenes.checker import check
-from vlp_models.worlds.scenes.language import VOCABULARY, corrected, misspelt
-from vlp_models.worlds.scenes.world import Scene, sample_scene
+from vlp_models.synthetic.scenes.captions import captions
+from vlp_models.synthetic.scenes.checker import check
+from vlp_models.synthetic.scenes.language import VOCABULARY, corrected, misspelt
+from vlp_models.synthetic.scenes.world import Scene, sample_scene
 
 
 def scene_of(seed: int) -> Scene:

@@ -12,10 +12,10 @@ from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import ParamsError
 from vlp_models.params import SourceParams, WorldParams
-from vlp_models.worlds.scenes.language import NUMBERS
-from vlp_models.worlds.scenes.objects import write
-from vlp_models.worlds.scenes.pairs import VALIDATION
-from vlp_models.worlds.scenes.world import COLOURS, SHAPES, TEXTURES, Scene
+from vlp_models.synthetic.scenes.language import NUMBERS
+from vlp_models.synthetic.scenes.objects import write
+from vlp_models.synthetic.scenes.pairs import VALIDATION
+from vlp_models.synthetic.scenes.world import COLOURS, SHAPES, TEXTURES, Scene
 
 SIZES = {"seed": 3, "train": 46, "val": 8, "test": 9, "side": 64, "questions_per_image": 1}
 SOURCE = SourceParams(format="nlvr2", root="a/nlvr2", validation_directories=[VALIDATION])

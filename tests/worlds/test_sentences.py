@@ -10,7 +10,7 @@ import pytest
 from vlp_models.data.formats.texts import read
 from vlp_models.errors import ParamsError
 from vlp_models.params import SourceParams, WorldParams
-from vlp_models.worlds.scenes.sentences import write
+from vlp_models.synthetic.scenes.sentences import write
 
 PARAMS = WorldParams(world="sentences", seed=3, train=4, val=1, test=0)
 

@@ -21,7 +21,7 @@ def score_truth(
     Returns:
         The scores, and image id -> whether its caption is true.
     """
-    from vlp_models.worlds.scenes.checker import check
+    from vlp_models.synthetic.scenes.checker import check
 
     ids = [image_id for image_id in captions if image_id in scenes]
     verdicts = [check(captions[image_id], scenes[image_id]) for image_id in ids]

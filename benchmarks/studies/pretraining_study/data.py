@@ -22,12 +22,12 @@ from pretraining_study.pictures import Pictures, draw
 from pretraining_study.setting import Setting
 from vlp_models.data.answers import build_answer_vocabulary, soft_scores
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.worlds.scenes.alt_texts import alt_text
-from vlp_models.worlds.scenes.answers import annotate
-from vlp_models.worlds.scenes.captions import captions
-from vlp_models.worlds.scenes.checker import parse
-from vlp_models.worlds.scenes.questions import Balance, choose
-from vlp_models.worlds.scenes.world import (
+from vlp_models.synthetic.scenes.alt_texts import alt_text
+from vlp_models.synthetic.scenes.answers import annotate
+from vlp_models.synthetic.scenes.captions import captions
+from vlp_models.synthetic.scenes.checker import parse
+from vlp_models.synthetic.scenes.questions import Balance, choose
+from vlp_models.synthetic.scenes.world import (
     CATEGORIES,
     COLOURS,
     MAX_OBJECTS,

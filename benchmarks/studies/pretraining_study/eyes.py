@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pretraining_study import adapter
 from pretraining_study.data import SYMBOLS, Data, symbols
 from pretraining_study.learn import orders, updates_of
-from vlp_models.worlds.scenes.world import Scene
+from vlp_models.synthetic.scenes.world import Scene
 
 _SEED = 77
 _learnt: dict[tuple[str, str], dict[str, Tensor]] = {}  # of this process

@@ -14,8 +14,8 @@ from pretraining_study import adapter
 from pretraining_study.data import Data, Split, take
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.vqa import question_accuracy
-from vlp_models.worlds.scenes.checker import check
-from vlp_models.worlds.scenes.language import words_of
+from vlp_models.synthetic.scenes.checker import check
+from vlp_models.synthetic.scenes.language import words_of
 
 AT_ONCE = 250
 

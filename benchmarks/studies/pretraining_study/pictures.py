@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlp_models.worlds.scenes.render import render
-from vlp_models.worlds.scenes.world import Scene
+from vlp_models.synthetic.scenes.render import render
+from vlp_models.synthetic.scenes.world import Scene
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlp_models.worlds.scenes.alt_texts import Noise
+from vlp_models.synthetic.scenes.alt_texts import Noise
 
 
 @dataclass(frozen=True, kw_only=True)

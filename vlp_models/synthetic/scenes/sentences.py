@@ -11,8 +11,8 @@ import numpy as np
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import WorldParams
-from vlp_models.worlds.scenes.captions import captions
-from vlp_models.worlds.scenes.world import sample_scene
+from vlp_models.synthetic.scenes.captions import captions
+from vlp_models.synthetic.scenes.world import sample_scene
 
 SPLITS = ("train", "val", "test")
 SIDE = 64  # pixels, at which objects are kept from covering each other

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlp_models.worlds.scenes.outlines import covered, outline
+from vlp_models.synthetic.scenes.outlines import covered, outline
 
 SHAPES = ("circle", "square", "triangle", "star")
 COLOURS = ("red", "yellow", "green", "blue", "purple", "black")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vlp_models.worlds.scenes.questions import YES_NO, Question
+from vlp_models.synthetic.scenes.questions import YES_NO, Question
 
 ANNOTATORS = 10
 SLIPS = 0.08  # chance that one annotator's answer is another, plausible one

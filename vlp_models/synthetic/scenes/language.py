@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from vlp_models.worlds.scenes.world import COLOURS, SHAPES
+from vlp_models.synthetic.scenes.world import COLOURS, SHAPES
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
 

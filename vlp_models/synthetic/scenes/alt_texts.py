@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlp_models.params import WorldParams
-from vlp_models.worlds.scenes.captions import captions
-from vlp_models.worlds.scenes.world import SHAPES, Scene
+from vlp_models.synthetic.scenes.captions import captions
+from vlp_models.synthetic.scenes.world import SHAPES, Scene
 
 # What stands around a sentence, `{}`. No phrase is the beginning or the end of an annotator's sentence.
 BOILERPLATE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vlp_models.worlds.scenes.world import Scene, SceneObject, located, related
+from vlp_models.synthetic.scenes.world import Scene, SceneObject, located, related
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from vlp_models.worlds.scenes.claims import (
+from vlp_models.synthetic.scenes.claims import (
     AtLeast,
     Claim,
     Colours,
@@ -21,8 +21,8 @@ from vlp_models.worlds.scenes.claims import (
     Related,
     informative,
 )
-from vlp_models.worlds.scenes.language import NUMBERS, parts_of
-from vlp_models.worlds.scenes.world import Scene
+from vlp_models.synthetic.scenes.language import NUMBERS, parts_of
+from vlp_models.synthetic.scenes.world import Scene
 
 _ENTITY = r"[DT#]?[SXC]*NW?"
 _ENTITIES = re.compile(rf"I?{_ENTITY}L?(?:&?{_ENTITY}L?)*O?E?")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from vlp_models.worlds.scenes.world import Scene, SceneObject
+from vlp_models.synthetic.scenes.world import Scene, SceneObject
 
 Floats = NDArray[np.floating[Any]]
 

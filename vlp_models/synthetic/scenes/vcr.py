@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.worlds.scenes.questions import REGIONS, alone, region_of
-from vlp_models.worlds.scenes.world import COLOURS, Scene, SceneObject
+from vlp_models.synthetic.scenes.questions import REGIONS, alone, region_of
+from vlp_models.synthetic.scenes.world import COLOURS, Scene, SceneObject
 
 CHOICES = 4
 CORNERS = tuple(region for region in REGIONS if region != "middle")

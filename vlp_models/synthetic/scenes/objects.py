@@ -29,16 +29,16 @@ from rich.progress import track
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import ParamsError
 from vlp_models.params import WorldParams
-from vlp_models.worlds.scenes.alt_texts import Noise, alt_text
-from vlp_models.worlds.scenes.answers import annotate
-from vlp_models.worlds.scenes.captions import captions
-from vlp_models.worlds.scenes.entailment import write_hypotheses
-from vlp_models.worlds.scenes.language import words_of
-from vlp_models.worlds.scenes.pairs import write_pairs
-from vlp_models.worlds.scenes.questions import Balance, choose
-from vlp_models.worlds.scenes.render import render
-from vlp_models.worlds.scenes.vcr import write_vcr
-from vlp_models.worlds.scenes.world import CATEGORIES, Scene, sample_scene
+from vlp_models.synthetic.scenes.alt_texts import Noise, alt_text
+from vlp_models.synthetic.scenes.answers import annotate
+from vlp_models.synthetic.scenes.captions import captions
+from vlp_models.synthetic.scenes.entailment import write_hypotheses
+from vlp_models.synthetic.scenes.language import words_of
+from vlp_models.synthetic.scenes.pairs import write_pairs
+from vlp_models.synthetic.scenes.questions import Balance, choose
+from vlp_models.synthetic.scenes.render import render
+from vlp_models.synthetic.scenes.vcr import write_vcr
+from vlp_models.synthetic.scenes.world import CATEGORIES, Scene, sample_scene
 
 PROCESSES = 2
 MIN_SIDE, MAX_SIDE = 64, 1024

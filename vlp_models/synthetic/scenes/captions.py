@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 
-from vlp_models.worlds.scenes.claims import Description
-from vlp_models.worlds.scenes.language import LEXICON, NUMBERS
-from vlp_models.worlds.scenes.language import misspelt as slip_of
-from vlp_models.worlds.scenes.world import (
+from vlp_models.synthetic.scenes.claims import Description
+from vlp_models.synthetic.scenes.language import LEXICON, NUMBERS
+from vlp_models.synthetic.scenes.language import misspelt as slip_of
+from vlp_models.synthetic.scenes.world import (
     COLOURS,
     PLACES,
     RELATIONS,

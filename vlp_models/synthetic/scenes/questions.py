@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vlp_models.worlds.scenes.claims import Description
-from vlp_models.worlds.scenes.world import (
+from vlp_models.synthetic.scenes.claims import Description
+from vlp_models.synthetic.scenes.world import (
     COLOURS,
     MAX_OBJECTS,
     MIN_OBJECTS,
