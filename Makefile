@@ -93,19 +93,19 @@ lint: install
 	@lint-imports
 
 ablations-tden: install
-	@python benchmarks/studies/tden.py
+	@python studies/tden.py
 
 ablations-unified-vlp: install
-	@python benchmarks/studies/unified_vlp.py
+	@python studies/unified_vlp.py
 
 ablations-xgpt: install
-	@python benchmarks/studies/xgpt.py
+	@python studies/xgpt.py
 
 ablations-vlmo: install
-	@python benchmarks/studies/vlmo.py
+	@python studies/vlmo.py
 
 ablations-soho: install
-	@python benchmarks/studies/soho.py
+	@python studies/soho.py
 
 # playwright drives the machine's Chromium; nothing else needs it.
 pictures: install

@@ -74,7 +74,7 @@ if name in ("loader", "streamed"):
     more = {"samples": count, "of": len(factory.train), "to_open_s": round(first, 2)}
 else:
     import importlib
-    stage = importlib.import_module(f"vlp_models.stages.{name}")
+    stage = importlib.import_module(f"vlp_models.pipeline.stages.{name}")
     if name == "validate":
         import vlp_models.curation.validation.suites
     before, start, more = now(), time.perf_counter(), {}

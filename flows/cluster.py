@@ -88,7 +88,7 @@ def task_runner(cluster: ClusterParams) -> TaskRunner[Any]:
 def run_on_cluster(stage: str, params_file: Path, root: Path) -> None:
     """Runs the stage `features` or `shards` of the project in `root`, its parts on the cluster."""
     params = load_params(params_file)
-    module = importlib.import_module(f"vlp_models.stages.{stage}")
+    module = importlib.import_module(f"vlp_models.pipeline.stages.{stage}")
 
     @flow(name=f"{stage} on {params.cluster.kind}", task_runner=task_runner(params.cluster), retries=0)
     def on_cluster() -> None:

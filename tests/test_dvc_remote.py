@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from s3_server import BUCKET, credentials, s3_server
 
-from vlp_models.common.workspace import hash_path
+from vlp_models.common.io import hash_path
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.server

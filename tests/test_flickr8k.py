@@ -142,7 +142,7 @@ def go(root: Path, *presets: str, without: Sequence[str] = ()) -> Scores:
         runs += [(stage, name) for name in names]
     runs += [(stage, name) for name in params.finetune for stage in ("finetune", "evaluate")]
     for stage, name in runs:
-        importlib.import_module(f"vlp_models.stages.{stage}").run(params, workspace, name)
+        importlib.import_module(f"vlp_models.pipeline.stages.{stage}").run(params, workspace, name)
     found: Scores = {}
     for name in params.finetune:
         scores = json.loads((workspace.evaluation(name) / "scores.json").read_text())

@@ -15,7 +15,7 @@ import yaml
 from contributing import new_clone
 from test_pipeline import run
 
-from vlp_models.common.workspace import hash_path
+from vlp_models.common.io import hash_path
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(1200)]
 WITH_VLMO = ("vlp", "use", "presets/vlmo.yaml", "--set", "models.vlmo.eyes.steps=2")

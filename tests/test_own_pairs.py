@@ -94,7 +94,7 @@ def trained(workspace: Workspace, settings: list[str]) -> Params:
     params = load_params(file)
     for stage in STAGES:
         name, _, key = stage.partition(" ")
-        importlib.import_module(f"vlp_models.stages.{name}").run(params, workspace, key)
+        importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
     return params
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.data.shards import index
 from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.data.shards.write import ImageRecord, index
+from vlp_models.data.shards.write import ImageRecord
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from flows.cluster import task_runner
-from vlp_models.common.workspace import hash_path
+from vlp_models.common.io import hash_path
 from vlp_models.data.tables import write_table
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.params import ClusterParams, load_params
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "stages"))
+sys.path.insert(0, str(ROOT / "tests" / "pipeline"))
 
 
 def test_without_an_address_or_the_package() -> None:

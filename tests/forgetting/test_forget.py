@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from forget_site import make_project, vlp
 
-from vlp_models.common.workspace import hash_path
+from vlp_models.common.io import hash_path
 from vlp_models.data.shards.dataset import ShardDataset
 
 PICTURE, COPY = "scenes/1", "mine/copy.png"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vlp_models.common.workspace import write_json
+from vlp_models.common.io import write_json
 from vlp_models.data.shards.augmented import AugmentedDataset, Written
 from vlp_models.data.shards.block_order import BlockOrder
 from vlp_models.data.shards.blocks import Layout

@@ -18,7 +18,8 @@ from soho_toys import build as build_soho
 from timm_toys import keep_in_cache, network
 from torch import Tensor
 
-from vlp_models.common.workspace import Workspace, hash_file
+from vlp_models.common.io import hash_file
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Pixels
 from vlp_models.data.inputs import PixelInput
 from vlp_models.data.pixels import collate_pixels

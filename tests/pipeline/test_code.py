@@ -123,7 +123,7 @@ def test_what_a_stage_really_loads_is_among_its_dependencies(stage: str) -> None
     """Every module of ours that importing the stage, and calling it in an empty workspace, leaves loaded."""
     script = (
         "import sys, json, importlib\n"
-        f"module = importlib.import_module('vlp_models.stages.{stage}')\n"
+        f"module = importlib.import_module('vlp_models.pipeline.stages.{stage}')\n"
         "from pathlib import Path\n"
         "from vlp_models.params import load_params\n"
         "from vlp_models.common.workspace import Workspace\n"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from toy_world import write_workspace
 
-from vlp_models.common.workspace import Workspace, hash_path, read_json, write_json
+from vlp_models.common.io import hash_path, read_json, write_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import write_table
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_record

@@ -13,7 +13,8 @@ from torch import nn
 from toy_task.guess_colour import GuessColour
 
 import vlp_models
-from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.common.io import read_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.items import STATISTICS, read_items
 from vlp_models.models.tden.model import TDEN
@@ -27,7 +28,7 @@ from pathlib import Path
 from toy_world import write_workspace
 from vlp_models.data.tables import write_table
 from vlp_models.evaluation.report.table import is_headline
-from vlp_models.stages import evaluate, finetune, initial, pretrain
+from vlp_models.pipeline.stages import evaluate, finetune, initial, pretrain
 from vlp_models.common.workspace import Workspace, read_json
 
 root = Path(sys.argv[1])

@@ -51,7 +51,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
             if code:
                 raise SystemExit(code)
         else:
-            importlib.import_module(f"vlp_models.stages.{name}").run(params, workspace, key)
+            importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
         if run_by_dvc():
             check_unchanged(before, what_is_there(params, workspace, name, key), name, key)
             _check_unchanged(raw, params_file, workspace, name, key)
@@ -84,8 +84,9 @@ def write_plan() -> bool:
         ParamsError: params.yaml is wrong, or holds a run that can't be.
         MissingToolError: a package it names is not installed.
     """
+    from vlp_models.common.io import write_text
     from vlp_models.common.packages import note
-    from vlp_models.common.workspace import Workspace, write_text
+    from vlp_models.common.workspace import Workspace
     from vlp_models.models.outline import kinds
     from vlp_models.params import load_params
     from vlp_models.pipeline.check_params import check_runs

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.workspace import hash_file, write_json
+from vlp_models.common.io import hash_file, write_json
 from vlp_models.errors import DataError, MissingToolError, ParamsError
 
 PREFIX = "package:"

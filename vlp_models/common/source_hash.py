@@ -18,7 +18,7 @@ from vlp_models.errors import ParamsError
 
 PACKAGE = "vlp_models"
 ROOT = Path(__file__).parents[1]  # of the package that runs
-TABLES = ("FAMILIES", "TASKS", "FORMATS", "WORLDS")  # of places by name: `module:Class`
+TABLES = ("FAMILIES", "TASKS", "FORMATS", "GENERATORS")  # of places by name: `module:Class`
 
 
 def other_package(folder: Path) -> Path | None:
@@ -44,8 +44,9 @@ def refuse_other_package(folder: Path) -> None:
 def files_behind(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     """{path below the package: sha256} of the modules and all that they import, by path.
 
-    modules: dotted names, such as `vlp_models.pipeline.stages.pretrain`, or places, such as `vlp_models.tasks.vqa:VQA`, which
-    are listed themselves as well. A folder's other files (templates, fonts) come with any module of it.
+    modules: dotted names, such as `vlp_models.pipeline.stages.pretrain`, or `module:name` targets, such as
+    `vlp_models.tasks.vqa:VQA`, which are listed themselves as well. A folder's other files (templates, fonts) come
+    with any module of it.
 
     Raises:
         ValueError: there is no such module.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from vlp_models.common.workspace import Workspace, hash_file
+from vlp_models.common.io import hash_file
+from vlp_models.common.workspace import Workspace
 
 Kind = Literal["regions", "pixels", "texts"]  # what of an image is read; texts: nothing
 CONTENTS = "data/contents"  # below it: a folder of each kind that a model is of

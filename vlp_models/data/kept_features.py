@@ -14,11 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.common.workspace import output_directory
+from vlp_models.common.io import link_or_copy, output_directory
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
-from vlp_models.pipeline.unrecorded import link_or_copy
 
 HASHES = "hashes.parquet"  # image_id, sha256 of the image file
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.common.io import read_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.leaks import COPIES
 from vlp_models.curation.duplicates.sentences import likenesses
 from vlp_models.data.content_hashes import learned_from, no_longer_here

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.common.workspace import hash_file
+from vlp_models.common.io import hash_file
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
 from vlp_models.data.views import View

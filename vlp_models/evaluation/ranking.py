@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.common.io import read_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params
 from vlp_models.tasks import task_class

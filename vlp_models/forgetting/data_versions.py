@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from vlp_models.common.workspace import Workspace, hash_file
+from vlp_models.common.io import hash_file
+from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import read_withdrawn
 from vlp_models.data.content_hashes import CONTENTS, learned_from, no_longer_here

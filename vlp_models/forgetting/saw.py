@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vlp_models.common.workspace import Workspace, hash_path, read_json
+from vlp_models.common.io import hash_path, read_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.content_hashes import learned_from
 from vlp_models.errors import VLPError
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions

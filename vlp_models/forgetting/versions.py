@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.workspace import SEARCH, Workspace, hash_path
+from vlp_models.common.io import hash_path
+from vlp_models.common.workspace import SEARCH, Workspace
 from vlp_models.data.content_hashes import learned_from
 from vlp_models.errors import VLPError
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions

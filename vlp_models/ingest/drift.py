@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.common.workspace import Workspace, measured, need, read_json, write_json
+from vlp_models.common.io import read_json, write_json
+from vlp_models.common.workspace import Workspace, measured, need
 from vlp_models.data.drift.measures import compare, compare_embeddings
 from vlp_models.data.drift.statistics import describe
 from vlp_models.data.tokenizer import Tokenizer

@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.workspace import Workspace, measured, write_json
+from vlp_models.common.io import write_json
+from vlp_models.common.workspace import Workspace, measured
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.ingest.index import MANIFEST
 from vlp_models.params import IncomingParams, Params

@@ -13,7 +13,7 @@ from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveI
 
 @dataclass(frozen=True, kw_only=True)
 class WorldParams:
-    """One synthetic dataset, of a world of `vlp_models.worlds.WORLDS`.
+    """One synthetic dataset, of a world of `vlp_models.synthetic.GENERATORS`.
 
     objects: scenes in COCO and VQA v2 form; web: scenes with one noisy alt text each, in COCO form and as pairs;
     sentences: of scenes that are not drawn, one a line; boxes: NLVR v1 form.
@@ -71,7 +71,7 @@ class SourceParams:
 
 @dataclass(frozen=True, kw_only=True)
 class NearDuplicateParams:
-    """Copies of what is tested on, changed or not (vlp_models/duplicates): what proposes them; what becomes of them."""
+    """Near-duplicates of evaluation images (vlp_models/curation/duplicates): how they are found, and what is done."""
 
     bits: Annotated[int, Field(ge=-1, le=8)] = 8  # of 64 perceptual bits that may differ; -1: hashes propose none
     keypoints: bool = True  # shared corners propose: sees through cropping, borders, turning, text laid over

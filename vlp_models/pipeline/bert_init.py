@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from vlp_models.common.workspace import hash_file
+from vlp_models.common.io import hash_file
 from vlp_models.data.bert_folder import CONFIG, find_folder, weights_file
 from vlp_models.models.adopt import adopt_weights, in_short
 from vlp_models.models.bert import read_bert

@@ -26,12 +26,12 @@ def check_runs(params: Params) -> None:
     from vlp_models.data.needs import needs
     from vlp_models.models import FAMILIES
     from vlp_models.models.readers import IMAGE_READERS, READERS
+    from vlp_models.synthetic import GENERATORS
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import check_can, check_texts_per_image, read_options
-    from vlp_models.worlds import WORLDS
 
     for name, world in params.generate.items():
-        check_known(world.world, WORLDS, f"generate.{name}.world")
+        check_known(world.world, GENERATORS, f"generate.{name}.world")
     for name, source in params.data.items():
         check_known(source.format, FORMATS, f"data.{name}.format")
     for name, model in params.models.items():

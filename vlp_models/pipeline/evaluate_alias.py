@@ -8,7 +8,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from vlp_models.common.workspace import SEARCH, Workspace, output_directory
+from vlp_models.common.io import output_directory
+from vlp_models.common.workspace import SEARCH, Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest

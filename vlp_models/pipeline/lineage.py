@@ -11,10 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from vlp_models.common.io import hash_path, read_json
 from vlp_models.common.packages import dependency
 from vlp_models.common.source_hash import PACKAGE, identity
 from vlp_models.common.weight_files import watched
-from vlp_models.common.workspace import Workspace, hash_path, read_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.content_hashes import no_longer_here
 from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.io import write_json
 from vlp_models.common.redaction import redact
-from vlp_models.common.workspace import Workspace, write_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.workspace import hash_path, read_json, write_json
+from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.params import StreamParams
 
 NOTE = "made-of.json"  # in the work directory: {"provenance": ..., "detector_id": ...}

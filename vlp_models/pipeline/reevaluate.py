@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vlp_models.common.io import read_json
 from vlp_models.common.lock import exclusive
-from vlp_models.common.workspace import SEARCH, Workspace, need, read_json
+from vlp_models.common.workspace import SEARCH, Workspace, need
 from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
 from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError

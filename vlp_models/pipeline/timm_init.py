@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from vlp_models.common.io import hash_file
 from vlp_models.common.state_dicts import some
 from vlp_models.common.weight_files import file_of, library_of
-from vlp_models.common.workspace import hash_file
 from vlp_models.errors import CheckpointError
 from vlp_models.models.adopt import adopt_weights, in_short, refuse_other
 from vlp_models.models.foreign import Asked

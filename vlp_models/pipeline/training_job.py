@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from vlp_models.common.io import output_directory, write_json, write_text
 from vlp_models.common.source_hash import identity
-from vlp_models.common.workspace import (
-    Workspace,
-    fingerprint,
-    is_main_process,
-    need,
-    output_directory,
-    write_json,
-    write_manifest,
-    write_text,
-)
+from vlp_models.common.workspace import Workspace, fingerprint, is_main_process, need, write_manifest
 from vlp_models.data.content_hashes import CONTENTS, Kind, learnt_file
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.shards.dataset import ShardsManifest, check_sources, read_manifest

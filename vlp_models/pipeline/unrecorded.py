@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlp_models.common.workspace import Workspace, hash_path, output_directory, read_json, write_json, write_text
+from vlp_models.common.io import hash_path, link_or_copy, output_directory, read_json, write_json, write_text
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.pipeline.dvc.repair import lock_entry
 from vlp_models.pipeline.guard import run_by_dvc
@@ -78,10 +78,3 @@ def drop(work: Path) -> None:
 def _recorded(workspace: Workspace, stage: str) -> str:
     entry = json.dumps(lock_entry(workspace.root, stage), sort_keys=True, default=str)
     return hashlib.sha256(entry.encode()).hexdigest()
-
-
-def link_or_copy(source: str | Path, target: str | Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.workspace import Workspace, hash_file, need
+from vlp_models.common.io import hash_file
+from vlp_models.common.workspace import Workspace, need
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, read_yaml, split_start
 from vlp_models.params.schema import nearest

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.io import hash_file, hash_path, link_or_copy, write_json
 from vlp_models.common.limits import check_numbers
 from vlp_models.common.source_hash import PACKAGE, files_behind, hash_source
-from vlp_models.common.workspace import SEARCH, hash_file, hash_path, write_json
+from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, VLPError
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.pipeline.unrecorded import link_or_copy
 from vlp_models.vision.extractors import FROM_IMAGES
 
 BUNDLE = "bundle"  # the folder's own name: MLflow keeps it

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.common.io import read_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import InputReader, blanked
 from vlp_models.data.sample import Sample

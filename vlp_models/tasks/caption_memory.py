@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from vlp_models.common.workspace import read_json, write_json
+from vlp_models.common.io import read_json, write_json
 from vlp_models.data.pooled import pooled
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer

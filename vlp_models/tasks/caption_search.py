@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from vlp_models.common.workspace import read_json, write_json
+from vlp_models.common.io import read_json, write_json
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, VLPError

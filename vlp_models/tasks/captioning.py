@@ -10,7 +10,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from vlp_models.common.workspace import Workspace, write_json
+from vlp_models.common.io import write_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer

@@ -16,7 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vlp_models.common.workspace import Workspace, write_text
+from vlp_models.common.io import write_text
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer

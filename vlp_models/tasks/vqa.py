@@ -11,7 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vlp_models.common.workspace import Workspace, write_json
+from vlp_models.common.io import write_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.answers import is_exact, most_frequent, soft_scores
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample

@@ -53,7 +53,7 @@ def _world(folder: Path, world: str) -> None:
     """A few images of the embedded worlds, in every public format that they write; kept for all targets."""
     from vlp_models.params import WorldParams
     from vlp_models.params.lookup import load
-    from vlp_models.worlds import WORLDS
+    from vlp_models.synthetic import GENERATORS
 
     kept = folder.parent.parent / "worlds" / world
     if not kept.exists():
@@ -62,7 +62,7 @@ def _world(folder: Path, world: str) -> None:
         params = WorldParams(
             world=world, seed=3, train=4, val=1, test=1, questions_per_image=1, side=64, permutations=1, **extra
         )
-        load(WORLDS[world])(params, kept)
+        load(GENERATORS[world])(params, kept)
         if world == "objects":
             (kept / "lines.txt").write_text("a red star\na blue circle\n")
     shutil.copytree(kept, folder)

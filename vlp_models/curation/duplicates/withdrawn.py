@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.common.workspace import write_text
+from vlp_models.common.io import write_text
 from vlp_models.curation.duplicates.hashes import ImageHashes
 from vlp_models.curation.duplicates.perceptual import grey_of, hash_of_grey
 from vlp_models.curation.duplicates.prints import TURNS, Print

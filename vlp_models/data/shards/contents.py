@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.common.workspace import write_json
+from vlp_models.common.io import write_json
 from vlp_models.data.content_hashes import Kind, facts_file, held_out_file, learnt_file
 from vlp_models.data.shards.archive import REGIONS, read_member
 from vlp_models.data.shards.write import index_name, shard_name

@@ -13,7 +13,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.common.io import read_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
 from vlp_models.evaluation.report.charts import interval_bar, line_chart
 from vlp_models.evaluation.report.designs import Comparison, DesignRow, compare, design_rows
@@ -63,7 +64,10 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         f"reports/eval/{run}: not evaluated" for run in params.finetune if not workspace.evaluation(run).exists()
     ]
     environment = Environment(
-        loader=PackageLoader("vlp_models.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("vlp_models.evaluation.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     environment.filters["number"] = number
     environment.filters["cost"] = cost

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.common.io import read_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.evaluation.report.table import is_headline
 from vlp_models.params import Params
 from vlp_models.tasks import TASKS

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.workspace import read_json
+from vlp_models.common.io import read_json
 from vlp_models.data.tables import SPLITS
 
 

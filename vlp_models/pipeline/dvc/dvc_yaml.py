@@ -10,7 +10,7 @@ import yaml
 
 FILE = "dvc.yaml"
 HEADER = """\
-# What depends on what; `vlp plan` makes this file from params.yaml (vlp_models/pipeline/dvc/graph.py), `dvc dag` draws it.
+# What depends on what; `vlp plan` makes this file from params.yaml , `dvc dag` draws it.
 # data/plan/code/* list source files with their hashes: a stage depends on the code that it runs, and on no other.
 """
 

@@ -111,7 +111,7 @@ def pipeline(
             {name: {"world": world.world} for name, world in params.generate.items()},
             cmd="vlp stage generate ${key}",
             params=["generate.${key}"],
-            deps=[code("stages", "generate"), code("worlds", "${item.world}")],
+            deps=[code("stages", "generate"), code("generators", "${item.world}")],
             outs=["data/raw/${key}"],
         ),
         "prepare": _each(

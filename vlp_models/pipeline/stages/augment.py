@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.workspace import Workspace, measured, need, output_directory, write_manifest
+from vlp_models.common.io import output_directory
+from vlp_models.common.workspace import Workspace, measured, need, write_manifest
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import AugmentParams, Params, to_plain
 from vlp_models.params.schema import nearest

@@ -10,14 +10,8 @@ from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.workspace import (
-    Workspace,
-    hash_file,
-    measured,
-    output_directory,
-    write_json,
-    write_manifest,
-)
+from vlp_models.common.io import hash_file, output_directory, write_json
+from vlp_models.common.workspace import Workspace, measured, write_manifest
 from vlp_models.data.boxed import read_boxed
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DetectorParams, Params, TimmParams, to_plain

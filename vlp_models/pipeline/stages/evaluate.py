@@ -14,16 +14,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.workspace import (
-    SEARCH,
-    Workspace,
-    measured,
-    need,
-    output_directory,
-    write_json,
-    write_manifest,
-    write_text,
-)
+from vlp_models.common.io import output_directory, write_json, write_text
+from vlp_models.common.workspace import SEARCH, Workspace, measured, need, write_manifest
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError

@@ -17,23 +17,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.io import link_or_copy, output_directory, write_text
 from vlp_models.common.parallel import LocalMapper, Mapper, cpus
 from vlp_models.common.source_hash import identity
-from vlp_models.common.workspace import (
-    Workspace,
-    fingerprint,
-    measured,
-    need,
-    output_directory,
-    write_manifest,
-    write_text,
-)
+from vlp_models.common.workspace import Workspace, fingerprint, measured, need, write_manifest
 from vlp_models.data import features as storage
 from vlp_models.data.kept_features import KeptFeatures, keep_features
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
-from vlp_models.pipeline.unrecorded import keep, link_or_copy, restore
+from vlp_models.pipeline.unrecorded import keep, restore
 
 if TYPE_CHECKING:
     from vlp_models.vision.source import RegionSource

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from vlp_models.common.workspace import Workspace, measured, output_directory, write_manifest
+from vlp_models.common.io import output_directory
+from vlp_models.common.workspace import Workspace, measured, write_manifest
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.lookup import check_known, load
-from vlp_models.worlds import WORLDS
+from vlp_models.synthetic import GENERATORS
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -19,8 +20,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         known = ", ".join(params.generate) or "none"
         raise ParamsError(f"params.yaml: no `generate.{key}`; known: {known}. Run `vlp stage generate NAME`")
     world = params.generate[key]
-    check_known(world.world, WORLDS, f"generate.{key}.world")
-    write = load(WORLDS[world.world])
+    check_known(world.world, GENERATORS, f"generate.{key}.world")
+    write = load(GENERATORS[world.world])
     with measured(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
         counts = write(world, directory)
         write_manifest(directory, stage="generate", params=to_plain(world), counts=counts)

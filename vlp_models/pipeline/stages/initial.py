@@ -11,7 +11,8 @@ import dataclasses
 import sys
 from typing import Any
 
-from vlp_models.common.workspace import Workspace, measured, output_directory, write_manifest
+from vlp_models.common.io import output_directory
+from vlp_models.common.workspace import Workspace, measured, write_manifest
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import ModelParams, Params, to_plain
 from vlp_models.params.schema import nearest

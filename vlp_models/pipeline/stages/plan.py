@@ -6,9 +6,10 @@ runs on it, and nothing else.
 
 from __future__ import annotations
 
+from vlp_models.common.io import output_directory, write_json
 from vlp_models.common.packages import check_installed
 from vlp_models.common.source_hash import ROOT, files_behind
-from vlp_models.common.workspace import Workspace, output_directory, write_json
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours, render
@@ -85,8 +86,8 @@ def code_modules() -> dict[str, dict[str, str]]:
     from vlp_models.data.formats import FORMATS
     from vlp_models.models import FAMILIES
     from vlp_models.models.readers import IMAGE_READERS, READERS
+    from vlp_models.synthetic import GENERATORS
     from vlp_models.tasks import TASKS
-    from vlp_models.worlds import WORLDS
 
     looked_up = {
         "models": FAMILIES,
@@ -94,10 +95,10 @@ def code_modules() -> dict[str, dict[str, str]]:
         "image_weights": IMAGE_READERS,
         "tasks": TASKS,
         "formats": FORMATS,
-        "worlds": WORLDS,
+        "generators": GENERATORS,
     }
     return {
-        "stages": {name: f"vlp_models.stages.{name}" for name in STAGES},
+        "stages": {name: f"vlp_models.pipeline.stages.{name}" for name in STAGES},
         **{
             kind: {name: place for name, place in places.items() if place.startswith(f"{ROOT.name}.")}
             for kind, places in looked_up.items()

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from vlp_models.common.io import output_directory
 from vlp_models.common.parallel import cpus
-from vlp_models.common.workspace import Workspace, measured, output_directory, write_manifest
+from vlp_models.common.workspace import Workspace, measured, write_manifest
 from vlp_models.curation.duplicates.hashes import ImageHashes
 from vlp_models.curation.duplicates.leaks import PrintWriter
 from vlp_models.curation.duplicates.search import NearRules

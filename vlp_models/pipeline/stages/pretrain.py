@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from vlp_models.common.workspace import Workspace, measured, need, write_json
+from vlp_models.common.io import write_json
+from vlp_models.common.workspace import Workspace, measured, need
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.schema import nearest

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.common.workspace import Workspace, measured, need, write_text
+from vlp_models.common.io import write_text
+from vlp_models.common.workspace import Workspace, measured, need
 from vlp_models.data.drift.statistics import describe, project
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.outofcore import Database

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.workspace import SEARCH, Workspace, measured, need, write_json
+from vlp_models.common.io import write_json
+from vlp_models.common.workspace import SEARCH, Workspace, measured, need
 from vlp_models.data.tables import read_table
 from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, candidates

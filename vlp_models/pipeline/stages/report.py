@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vlp_models.common.workspace import Workspace, measured, write_json, write_text
+from vlp_models.common.io import write_json, write_text
+from vlp_models.common.workspace import Workspace, measured
 from vlp_models.evaluation.report.page import render
 from vlp_models.evaluation.report.records import evaluation_records, nested, pipeline_records
 from vlp_models.evaluation.report.table import print_results

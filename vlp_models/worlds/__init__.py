@@ -1,8 +1,0 @@
-"""Synthetic worlds, by the name params.yaml gives them: each writes genuine formats."""
-
-WORLDS = {
-    "objects": "vlp_models.synthetic.scenes.objects:write",
-    "web": "vlp_models.synthetic.scenes.objects:write",
-    "sentences": "vlp_models.synthetic.scenes.sentences:write",
-    "boxes": "vlp_models.synthetic.boxes.dataset:write",
-}
