@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.lock import exclusive
+from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact, redacted
 from vlp_models.common.weight_files import is_source, watched
 from vlp_models.errors import DataError, ParamsError, TrackingError
@@ -120,7 +120,7 @@ def run_pipeline(targets: list[str]) -> int:
 
     start = time.perf_counter()
     params, workspace = load_params(), Workspace()
-    with exclusive(workspace.root / ".work" / "run.lock", "`vlp run`"):
+    with file_lock(workspace.root / ".work" / "run.lock", "`vlp run`"):
         if write_plan():
             print("dvc.yaml: written anew from params.yaml", file=sys.stderr)
         for line in preflight(workspace.root):
@@ -328,7 +328,7 @@ def forget(
     from vlp_models.pipeline.promote import who
 
     params, workspace = load_params(), Workspace()
-    alone = nullcontext() if dry_run else exclusive(workspace.root / ".work" / "run.lock", "`vlp run`")
+    alone = nullcontext() if dry_run else file_lock(workspace.root / ".work" / "run.lock", "`vlp run`")
     with alone:
         looked = look(params, workspace, names, exact=exact)
         if as_json:

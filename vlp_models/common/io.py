@@ -1,4 +1,8 @@
-"""File I/O that is whole or absent: atomic writes, content hashes, hard links."""
+"""Files that are whole or absent: atomic writes, JSON, content hashes, hard links.
+
+A writer fills a temporary sibling and renames it at the end, so a reader never sees half a file, and a killed process
+leaves at most a `.NAME.partial` behind.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,28 @@ from vlp_models.errors import DataError
 
 
 @contextmanager
+def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
+    """Yield a temporary sibling that replaces `path` if the block succeeds, and is removed if it raises.
+
+    Args:
+        sync: flush the new file and its folder to disk before and after the rename, to survive a power cut.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        yield temporary
+        if sync:
+            _sync(temporary)
+        temporary.replace(path)
+        if sync:
+            _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def output_directory(path: Path) -> Iterator[Path]:
-    """Yields an empty temporary directory that becomes `path` if the block succeeds, and is removed if not."""
+    """Yield an empty temporary directory that replaces `path` if the block succeeds, and is removed if it raises."""
     temporary = path.with_name(f".{path.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -30,37 +54,39 @@ def output_directory(path: Path) -> Iterator[Path]:
     temporary.rename(path)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces `path` in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
+def write_text(path: Path, text: str, *, sync: bool = False) -> None:
+    """Replace `path` atomically with UTF-8 text."""
+    with atomic_write(path, sync=sync) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Replace `path` atomically with indented JSON; equal values give equal bytes."""
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file that a stage wrote.
+
+    Raises:
+        DataError: the file is missing, or is not valid JSON.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; `dvc repro` makes it") from None
+        raise DataError(f"{path}: no such file; run `dvc repro`") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON: {error}") from None
 
 
 def hash_file(path: Path) -> str:
+    """Return the sha256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_path(path: Path) -> str:
-    """sha256 of a file, or of the names and contents of a directory's files."""
+    """Return the sha256 of a file, or of the names and contents of a directory's files."""
     if path.is_file():
         return hash_file(path)
     digest = hashlib.sha256()
@@ -70,7 +96,16 @@ def hash_path(path: Path) -> str:
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Hard-link `source` to `target`; copy where links are not supported (another file system)."""
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links
+    except OSError:
         shutil.copy2(source, target)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

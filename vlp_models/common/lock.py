@@ -1,54 +1,81 @@
-"""One process at a time: a lock file that the kernel releases with the process that holds it, however that ends."""
+"""One process at a time: a lock file that the kernel releases when its holder exits, however it exits."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-import sys
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vlp_models.common.log import get_logger
 from vlp_models.errors import BusyError
+
+logger = get_logger(__name__)
 
 
 @contextmanager
-def exclusive(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
-    """
+def file_lock(
+    path: Path,
+    what: str,
+    *,
+    wait: float = 0.0,
+    on_wait: Callable[[str], None] = logger.info,
+    busy: type[Exception] = BusyError,
+) -> Iterator[int]:
+    """Hold an exclusive lock on `path`; yield its file descriptor.
+
+    The lock is never released by hand: a child process that inherits the descriptor (`pass_fds`) keeps it until it
+    exits, even if this process is killed.
+
     Args:
-        what: for the message: what only one process may do here.
-        patience: seconds to wait for another process to end.
+        path: the lock file; it is created and stays, and names its holder for people.
+        what: the holder's name in messages, e.g. "`vlp run`".
+        wait: seconds to wait for another holder.
+        on_wait: called once with a message if there is a wait.
+        busy: the exception to raise.
 
     Raises:
-        BusyError: another process holds the lock.
+        BusyError (or `busy`): another process held the lock all that time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as file:
-        deadline = time.monotonic() + patience
-        waited = False
-        while not _taken(file.fileno()):
-            file.seek(0)
-            holder = f"process {file.read().strip() or 'unknown'}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        deadline, announced = time.monotonic() + wait, False
+        while not _try_lock(descriptor):
             if time.monotonic() >= deadline:
-                raise BusyError(
-                    f"another {what} ({holder}) is at work in this workspace; wait for it, or stop it (a training "
-                    "then saves its state), and run again"
+                raise busy(
+                    f"another {what} ({_holder(path)}) is using this workspace; wait for it to finish or stop it "
+                    "(training saves its state first), then run again"
                 )
-            if not waited:
-                print(f"waiting for another {what} ({holder})", file=sys.stderr)
-                waited = True
-            time.sleep(0.2)
-        with suppress(OSError):  # a full disk: who holds it is for people
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-        yield
+            if not announced:
+                on_wait(f"waiting up to {wait:,.0f} s for another {what} ({_holder(path)})")
+                announced = True
+            time.sleep(min(0.2, max(0.01, deadline - time.monotonic())))
+        with suppress(OSError):  # a full disk: the holder's name is only for people
+            os.ftruncate(descriptor, 0)
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "what": what}
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)  # not LOCK_UN: a child that inherited the descriptor must keep the lock
 
 
-def _taken(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        place = "" if holder["host"] == socket.gethostname() else f" on {holder['host']}"
+        return f"{holder['what']}, pid {holder['pid']}{place}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "pid unknown"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from vlp_models.common.lock import exclusive
+from vlp_models.common.lock import file_lock
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import Terminated
 from vlp_models.pipeline.dvc.repair import keep_lock_file
@@ -42,7 +42,7 @@ def guarded(workspace: Workspace, stage: str) -> Iterator[None]:
         yield
         return
     lock = workspace.root / ".work" / "locks" / f"{stage.replace('@', '-')}.lock"
-    with exclusive(lock, f"`vlp stage {stage.replace('@', ' ')}`", PATIENCE):
+    with file_lock(lock, f"`vlp stage {stage.replace('@', ' ')}`", wait=PATIENCE):
         if run_by_dvc():
             keep_lock_file(workspace.root)
             threading.Thread(target=_stop_with_dvc, args=(_above(),), daemon=True).start()

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlp_models.common.io import read_json
-from vlp_models.common.lock import exclusive
+from vlp_models.common.lock import file_lock
 from vlp_models.common.workspace import SEARCH, Workspace, need
 from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
 from vlp_models.data.tables import ID_COLUMN, read_table
@@ -72,7 +72,7 @@ def reevaluated(
 @contextmanager
 def _alone_in(work: Path) -> Iterator[Path]:
     """A folder for one evaluation at a time; what a killed one left is taken away."""
-    with exclusive(work / "locks" / "reevaluate.lock", "evaluation of a version", PATIENCE):
+    with file_lock(work / "locks" / "reevaluate.lock", "evaluation of a version", wait=PATIENCE):
         for left in work.glob(f"{FOLDER}*"):
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=work, prefix=FOLDER) as temporary:

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlp_models.common.lock import exclusive
+from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import home_of
 from vlp_models.errors import TrackingError
@@ -112,7 +112,7 @@ def _alone(uri: str, home: Path) -> Iterator[None]:
     if not uri.startswith(SQLITE):
         yield
         return
-    with exclusive(home / ".work" / "locks" / "mlflow.lock", "process that opens MLflow's database", patience=300):
+    with file_lock(home / ".work" / "locks" / "mlflow.lock", "process that opens MLflow's database", wait=300):
         yield
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vlp_models.common.lock import exclusive
+from vlp_models.common.lock import file_lock
 from vlp_models.errors import DataError
 from vlp_models.params import TrackingParams
 from vlp_models.registry.logger import MLflowRun
@@ -74,7 +74,7 @@ def replay(params: TrackingParams, root: Path) -> int:
     if not params.uri or not waiting(root):
         return 0
     try:
-        with exclusive(root / ".work" / "mlflow.lock", "sending of metrics"):
+        with file_lock(root / ".work" / "mlflow.lock", "sending of metrics"):
             for path in waiting(root):
                 place = path.parent
                 try:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torchvision.models.detection import FasterRCNN
 
+from vlp_models.common.progress import progress_bar
 from vlp_models.vision.images import batches_by_size, read_image
 from vlp_models.vision.labelled import LabelledImage
-from vlp_models.vision.progress import progress_bar
 
 
 def average_precision(

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN
 
+from vlp_models.common.progress import progress_bar
 from vlp_models.errors import NonFiniteLossError
 from vlp_models.vision.images import read_image
 from vlp_models.vision.labelled import LabelledImage
-from vlp_models.vision.progress import progress_bar
 
 Targets = list[dict[str, Tensor]]
 Marked = list[tuple[LabelledImage, bool]]  # and whether to mirror it

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from vlp_models.common.progress import progress_bar
 from vlp_models.errors import DataError
 from vlp_models.vision.imported import ImportedSource, Order, Record, RecordError, import_id
-from vlp_models.vision.progress import progress_bar
 
 _BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 LAYOUTS = {

@@ -39,9 +39,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             input is missing.
         CheckpointError: the captioner is damaged, or was made from other features or another vocabulary.
     """
+    from vlp_models.common.device import pick_device
     from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.data.tables import read_table, write_table
-    from vlp_models.pipeline.device import device_for
     from vlp_models.pipeline.training_job import check_same_data, read_inputs, stage_of
     from vlp_models.tasks.load import load_task_model
 
@@ -52,7 +52,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         inputs = read_inputs(workspace)
         directory = need(workspace.checkpoint(p.start), stage_of(p.start))
         allowed = training_images(read_table("images", need(workspace.validated, "validate")), p.sources)
-        captioner = load_task_model(directory, device=device_for(params))
+        captioner = load_task_model(
+            directory, device=pick_device(params.trainer.accelerator, params.trainer.torch_threads)
+        )
         check_same_data(captioner.info, directory, inputs)
         sources = dict.fromkeys(p.sources, 1)
         dataset = ShardDataset(inputs.shards, "train", "images", sources, **captioner.reader.flags)

@@ -57,17 +57,20 @@ def run(
 
 
 def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> None:
+    from vlp_models.common.device import pick_device
     from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.evaluation.nearest import nearest
     from vlp_models.evaluation.predicting import predict_all
-    from vlp_models.pipeline.device import device_for
     from vlp_models.registry.lineage import git_commit
     from vlp_models.tasks.load import load_task_model
     from vlp_models.tasks.scoring import Place
 
     finetune, settings = params.finetune[key], params.evaluate
     need(workspace.shards / "manifest.json", "shards")
-    model = load_task_model(need(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"), device=device_for(params))
+    model = load_task_model(
+        need(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"),
+        device=pick_device(params.trainer.accelerator, params.trainer.torch_threads),
+    )
     if model.task != finetune.task:
         raise DataError(
             f"checkpoints/finetune/{key} is of the task {model.task}, the run {key} of {finetune.task}: train it anew"

@@ -164,7 +164,7 @@ def _make_chunks(
     kept: Path | None,
 ) -> tuple[int, int]:
     """Makes the chunks that `work` lacks; returns how many images were extracted for that, and how many taken over."""
-    from vlp_models.vision.progress import progress_bar
+    from vlp_models.common.progress import progress_bar
 
     made = taken = 0
     start = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlp_models.vision import progress
+from vlp_models.common import progress
 
 
 def test_plain_lines_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,54 @@
+"""One logger for the package: stages log to stderr, only commands print to stdout."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+PACKAGE = "vlp_models"
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module (`get_logger(__name__)`); every one is a child of the package's."""
+    return logging.getLogger(name if name.split(".")[0] == PACKAGE else f"{PACKAGE}.{name}")
+
+
+def configure_logging() -> None:
+    """Send the package's log to stderr: through rich on a terminal, as plain lines elsewhere. Idempotent.
+
+    VLP_LOG_LEVEL (default INFO) sets the level.
+    """
+    logger = logging.getLogger(PACKAGE)
+    if logger.handlers:
+        return
+    logger.setLevel(os.environ.get("VLP_LOG_LEVEL", "INFO").upper())
+    logger.propagate = False
+    logger.addHandler(_rich_handler() if sys.stderr.isatty() else _PlainHandler())
+
+
+class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes bare messages to the current `sys.stderr`: log files and Prefect add their own time stamps."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(_LevelFormatter())
+
+    @property
+    def stream(self):  # type: ignore[no-untyped-def]
+        return sys.stderr
+
+
+class _LevelFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return prefix + super().format(record)
+
+
+def _rich_handler() -> logging.Handler:
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    return RichHandler(
+        console=Console(stderr=True), show_time=False, show_path=False, markup=False, highlighter=None, show_level=True
+    )

@@ -1,0 +1,75 @@
+"""Progress of long work on stderr: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LINE_EVERY = 20.0  # seconds between lines where stderr is not a terminal
+
+
+class ProgressBar:
+    """One task's progress; made by `progress_bar`."""
+
+    def __init__(self, progress: Progress, description: str, total: int, unit: str, completed: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task(description, total=total, completed=completed, unit=unit, note="")
+        self._description, self._total, self._unit = description, total, unit
+        self._first = self._completed = completed
+        self._started = self._shown = time.monotonic()
+
+    @property
+    def on_terminal(self) -> bool:
+        return not self._progress.disable
+
+    def advance(self, note: str = "", by: int = 1) -> None:
+        """Count `by` more units as completed; `note` is shown behind them."""
+        self.update(self._completed + by, note)
+
+    def update(self, completed: int, note: str = "") -> None:
+        """Set the completed units; `note` is shown behind them."""
+        self._completed = completed
+        self._progress.update(self._task, completed=completed, note=note)
+        if self._progress.disable and time.monotonic() - self._shown >= LINE_EVERY:
+            self.print_line(note)
+
+    def print_line(self, note: str = "") -> None:
+        """Print the state as one plain line."""
+        self._shown = time.monotonic()
+        seconds = self._shown - self._started
+        left = (self._total - self._completed) * seconds / max(1, self._completed - self._first)
+        parts = [f"{self._description}  {self._completed:,}/{self._total:,} {self._unit}", note, f"{clock(left)} left"]
+        print("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_bar(description: str, total: int, unit: str, completed: int = 0) -> Iterator[ProgressBar]:
+    """Show progress of `total` units of work while the block runs.
+
+    Args:
+        unit: plural name of what is counted, e.g. "images".
+        completed: units that an earlier run finished; they do not count for the speed.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        yield ProgressBar(progress, description, total, unit, completed)
+
+
+def clock(seconds: float) -> str:
+    """Format a duration as h:mm:ss or m:ss."""
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
