@@ -14,8 +14,11 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 import pytest
 from hypothesis import settings
 
+from vlp_models.common.log import configure_logging
+
 settings.register_profile("here", deadline=None)  # a busy machine is no fault; pytest-timeout ends what hangs
 settings.load_profile("here")
+configure_logging()  # as every command does; tests read messages with capsys
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
