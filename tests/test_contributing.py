@@ -42,6 +42,6 @@ def test_a_world_and_a_dataset_are_a_file_and_a_line_each(clone: Path) -> None:
 @pytest.mark.pipeline
 @pytest.mark.timeout(600)
 def test_what_is_in_no_table_is_refused_before_anything_runs(clone: Path) -> None:
-    for key, name in (("generate.scenes.world", "objects"), ("data.scenes.format", "coco")):
+    for key, name in (("generate.scenes.generator", "objects"), ("data.scenes.format", "coco")):
         done = run(clone, "vlp", "use", "--set", f"{key}={name}x", check=False)
         assert done.returncode == 2 and f"did you mean `{name}`" in done.stderr, done.stderr

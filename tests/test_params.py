@@ -103,7 +103,7 @@ def test_shipped_params_are_valid_and_plain() -> None:
         ({"finetune.tden-vqa.start": "tden"}, r"a start is initial/MODEL, pretrain/RUN or finetune/RUN"),
         ({"finetune.tden-vqa.start": "pretrain/tdem"}, r"there is none; did you mean `tden`"),
         ({"finetune.tden-vqa.start": "pretrain/../../etc"}, r"a start is initial/MODEL"),
-        ({"generate.x;touch pwned #": {"world": "objects"}}, "missing key|a name has letters"),
+        ({"generate.x;touch pwned #": {"generator": "objects"}}, "missing key|a name has letters"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, edit: dict[str, object], message: str) -> None:

@@ -146,7 +146,7 @@ class Data:
         return sample_scene(self._rng(part, number, 0), image_id=f"{part}{number}", split=part, side=side)
 
     def _told(self, part: str, scene: Scene) -> list[str]:
-        return captions(scene, self._rng(part, _number(part, scene), 1), misspelt=0.0)
+        return captions(scene, self._rng(part, _number(part, scene), 1), misspelled=0.0)
 
     def _alt_text(self, number: int, scene: Scene) -> str:
         side = self.setting.side or SIDE

@@ -211,7 +211,7 @@ def _setting(study: Study) -> str:
     lines = [
         f"- Pretraining: {s.web:,} scenes with one alt text each, of which {n.mismatched:.0%} describe another scene "
         f"and {n.boilerplate:.0%} stand in boilerplate; {n.hypernyms:.0%} of the nouns are hypernyms, "
-        f"{n.lost_words:.0%} of the words are lost.",
+        f"{n.dropped_words:.0%} of the words are lost.",
         f"- Target: {s.train} images a seed with five clean captions and {s.questions} questions each; {s.val} images "
         f"to choose a budget by; {s.test} to measure on.",
         "- A seed draws the target's images, the weights, the order and the masks. The web, val and test are common.",

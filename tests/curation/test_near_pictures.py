@@ -20,7 +20,7 @@ from vlp_models.curation.duplicates.prints import Print, take_print
 from vlp_models.curation.duplicates.search import NearPictures, NearRules
 from vlp_models.curation.duplicates.votes import Votes
 from vlp_models.errors import DataError
-from vlp_models.params import WorldParams
+from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.scenes.objects import write as write_scenes
 
 COUNT = 12
@@ -84,7 +84,9 @@ def test_strangers_and_a_picture_of_other_colours_are_not_copies(tested: list[Pr
 
 def test_scenes_are_not_taken_for_copies_of_each_other(tmp_path: Path) -> None:
     """They share their shapes, colours and patterns: what a rule for photos must not be misled by."""
-    write_scenes(WorldParams(world="objects", seed=3, train=90, val=10, test=20, questions_per_image=0), tmp_path)
+    write_scenes(
+        GeneratorParams(generator="objects", seed=3, train=90, val=10, test=20, questions_per_image=0), tmp_path
+    )
     files = sorted((tmp_path / "images").iterdir())
     splits = {image["filename"]: image["split"] for image in read_karpathy(tmp_path)}
     with leaks.PrintWriter(tmp_path) as writer:

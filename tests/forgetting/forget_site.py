@@ -17,12 +17,12 @@ import yaml
 from photos import photo
 from PIL import Image, ImageOps
 
-from vlp_models.params import WorldParams
+from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.scenes.objects import write as write_scenes
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-WORLD = {"world": "objects", "train": 10, "val": 3, "test": 3, "questions_per_image": 0, "side": 96}
+WORLD = {"generator": "objects", "train": 10, "val": 3, "test": 3, "questions_per_image": 0, "side": 96}
 RUN = {"max_epochs": 2, "batch_size": 8}
 
 
@@ -74,7 +74,7 @@ def make_project(root: Path) -> Path:
 def _scenes(root: Path, name: str, seed: int, like: dict[str, Any]) -> dict[str, Any]:
     folder = root / "data" / "raw" / name
     folder.mkdir(parents=True)
-    write_scenes(WorldParams(**WORLD, seed=seed), folder)
+    write_scenes(GeneratorParams(**WORLD, seed=seed), folder)
     asked = ("questions", "annotations")
     return {k: v for k, v in like.items() if k not in asked} | {"root": f"data/raw/{name}"}
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vlp_models.metrics.truth import score_truth
-from vlp_models.params import WorldParams
+from vlp_models.metrics.caption import score_truth
+from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.scenes.objects import write
 
 
 def test_captions_are_judged_by_their_own_scene(tmp_path: Path) -> None:
-    write(WorldParams(world="objects", seed=5, train=20, val=1, test=1, questions_per_image=1, side=64), tmp_path)
+    write(
+        GeneratorParams(generator="objects", seed=5, train=20, val=1, test=1, questions_per_image=1, side=64), tmp_path
+    )
     lines = (tmp_path / "scenes.jsonl").read_text(encoding="utf-8").splitlines()
     scenes = {str(scene["image_id"]): scene for scene in map(json.loads, lines)}
     annotations = json.loads((tmp_path / "annotations" / "captions_scenes.json").read_text())["annotations"]
@@ -29,7 +31,9 @@ def test_captions_are_judged_by_their_own_scene(tmp_path: Path) -> None:
 
 
 def test_what_is_not_of_the_language_is_not_true(tmp_path: Path) -> None:
-    write(WorldParams(world="objects", seed=5, train=1, val=1, test=1, questions_per_image=1, side=64), tmp_path)
+    write(
+        GeneratorParams(generator="objects", seed=5, train=1, val=1, test=1, questions_per_image=1, side=64), tmp_path
+    )
     scene = json.loads((tmp_path / "scenes.jsonl").read_text(encoding="utf-8").splitlines()[0])
     (true, checkable, _), verdicts = score_truth(
         {"a": "colourless green ideas", "b": "", "c": "x"}, {"a": scene, "b": scene}

@@ -21,11 +21,11 @@ from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import ENTAILMENT
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.metrics.items import read_items, write_items
+from vlp_models.metrics.score import read_items, write_items
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.models.info import CheckpointInfo
-from vlp_models.params import FinetuneParams, Params, WorldParams, load_params
+from vlp_models.params import FinetuneParams, GeneratorParams, Params, load_params
 from vlp_models.pipeline.stages import evaluate, generate, prepare, shards
 from vlp_models.tasks import task_class
 
@@ -45,7 +45,7 @@ SIZES = {
 @pytest.fixture(scope="module")
 def params() -> Params:
     loaded = load_params(Path(__file__).parents[2] / "params.yaml")
-    world = WorldParams(world="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, side=64)
+    world = GeneratorParams(generator="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, side=64)
     tasks = ("captioning", "vqa", "nlvr", "retrieval", "entailment")
     runs = {task: dataclasses.replace(loaded.finetune["tden-vqa"], task=task) for task in tasks}
     return dataclasses.replace(

@@ -13,15 +13,15 @@ from pycocotools.coco import COCO
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
-from vlp_models.params import Params, WorldParams, load_params
+from vlp_models.params import GeneratorParams, Params, load_params
 from vlp_models.pipeline.stages.generate import run
 from vlp_models.synthetic.scenes import objects
 from vlp_models.synthetic.scenes.checker import check
 
-WORLD = WorldParams(world="objects", seed=3, train=8, val=2, test=3, questions_per_image=6, side=64)
+WORLD = GeneratorParams(generator="objects", seed=3, train=8, val=2, test=3, questions_per_image=6, side=64)
 
 
-def params_with(world: WorldParams) -> Params:
+def params_with(world: GeneratorParams) -> Params:
     root = Path(__file__).resolve().parents[2]
     return dataclasses.replace(load_params(root / "params.yaml"), generate={"scenes": world})
 
@@ -126,7 +126,11 @@ def test_an_unknown_dataset_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_web_is_written_by_the_same_stage(tmp_path: Path) -> None:
-    run(params_with(WorldParams(world="web", seed=3, train=6, val=1, test=1, side=64)), Workspace(tmp_path), "scenes")
+    run(
+        params_with(GeneratorParams(generator="web", seed=3, train=6, val=1, test=1, side=64)),
+        Workspace(tmp_path),
+        "scenes",
+    )
     made = tmp_path / "data" / "raw" / "scenes"
     counts = load(made / "manifest.json")["counts"]
     assert (counts["images"], counts["captions"], counts["questions"]) == (8, 8, 0)

@@ -15,7 +15,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import workers
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import Params, SourceParams, WorldParams, load_params
+from vlp_models.params import GeneratorParams, Params, SourceParams, load_params
 from vlp_models.pipeline.stages import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +126,7 @@ def test_no_readable_image_stops_and_leaves_nothing(workspace: Workspace) -> Non
 
 def test_missing_dataset_says_where_to_get_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    world = WorldParams(world="objects", seed=1, train=1, val=1, test=1)
+    world = GeneratorParams(generator="objects", seed=1, train=1, val=1, test=1)
     sources = {name: dataclasses.replace(PAIRS, root=f"data/raw/{name}") for name in ("pairs", "scenes")}
     sources["nlvr"] = SourceParams(format="nlvr", root="data/raw/nlvr")
     params = dataclasses.replace(params_for(**sources), generate={"scenes": world})

@@ -12,7 +12,7 @@ from small_project import SIZES, make_data, make_model
 from toy_registry import toy_items, write_evaluation
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.params import ModelParams, Params, WorldParams, load_params, to_plain
+from vlp_models.params import GeneratorParams, ModelParams, Params, load_params, to_plain
 from vlp_models.registry.client import connect
 from vlp_models.registry.versions import CHAMPION, Registered, model_name, register
 from vlp_models.serving.bundle import content_of, write_bundle
@@ -23,7 +23,7 @@ TASKS = ("captioning", "vqa", "retrieval")
 
 def make_params() -> Params:
     loaded = load_params(ROOT / "params.yaml")
-    world = WorldParams(world="objects", seed=3, train=6, val=4, test=5, side=64)
+    world = GeneratorParams(generator="objects", seed=3, train=6, val=4, test=5, side=64)
     return dataclasses.replace(
         loaded,
         generate={"scenes": world},

@@ -19,7 +19,7 @@ from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.checkpoint import read_config
-from vlp_models.params import GateParams, ModelParams, Params, WorldParams, load_params, to_plain
+from vlp_models.params import GateParams, GeneratorParams, ModelParams, Params, load_params, to_plain
 from vlp_models.pipeline.evaluate_alias import evaluate_alias
 from vlp_models.pipeline.promote import promote_task
 from vlp_models.pipeline.stages import evaluate, features, register, shards
@@ -33,7 +33,7 @@ def params() -> Params:
     """VQA alone, ground truth as regions; a gate with a floor any model meets."""
     loaded = load_params(ROOT / "params.yaml")
     gate = GateParams(metric="accuracy", floors={"all": 0.0})
-    world = WorldParams(world="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
+    world = GeneratorParams(generator="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
     return dataclasses.replace(
         loaded,
         generate={"scenes": world},

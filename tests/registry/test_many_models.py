@@ -20,7 +20,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError
 from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import write_sums
-from vlp_models.params import GateParams, Params, WorldParams, parse_params, read_yaml
+from vlp_models.params import GateParams, GeneratorParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.evaluate_alias import evaluate_alias
 from vlp_models.pipeline.promote import promote_task, rollback_task
 from vlp_models.pipeline.stages import evaluate, register
@@ -63,7 +63,7 @@ def params(toy: None) -> Params:
     }
     loaded = parse_params(raw)
     gates = {task: GateParams(floors={"all": 0.0}) for task in ("vqa", "retrieval")}
-    world = WorldParams(world="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
+    world = GeneratorParams(generator="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
     return dataclasses.replace(
         loaded,
         generate={"scenes": world},

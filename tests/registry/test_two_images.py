@@ -20,7 +20,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES
-from vlp_models.params import GateParams, Params, SourceParams, WorldParams, parse_params, read_yaml
+from vlp_models.params import GateParams, GeneratorParams, Params, SourceParams, parse_params, read_yaml
 from vlp_models.pipeline.promote import promote_task
 from vlp_models.pipeline.reevaluate import reevaluated
 from vlp_models.pipeline.stages import evaluate, features, generate, prepare, register, shards, validate
@@ -49,7 +49,7 @@ def params(toy: None) -> Params:
     }
     loaded = parse_params(raw)
     pairs = SourceParams(format="nlvr2", root="data/raw/scenes/nlvr2", validation_directories=["1"])
-    world = WorldParams(world="objects", seed=3, train=4, val=4, test=8, pair_sentences=3, side=64)
+    world = GeneratorParams(generator="objects", seed=3, train=4, val=4, test=8, pair_sentences=3, side=64)
     return dataclasses.replace(
         loaded,
         generate={"scenes": world},

@@ -88,7 +88,9 @@ def test_the_data_are_what_the_setting_says(data: Data) -> None:
     for split in (one, data.val, data.test):
         for text, owner in zip(split.captions.words, split.captions.owner_N.tolist(), strict=True):
             assert check(text, split.scenes[owner].to_dict()).true, text
-    clean = Data(Setting(**{**TINY.__dict__, "noise": Noise(mismatched=0, hypernyms=0, lost_words=0, boilerplate=1)}))
+    clean = Data(
+        Setting(**{**TINY.__dict__, "noise": Noise(mismatched=0, hypernyms=0, dropped_words=0, boilerplate=1)})
+    )
     for text, scene in zip(clean.web[1].words, clean.web_scenes, strict=True):
         sentence, around = without_boilerplate(text)
         assert around and check(sentence, scene.to_dict()).true

@@ -13,14 +13,14 @@ import pytest
 
 from vlp_models.data.formats import coco, pairs
 from vlp_models.errors import ParamsError
-from vlp_models.params import SourceParams, WorldParams
+from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.alt_texts import NOUNS, without_boilerplate
 from vlp_models.synthetic.scenes.checker import check
 from vlp_models.synthetic.scenes.language import VOCABULARY, words_of
 from vlp_models.synthetic.scenes.objects import write
 
-WEB = WorldParams(world="web", seed=5, train=600, val=5, test=5, side=64)
-SHARES = ("mismatched", "hypernyms", "lost_words", "boilerplate")
+WEB = GeneratorParams(generator="web", seed=5, train=600, val=5, test=5, side=64)
+SHARES = ("mismatched", "hypernyms", "dropped_words", "boilerplate")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def measured(directory: Path) -> dict[str, tuple[float, int]]:
     return {
         "mismatched": (mismatched / n, n),
         "hypernyms": (hypernyms / max(nouns, 1), nouns),
-        "lost_words": (lost / words, words),
+        "dropped_words": (lost / words, words),
         "boilerplate": (around / n, n),
     }
 
@@ -68,10 +68,10 @@ def test_the_files_have_the_stated_shares_of_noise(web: Path) -> None:
 @pytest.mark.parametrize("alone", SHARES)
 def test_a_share_of_zero_is_none_and_of_one_is_all(tmp_path: Path, alone: str) -> None:
     shares: dict[str, Any] = dict.fromkeys(SHARES, 0.0)
-    write(dataclasses.replace(WEB, train=40, **{**shares, alone: 0.5 if alone == "lost_words" else 1.0}), tmp_path)
+    write(dataclasses.replace(WEB, train=40, **{**shares, alone: 0.5 if alone == "dropped_words" else 1.0}), tmp_path)
     found = {name: share for name, (share, _) in measured(tmp_path).items()}
     assert found.pop(alone) > 0.3
-    assert alone == "lost_words" or measured(tmp_path)[alone][0] == 1
+    assert alone == "dropped_words" or measured(tmp_path)[alone][0] == 1
     assert set(found.values()) == {0.0}
 
 
@@ -105,7 +105,7 @@ def test_a_web_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any])
 
 
 def test_captions_without_misspellings_are_all_true(tmp_path: Path) -> None:
-    write(WorldParams(world="objects", seed=2, train=60, val=0, test=0, side=64, misspelt=0.0), tmp_path)
+    write(GeneratorParams(generator="objects", seed=2, train=60, val=0, test=0, side=64, misspelled=0.0), tmp_path)
     scenes = {s["image_id"]: s for s in map(json.loads, (tmp_path / "scenes.jsonl").read_text().splitlines())}
     told = json.loads((tmp_path / "annotations" / "captions_scenes.json").read_text())["annotations"]
     for row in told:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vlp_models.data.formats import nlvr
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams, WorldParams
+from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.boxes import contents as boxes_contents
 from vlp_models.synthetic.boxes import dataset as boxes
 from vlp_models.synthetic.boxes import scene as boxes_scene
@@ -25,7 +25,7 @@ from vlp_models.synthetic.boxes.scene import Item, Scene
 from vlp_models.synthetic.boxes.sentences import write_sentence
 from vlp_models.synthetic.boxes.style import scribble
 
-SMALL = WorldParams(world="boxes", seed=3, train=10, val=4, test=4, statements=3, permutations=2)
+SMALL = GeneratorParams(generator="boxes", seed=3, train=10, val=4, test=4, statements=3, permutations=2)
 SEEDS = st.integers(0, 10_000)
 
 
@@ -180,7 +180,7 @@ def test_what_is_written_is_read_back_by_the_reader_of_nlvr(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("key", "value"), [("permutations", 7), ("statements", 0)])
 def test_impossible_params_are_refused(tmp_path: Path, key: str, value: int) -> None:
-    params = WorldParams(**{**vars(SMALL), key: value})
+    params = GeneratorParams(**{**vars(SMALL), key: value})
     with pytest.raises(DataError, match=key):
         boxes.write(params, tmp_path)
 

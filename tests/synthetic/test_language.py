@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vlp_models.synthetic.scenes.captions import captions
 from vlp_models.synthetic.scenes.checker import check
-from vlp_models.synthetic.scenes.language import VOCABULARY, corrected, misspelt
+from vlp_models.synthetic.scenes.language import VOCABULARY, corrected, misspelled
 from vlp_models.synthetic.scenes.world import Scene, sample_scene
 
 
@@ -120,7 +120,7 @@ def test_misspellings_occur_only_with_the_careless_annotator_and_can_be_read() -
 
 @given(word=st.sampled_from(sorted(VOCABULARY)), seed=st.integers(0, 1000))
 def test_a_misspelt_word_is_read_as_the_word_it_was(word: str, seed: int) -> None:
-    assert corrected(misspelt(word, np.random.default_rng(seed))) == word
+    assert corrected(misspelled(word, np.random.default_rng(seed))) == word
 
 
 def test_a_word_between_two_known_ones_is_not_guessed() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from vlp_models.data.formats import read_source
 from vlp_models.data.views import ENTAILMENT
-from vlp_models.params import SourceParams, WorldParams
+from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.claims import AtLeast, Description
 from vlp_models.synthetic.scenes.entailment import Balance, ask
 from vlp_models.synthetic.scenes.language import NUMBERS
@@ -24,8 +24,8 @@ def scene(number: int) -> tuple[Scene, np.random.Generator]:
 
 
 def test_the_written_files_are_read_as_snli_ve(tmp_path: Path) -> None:
-    params = WorldParams(world="objects", seed=3, train=6, val=2, test=3, side=64, hypotheses_per_image=4)
-    plain = WorldParams(world="objects", seed=3, train=6, val=2, test=3, side=64)
+    params = GeneratorParams(generator="objects", seed=3, train=6, val=2, test=3, side=64, hypotheses_per_image=4)
+    plain = GeneratorParams(generator="objects", seed=3, train=6, val=2, test=3, side=64)
     for name, world in (("with", params), ("without", plain)):
         (tmp_path / name).mkdir()
         counts = write(world, tmp_path / name)

@@ -11,7 +11,7 @@ import pytest
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import ParamsError
-from vlp_models.params import SourceParams, WorldParams
+from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.language import NUMBERS
 from vlp_models.synthetic.scenes.objects import write
 from vlp_models.synthetic.scenes.pairs import VALIDATION
@@ -26,7 +26,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pairs")
     for name, sentences in (("a", 5), ("b", 5), ("plain", 0)):
         (root / name).mkdir()
-        write(WorldParams(world="objects", pair_sentences=sentences, **SIZES), root / name)  # type: ignore[arg-type]
+        write(GeneratorParams(generator="objects", pair_sentences=sentences, **SIZES), root / name)  # type: ignore[arg-type]
     return root
 
 
@@ -110,7 +110,7 @@ def test_neither_words_nor_one_picture_give_anything_away(tables: Tables) -> Non
 
 
 def test_first_lessons_are_in_train_alone_and_their_words_tell_nothing(world: Path, tmp_path: Path) -> None:
-    write(WorldParams(world="objects", pair_sentences=5, pair_lessons=4, **SIZES), tmp_path)  # type: ignore[arg-type]
+    write(GeneratorParams(generator="objects", pair_sentences=5, simple_pair_sentences=4, **SIZES), tmp_path)  # type: ignore[arg-type]
     plain, taught = (
         {file.name: file.read_text().splitlines() for file in (root / "nlvr2" / "data").glob("*.json")}
         for root in (world / "a", tmp_path)
@@ -141,4 +141,4 @@ def test_first_lessons_are_in_train_alone_and_their_words_tell_nothing(world: Pa
 
 def test_the_web_world_has_none(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="`pair_sentences`"):
-        write(WorldParams(world="web", pair_sentences=2, **SIZES), tmp_path)  # type: ignore[arg-type]
+        write(GeneratorParams(generator="web", pair_sentences=2, **SIZES), tmp_path)  # type: ignore[arg-type]

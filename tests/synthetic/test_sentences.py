@@ -9,10 +9,10 @@ import pytest
 
 from vlp_models.data.formats.texts import read
 from vlp_models.errors import ParamsError
-from vlp_models.params import SourceParams, WorldParams
+from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.sentences import write
 
-PARAMS = WorldParams(world="sentences", seed=3, train=4, val=1, test=0)
+PARAMS = GeneratorParams(generator="sentences", seed=3, train=4, val=1, test=0)
 
 
 def test_five_sentences_of_each_scene_and_the_format_reads_them(tmp_path: Path) -> None:
@@ -25,5 +25,5 @@ def test_five_sentences_of_each_scene_and_the_format_reads_them(tmp_path: Path) 
     source = SourceParams(format="texts", root="one", texts={"train": ["train.txt"], "val": ["val.txt"]})
     rows = read("corpus", source, tmp_path)["texts"]
     assert len(rows) == 25 and all(len(row["text"].split()) > 2 for row in rows)
-    with pytest.raises(ParamsError, match="misspelt"):
-        write(replace(PARAMS, misspelt=2.0), tmp_path / "wrong")
+    with pytest.raises(ParamsError, match="misspelled"):
+        write(replace(PARAMS, misspelled=2.0), tmp_path / "wrong")

@@ -17,12 +17,12 @@ from vlp_models.params.data import (
     DetectorBackbone,
     DetectorParams,
     FeaturesParams,
+    GeneratorParams,
     ShardsParams,
     SourceParams,
     TimmParams,
     TokenizerParams,
     ValidateParams,
-    WorldParams,
 )
 from vlp_models.params.flow import FlowParams
 from vlp_models.params.incoming import DriftParams, IncomingParams
@@ -58,6 +58,7 @@ __all__ = [
     "FinetuneParams",
     "FlowParams",
     "GateParams",
+    "GeneratorParams",
     "GroupParams",
     "IncomingParams",
     "ModelParams",
@@ -79,7 +80,6 @@ __all__ = [
     "TrainerParams",
     "TrainingParams",
     "ValidateParams",
-    "WorldParams",
     "build",
     "laid_over",
     "load_params",
@@ -94,7 +94,7 @@ DEFAULTS = {"pretrain": PretrainParams, "finetune": FinetuneParams}  # the secti
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    generate: dict[str, WorldParams] = field(default_factory=dict)
+    generate: dict[str, GeneratorParams] = field(default_factory=dict)
     data: dict[str, SourceParams]
     validate: ValidateParams
     detector: DetectorParams

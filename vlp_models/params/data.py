@@ -12,33 +12,41 @@ from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveI
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldParams:
-    """One synthetic dataset, of a world of `vlp_models.synthetic.GENERATORS`.
+class GeneratorParams:
+    """One synthetic dataset under data/raw/, written by a generator of `vlp_models.synthetic.GENERATORS`.
 
-    objects: scenes in COCO and VQA v2 form; web: scenes with one noisy alt text each, in COCO form and as pairs;
-    sentences: of scenes that are not drawn, one a line; boxes: NLVR v1 form.
+    objects: scenes in COCO and VQA v2 format. web: scenes with one noisy alt text each, in COCO format and as pairs.
+    sentences: captions of scenes without images, one per line. boxes: NLVR v1 format.
     """
 
-    world: str
+    generator: str
     seed: NonNegativeInt
-    train: NonNegativeInt  # images (objects) or examples of six permuted images (boxes)
+    train: NonNegativeInt  # images (objects), or examples of six permuted images (boxes)
     val: NonNegativeInt
     test: NonNegativeInt
-    questions_per_image: NonNegativeInt = 12  # objects only
-    side: PositiveInt = 128  # pixels, objects and web (never `size`: DVC's run cache ignores that name)
-    misspelt: Share = 0.2  # of every fifth caption, objects only
-    mismatched: Share = 0.25  # of the alt texts: they describe another image; web only, as the next three
+    side: PositiveInt = (
+        128  # image size in pixels; objects and web (not named `size`: DVC's run cache ignores that name)
+    )
+
+    # objects only
+    questions_per_image: NonNegativeInt = 12
+    misspelled: Share = 0.2  # share of the last captions that contain misspellings
+    vcr_per_image: NonNegativeInt = 0  # VCR questions; read them as a dataset of format vcr
+    hypotheses_per_image: NonNegativeInt = 0  # visual entailment; read as format snli_ve
+    pair_sentences: NonNegativeInt = 0  # per set of four image pairs; read as format nlvr2
+    simple_pair_sentences: NonNegativeInt = 0  # more of them, decidable from each image alone; train split only
+
+    # web only: shares of alt texts or words
+    mismatched: Share = 0.25  # of the alt texts: describe another image
     hypernyms: Share = 0.1  # of the nouns: `square` -> `shape`
-    lost_words: Share = 0.06  # of the words
+    dropped_words: Share = 0.06  # of the words
     boilerplate: Share = 0.3  # of the alt texts: `stock photo of ...`
-    vcr_per_image: NonNegativeInt = 0  # VCR questions as well, objects only; they are read as a dataset of format vcr
-    hypotheses_per_image: NonNegativeInt = 0  # of visual entailment, objects only; read as format snli_ve
-    pair_sentences: NonNegativeInt = 0  # about each set of four pairs of images, objects only; read as format nlvr2
-    pair_lessons: NonNegativeInt = 0  # in train besides: simpler ones, which one picture or each by itself can tell
-    statements: PositiveInt = 1  # sentences per example, boxes only; genuine NLVR has one
-    permutations: PositiveInt = 6  # images per example, one per order of its boxes, boxes only
-    simple: bool = False  # few items, one fact a sentence: a first lesson, boxes only
-    descriptions: NonNegativeInt = 0  # captions per image that list what it shows, boxes only
+
+    # boxes only
+    statements: PositiveInt = 1  # sentences per example; the original NLVR has one
+    permutations: PositiveInt = 6  # images per example, one per order of its boxes
+    simple: bool = False  # few items and one fact per sentence
+    descriptions: NonNegativeInt = 0  # captions per image that list its content
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from vlp_models.vision.weights import check_model, whose
 def check_runs(params: Params) -> None:
     """
     Raises:
-        ParamsError: an unknown world, format, family or task, a config that the family refuses, an option that the task
-            does not have, a task that the model can't do, objectives that it can't learn, longer texts than the model
+        ParamsError: an unknown generator, format, family or task, a config that the family refuses, an option that the
+            task does not have, a task that the model can't do, objectives that it can't learn, longer texts than the model
             has places for, a model that timm does not have, or shards that can't hold what the models read.
     """
     from vlp_models.data.formats import FORMATS
@@ -30,8 +30,8 @@ def check_runs(params: Params) -> None:
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import check_can, check_texts_per_image, read_options
 
-    for name, world in params.generate.items():
-        check_known(world.world, GENERATORS, f"generate.{name}.world")
+    for name, entry in params.generate.items():
+        check_known(entry.generator, GENERATORS, f"generate.{name}.generator")
     for name, source in params.data.items():
         check_known(source.format, FORMATS, f"data.{name}.format")
     for name, model in params.models.items():

@@ -51,7 +51,7 @@ def _prepare(source: Any, folder: Path) -> None:
 
 def _world(folder: Path, world: str) -> None:
     """A few images of the embedded worlds, in every public format that they write; kept for all targets."""
-    from vlp_models.params import WorldParams
+    from vlp_models.params import GeneratorParams
     from vlp_models.params.lookup import load
     from vlp_models.synthetic import GENERATORS
 
@@ -59,8 +59,8 @@ def _world(folder: Path, world: str) -> None:
     if not kept.exists():
         kept.mkdir(parents=True)
         extra = {"vcr_per_image": 1, "hypotheses_per_image": 1, "pair_sentences": 1} if world == "objects" else {}
-        params = WorldParams(
-            world=world, seed=3, train=4, val=1, test=1, questions_per_image=1, side=64, permutations=1, **extra
+        params = GeneratorParams(
+            generator=world, seed=3, train=4, val=1, test=1, questions_per_image=1, side=64, permutations=1, **extra
         )
         load(GENERATORS[world])(params, kept)
         if world == "objects":

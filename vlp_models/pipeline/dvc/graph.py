@@ -108,10 +108,10 @@ def pipeline(
             "outs": ["data/plan"],
         },
         "generate": _each(
-            {name: {"world": world.world} for name, world in params.generate.items()},
+            {name: {"generator": entry.generator} for name, entry in params.generate.items()},
             cmd="vlp stage generate ${key}",
             params=["generate.${key}"],
-            deps=[code("stages", "generate"), code("generators", "${item.world}")],
+            deps=[code("stages", "generate"), code("generators", "${item.generator}")],
             outs=["data/raw/${key}"],
         ),
         "prepare": _each(

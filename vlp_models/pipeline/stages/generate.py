@@ -14,14 +14,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Generates the dataset that params.yaml describes under `generate.<key>`.
 
     Raises:
-        ParamsError: there is no such dataset or world, or a number of it is out of range.
+        ParamsError: there is no such dataset or generator, or a number of it is out of range.
     """
     if key not in params.generate:
         known = ", ".join(params.generate) or "none"
         raise ParamsError(f"params.yaml: no `generate.{key}`; known: {known}. Run `vlp stage generate NAME`")
-    world = params.generate[key]
-    check_known(world.world, GENERATORS, f"generate.{key}.world")
-    write = load(GENERATORS[world.world])
+    entry = params.generate[key]
+    check_known(entry.generator, GENERATORS, f"generate.{key}.generator")
+    write = load(GENERATORS[entry.generator])
     with measured(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
-        counts = write(world, directory)
-        write_manifest(directory, stage="generate", params=to_plain(world), counts=counts)
+        counts = write(entry, directory)
+        write_manifest(directory, stage="generate", params=to_plain(entry), counts=counts)

@@ -17,7 +17,7 @@ from typing import Any
 from rich.progress import track
 
 from vlp_models.errors import DataError
-from vlp_models.params import WorldParams
+from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.boxes.descriptions import write_descriptions
 from vlp_models.synthetic.boxes.groups import Example, make_group
 from vlp_models.synthetic.boxes.render import draw
@@ -27,7 +27,7 @@ DIRECTORIES = 80  # as many as NLVR's training split has
 ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
-def write(params: WorldParams, directory: Path) -> dict[str, int]:
+def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
     """Writes `params.train`, `val` and `test` examples; returns counts of examples, images and statements.
 
     The same params give the same bytes, and a longer split begins with the shorter one's groups.

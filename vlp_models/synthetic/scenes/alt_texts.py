@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlp_models.params import WorldParams
+from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.scenes.captions import captions
 from vlp_models.synthetic.scenes.world import SHAPES, Scene
 
@@ -37,21 +37,21 @@ class Noise:
 
     mismatched   of the alt texts, describe another scene
     hypernyms    of the nouns, replaced by `shape`
-    lost_words   of the words, left out
+    dropped_words  of the words, left out
     boilerplate  of the alt texts, stand between words that say nothing about the picture
     """
 
     mismatched: float = 0.25
     hypernyms: float = 0.10
-    lost_words: float = 0.06
+    dropped_words: float = 0.06
     boilerplate: float = 0.30
 
     @classmethod
-    def of(cls, params: WorldParams) -> Noise:
+    def of(cls, params: GeneratorParams) -> Noise:
         return cls(
             mismatched=params.mismatched,
             hypernyms=params.hypernyms,
-            lost_words=params.lost_words,
+            dropped_words=params.dropped_words,
             boilerplate=params.boilerplate,
         )
 
@@ -70,10 +70,10 @@ def alt_text(scene: Scene, other: Scene, rng: np.random.Generator, noise: Noise)
     """One alt text for `scene`; where it is mismatched, it describes `other`."""
     mismatched = bool(rng.random() < noise.mismatched)
     described = other if mismatched else scene
-    told = captions(described, rng, misspelt=0.0)
+    told = captions(described, rng, misspelled=0.0)
     clean = told[rng.integers(len(told))]
     words = [hypernym(word) if rng.random() < noise.hypernyms else word for word in clean.split()]
-    words = _lose(words, noise.lost_words, rng)
+    words = _lose(words, noise.dropped_words, rng)
     text = " ".join(words)
     if rng.random() < noise.boilerplate:
         text = BOILERPLATE[rng.integers(len(BOILERPLATE))].format(text)

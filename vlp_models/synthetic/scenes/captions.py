@@ -8,7 +8,7 @@ import numpy as np
 
 from vlp_models.synthetic.scenes.claims import Description
 from vlp_models.synthetic.scenes.language import LEXICON, NUMBERS
-from vlp_models.synthetic.scenes.language import misspelt as slip_of
+from vlp_models.synthetic.scenes.language import misspelled as slip_of
 from vlp_models.synthetic.scenes.world import (
     COLOURS,
     PLACES,
@@ -26,15 +26,15 @@ _MOST_COLOURS = 4  # that "shapes in ..." lists
 _MOST_PLACED = 3  # objects whose places one caption tells
 
 
-def captions(scene: Scene, rng: np.random.Generator, misspelt: float = CARELESS_CAPTIONS) -> list[str]:
+def captions(scene: Scene, rng: np.random.Generator, misspelled: float = CARELESS_CAPTIONS) -> list[str]:
     """One caption from each annotator, in a fixed order: who counts, relates, points, places, is careless.
 
-    misspelt: share of the last one's captions that hold misspellings.
+    misspelled: share of the last one's captions that hold misspellings.
     """
     habits = (count, relate, point, place)
     texts = [habit(scene, rng) for habit in habits]
     careless = habits[rng.integers(len(habits))](scene, rng)
-    if rng.random() < misspelt:
+    if rng.random() < misspelled:
         careless = _slip(careless, rng)
     return [text[0].upper() + text[1:] + "." for text in texts] + [careless]
 

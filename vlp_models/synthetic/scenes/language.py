@@ -94,7 +94,7 @@ def _one_slip(a: str, b: str) -> bool:
     return swapped or a[start + 1 :] == b[start + 1 :]
 
 
-def misspelt(word: str, rng: np.random.Generator) -> str:
+def misspelled(word: str, rng: np.random.Generator) -> str:
     """`word` with a letter dropped or two swapped, such that it can be read back; short words stay as they are."""
     if len(word) < 4:
         return word

@@ -28,7 +28,7 @@ from rich.progress import track
 
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import ParamsError
-from vlp_models.params import WorldParams
+from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.scenes.alt_texts import Noise, alt_text
 from vlp_models.synthetic.scenes.answers import annotate
 from vlp_models.synthetic.scenes.captions import captions
@@ -73,7 +73,7 @@ class _Order:
         return np.random.default_rng([self.seed, SPLITS.index(self.split), self.number, _STREAMS[stream]])
 
 
-def write(params: WorldParams, directory: Path) -> dict[str, int]:
+def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
     """Writes a dataset of scenes into `directory` and returns how many of each thing there are.
 
     Raises:
@@ -98,14 +98,14 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     scenes = list(
         track(_draw(orders), "drawing scenes", total=len(orders), disable=not Console().is_terminal, transient=True)
     )
-    if params.world == "web":
+    if params.generator == "web":
         texts = _write_alt_texts(orders, scenes, Noise.of(params), directory)
     else:
         told = zip(orders, scenes, strict=True)
-        texts = [captions(scene, order.rng("captions"), params.misspelt) for order, scene in told]
+        texts = [captions(scene, order.rng("captions"), params.misspelled) for order, scene in told]
     _write_captions(orders, texts, directory)
     boxes = _write_instances(orders, scenes, directory)
-    asked = 0 if params.world == "web" else _write_questions(orders, scenes, params.questions_per_image, directory)
+    asked = 0 if params.generator == "web" else _write_questions(orders, scenes, params.questions_per_image, directory)
     choices = 0
     if params.vcr_per_image:
         pictures = [(scene, order.rng("vcr"), order.path) for order, scene in zip(orders, scenes, strict=True)]
@@ -117,7 +117,7 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     compared = 0
     if params.pair_sentences:
         pictures = [(scene, order.rng("pairs"), order.path) for order, scene in zip(orders, scenes, strict=True)]
-        compared = write_pairs(pictures, params.pair_sentences, SPLITS, directory, params.pair_lessons)
+        compared = write_pairs(pictures, params.pair_sentences, SPLITS, directory, params.simple_pair_sentences)
     lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
     (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
     return {
@@ -132,25 +132,29 @@ def write(params: WorldParams, directory: Path) -> dict[str, int]:
     }
 
 
-def _check(params: WorldParams) -> None:
+def _check(params: GeneratorParams) -> None:
     if not MIN_SIDE <= params.side <= MAX_SIDE:
-        raise ParamsError(f"params.yaml: a world's `side` must be {MIN_SIDE} to {MAX_SIDE} pixels; found {params.side}")
+        raise ParamsError(
+            f"params.yaml: `generate`: `side` must be {MIN_SIDE} to {MAX_SIDE} pixels; found {params.side}"
+        )
     if not 0 <= params.questions_per_image <= 100:
         raise ParamsError(
-            f"params.yaml: a world's `questions_per_image` must be 0 to 100; found {params.questions_per_image}"
+            f"params.yaml: `generate`: `questions_per_image` must be 0 to 100; found {params.questions_per_image}"
         )
-    for key in ("misspelt", "mismatched", "hypernyms", "lost_words", "boilerplate"):
+    for key in ("misspelled", "mismatched", "hypernyms", "dropped_words", "boilerplate"):
         if not 0 <= getattr(params, key) <= 1:
-            raise ParamsError(f"params.yaml: a world's `{key}` must be 0 to 1; found {getattr(params, key)}")
-    besides = ("vcr_per_image", "hypotheses_per_image", "pair_sentences", "pair_lessons")
-    if params.world == "web" and any(getattr(params, key) for key in besides):
+            raise ParamsError(f"params.yaml: `generate`: `{key}` must be 0 to 1; found {getattr(params, key)}")
+    besides = ("vcr_per_image", "hypotheses_per_image", "pair_sentences", "simple_pair_sentences")
+    if params.generator == "web" and any(getattr(params, key) for key in besides):
         names = ", ".join(f"`{key}`" for key in besides)
-        raise ParamsError(f"params.yaml: the world `web` has alt texts only; drop {names}, or use `objects`")
+        raise ParamsError(f"params.yaml: the generator `web` writes alt texts only; drop {names}, or use `objects`")
     for key in ("seed", *besides, *SPLITS):
         if getattr(params, key) < 0:
-            raise ParamsError(f"params.yaml: a world's `{key}` must not be negative; found {getattr(params, key)}")
-    if params.pair_lessons and not params.pair_sentences:
-        raise ParamsError("params.yaml: a world's `pair_lessons` come besides `pair_sentences`; set both, or neither")
+            raise ParamsError(f"params.yaml: `generate`: `{key}` must not be negative; found {getattr(params, key)}")
+    if params.simple_pair_sentences and not params.pair_sentences:
+        raise ParamsError(
+            "params.yaml: `generate`: `simple_pair_sentences` come besides `pair_sentences`; set both, or neither"
+        )
 
 
 def _draw(orders: list[_Order]) -> Iterator[Scene]:
