@@ -142,7 +142,7 @@ def make_project(root: Path, pairs: int, copies: bool) -> None:
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["data"] = {"many": {"format": "pairs", "root": "data/raw/many", "pairs": "pairs.jsonl"}}
     if not copies:
-        params["validate"]["near_duplicates"] |= {"bits": -1, "keypoints": False}
+        params["validate"]["near_duplicates"] |= {"max_hash_distance": -1, "keypoints": False}
     params["shards"] |= {"pixels": True, "images_per_shard": 5000}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     folder = root / "data" / "raw" / "many"

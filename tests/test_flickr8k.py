@@ -86,7 +86,7 @@ def small(params: Params) -> list[str]:
         "trainer.log_every_steps": 1,
         "evaluate.bootstrap": 20,
         "tracking.uri": "",
-        "validate.near_duplicates.bits": -1,  # pictures of one colour are all alike
+        "validate.near_duplicates.max_hash_distance": -1,  # pictures of one colour are all alike
         "validate.near_duplicates.keypoints": False,
     }
     for name, model in params.models.items():

@@ -68,7 +68,7 @@ def test_a_file_a_split_gives_the_same_questions(tmp_path: Path) -> None:
         row["image_id"]: row["split"] for row in whole["images"]
     }
     assert sorted(row["text"] for row in tables["questions"]) == sorted(row["text"] for row in whole["questions"])
-    held = load(tmp_path, held_out=1.0)
+    held = load(tmp_path, val_fraction=1.0)
     assert {row["split"] for row in held["images"]} == {"val", "test"}
     (tmp_path / "d" / "mine.txt").write_text("image3\n")
     divided = load(tmp_path, split_files={"train": ["train_images_list.txt"], "val": ["mine.txt"]})

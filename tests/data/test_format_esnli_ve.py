@@ -73,7 +73,7 @@ def test_one_file_with_photos_of_flickr8k_and_splits_by_its_lists(tmp_path: Path
     (tmp_path / "ve" / "Images" / "1.jpg").touch()
     there = load(tmp_path, split_files={"test": ["dev.txt"]})
     assert [row["image_id"] for row in there["images"]] == ["ve/1"], "but where 1.jpg is there, that is the file"
-    held = load(tmp_path, held_out=1.0)
+    held = load(tmp_path, val_fraction=1.0)
     assert {row["split"] for row in held["images"]} == {"val"}, "all that is said of a photo goes with it"
 
 

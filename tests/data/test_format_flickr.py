@@ -76,11 +76,11 @@ def test_dev_can_be_the_test_and_a_part_of_train_be_held_out(tmp_path: Path) -> 
     (tmp_path / "f" / "Flickr_8k.trainImages.txt").write_text("\n".join(photos))
     (tmp_path / "f" / "captions.txt").write_text("image,caption\n" + "".join(f"{p},a dog\n" for p in photos))
     lists = {"train": ["Flickr_8k.trainImages.txt"], "test": ["Flickr_8k.devImages.txt"]}
-    tables = load(tmp_path, split_files=lists, held_out=0.1)
+    tables = load(tmp_path, split_files=lists, val_fraction=0.1)
     held = of_val(tables)
     assert 20 < len(held) < 60
     (tmp_path / "f" / "Flickr_8k.trainImages.txt").write_text("\n".join(photos[:200]))
-    fewer = of_val(load(tmp_path, split_files=lists, held_out=0.1))
+    fewer = of_val(load(tmp_path, split_files=lists, val_fraction=0.1))
     assert fewer == {i for i in held if int(i[2:].partition("_")[0]) < 1200}, "it depends on no other photo"
     assert tables.left_out["listed photos without a caption"] == 1, "300_ef"
 

@@ -242,7 +242,7 @@ def test_truth_carries_the_source_name(root: Path) -> None:
     half = '{"image_id": 9, "x": ["\\ud800"]}'
     lines = ['{"image_id": 9, "objects": []}', '{"image_id": "d/42"}', "not json", half, ""]
     (root / "truth.jsonl").write_text("\n".join(lines))
-    tables = read_source("d", source(truth="truth.jsonl"), root)
+    tables = read_source("d", source(scene_graphs="truth.jsonl"), root)
     assert [row["image_id"] for row in tables["truth"]] == ["d/9", "d/42"]
     assert rules(tables) == [("truth", "record_readable", "truth.jsonl:3"), ("truth", "text_utf8", "truth.jsonl:4")]
 

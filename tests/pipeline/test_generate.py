@@ -39,7 +39,7 @@ def load(path: Path) -> dict:
 
 def test_the_files_are_those_params_yaml_reads(made: Path) -> None:
     source = load_params(Path(__file__).resolve().parents[2] / "params.yaml").data["scenes"]
-    named = [source.karpathy, source.truth, *source.captions["all"], *source.instances["all"]]
+    named = [source.karpathy, source.scene_graphs, *source.captions["all"], *source.instances["all"]]
     for name in [*named, *source.questions["all"], *source.annotations["all"]]:
         assert (made / name).is_file(), name
     assert len(list((made / source.images).glob("COCO_scenes_*.png"))) == 13

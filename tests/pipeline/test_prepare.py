@@ -88,8 +88,8 @@ def test_a_listing_brings_in_no_file_from_elsewhere_unless_params_say_so(workspa
         ("image_inside", "pairs.csv:3"),
         ("image_inside", "pairs.csv:4"),
     ]
-    assert "data.pairs.outside: true allows it" in refused[0]["reason"]
-    prepare.run(params_for(pairs=dataclasses.replace(PAIRS, outside=True)), workspace, "pairs")
+    assert "data.pairs.allow_external_images: true allows it" in refused[0]["reason"]
+    prepare.run(params_for(pairs=dataclasses.replace(PAIRS, allow_external_images=True)), workspace, "pairs")
     assert read_table("images", out).num_rows == 5
     prepare.run(params_for(pairs=dataclasses.replace(PAIRS, images="../../../private")), workspace, "pairs")
     assert read_table("images", out).num_rows == 5, "a folder that params.yaml names"

@@ -82,7 +82,7 @@ def test_both_formats_read_the_same_pairs(web: Path) -> None:
         captions={"all": ["annotations/captions_scenes.json"]},
         instances={"all": ["annotations/instances_scenes.json"]},
         karpathy="dataset_scenes.json",
-        truth="scenes.jsonl",
+        scene_graphs="scenes.jsonl",
     )
     as_coco = coco.read("web", in_coco, web)
     as_pairs = pairs.read("web", SourceParams(format="pairs", root=".", pairs="pairs.csv"), web)

@@ -63,7 +63,7 @@ class Found:
 
 def rules_of(params: Params) -> NearRules:
     near = params.validate.near_duplicates
-    return NearRules(bits=near.bits, keypoints=near.keypoints)
+    return NearRules(bits=near.max_hash_distance, keypoints=near.keypoints)
 
 
 @dataclass(frozen=True)

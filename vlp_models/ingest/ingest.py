@@ -191,7 +191,7 @@ def _judge(
         except DataError as error:
             return "", str(error)
         protect(index, params, workspace, evaluates=staging.evaluates())
-        near = NearRules(bits=limits.near_duplicates.bits, keypoints=limits.near_duplicates.keypoints)
+        near = NearRules(bits=limits.near_duplicates.max_hash_distance, keypoints=limits.near_duplicates.keypoints)
         job = Job(
             folder=drop.folder,
             keep=partial,

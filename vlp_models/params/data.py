@@ -60,19 +60,19 @@ class SourceParams:
     format: str
     root: str
     images: str = "images"
-    outside: bool = False  # true: files may name images outside of `root` and of `images`
+    allow_external_images: bool = False  # true: files may name images outside of `root` and of `images`
     captions: dict[str, list[str]] = field(default_factory=dict)
     instances: dict[str, list[str]] = field(default_factory=dict)
     karpathy: str = ""
     questions: dict[str, list[str]] = field(default_factory=dict)
     annotations: dict[str, list[str]] = field(default_factory=dict)
     texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files of one text a line, no image
-    truth: str = ""  # scene graphs (scenes only), for the truthfulness of captions
+    scene_graphs: str = ""  # scene graphs (scenes only), for the truthfulness of captions
     pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
     validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories held out whole
     splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr, snli_ve: which to read; empty: all present
     split_files: dict[str, list[str]] = field(default_factory=dict)  # flickr8k, snli_ve, ...: lists of photos, by split
-    held_out: Share = 0.0  # of train's photos, by a hash of their ids: they become val (formats/photo_lists.py)
+    val_fraction: Share = 0.0  # of train's photos, by a hash of their ids: they become val (formats/photo_lists.py)
     exclude: list[str] = field(default_factory=list)  # visual_genome: Karpathy files, or lists of COCO's ids
     limit: NonNegativeInt = 0  # first records only; 0: all
 
@@ -81,9 +81,11 @@ class SourceParams:
 class NearDuplicateParams:
     """Near-duplicates of evaluation images (vlp_models/curation/duplicates): how they are found, and what is done."""
 
-    bits: Annotated[int, Field(ge=-1, le=8)] = 8  # of 64 perceptual bits that may differ; -1: hashes propose none
+    max_hash_distance: Annotated[int, Field(ge=-1, le=8)] = (
+        8  # of 64 perceptual bits that may differ; -1: hashes propose none
+    )
     keypoints: bool = True  # shared corners propose: sees through cropping, borders, turning, text laid over
-    action: Literal["set_aside", "count"] = "set_aside"  # count: they stay, and stand beside the scores
+    action: Literal["quarantine", "count"] = "quarantine"  # count: they stay, and stand beside the scores
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ _COCO = {
     "karpathy": "dataset_scenes.json",
     "questions": {"all": ["v2_OpenEnded_mscoco_scenes_questions.json"]},
     "annotations": {"all": ["v2_mscoco_scenes_annotations.json"]},
-    "truth": "scenes.jsonl",
+    "scene_graphs": "scenes.jsonl",
 }
 
 

@@ -57,8 +57,8 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
         for file in files:
             _read_objects(root / file, images, tables)
     vqa.read(name, params, root, images.cut, tables)
-    if params.truth:
-        _read_truth(root / params.truth, images, tables)
+    if params.scene_graphs:
+        _read_truth(root / params.scene_graphs, images, tables)
     return tables
 
 

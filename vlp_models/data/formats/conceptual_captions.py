@@ -30,7 +30,7 @@ FILES = {"train": "Train_GCC-training.tsv", "val": "Validation_GCC-1.1.0-Validat
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
-    """`params.limit` keeps the first pairs with a picture of each split; `params.held_out` of train becomes val.
+    """`params.limit` keeps the first pairs with a picture of each split; `params.val_fraction` of train becomes val.
 
     Raises:
         DataError: the folder or a file is missing, two files of one split are named, or no pair has a picture.
@@ -66,7 +66,7 @@ def _read(path: Path, name: str, params: SourceParams, split: str, pictures: Dow
                 tables.left_out[f"pairs of {split} without a picture"] += 1
                 continue
             kept += 1
-            ours = "val" if split == "train" and is_held_out(local, params.held_out) else split
+            ours = "val" if split == "train" and is_held_out(local, params.val_fraction) else split
             image: Row = {"image_id": join_id(name, local), "provenance": provenance}
             text = get_sentence({"caption": parts[0]}, "caption")
             tables["images"].append(image_row(**image, source=name, split=ours, path=os.path.normpath(picture)))

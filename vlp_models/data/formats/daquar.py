@@ -3,7 +3,7 @@
 A file has two lines a question: `what is on the desk in the image3 ?` and `book, tape_dispenser`. `all_qa_pairs.txt`
 has all of them, and `train_images_list.txt` and `test_images_list.txt` divide the photos; or files as
 `qa.894.raw.train.txt` hold a split each (`params.questions` names others, the 37 classes' for instance). Photos are
-`<params.images>/image3.jpg` or .png, or lie in `nyu_depth_images/`. There is no official val: `held_out: 0.1` keeps a
+`<params.images>/image3.jpg` or .png, or lie in `nyu_depth_images/`. There is no official val: `val_fraction: 0.1` keeps a
 tenth of train's photos.
 
 `image3` becomes `image` in a question: the number is an address, and would let a model without eyes learn a photo's
@@ -56,7 +56,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                     if listed and photo not in lists:
                         tables.left_out["questions about photos that no list has"] += 1
                         continue
-                    held = own == "train" and is_held_out(photo, params.held_out)
+                    held = own == "train" and is_held_out(photo, params.val_fraction)
                     split = lists[photo] if listed else "val" if held else own
                     if splits.get(photo, split) != split:
                         raise RecordError(f"{photo} is {split} here, and {splits[photo]} before", rule="split_disjoint")

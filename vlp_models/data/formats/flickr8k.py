@@ -6,7 +6,7 @@ and the official split `Flickr_8k.{trainImages,devImages,testImages}.txt`, one f
 with quotes, and `Images/`; put the official lists beside it.
 
 Official dev is val here. `split_files: {train: [Flickr_8k.trainImages.txt], test: [Flickr_8k.devImages.txt]}` and
-`held_out: 0.1` report dev, and choose on a tenth of train. The token file has captions of photos that no list has;
+`val_fraction: 0.1` report dev, and choose on a tenth of train. The token file has captions of photos that no list has;
 they are left out, and counted.
 """
 

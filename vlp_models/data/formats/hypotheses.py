@@ -3,7 +3,7 @@
 With `params.split_files`, lists of photos, or a Karpathy file, a hypothesis is in its photo's split: SNLI-VE divides
 Flickr's photos otherwise than Flickr8k does, so that what one learns from the other may be tested on. Hypotheses about
 photos that no list has are then left out, and counted. A photo is in the file that its record names; where there is no
-such file, in the one that its list names: Flickr8k's files have longer names. `params.held_out` keeps a share of
+such file, in the one that its list names: Flickr8k's files have longer names. `params.val_fraction` keeps a share of
 train's photos, with all that is said of them, for val.
 
 A `gold_label` of "-" means that the annotators did not agree: such a line is left out, and counted, as the published
@@ -74,7 +74,7 @@ def fill(
                 if listed is not None and photo not in listed.splits:
                     tables.left_out["hypotheses about photos that no list has"] += 1
                     continue
-                held = listed is None and own == "train" and is_held_out(photo, params.held_out)
+                held = listed is None and own == "train" and is_held_out(photo, params.val_fraction)
                 split = listed.splits[photo] if listed else "val" if held else own
                 file = hypothesis.file
                 if listed is not None:

@@ -59,7 +59,7 @@ class Listed:
 def read_lists(name: str, params: SourceParams, root: Path, official: Mapping[str, str], tables: Tables) -> Listed:
     """The photos with their splits: by the Karpathy file, `params.split_files`, or the official lists that are there.
 
-    A photo that two lists have is of the first one, and the other mention is set aside. `params.held_out` of train
+    A photo that two lists have is of the first one, and the other mention is set aside. `params.val_fraction` of train
     becomes val.
 
     Args:
@@ -89,8 +89,8 @@ def read_lists(name: str, params: SourceParams, root: Path, official: Mapping[st
                 raise DataError(f"params: data.{name}.split_files.{split}: expected one of {', '.join(SPLITS)}")
             for file in several:
                 _read_list(_find(file, folders), split, found, names, tables)
-    if params.held_out:
-        held = {photo for photo, split in found.items() if split == "train" and is_held_out(photo, params.held_out)}
+    if params.val_fraction:
+        held = {photo for photo, split in found.items() if split == "train" and is_held_out(photo, params.val_fraction)}
         found |= dict.fromkeys(held, "val")
     return Listed(splits=found, files=names)
 

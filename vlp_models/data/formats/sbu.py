@@ -2,7 +2,7 @@
 
 `{"image_urls": [...], "user_ids": [...], "captions": [...]}`, a million of each. The id of a pair is its place from 0.
 You download the photos: below `params.images`, by their places (formats/downloaded.py). A pair whose photo is not
-there is left out, and counted. SBU has no splits: all is train, but for `params.held_out` of it.
+there is left out, and counted. SBU has no splits: all is train, but for `params.val_fraction` of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                 tables.left_out["pairs without a photo"] += 1
                 continue
             text = get_sentence({"caption": captions[place]}, "caption")
-            split = "val" if is_held_out(str(place), params.held_out) else "train"
+            split = "val" if is_held_out(str(place), params.val_fraction) else "train"
             image: Row = {"image_id": pair_id, "provenance": provenance}
             tables["images"].append(image_row(**image, source=name, split=split, path=os.path.normpath(photo)))
             tables["captions"].append({**image, "caption_id": pair_id, "text": text})

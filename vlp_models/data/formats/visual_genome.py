@@ -8,7 +8,7 @@ are not used.
 
 51,208 of the images are COCO's. Where COCO is captioned, those of its val and test must not be learnt from: `exclude`
 names Karpathy's `dataset_coco.json` (its val and test are left out, and counted) or files of COCO's ids, one a line. A
-path is relative to `root`. All else is train, but for `params.held_out` of it.
+path is relative to `root`. All else is train, but for `params.val_fraction` of it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) ->
                     image_row(
                         join_id(name, local),
                         source=name,
-                        split="val" if is_held_out(local, params.held_out) else "train",
+                        split="val" if is_held_out(local, params.val_fraction) else "train",
                         path=_path(root, params.images, file),
                         provenance=provenance,
                         width=get(record, "width", int),

@@ -60,6 +60,6 @@ def read_of_others(source: SourceParams) -> list[str]:
         source.split_files,
     )
     listed = [file for lists in by_split for files in lists.values() for file in files]
-    named = [file for file in (source.karpathy, source.truth, *source.exclude, *listed) if file]
+    named = [file for file in (source.karpathy, source.scene_graphs, *source.exclude, *listed) if file]
     paths = {os.path.normpath(Path(source.root, file)) for file in named}
     return sorted(path for path in paths if not Path(path).is_relative_to(os.path.normpath(source.root)))

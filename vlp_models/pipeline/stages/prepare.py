@@ -50,7 +50,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 tables = read_source(key, source, workspace.root)
             found = len(tables["images"])
             near = params.validate.near_duplicates
-            withdrawn = read_withdrawn(workspace.withdrawn, NearRules(bits=near.bits, keypoints=near.keypoints))
+            withdrawn = read_withdrawn(
+                workspace.withdrawn, NearRules(bits=near.max_hash_distance, keypoints=near.keypoints)
+            )
             with PrintWriter(directory) as prints:
                 failed = _check_images(tables, key, params, workspace, prints, withdrawn)
             if not (tables["images"] or tables["texts"]):
@@ -103,7 +105,7 @@ def _check_images(
     rows = (row for table in read_batches([waiting], HELD) for row in table.to_pylist())
     job = Job.of_dataset(params.validate)
     results = track(
-        _examined(rows, job, lambda path: None if source.outside else _outside(path, folders, key)),
+        _examined(rows, job, lambda path: None if source.allow_external_images else _outside(path, folders, key)),
         description="checking images",
         total=len(listed),
         console=Console(stderr=True),
@@ -177,7 +179,7 @@ def _outside(path: Path, folders: list[Path], key: str) -> ImageError | None:
     path = Path(os.path.abspath(path))  # noqa: PTH100
     if any(path.is_relative_to(folder) for folder in folders):
         return None
-    reason = f"outside of data.{key}.root and data.{key}.images; data.{key}.outside: true allows it"
+    reason = f"outside of data.{key}.root and data.{key}.images; data.{key}.allow_external_images: true allows it"
     return ImageError("image_inside", reason)
 
 

@@ -82,7 +82,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         refused.unlink(missing_ok=True)  # of a run before
         sources = [need(workspace.interim(name), f"prepare@{name}") for name in params.data]
         copies = _copies(sources, params.validate)
-        leaks = where_else(copies) if params.validate.near_duplicates.action == "set_aside" else {}
+        leaks = where_else(copies) if params.validate.near_duplicates.action == "quarantine" else {}
         docs = workspace.reports / "data_docs"
         with output_directory(workspace.validated) as directory:
             with Crossing.within(directory) as crossing:
@@ -119,7 +119,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 def _copies(sources: list[Path], params: ValidateParams) -> list[Copy]:
     """Of pictures that are tested on, across all datasets (vlp_models/curation/duplicates)."""
     tested = _tested(_files(sources, "images"))
-    rules = NearRules(bits=params.near_duplicates.bits, keypoints=params.near_duplicates.keypoints)
+    rules = NearRules(bits=params.near_duplicates.max_hash_distance, keypoints=params.near_duplicates.keypoints)
     return find_copies([source / FILE for source in sources], tested, rules, workers=cpus(SEARCHES))
 
 
