@@ -34,8 +34,8 @@ from vlp_models.params import (
 from vlp_models.params.snapshots import SnapshotParams
 from vlp_models.pipeline.stages import initial
 from vlp_models.training.data import LoaderFactory
-from vlp_models.training.passes import make_loss
 from vlp_models.training.run import Plan, fit
+from vlp_models.training.scheduled_sampling import make_loss
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 CONFIG: dict[str, Any] = {
@@ -149,7 +149,7 @@ def train(
 def begun_as_in(preset: str, name: str, root: Path) -> Any:
     """A preset's model as the stage `initial` leaves it, in eval mode: with its image weights, without its words."""
     found = yaml.safe_load((Path(__file__).parents[1] / "presets" / f"{preset}.yaml").read_text())["models"][name]
-    model = ModelParams(family=found["family"], config=found["config"], weights=found["weights"])
+    model = ModelParams(family=found["family"], config=found["config"], image_init=found["image_init"])
     params, workspace = replace(write_workspace(root), models={name: model}), Workspace(root)
     initial.run(params, workspace, name)
     return load_model(workspace.checkpoint(f"initial/{name}"))[0].eval()

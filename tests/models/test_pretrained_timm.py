@@ -21,20 +21,19 @@ from torch import Tensor
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Pixels
-from vlp_models.data.inputs import PixelInput
-from vlp_models.data.pixels import collate_pixels
+from vlp_models.data.pixels import PixelInput, collate_pixels
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models import build_model
 from vlp_models.models.checkpoint import load_model
-from vlp_models.models.foreign import Asked, Imported
-from vlp_models.models.pretrained_timm import read_timm
+from vlp_models.models.convert.mapping import Asked, Imported
+from vlp_models.models.convert.timm import read_timm
+from vlp_models.models.convert.vlmo_images import convert_vit, renormalised
 from vlp_models.models.vlmo.model import VLMo
-from vlp_models.models.vlmo.timm_vit import convert_vit, renormalised
 from vlp_models.params import ModelParams, TimmParams
 from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.import_checkpoint import import_checkpoint
 from vlp_models.pipeline.stages import initial
-from vlp_models.vision.backbone_state import make_backbone
+from vlp_models.vision.timm_backbone import make_backbone
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 4}
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -154,12 +153,12 @@ def test_import_checkpoint_makes_a_start_of_it(tmp_path: Path) -> None:
 
 
 def test_params_may_name_the_weights_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`models.NAME.weights: vit.pth`: the stage `initial` begins with it, and says what stayed fresh."""
+    """`models.NAME.image_init: vit.pth`: the stage `initial` begins with it, and says what stayed fresh."""
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
     torch.save(net.state_dict(), tmp_path / "vit.pth")
     fitting = {**params.models["vlmo"].config, "positions": "absolute", "layer_scale": 0.0, "layer_norm_eps": 1e-6}
-    named = replace(params.models["vlmo"], weights="vit.pth", config=fitting)
+    named = replace(params.models["vlmo"], image_init="vit.pth", config=fitting)
     initial.run(replace(params, models={"vlmo": named}), workspace, "vlmo")
     assert "of ViT weights in blocks, image_embedding, norm" in capsys.readouterr().out
     model, _, info = load_model(workspace.checkpoint("initial/vlmo"))
@@ -167,13 +166,13 @@ def test_params_may_name_the_weights_themselves(tmp_path: Path, capsys: pytest.C
     with torch.no_grad():
         wanted, found = net.forward_features(PIXELS[:, :, :16, :16]), states(model.eval(), PIXELS[:, :, :16, :16])
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
-    kept = info.provenance["weights"]
+    kept = info.provenance["image_init"]
     assert kept["source"] == "vit.pth" and kept["files"] == {"vit.pth": hash_file(tmp_path / "vit.pth")}
     assert "text_embedding" in kept["fresh"]
 
     without = {key: value for key, value in fitting.items() if key != "positions"}
     for changes, message in (
-        ({"weights": "nowhere.pth"}, r"`models\.vlmo\.weights: nowhere\.pth`: .*no such file"),
+        ({"image_init": "nowhere.pth"}, r"`models\.vlmo\.image_init: nowhere\.pth`: .*no such file"),
         ({"config": {**fitting, "layer_scale": 0.5}}, "layer_scale: 0.5 here, 0.0 there"),
         ({"config": without}, "positions: relative here, absolute there"),
     ):
@@ -189,7 +188,7 @@ def test_a_source_that_can_not_be_is_refused_before_anything_is_computed(tmp_pat
         ("vlmo", "timm", "name timm's model"),
         ("vlmo", "torchvision", "name timm's model"),
     ):
-        model = ModelParams(family=family, weights=weights)
+        model = ModelParams(family=family, image_init=weights)
         with pytest.raises(ParamsError, match=message):
             check_runs(replace(params, models={"m": model}))
 

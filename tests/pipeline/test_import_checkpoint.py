@@ -27,7 +27,7 @@ from vlp_models.models.tden.model import TDEN
 from vlp_models.params import load_params
 from vlp_models.pipeline.import_checkpoint import import_checkpoint
 from vlp_models.pipeline.stages import initial
-from vlp_models.tasks.load import load_task_model
+from vlp_models.tasks.base import load_task_model
 
 LENGTHS = ("--max-text-len", "12", "--max-regions", "4")
 
@@ -82,7 +82,7 @@ def test_a_model_begins_with_imported_weights(root: Path) -> None:
     apply_overlay(root / "params.yaml", preset, ["models.theirs.config.ism_margin=0.3"])  # no weight is another for it
     params = load_params("params.yaml")
     begins = params.models["theirs"]
-    assert (begins.weights, begins.config["fusion"]) == ("checkpoints/imported/theirs", "product")
+    assert (begins.init, begins.config["fusion"]) == ("checkpoints/imported/theirs", "product")
     assert begins.config["mask_scheme"] == "mask"
     initial.run(params, Workspace(root), "theirs")
     begun, _, _ = load_model(root / "checkpoints" / "initial" / "theirs")
@@ -192,7 +192,7 @@ def test_bert_fills_the_text_side(root: Path) -> None:
     words = bert.state_dict()["embeddings.word_embeddings.weight"]
     assert torch.equal(loaded.state_dict()["text_embedding.words.weight"], words)
     apply_overlay(root / "params.yaml", root / "checkpoints" / "imported" / "tden" / "preset.yaml", [])
-    assert load_params("params.yaml").models["tden"].weights == "checkpoints/imported/tden"
+    assert load_params("params.yaml").models["tden"].init == "checkpoints/imported/tden"
 
     assert "left out: pooler" in said and "embedding_norm_eps is 1e-05" in text_of(root / "checkpoints/imported/tden")
 

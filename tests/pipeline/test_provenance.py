@@ -36,14 +36,14 @@ def test_a_cohort_is_runs_that_differ_in_their_seeds_alone(tmp_path: Path) -> No
     ]
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "model.safetensors").write_bytes(b"one")
-    differing.append(cohort(workspace, params, model={"words": "bert"}))
+    differing.append(cohort(workspace, params, model={"text_init": "bert"}))
     (tmp_path / "bert" / "model.safetensors").write_bytes(b"two")
-    differing.append(cohort(workspace, params, model={"words": "bert"}))
-    differing.append(cohort(workspace, params, model={"weights": "checkpoints/imported/tden"}))
+    differing.append(cohort(workspace, params, model={"text_init": "bert"}))
+    differing.append(cohort(workspace, params, model={"init": "checkpoints/imported/tden"}))
     (tmp_path / "packages").mkdir()
     for version in ("1.0", "2.0"):
         (tmp_path / "packages" / "eyes.json").write_text(version)
-        differing.append(cohort(workspace, params, model={"weights": "package:eyes"}))
+        differing.append(cohort(workspace, params, model={"image_init": "package:eyes"}))
     assert len({own, *differing}) == 1 + len(differing), "other regions, texts or words; other weights to begin with"
 
 

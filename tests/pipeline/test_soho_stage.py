@@ -19,15 +19,14 @@ from soho_toys import TINY as SIZES
 from toy_world import TINY, TRAINER, KilledAt, same_weights, untimed, write_tokenizer
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.captions import CaptionsOfImages
-from vlp_models.data.inputs import InputReader
+from vlp_models.data.inputs import CaptionsOfImages, InputReader
 from vlp_models.data.pixels import encode
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.forgetting.saw import Checkpoints
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.figures import Figure
+from vlp_models.models.protocols import Figure
 from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, load_params, to_plain
 from vlp_models.params.schema import build
 from vlp_models.params.snapshots import SnapshotParams
@@ -35,8 +34,8 @@ from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.stages import initial, pretrain
 from vlp_models.pipeline.vision_warmup import first_step_with
 from vlp_models.training.data import LoaderFactory
-from vlp_models.training.passes import make_loss
 from vlp_models.training.run import Plan, fit
+from vlp_models.training.scheduled_sampling import make_loss
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 CONFIG: dict[str, Any] = {**SIZES, "height": 32, "width": 32, "dropout": 0.1, "augment": ["random_resized_crop"]}
@@ -178,7 +177,7 @@ def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_pat
     begun = {}
     for name, steps, flip in (("blind", 0, True), ("eyes", 1, True), ("again", 1, True), ("upright", 1, False)):
         eyes = {"steps": steps, "batch_size": 4, "flip": flip}
-        params, workspace = with_eyes(tmp_path, {"config": CONFIG | small, "eyes": eyes})
+        params, workspace = with_eyes(tmp_path, {"config": CONFIG | small, "vision_warmup": eyes})
         initial.run(params, workspace, "soho")
         place = workspace.checkpoint("initial/soho")
         begun[name] = load_file(place / "model.safetensors"), (place / "config.json").read_bytes()
@@ -187,7 +186,7 @@ def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_pat
     moved = {name for name in blind if not torch.equal(blind[name], eyes_weights[name])}
     assert moved and all(name.startswith(("model.backbone.", "model.neck.")) for name in moved)
     assert config == told and all(torch.equal(eyes_weights[name], same[name]) for name in same)
-    kept = json.loads(config)["provenance"]["eyes"]
+    kept = json.loads(config)["provenance"]["vision_warmup"]
     assert kept["words"] == ["blue", "red", "square"] and kept["images"] == 6
 
     seen = [first_step_with(kept, workspace, {f"drawn/{n}"}) for n in range(7)]
@@ -204,11 +203,11 @@ def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_pat
 
 
 def test_eyes_are_for_fresh_models_of_pixels(tmp_path: Path) -> None:
-    params, _ = with_eyes(tmp_path, {"eyes": {"steps": 1}, "weights": "somewhere"})
-    with pytest.raises(ParamsError, match=r"`models.soho.eyes` are for fresh weights"):
+    params, _ = with_eyes(tmp_path, {"vision_warmup": {"steps": 1}, "init": "somewhere"})
+    with pytest.raises(ParamsError, match=r"`models.soho.vision_warmup` is for a freshly"):
         check_runs(params)
-    params, _ = with_eyes(tmp_path, {"eyes": {"steps": 1}, "family": "tden", "config": TINY})
-    with pytest.raises(ParamsError, match=r"`models.soho.eyes`: a tden reads no pixels"):
+    params, _ = with_eyes(tmp_path, {"vision_warmup": {"steps": 1}, "family": "tden", "config": TINY})
+    with pytest.raises(ParamsError, match=r"`models.soho.vision_warmup`: a tden reads no pixels"):
         check_runs(params)
     with pytest.raises(ParamsError, match=r"takes `channels: \[24, 48, 96\]`"):
         build_model("soho", CONFIG | {"backbone": "small", "backbone_stage": 0}, DataFacts(vocab_size=9, mask_id=4))

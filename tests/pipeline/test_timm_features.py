@@ -132,7 +132,7 @@ def test_a_missing_package_is_told_before_anything_is_computed(workspace: Worksp
         plan.run(missing, workspace)
     assert not workspace.plan.exists()
     assert packages(missing, regions=False) == [], "a model of pixels needs no eyes"
-    words = dataclasses.replace(missing.models["tden"], words="package:no-such-words")
+    words = dataclasses.replace(missing.models["tden"], text_init="package:no-such-words")
     grid = dataclasses.replace(params_with(features={"source": "grid"}), models={"tden": words})
-    with pytest.raises(MissingToolError, match=r"`models\.tden\.words: package:no-such-words`: not installed"):
+    with pytest.raises(MissingToolError, match=r"`models\.tden\.text_init: package:no-such-words`: not installed"):
         plan.run(grid, workspace)

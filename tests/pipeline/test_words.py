@@ -1,4 +1,4 @@
-"""`models.MODEL.words`: the stage `initial` with a BERT's files, through params.yaml."""
+"""`models.NAME.text_init`: the stage `initial` with a BERT's files, through params.yaml."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def begin(root: Path, family: str = "tden", words: str = "bert") -> tuple[dict[s
     config = config_of(family, layers=2, max_positions=16)
     if "embedding_norm_eps" in config:
         config["embedding_norm_eps"] = 1e-5  # BERT's is smaller
-    model = {"family": family, "words": words, "config": config}
+    model = {"family": family, "text_init": words, "config": config}
     apply_overlay(root / "params.yaml", None, [f"models.new={json.dumps(model)}"])
     initial.run(load_params(root / "params.yaml"), Workspace(root), "new")
     made, _, info = load_model(root / "checkpoints" / "initial" / "new")
-    return made.state_dict(), info.provenance.get("words", {})
+    return made.state_dict(), info.provenance.get("text_init", {})
 
 
 @pytest.mark.parametrize("family", RECORDS)
@@ -110,10 +110,10 @@ def test_what_was_taken_and_what_is_new_is_said_and_kept(
 
 
 def test_a_words_source_that_can_not_be_is_an_error(root: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere: no such folder; `models\.new\.words` is a folder"):
+    with pytest.raises(DataError, match=r"nowhere: no such folder; `models\.new\.text_init` is a folder"):
         begin(root, words="nowhere")
     with pytest.raises(
-        MissingToolError, match=r"`models\.new\.words: package:no-words`: not installed; `uv pip install"
+        MissingToolError, match=r"`models\.new\.text_init: package:no-words`: not installed; `uv pip install"
     ):
         begin(root, words="package:no-words")
     config = json.loads((root / "bert" / "config.json").read_text())

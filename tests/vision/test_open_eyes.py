@@ -12,14 +12,19 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Pixels
-from vlp_models.data.boxed import read_boxed
-from vlp_models.data.inputs import PixelInput
-from vlp_models.data.pixels import fit, place_boxes
+from vlp_models.data.joins import read_boxed
+from vlp_models.data.pixels import PixelInput, fit, place_boxes
 from vlp_models.models import DataFacts, build_model
-from vlp_models.vision.eyes import Eyes, _look, _shown, open_eyes, words_in_cells
-from vlp_models.vision.labelled import LabelledImage, categories_of, labelled_images, words_of
 from vlp_models.vision.small_backbone import SmallBackbone
-from vlp_models.vision.train import TrainingOptions, TrainingResult
+from vlp_models.vision.training import (
+    LabelledImage,
+    TrainingOptions,
+    TrainingResult,
+    categories_of,
+    labelled_images,
+    words_of,
+)
+from vlp_models.vision.vision_warmup import Eyes, _look, _shown, open_eyes, words_in_cells
 
 INPUT = PixelInput(height=32, width=32)
 RED = (255, 0, 0)
@@ -103,7 +108,7 @@ def opened(drawn: Drawn, steps: int) -> tuple[Toy, TrainingResult, float | None]
     options = TrainingOptions(steps=steps, batch_size=4, lr=1e-2, seed=3)
     train, val, words = drawn
     eyes = Eyes(model=toy, cells=toy.cells, wanted=INPUT, side=8, hidden=8)
-    arguments = {"crop": 0.7, "device": torch.device("cpu"), "lower": "models.toy.eyes.lr"}
+    arguments = {"crop": 0.7, "device": torch.device("cpu"), "lower": "models.toy.vision_warmup.lr"}
     return toy, *open_eyes(eyes, train, val, len(words), options, **arguments)  # type: ignore[arg-type]
 
 

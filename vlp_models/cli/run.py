@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact, redacted
-from vlp_models.common.weight_files import is_source, watched
+from vlp_models.common.weight_files import watched
 from vlp_models.errors import DataError, ParamsError, TrackingError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def write_plan() -> bool:
     from vlp_models.common.io import write_text
     from vlp_models.common.packages import note
     from vlp_models.common.workspace import Workspace
-    from vlp_models.models.outline import kinds
+    from vlp_models.models.meta_model import kinds
     from vlp_models.params import load_params
     from vlp_models.pipeline.check_params import check_runs
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours
@@ -140,7 +140,7 @@ def run_pipeline(targets: list[str]) -> int:
 
 def _register_again(params: Params, workspace: Workspace) -> int:
     """Puts back what the registry has lost since `register` ran, which DVC can't see. Returns DVC's code."""
-    from vlp_models.registry.registered import lost
+    from vlp_models.registry.receipts import lost
 
     try:
         gone = lost(params.tracking, workspace.root)
@@ -154,18 +154,19 @@ def _register_again(params: Params, workspace: Workspace) -> int:
 
 
 def _not_imported(params: Params, workspace: Workspace) -> list[str]:
-    """The weights that models are to begin with and that are not there: of them DVC says no more than a path."""
+    """Return an error for each initial checkpoint that is missing: DVC would name only the path."""
     lost = {
-        f"models.{name}.weights": model.weights
+        f"models.{name}.{key}": source
         for name, model in params.models.items()
-        if watched(model.weights) and not (workspace.root / watched(model.weights)).exists()
+        for key, source in (("init", model.init), ("image_init", model.image_init))
+        if watched(source) and not (workspace.root / watched(source)).exists()
     }
     return [
-        f"params.yaml: `{where}`: {weights} is not there; "
+        f"params.yaml: `{where}`: {weights} not found; "
         + (
-            "a path starts at the project's root"
-            if is_source(weights)
-            else f"`vlp import-checkpoint` makes it, and `--name {Path(weights).name}` gives it that place"
+            "the path is relative to the project root"
+            if where.endswith(".image_init")
+            else f"create it with `vlp import-checkpoint ... --name {Path(weights).name}`"
         )
         for where, weights in lost.items()
     ]
@@ -190,7 +191,7 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
     summary = workspace.reports / "summary.json"
     if summary.exists():
         if summary.stat().st_mtime < began:  # else the report stage has just printed it
-            from vlp_models.evaluation.report.table import print_results
+            from vlp_models.evaluation.report.records import print_results
 
             print_results(summary)
         print(f"\nreport     {workspace.reports / 'index.html'}")
@@ -211,7 +212,7 @@ def _environment() -> dict[str, str]:
 def _send_waiting(params: Params, workspace: Workspace) -> None:
     """The metrics of runs that ended while MLflow was away."""
     if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):  # else MLflow need not be loaded
-        from vlp_models.registry.spool import replay
+        from vlp_models.registry.logger import replay
 
         replay(params.tracking, workspace.root)
 
@@ -282,7 +283,7 @@ def print_verification(version: str, *, as_json: bool = False) -> int:
     from vlp_models.params import load_params
     from vlp_models.pipeline.promote import mlflow_errors
     from vlp_models.registry.client import connect
-    from vlp_models.registry.promotion.verify import verify
+    from vlp_models.registry.verify import verify
 
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):

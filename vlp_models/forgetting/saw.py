@@ -92,7 +92,7 @@ class Checkpoints:
         return worst(name, self.trained(name, info.provenance, info.detector_id))
 
     def _initial(self, name: str, provenance: Mapping[str, Any]) -> Verdict:
-        if eyes := provenance.get("eyes"):
+        if eyes := provenance.get("vision_warmup"):
             from vlp_models.pipeline.vision_warmup import boxes_of
             from vlp_models.pipeline.vision_warmup import first_step_with as first_look
 
@@ -101,7 +101,7 @@ class Checkpoints:
             if step := first_look(eyes, self.workspace, self._images_here()):
                 return Verdict(name=name, state="saw", how=f"by its eyes, first in step {step}")
         notes = "; the weights it begins with were imported: what they have seen, nobody here knows"
-        how = "before its first step" + (notes if "weights" in provenance else "")
+        how = "before its first step" + (notes if {"init", "image_init"} & provenance.keys() else "")
         return Verdict(name=name, state="never", how=how)
 
     def trained(self, run: str, provenance: Mapping[str, Any], detector_id: str) -> list[Verdict]:

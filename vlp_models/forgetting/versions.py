@@ -17,10 +17,10 @@ from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
 from vlp_models.forgetting.saw import DETECTOR, TOKENIZER, Checkpoints, Verdict, worst
 from vlp_models.params import Params
+from vlp_models.registry.client import failures, model_called
 from vlp_models.registry.evaluations import read_lineage
-from vlp_models.registry.held import failures, model_called
 from vlp_models.registry.versions import model_name
-from vlp_models.tasks.caption_memory import CAPTIONS
+from vlp_models.tasks.caption_search import CAPTIONS
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -213,7 +213,7 @@ def _parent(parent: Mapping[str, Any], data: DataVersion | None, checkpoints: Ch
         return Verdict(name=name, state="never", how="made elsewhere")
     if file.exists() and parent.get("sha256") == hash_path(file):
         return checkpoints.of(name if parent["path"] not in (DETECTOR, TOKENIZER) else parent["path"])
-    if parent["role"] == "starts from" and name.startswith("initial/") and not parent.get("eyes"):
+    if parent["role"] == "starts from" and name.startswith("initial/") and not parent.get("vision_warmup"):
         return Verdict(name=name, state="never", how="before its first step")
     if parent["role"] == "starts from" and "params" in parent:
         own = checkpoints.data.of(parent["inputs"]) if learned_from(parent.get("inputs", {})) else data

@@ -33,13 +33,13 @@ from vlp_models.params.promotion import GateParams, PromotionParams
 from vlp_models.params.recipe import ObjectiveParams, PassesParams, RampParams, RecipeParams
 from vlp_models.params.runs import (
     NAME,
-    EyesParams,
     FinetuneParams,
     ModelParams,
     PretrainParams,
     StreamParams,
     TrainerParams,
     TrainingParams,
+    VisionWarmupParams,
     split_start,
 )
 from vlp_models.params.schema import build, nearest, to_plain
@@ -53,7 +53,6 @@ __all__ = [
     "DetectorParams",
     "DriftParams",
     "EvaluateParams",
-    "EyesParams",
     "FeaturesParams",
     "FinetuneParams",
     "FlowParams",
@@ -80,6 +79,7 @@ __all__ = [
     "TrainerParams",
     "TrainingParams",
     "ValidateParams",
+    "VisionWarmupParams",
     "build",
     "laid_over",
     "load_params",

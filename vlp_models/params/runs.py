@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vlp_models.common.weight_files import is_source
 from vlp_models.params.augment import AugmentedParams
 from vlp_models.params.optimizer import OptimizerParams
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -24,14 +25,15 @@ KINDS = ("initial", "pretrain", "finetune")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EyesParams:
-    """What the image's side of a model of pixels learns before all else, from the train split's boxes (vision/eyes.py).
+class VisionWarmupParams:
+    """Warm-up of the vision encoder of a model that reads pixels: it is trained on the boxes of the train split before
+    pretraining (vision/vision_warmup.py).
 
-    steps       updates; 0: none, and no boxes are needed
+    steps       updates; 0: no warm-up, and no boxes are needed
     batch_size  images
-    lr          peak of AdamW's
-    crop        the least share of a picture that is shown; 1: always all of it
-    flip        half of the pictures are mirrored; false where words of the boxes say left or right
+    lr          peak learning rate of AdamW
+    crop        smallest share of an image that a random crop keeps; 1: no cropping
+    flip        mirror half of the images; set false if box labels say left or right
     """
 
     steps: NonNegativeInt = 0
@@ -43,22 +45,38 @@ class EyesParams:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParams:
-    """A model to begin with.
+    """A model architecture and its initial weights.
 
-    family   one of `vlp_models.models.FAMILIES`
-    config   checked against the family's own config dataclass
-    weights  a checkpoint made by `vlp import-checkpoint`; or, of a model of pixels, timm's weights for its image side:
-             a file, package:NAME, timm:NAME (weight_files.py); empty: fresh ones, drawn with `seed`
-    words    a folder with a BERT's files, or package:NAME, whose weights its text side begins with (after `weights`)
-    eyes     what a model of pixels learns to see before its first step; instead of `weights`
+    family         one of `vlp_models.models.FAMILIES`
+    config         checked against the family's config dataclass
+    init           a checkpoint made by `vlp import-checkpoint`
+    image_init     timm weights for the image side of a model that reads pixels: a file, package:NAME or timm:NAME
+    text_init      weights of a BERT for the text side: a Hugging Face folder, or package:NAME; applied after `init`
+    vision_warmup  trains the vision encoder on boxes first; not together with `init` or `image_init`
+    seed           of whatever is freshly initialized
     """
 
     family: str
     config: dict[str, Any] = field(default_factory=dict)
-    weights: str = ""
-    words: str = ""
-    eyes: EyesParams = field(default_factory=EyesParams)
+    init: str = ""
+    image_init: str = ""
+    text_init: str = ""
+    vision_warmup: VisionWarmupParams = field(default_factory=VisionWarmupParams)
     seed: NonNegativeInt = 1
+
+    def __post_init__(self) -> None:
+        if self.init and self.image_init:
+            raise ValueError("set `init` (a whole checkpoint) or `image_init` (weights of the image side), not both")
+        if is_source(self.init):
+            raise ValueError(
+                f"`init: {self.init}` must be a checkpoint made by `vlp import-checkpoint`; weights of the image side "
+                "(a file, package:NAME, timm:NAME) go to `image_init`"
+            )
+        if self.image_init and not is_source(self.image_init):
+            raise ValueError(
+                f"`image_init: {self.image_init}` must be a weights file, package:NAME or timm:NAME; a checkpoint made "
+                "by `vlp import-checkpoint` goes to `init`"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +114,7 @@ class TrainerParams:
     num_workers: NonNegativeInt = 0
     checkpoint_every_steps: PositiveInt = 100
     log_every_steps: PositiveInt = 10
-    torch_threads: NonNegativeInt = 0  # 0: as the model's size has it (training/threads.py)
+    torch_threads: NonNegativeInt = 0  # 0: as the model's size has it (training/distributed.py)
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp from two processes on
     num_nodes: PositiveInt = 1  # `devices` is per node
     parallel: PositiveInt = 1  # fine-tunings that `vlp run` trains beside each other, each with its share of the CPUs

@@ -1,4 +1,4 @@
-"""A model's text side beginning with a BERT's weights: `models.MODEL.words`."""
+"""A model's text side beginning with a BERT's weights: `models.NAME.text_init`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 from vlp_models.common.io import hash_file
 from vlp_models.data.bert_folder import CONFIG, find_folder, weights_file
-from vlp_models.models.adopt import adopt_weights, in_short
-from vlp_models.models.bert import read_bert
-from vlp_models.models.foreign import Asked
+from vlp_models.models.convert.bert import read_bert
+from vlp_models.models.convert.mapping import Asked
+from vlp_models.models.partial_load import adopt_weights, in_short
 from vlp_models.params import ModelParams
 from vlp_models.pipeline.training_job import Inputs, data_facts
 
@@ -30,7 +30,7 @@ def begin_with_words(
         MissingToolError: the package is not installed. DataError: no such folder, or no BERT's tokenizer.
         CheckpointError: another architecture, other sizes, or other words than data/tokenizer's.
     """
-    folder = find_folder(p.words, root, where)
+    folder = find_folder(p.text_init, root, where)
     tokenizer = inputs.tokenizer
     asked = Asked(
         facts=data_facts(inputs),
@@ -49,9 +49,9 @@ def begin_with_words(
         "notes": list(imported.notes),
     }
     files = [folder / CONFIG, weights_file(folder)]
-    kept = {"source": p.words, "files": {file.name: hash_file(file) for file in files}, **told}
+    kept = {"source": p.text_init, "files": {file.name: hash_file(file) for file in files}, **told}
     parameters = sum(own[name].numel() for name in adopted.taken)
-    lines = [f"{p.words}: {parameters:,} of BERT's weights in {', '.join(told['taken'])}"]
+    lines = [f"{p.text_init}: {parameters:,} of BERT's weights in {', '.join(told['taken'])}"]
     lines += [f"  fresh: {', '.join(told['fresh'])}"] if told["fresh"] else []
     lines += [f"  left out: {', '.join(told['left_out'])}"] if told["left_out"] else []
     return kept, [*lines, *(f"  {note}" for note in told["notes"])]

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vlp_models.common.weight_files import is_source, library_of
+from vlp_models.common.weight_files import library_of
 from vlp_models.errors import ParamsError
-from vlp_models.models.outline import inputs_of, outline
+from vlp_models.models.meta_model import inputs_of, outline
 from vlp_models.params import ModelParams, Params
 from vlp_models.params.lookup import check_known
 from vlp_models.params.runs import split_start
 from vlp_models.params.schema import nearest
-from vlp_models.vision.weights import check_model, whose
+from vlp_models.vision.pretrained_weights import check_model, whose
 
 
 def check_runs(params: Params) -> None:
     """
     Raises:
         ParamsError: an unknown generator, format, family or task, a config that the family refuses, an option that the
-            task does not have, a task that the model can't do, objectives that it can't learn, longer texts than the model
-            has places for, a model that timm does not have, or shards that can't hold what the models read.
+            task does not have, a task or objective that the model does not support, longer texts than the model
+            has positions for, a model that timm does not have, or shards that can't hold what the models read.
     """
     from vlp_models.data.formats import FORMATS
-    from vlp_models.data.needs import needs
+    from vlp_models.data.inputs import needs
     from vlp_models.models import FAMILIES
-    from vlp_models.models.readers import IMAGE_READERS, READERS
+    from vlp_models.models.convert import IMAGE_READERS, READERS
     from vlp_models.synthetic import GENERATORS
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import check_can, check_texts_per_image, read_options
@@ -38,33 +38,33 @@ def check_runs(params: Params) -> None:
         if model.family not in FAMILIES:
             raise ParamsError(f"params.yaml: `models.{name}.family: {model.family}`{nearest(model.family, FAMILIES)}")
         outline(model, f"models.{name}.config")
-        if model.words and model.family not in READERS:
+        if model.text_init and model.family not in READERS:
             raise ParamsError(
-                f"params.yaml: `models.{name}.words`: a {model.family} can't begin with BERT's weights; "
+                f"params.yaml: `models.{name}.text_init`: a {model.family} cannot start from BERT weights; "
                 f"{', '.join(READERS)} can"
             )
-        if is_source(model.weights) and model.family not in IMAGE_READERS:
+        if model.image_init and model.family not in IMAGE_READERS:
             raise ParamsError(
-                f"params.yaml: `models.{name}.weights: {model.weights}`: these fill the image side of "
+                f"params.yaml: `models.{name}.image_init: {model.image_init}`: these weights fill the image side of "
                 f"{' or '.join(IMAGE_READERS)}, not of a {model.family}, which reads no pixels; it gets them by "
                 "`features.source: timm`"
             )
-        unnamed = model.family == "vlmo" and model.weights == "timm" and model.config.get("stem") != "timm"
-        if library_of(model.weights) == "torchvision" or unnamed:
+        unnamed = model.family == "vlmo" and model.image_init == "timm" and model.config.get("stem") != "timm"
+        if library_of(model.image_init) == "torchvision" or unnamed:
             raise ParamsError(
-                f"params.yaml: `models.{name}.weights: {model.weights}`: name timm's model, as in "
+                f"params.yaml: `models.{name}.image_init: {model.image_init}`: name the timm model, as in "
                 "timm:vit_base_patch16_224"
             )
-        _check_timm(f"models.{name}.weights", model.weights, whose(model.weights, ""))
-        if model.eyes.steps:
-            _check_eyes(name, model)
+        _check_timm(f"models.{name}.image_init", model.image_init, whose(model.image_init, ""))
+        if model.vision_warmup.steps:
+            _check_warmup(name, model)
     needs(
         inputs_of(params.models), params.shards.pixels, params.validate.min_image_side, params.validate.max_image_pixels
     )
     if params.features.source == "timm":
-        eyes = params.features.timm
-        _check_timm("features.timm.model", eyes.model, eyes.model)
-        _check_timm("features.timm.weights", eyes.weights, whose(eyes.weights, ""))
+        timm = params.features.timm
+        _check_timm("features.timm.model", timm.model, timm.model)
+        _check_timm("features.timm.weights", timm.weights, whose(timm.weights, ""))
     for name in params.promotion.tasks:
         check_known(name, TASKS, "promotion.tasks")
     for name, run in params.pretrain.items():
@@ -135,12 +135,12 @@ def _check_timm(where: str, said: str, name: str) -> None:
         check_model(name, f"params.yaml: `{where}: {said}`")
 
 
-def _check_eyes(name: str, model: ModelParams) -> None:
+def _check_warmup(name: str, model: ModelParams) -> None:
     from vlp_models.models.protocols import SeesCells
 
-    where = f"params.yaml: `models.{name}.eyes`"
-    if model.weights:
-        raise ParamsError(f"{where} are for fresh weights; leave them out, or `weights`")
+    where = f"params.yaml: `models.{name}.vision_warmup`"
+    if model.init or model.image_init:
+        raise ParamsError(f"{where} is for a freshly initialized image side; remove it, or `init` and `image_init`")
     if not isinstance(outline(model, f"models.{name}.config"), SeesCells):
         raise ParamsError(f"{where}: a {model.family} reads no pixels")
 

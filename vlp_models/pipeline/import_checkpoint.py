@@ -17,7 +17,7 @@ from vlp_models.common.weight_files import is_source
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
-from vlp_models.models.info import UNLIMITED
+from vlp_models.models.checkpoint import UNLIMITED
 from vlp_models.params import Params
 from vlp_models.params.lookup import load
 from vlp_models.params.schema import nearest
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from vlp_models.models import DataFacts
-    from vlp_models.models.foreign import Imported
+    from vlp_models.models.convert.mapping import Imported
 
 # format -> module:function, called with the source and `models.foreign.Asked`, gives `models.foreign.Imported`
 FORMATS: dict[str, str] = {
-    "xmodaler-tden": "vlp_models.models.tden.public.convert:read_xmodaler",
-    "bert": "vlp_models.models.bert:read_bert",
-    "unified-vlp": "vlp_models.models.unified_vlp.public:read_unified_vlp",
-    "soho": "vlp_models.models.soho.public.convert:read_soho",
-    "soho-parts": "vlp_models.models.soho.convert_parts:read_parts",
-    "vlmo": "vlp_models.models.vlmo.public.convert:read_vlmo",
-    "beit": "vlp_models.models.vlmo.public.beit:read_beit",
-    "timm": "vlp_models.models.pretrained_timm:read_timm",
+    "xmodaler-tden": "vlp_models.models.convert.tden:read_xmodaler",
+    "bert": "vlp_models.models.convert.bert:read_bert",
+    "unified-vlp": "vlp_models.models.convert.unified_vlp:read_unified_vlp",
+    "soho": "vlp_models.models.convert.soho:read_soho",
+    "soho-parts": "vlp_models.models.convert.soho:read_parts",
+    "vlmo": "vlp_models.models.convert.vlmo:read_vlmo",
+    "beit": "vlp_models.models.convert.vlmo_images:read_beit",
+    "timm": "vlp_models.models.convert.timm:read_timm",
 }
 # formats that fill a part of a model, which params.yaml must describe
 PARTS = {
@@ -86,9 +86,9 @@ def import_checkpoint(
     from torch import nn
 
     from vlp_models.models import build_model
-    from vlp_models.models.adopt import in_short
     from vlp_models.models.checkpoint import write_checkpoint
-    from vlp_models.models.foreign import Asked
+    from vlp_models.models.convert.mapping import Asked
+    from vlp_models.models.partial_load import in_short
     from vlp_models.pipeline.training_job import data_facts, describe, read_inputs
 
     if form not in FORMATS:
@@ -191,7 +191,7 @@ def _labels(file: Path | None, imported: Imported) -> list[str]:
     Raises:
         CheckpointError: not given, no JSON list of strings, or more or fewer than rows.
     """
-    from vlp_models.models.foreign import read_json
+    from vlp_models.models.convert.mapping import read_json
 
     if imported.task != "vqa":
         return []
@@ -222,8 +222,8 @@ def _head(weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _preset(imported: Imported, name: str, place: str, config: dict[str, Any]) -> str:
-    overlay = {"models": {name: {"family": imported.family, "weights": place, "config": config}}}
-    lines = [f"# vlp use {place}/{PRESET}: the model `{name}` begins with these weights. JSON is YAML."]
+    overlay = {"models": {name: {"family": imported.family, "init": place, "config": config}}}
+    lines = [f"# vlp use {place}/{PRESET}: the model `{name}` starts from these weights. JSON is YAML."]
     lines += [f"# {note}" for note in imported.notes]
     return "\n".join([*lines, json.dumps(overlay, indent=2)]) + "\n"
 

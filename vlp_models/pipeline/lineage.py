@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,8 +22,7 @@ from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, split_start, to_plain
 from vlp_models.pipeline.dvc.outs import outs_of
-from vlp_models.registry.datasets import DataInput
-from vlp_models.registry.lineage import git_commit
+from vlp_models.registry.logger import DataInput
 from vlp_models.tasks import TASKS
 
 LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
@@ -65,8 +65,8 @@ def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
         if kind != "finetune":
             model = params.models[params.model_at(name)]
             begun |= _begun_with(model, workspace)
-            begun |= _eyes_of(workspace.checkpoint(f"initial/{params.model_at(name)}"))
-            dropped = {"seed"} if model.eyes.steps else {"seed", "eyes"}
+            begun |= _warmup_boxes(workspace.checkpoint(f"initial/{params.model_at(name)}"))
+            dropped = {"seed"} if model.vision_warmup.steps else {"seed", "vision_warmup"}
             settings.append({k: v for k, v in to_plain(model).items() if k not in dropped})
         if kind != "initial":
             own = to_plain(getattr(params, kind)[key])
@@ -87,16 +87,16 @@ def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
 
 def _begun_with(model: ModelParams, workspace: Workspace) -> dict[str, str]:
     """Where the weights come from that the model began with, each with what is known of its content."""
-    places = [watched(model.weights), dependency(model.words)]
+    places = [watched(model.init or model.image_init), dependency(model.text_init)]
     files = {place: workspace.root / place for place in places if place}
     return {place: hash_path(file) if file.exists() else "" for place, file in files.items()}
 
 
-def _eyes_of(initial: Path) -> dict[str, str]:
-    """The boxes that its eyes learnt from, if it has any."""
+def _warmup_boxes(initial: Path) -> dict[str, str]:
+    """Return the hash of the boxes that its vision warm-up used, if it had one."""
     config = initial / "config.json"
-    eyes = read_json(config).get("provenance", {}).get("eyes") if config.exists() else None
-    return {"eyes": eyes["boxes"]} if eyes else {}
+    warmup = read_json(config).get("provenance", {}).get("vision_warmup") if config.exists() else None
+    return {"vision_warmup": warmup["boxes"]} if warmup else {}
 
 
 def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) -> list[DataInput]:
@@ -182,18 +182,18 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
         made_from = read_json(path / "config.json")
         if provenance := made_from.get("provenance", {}):
             parent |= {"params": provenance.get("params", {}), "inputs": provenance.get("inputs", {})}
-            parent |= {"eyes": provenance["eyes"]} if "eyes" in provenance else {}
+            parent |= {"vision_warmup": provenance["vision_warmup"]} if "vision_warmup" in provenance else {}
     else:
         kind, model = split_start(starts[-1]) if starts else ("", "")
-        if kind == "initial" and (files := made_from.get("provenance", {}).get("weights", {}).get("files")):
-            parents.append({"role": "image weights", "path": params.models[model].weights, "files": files})
-        elif kind == "initial" and params.models[model].weights:
-            there = workspace.root / params.models[model].weights
-            imported = {"path": params.models[model].weights, "sha256": hash_path(there) if there.exists() else None}
-            told = made_from.get("provenance", {}).get("weights", {})  # as `vlp import-checkpoint` was called
+        if kind == "initial" and (files := made_from.get("provenance", {}).get("image_init", {}).get("files")):
+            parents.append({"role": "image weights", "path": params.models[model].image_init, "files": files})
+        elif kind == "initial" and params.models[model].init:
+            there = workspace.root / params.models[model].init
+            imported = {"path": params.models[model].init, "sha256": hash_path(there) if there.exists() else None}
+            told = made_from.get("provenance", {}).get("init", {})  # as `vlp import-checkpoint` was called
             imported |= {key: told[name] for key, name in (("form", "imported"), ("file", "file")) if name in told}
             parents.append({"role": "imported weights", **imported})
-        if kind == "initial" and (words := made_from.get("provenance", {}).get("words")):
+        if kind == "initial" and (words := made_from.get("provenance", {}).get("text_init")):
             parents.append({"role": "a BERT's words", "path": words["source"], "files": words["files"]})
     if config.get("detector_id"):
         detector = {"role": "detector", "path": "data/detector", "id": config["detector_id"]}
@@ -213,3 +213,33 @@ def _dvc_outs(lock: Path) -> dict[str, str]:
     if not lock.exists():
         return {}
     return outs_of(yaml.safe_load(lock.read_text(encoding="utf-8")) or {})
+
+
+def git_commit(root: Path) -> str:
+    """The commit, with `+changes` when tracked files differ from it; `unknown` outside a git checkout."""
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        return head + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def lineage_tags(root: Path, *, params: Any, data: Path, command: str) -> dict[str, str]:
+    """Commit, hashes of the data manifest, params and lock files, and the command that rebuilds the result."""
+    return {
+        "git_commit": git_commit(root),
+        "data_manifest": _hash(data),
+        "dvc_lock": _hash(root / "dvc.lock"),
+        "requirements_lock": _hash(root / "requirements.lock"),
+        "params": hashlib.sha256(json.dumps(params, sort_keys=True).encode()).hexdigest()[:16],
+        "command": command,
+    }
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else "absent"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=20)
+    return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""A model of pixels beginning with timm's weights: `models.MODEL.weights` where it names their source itself."""
+"""A model of pixels beginning with timm's weights: `models.NAME.image_init`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vlp_models.common.io import hash_file
 from vlp_models.common.state_dicts import some
 from vlp_models.common.weight_files import file_of, library_of
 from vlp_models.errors import CheckpointError
-from vlp_models.models.adopt import adopt_weights, in_short, refuse_other
-from vlp_models.models.foreign import Asked
-from vlp_models.models.pretrained_timm import read_timm
+from vlp_models.models.convert.mapping import Asked
+from vlp_models.models.convert.timm import read_timm
+from vlp_models.models.partial_load import adopt_weights, in_short, refuse_other
 from vlp_models.params import ModelParams
 from vlp_models.pipeline.training_job import Inputs, data_facts
 
@@ -37,20 +37,20 @@ def begin_with_image_weights(
     """
     asked = Asked(facts=data_facts(inputs), config=p.config, family=p.family, root=root, where=where)
     try:
-        imported = read_timm(Path(p.weights), asked)
+        imported = read_timm(Path(p.image_init), asked)
         refuse_other(_plain(imported.config), _plain(dataclasses.asdict(model.config)), imported.config)  # type: ignore[call-overload]
         adopted = adopt_weights(model, imported.weights)
         if adopted.left_out:
             raise CheckpointError(f"the model has no place for {some(adopted.left_out)}")
     except CheckpointError as error:
-        raise CheckpointError(f"params.yaml: `{where}: {p.weights}`: {error}") from None
+        raise CheckpointError(f"params.yaml: `{where}: {p.image_init}`: {error}") from None
     own = model.state_dict()
     told = {"taken": in_short(adopted.taken, own), "fresh": in_short(adopted.fresh, own), "notes": list(imported.notes)}
-    file = None if library_of(p.weights) else file_of(p.weights, root, where)
-    kept = {"source": p.weights, **({"files": {file.name: hash_file(file)}} if file else {}), **told}
+    file = None if library_of(p.image_init) else file_of(p.image_init, root, where)
+    kept = {"source": p.image_init, **({"files": {file.name: hash_file(file)}} if file else {}), **told}
     parameters = sum(own[name].numel() for name in adopted.taken)
     modules = sorted({name.partition(".")[0] for name in adopted.taken})
-    lines = [f"{p.weights}: {parameters:,} of {imported.what} weights in {', '.join(modules)}"]
+    lines = [f"{p.image_init}: {parameters:,} of {imported.what} weights in {', '.join(modules)}"]
     return kept, [*lines, *(f"  {note}" for note in imported.notes)]
 
 

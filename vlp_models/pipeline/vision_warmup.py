@@ -12,20 +12,27 @@ import torch
 from torch import nn
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.boxed import FILE, read_boxed
-from vlp_models.data.inputs import PixelInput
+from vlp_models.data.joins import FILE, read_boxed
+from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.protocols import SeesCells
-from vlp_models.params import EyesParams, ModelParams, TrainerParams
-from vlp_models.vision.eyes import Eyes, open_eyes
-from vlp_models.vision.labelled import LabelledImage, Rows, categories_of, labelled_images, words_of
-from vlp_models.vision.train import TrainingOptions, first_step
+from vlp_models.params import ModelParams, TrainerParams, VisionWarmupParams
+from vlp_models.vision.training import (
+    LabelledImage,
+    Rows,
+    TrainingOptions,
+    categories_of,
+    first_step,
+    labelled_images,
+    words_of,
+)
+from vlp_models.vision.vision_warmup import Eyes, open_eyes
 
 
 def begin_with_eyes(
     model: nn.Module, p: ModelParams, trainer: TrainerParams, workspace: Workspace, where: str
 ) -> tuple[dict[str, Any], str]:
-    """Trains the image's side in place. Returns what is kept of it (`provenance.eyes`), and a line for people.
+    """Trains the image's side in place. Returns what is kept of it (`provenance.vision_warmup`), and a line for people.
 
     Args:
         where: the model's place in params.yaml.
@@ -37,13 +44,15 @@ def begin_with_eyes(
     """
     wanted = model.inputs.image  # type: ignore[union-attr]
     if not isinstance(wanted, PixelInput) or not isinstance(model, SeesCells):
-        raise ParamsError(f"params.yaml: `{where}.eyes`: a model of the family {p.family} has none; it reads no pixels")
+        raise ParamsError(
+            f"params.yaml: `{where}.vision_warmup`: a model of the family {p.family} has none; it reads no pixels"
+        )
     rows = read_boxed(workspace.validated)
     images, words = _learnt(rows, workspace)
     if not images:
         raise DataError(
-            f"{workspace.validated / FILE}: no object of the train split has a box, and `{where}.eyes` learn from "
-            f"them; leave `{where}.eyes` out, or import weights that see"
+            f"{workspace.validated / FILE}: no object of the train split has a box, and `{where}.vision_warmup` learns "
+            f"from them; leave `{where}.vision_warmup` out, or import weights that see"
         )
     if trainer.torch_threads:
         torch.set_num_threads(trainer.torch_threads)
@@ -54,12 +63,12 @@ def begin_with_eyes(
         images,
         labelled_images(rows, "val", categories_of(rows), words, workspace.root),
         len(words),
-        _options(p.eyes, p.seed),
-        crop=p.eyes.crop,
+        _options(p.vision_warmup, p.seed),
+        crop=p.vision_warmup.crop,
         device=torch.device("cuda" if cuda else "cpu"),
-        lower=f"{where}.eyes.lr",
+        lower=f"{where}.vision_warmup.lr",
     )
-    kept = {**asdict(p.eyes), "seed": p.seed, "boxes": boxes_of(workspace), "images": len(images)}
+    kept = {**asdict(p.vision_warmup), "seed": p.seed, "boxes": boxes_of(workspace), "images": len(images)}
     found = "no box in val" if f1 is None else f"F1 of {len(words)} words in val's cells {100 * f1:.1f}"
     line = f"eyes: {len(images):,} images, {result.seconds:.0f} s at {result.images_per_second:.0f} images/s, {found}"
     return {**kept, "words": list(words)}, line
@@ -72,10 +81,10 @@ def boxes_of(workspace: Workspace) -> str:
 
 
 def first_step_with(kept: dict[str, Any], workspace: Workspace, image_ids: Set[str]) -> int | None:
-    """The first step in which eyes that said so of themselves (`provenance.eyes`) saw one of these images, of the boxes
-    as they lie here; None: they never did."""
+    """Return the first step in which a recorded warm-up (`provenance.vision_warmup`) used one of these images, given
+    the boxes in this workspace; None if it used none."""
     images, _ = _learnt(read_boxed(workspace.validated), workspace)
-    p = EyesParams(**{name: kept[name] for name in asdict(EyesParams()) if name in kept})
+    p = VisionWarmupParams(**{name: kept[name] for name in asdict(VisionWarmupParams()) if name in kept})
     return first_step(images, _options(p, kept["seed"]), image_ids)
 
 
@@ -85,5 +94,5 @@ def _learnt(rows: Rows, workspace: Workspace) -> tuple[list[LabelledImage], tupl
     return labelled_images(train, "train", categories_of(train), words, workspace.root), words
 
 
-def _options(p: EyesParams, seed: int) -> TrainingOptions:
+def _options(p: VisionWarmupParams, seed: int) -> TrainingOptions:
     return TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=seed, flip=p.flip)

@@ -3,8 +3,8 @@
 A file has two lines a question: `what is on the desk in the image3 ?` and `book, tape_dispenser`. `all_qa_pairs.txt`
 has all of them, and `train_images_list.txt` and `test_images_list.txt` divide the photos; or files as
 `qa.894.raw.train.txt` hold a split each (`params.questions` names others, the 37 classes' for instance). Photos are
-`<params.images>/image3.jpg` or .png, or lie in `nyu_depth_images/`. There is no official val: `val_fraction: 0.1` keeps a
-tenth of train's photos.
+`<params.images>/image3.jpg` or .png, or lie in `nyu_depth_images/`. There is no official val: `val_fraction: 0.1` keeps
+a tenth of train's photos.
 
 `image3` becomes `image` in a question: the number is an address, and would let a model without eyes learn a photo's
 answers. An answer of several things is a set: they are sorted, so that equal sets are equal texts.
@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Tables, get_text, image_row, join_id, need_root, read_text
+from vlp_models.data.formats.base import RecordError, Tables, get_text, image_row, join_id
+from vlp_models.data.formats.files import need_root, read_text
 from vlp_models.data.formats.photo_lists import is_held_out, read_lists
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError

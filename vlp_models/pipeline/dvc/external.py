@@ -25,7 +25,7 @@ def packages(params: Params, *, regions: bool) -> list[tuple[str, str]]:
     first = [
         (source, f"models.{name}.{key}")
         for name, model in params.models.items()
-        for key, source in (("weights", model.weights), ("words", model.words))
+        for key, source in (("init", model.init), ("image_init", model.image_init), ("text_init", model.text_init))
         if source
     ]
     return [*vocabulary_source(params), *first, *(_eyes(params) if regions else [])]

@@ -1,70 +1,114 @@
-"""dvc.yaml, made from params.yaml: which stages there are, what each reads and what it writes.
+"""Build dvc.yaml from params.yaml: one function per stage, which returns the stage's params, inputs and outputs.
 
-Hand-written YAML can't say that a run depends on the family of the model that its start leads to, or that the report
-depends on the runs of params.yaml and no others. `vlp plan` writes it (dvc_file.py); the stage `plan` refuses to go on
-with one that is out of date.
+A hand-written dvc.yaml cannot express that a run depends on the family of the model that its start leads to, or that
+the report depends on the runs of params.yaml and on no others. `vlp plan` writes the file; the stage `plan` refuses to
+run with one that is out of date.
+
+Stages that exist once per dataset, model or run use DVC's `foreach`: `${key}` is the entry's name, `${item.X}` one of
+its values. DVC requires the same dependencies for every entry, so an entry without an optional one depends on NOTHING.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from vlp_models.common.packages import dependency
-from vlp_models.common.weight_files import is_source, watched
+from vlp_models.common.weight_files import watched
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.content_hashes import CONTENTS, Kind, facts_file, learnt_file
-from vlp_models.params import FinetuneParams, ModelParams, Params
+from vlp_models.params import EvaluateParams, FeaturesParams, FinetuneParams, Params, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
 from vlp_models.pipeline.dvc.external import read_by_detector, read_of_others, vocabulary_source
 
 CODE = "data/plan/code"
-READS = "data/plan/reads.json"  # what of images the models read
-JUDGED_BY = ("promotion.split", "promotion.choose_on", "promotion.tasks")
+READS = "data/plan/reads.json"  # which image inputs the models read
 BOXES = "data/validated/boxed.parquet"
-NOTHING = "data/plan/nothing.json"  # where a dependency is optional: DVC wants as many for every run
-# Params that change a training's result; how often it logs or saves is none of them.
-HARDWARE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "stream")
-JUDGING = (
-    "beam_size",
-    "length_penalty",
-    "consensus",
-    "consensus_temperature",
-    "consensus_neighbours",
-    "max_caption_len",
-    "splits",
-    "blank_control",
-    "bootstrap",
-)
-# Sections that decide which stages there are, and what they read.
-SHAPING = (
-    "generate",
-    "data",
-    "detector",
-    "features",
-    "tokenizer",
-    "shards",
-    "models",
-    "defaults",
-    "pretrain",
-    "finetune",
-    "augment",
-    "trainer.stream",
-)
+NOTHING = "data/plan/nothing.json"  # stands for an optional dependency that an entry does not have
+
+# Options that do not change a stage's result, with the reason. Every other option of the section is a dependency, so
+# a new one is declared without a change here.
+NO_EFFECT: dict[type, dict[str, str]] = {
+    TrainerParams: {
+        "num_workers": "loads the same batches in other processes",
+        "checkpoint_every_steps": "resume is bitwise equal",
+        "log_every_steps": "curves only",
+        "torch_threads": "speed only",
+        "parallel": "how many fine-tunings `vlp run` trains at a time",
+    },
+    EvaluateParams: {
+        "batch_size": "speed and memory only",
+        "gallery": "read by the report",
+    },
+    FeaturesParams: {
+        "batch_size": "regions are made one image at a time",
+        "timm": "the backbone is in data/detector",
+    },
+}
 
 
-def code(kind: str, name: str) -> str:
-    """The record of the code behind a stage, a model family, its reading of others' weights, a task, a format or a
-    world."""
-    return f"{CODE}/{kind}/{name}.json"
+@dataclass(frozen=True)
+class Context:
+    """What the builders read.
+
+    raw: params.yaml as plain data: DVC accepts only keys that the file holds.
+    kinds: image input of each model.
+    views: view of the data that each fine-tuning run trains on.
+    withdrawn: whether `vlp forget` has removed images; DVC accepts only dependencies that exist.
+    """
+
+    params: Params
+    raw: Mapping[str, Any]
+    kinds: Mapping[str, Kind]
+    views: Mapping[str, str]
+    withdrawn: bool
+
+    def keys(self, *keys: str) -> list[str]:
+        """Return those of `keys` that params.yaml holds."""
+        return [key for key in keys if _holds(self.raw, key)]
+
+    def options(self, section: str, params: type) -> list[str]:
+        """Return the keys of a section that change a result (see NO_EFFECT), those that params.yaml holds."""
+        without = NO_EFFECT[params]
+        return self.keys(*(f"{section}.{field.name}" for field in fields(params) if field.name not in without))
+
+    def kind_at(self, checkpoint: str) -> Kind:
+        """Return the image input of a checkpoint's model."""
+        return self.kinds[self.params.model_at(checkpoint)]
+
+    @property
+    def regions(self) -> bool:
+        """Whether any model reads region features."""
+        return "regions" in self.kinds.values()
+
+    @property
+    def training_inputs(self) -> list[str]:
+        """What every training reads: the content of its shards, and their packing where samples are streamed."""
+        streamed = ["data/shards"] if self.params.trainer.stream.address else []
+        return ["${item.learns}", *streamed, "data/tokenizer"]
+
+    @property
+    def registered(self) -> list[str]:
+        """Fine-tuning runs whose model is registered; blind baselines are not."""
+        return [name for name, run in self.params.finetune.items() if not run.blank_images]
+
+    @property
+    def trained(self) -> list[str]:
+        return [
+            *(f"pretrain/{name}" for name in self.params.pretrain),
+            *(f"finetune/{n}" for n in self.params.finetune),
+        ]
+
+    @property
+    def task_and_model_code(self) -> list[str]:
+        """The code of every task and family: their classes name the metrics, and are served."""
+        tasks = sorted({run.task for run in self.params.finetune.values()})
+        families = sorted({model.family for model in self.params.models.values()})
+        return [*(code("tasks", task) for task in tasks), *(code("models", family) for family in families)]
 
 
-def learns(kind: Kind, view: str, sources: Collection[str]) -> str:
-    """What a run reads of the shards (`learnt_file`), as a hash."""
-    return f"{CONTENTS}/{learnt_file(kind, view, sources)}"
-
-
-def pipeline(
+def build_pipeline(
     params: Params,
     raw: Mapping[str, Any],
     *,
@@ -72,307 +116,358 @@ def pipeline(
     views: Mapping[str, str],
     withdrawn: bool = False,
 ) -> dict[str, Stage]:
-    """The stages by name, as dvc.yaml has them.
+    """Return the stages of dvc.yaml by name, in the file's order. See `Context` for the arguments."""
+    context = Context(params, raw, kinds, views, withdrawn)
+    stages = {build.__name__: build(context) for build in BUILDERS}
+    return {name: stage for name, stage in stages.items() if stage and stage.get("foreach", True)}
 
-    Args:
-        raw: params.yaml as it is written: DVC knows only keys that are there.
-        kinds: model -> what of an image it reads.
-        views: fine-tuning run -> the view of the data that it learns from.
-        withdrawn: whether any picture was (`vlp forget`); DVC wants no dependency that is not there.
-    """
 
-    def kind_at(checkpoint: str) -> Kind:
-        return kinds[params.model_at(checkpoint)]
+def code(kind: str, name: str) -> str:
+    """Return the file with the source hashes of a stage, model family, converter, task, format or generator."""
+    return f"{CODE}/{kind}/{name}.json"
 
-    def given(*keys: str) -> list[str]:
-        """The params among `keys` that the file holds."""
-        return [key for key in keys if _holds(raw, key)]
 
-    finetuned = list(params.finetune)
-    registered = [name for name, run in params.finetune.items() if not run.blank_images]
-    drift_run = params.drift.against or next(iter(params.pretrain), "")
-    regions = "regions" in kinds.values()
-    # What a training goes by is what it reads of the shards, not how they are packed; but streamed samples come in the
-    # order of the packing.
-    training = ["${item.learns}", *(["data/shards"] if params.trainer.stream.address else []), "data/tokenizer"]
-    # Whoever learns from written captions waits for them. Where nobody does, no run has to say so.
-    augmented = any(run.augment.captions for run in params.finetune.values())
-    others = {name: read_of_others(source) for name, source in params.data.items()}
-    places = range(max(map(len, others.values()), default=0))
-    stages: dict[str, Stage] = {
-        "plan": {
-            "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
-            "cmd": "vlp stage plan",
-            "params": given(*SHAPING),
-            "deps": ["vlp_models"],
-            "outs": ["data/plan"],
-        },
-        "generate": _each(
-            {name: {"generator": entry.generator} for name, entry in params.generate.items()},
-            cmd="vlp stage generate ${key}",
-            params=["generate.${key}"],
-            deps=[code("stages", "generate"), code("generators", "${item.generator}")],
-            outs=["data/raw/${key}"],
-        ),
-        "prepare": _each(
-            {
-                name: {"root": source.root, "format": source.format}
-                | {f"other_{i}": others[name][i] if i < len(others[name]) else NOTHING for i in places}
-                for name, source in params.data.items()
-            },
-            cmd="vlp stage prepare ${key}",
-            params=["data.${key}", *given("validate.max_image_pixels", "validate.near_duplicates")],
-            deps=[
-                "${item.root}",
-                *(f"${{item.other_{i}}}" for i in places),
-                *([WITHDRAWN] if withdrawn else []),
-                code("stages", "prepare"),
-                code("formats", "${item.format}"),
-            ],
-            outs=["data/interim/${key}"],
-        ),
-        "validate": {
-            "cmd": "vlp stage validate",
-            "params": given("validate"),
-            "deps": [*(f"data/interim/{name}" for name in params.data), code("stages", "validate")],
-            "outs": ["data/validated", "reports/validation.json", "reports/data_docs"],
-        },
+def learns(kind: Kind, view: str, sources: Collection[str]) -> str:
+    """Return the file with the hash of the shard content that a run is trained on (`learnt_file`)."""
+    return f"{CONTENTS}/{learnt_file(kind, view, sources)}"
+
+
+def plan(c: Context) -> Stage:
+    # The sections that decide which stages there are, and what they read.
+    sections = ("generate", "data", "detector", "features", "tokenizer", "shards")
+    runs = ("models", "defaults", "pretrain", "finetune", "augment", "trainer.stream")
+    return {
+        "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
+        "cmd": "vlp stage plan",
+        "params": c.keys(*sections, *runs),
+        "deps": ["vlp_models"],
+        "outs": ["data/plan"],
     }
-    if regions:
-        settings = ("features.source", "features.timm") if params.features.source == "timm" else ("detector",)
-        stages["detector"] = {
-            "cmd": "vlp stage detector",
-            "params": given(*settings),
-            "deps": [*read_by_detector(params), code("stages", "detector")],
-            "outs": ["data/detector"],
-            "metrics": ["reports/detector.json"],
-        }
-        stages["features"] = {
-            "cmd": "vlp stage features",
-            # The backbone of `features.timm` is in data/detector.
-            "params": given(*(f"features.{k}" for k in raw.get("features", {}) if k not in ("batch_size", "timm"))),
-            "deps": [
-                "data/validated/images.parquet",
-                *(["data/validated/objects.parquet"] if params.features.source == "boxes" else []),
-                "data/detector",
-                *([params.features.path] if params.features.path else []),
-                code("stages", "features"),
-            ],
-            "outs": ["data/features"],
-        }
-    vocabulary = [dependency(source) for source, _ in vocabulary_source(params)]
-    worded = any(model.words for model in params.models.values())
-    image_weighted = any(is_source(model.weights) for model in params.models.values())
-    stages |= {
-        "tokenizer": {
-            "cmd": "vlp stage tokenizer",
-            "params": given("tokenizer"),
-            "deps": ["data/validated", *vocabulary, code("stages", "tokenizer")],
-            "outs": ["data/tokenizer", "reports/tokenizer.json"],
+
+
+def generate(c: Context) -> Stage:
+    return _each(
+        {name: {"world": entry.world} for name, entry in c.params.generate.items()},
+        cmd="vlp stage generate ${key}",
+        params=["generate.${key}"],
+        deps=[code("stages", "generate"), code("generators", "${item.world}")],
+        outs=["data/raw/${key}"],
+    )
+
+
+def prepare(c: Context) -> Stage:
+    # Files outside of a dataset's root; as many entries for every dataset as the one with most has.
+    others = {name: read_of_others(source) for name, source in c.params.data.items()}
+    numbers = range(max(map(len, others.values()), default=0))
+    return _each(
+        {
+            name: {"root": source.root, "format": source.format}
+            | {f"other_{i}": others[name][i] if i < len(others[name]) else NOTHING for i in numbers}
+            for name, source in c.params.data.items()
         },
-        "shards": {
-            "cmd": "vlp stage shards",
-            "params": given("shards"),
-            "deps": ["data/validated", READS, *(["data/features"] if regions else []), code("stages", "shards")],
-            "outs": ["data/shards", CONTENTS],
-        },
-        "initial": _each(
-            {
-                name: {
-                    "family": m.family,
-                    "begins": watched(m.weights) or (BOXES if m.eyes.steps else NOTHING),
-                    "facts": f"{CONTENTS}/{facts_file(kinds[name])}",
-                    **(_words(m) if worded else {}),
-                    **(_image_weights(m) if image_weighted else {}),
-                }
-                for name, m in params.models.items()
-            },
-            desc="a model before its first step: fresh weights, imported ones, or eyes that have learnt to see",
-            cmd="vlp stage initial ${key}",
-            params=["models.${key}"],
-            deps=[
-                "${item.begins}",
-                *(["${item.words}", "${item.reader}"] if worded else []),
-                *(["${item.image_reader}"] if image_weighted else []),
-                "${item.facts}",
-                "data/tokenizer",
-                code("stages", "initial"),
-                code("models", "${item.family}"),
-            ],
-            outs=["checkpoints/initial/${key}"],
-        ),
-        "pretrain": _each(
-            {
-                name: {
-                    "start": params.start_of("pretrain", name),
-                    "model": _other_architecture(params, name),
-                    "family": params.models[run.model].family,
-                    "learns": learns(kinds[run.model], run.view, run.sources),
-                }
-                for name, run in params.pretrain.items()
-            },
-            cmd="vlp stage pretrain ${key}",
-            params=["pretrain.${key}", *given("defaults.pretrain", *(f"trainer.{key}" for key in HARDWARE))],
-            deps=[
-                "checkpoints/${item.start}",
-                "${item.model}",
-                *training,
-                code("stages", "pretrain"),
-                code("models", "${item.family}"),
-            ],
-            outs=["checkpoints/pretrain/${key}", "reports/figures/pretrain/${key}.json"],
-            metrics=["reports/training/pretrain/${key}.json"],
-            plots=[{"reports/curves/pretrain/${key}.csv": {"x": "step", "y": "loss"}}],
-        ),
-        "finetune": _each(
-            {
-                name: {
-                    "start": run.start,
-                    "task": run.task,
-                    "family": params.family_at(run.start),
-                    "learns": learns(kind_at(run.start), views[name], run.sources),
-                    **({"augment": _augmented(run)} if augmented else {}),
-                }
-                for name, run in params.finetune.items()
-            },
-            cmd="vlp stage finetune ${key}",
-            params=["finetune.${key}", *given("defaults.finetune", *(f"trainer.{key}" for key in HARDWARE))],
-            deps=[
-                "checkpoints/${item.start}",
-                *training,
-                *(["${item.augment}"] if augmented else []),
-                code("stages", "finetune"),
-                code("models", "${item.family}"),
-                code("tasks", "${item.task}"),
-            ],
-            outs=["checkpoints/finetune/${key}"],
-            metrics=["reports/training/finetune/${key}.json"],
-            plots=[{"reports/curves/finetune/${key}.csv": {"x": "step", "y": "loss"}}],
-        ),
-        "augment": _each(
-            {
-                name: {
-                    "start": p.start,
-                    "family": params.family_at(p.start),
-                    "learns": learns(kind_at(p.start), "images", p.sources),
-                }
-                for name, p in params.augment.items()
-            },
-            desc="captions that a model writes of training images",
-            cmd="vlp stage augment ${key}",
-            params=["augment.${key}"],
-            deps=[
-                "checkpoints/${item.start}",
-                "${item.learns}",
-                "data/tokenizer",
-                "data/validated/images.parquet",
-                code("stages", "augment"),
-                code("models", "${item.family}"),
-                code("tasks", "captioning"),
-            ],
-            outs=["data/augmented/${key}"],
-        ),
-        "evaluate": _each(
-            {
-                name: {
-                    "task": run.task,
-                    "family": params.family_at(run.start),
-                    "holds": f"{CONTENTS}/{kind_at(run.start)}",
-                }
-                for name, run in params.finetune.items()
-            },
-            cmd="vlp stage evaluate ${key}",
-            params=["finetune.${key}", *given("defaults.finetune", *(f"evaluate.{key}" for key in JUDGING))],
-            deps=[
-                "checkpoints/finetune/${key}",
-                "${item.holds}",
-                "data/validated",
-                code("stages", "evaluate"),
-                code("models", "${item.family}"),
-                code("tasks", "${item.task}"),
-            ],
-            outs=["reports/eval/${key}"],
-        ),
+        cmd="vlp stage prepare ${key}",
+        params=["data.${key}", *c.keys("validate.max_image_pixels", "validate.near_duplicates")],
+        deps=[
+            "${item.root}",
+            *(f"${{item.other_{i}}}" for i in numbers),
+            *([WITHDRAWN] if c.withdrawn else []),
+            code("stages", "prepare"),
+            code("formats", "${item.format}"),
+        ],
+        outs=["data/interim/${key}"],
+    )
+
+
+def validate(c: Context) -> Stage:
+    return {
+        "cmd": "vlp stage validate",
+        "params": c.keys("validate"),
+        "deps": [*(f"data/interim/{name}" for name in c.params.data), code("stages", "validate")],
+        "outs": ["data/validated", "reports/validation.json", "reports/data_docs"],
     }
-    if drift_run:
-        stages["reference"] = {
-            "desc": "statistics of what a model was trained on, for `vlp drift`",
-            "cmd": "vlp stage reference",
-            "params": [f"pretrain.{drift_run}", *given("defaults.pretrain", "drift.against", "incoming.dataset")],
-            "deps": [
-                f"checkpoints/pretrain/{drift_run}",
-                "data/validated",
-                *(["data/features"] if regions else []),
-                "data/tokenizer",
-                code("stages", "reference"),
-            ],
-            "outs": ["data/reference.json"],
-        }
-    evaluations = [f"reports/eval/{name}" for name in finetuned]
-    # Their classes say how their figures are called, and what is served.
-    tasks = [code("tasks", task) for task in sorted({run.task for run in params.finetune.values()})]
-    families = [code("models", family) for family in sorted({model.family for model in params.models.values()})]
-    spoken_of = [*tasks, *families]
-    trainings = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
-    stages["register"] = {
-        "cmd": "vlp stage register",
-        "params": given("tracking", *JUDGED_BY, *(["features"] if regions else [])),
+
+
+def detector(c: Context) -> Stage | None:
+    if not c.regions:
+        return None
+    timm = c.params.features.source == "timm"
+    return {
+        "cmd": "vlp stage detector",
+        "params": c.keys("features.source", "features.timm") if timm else c.keys("detector"),
+        "deps": [*read_by_detector(c.params), code("stages", "detector")],
+        "outs": ["data/detector"],
+        "metrics": ["reports/detector.json"],
+    }
+
+
+def features(c: Context) -> Stage | None:
+    if not c.regions:
+        return None
+    settings = c.params.features
+    return {
+        "cmd": "vlp stage features",
+        "params": c.options("features", FeaturesParams),
         "deps": [
-            *(f"checkpoints/finetune/{name}" for name in registered),
-            *(f"reports/eval/{name}" for name in registered),
-            *(f"reports/training/finetune/{name}.json" for name in registered),  # which run of MLflow has its curve
+            "data/validated/images.parquet",
+            *(["data/validated/objects.parquet"] if settings.source == "boxes" else []),
+            "data/detector",
+            *([settings.path] if settings.path else []),
+            code("stages", "features"),
+        ],
+        "outs": ["data/features"],
+    }
+
+
+def tokenizer(c: Context) -> Stage:
+    vocabulary = [dependency(source) for source, _ in vocabulary_source(c.params)]
+    return {
+        "cmd": "vlp stage tokenizer",
+        "params": c.keys("tokenizer"),
+        "deps": ["data/validated", *vocabulary, code("stages", "tokenizer")],
+        "outs": ["data/tokenizer", "reports/tokenizer.json"],
+    }
+
+
+def shards(c: Context) -> Stage:
+    return {
+        "cmd": "vlp stage shards",
+        "params": c.keys("shards"),
+        "deps": ["data/validated", READS, *(["data/features"] if c.regions else []), code("stages", "shards")],
+        "outs": ["data/shards", CONTENTS],
+    }
+
+
+def initial(c: Context) -> Stage:
+    models = c.params.models
+    any_text = any(model.text_init for model in models.values())
+    any_image = any(model.image_init for model in models.values())
+    entries = {}
+    for name, model in models.items():
+        entries[name] = {
+            "family": model.family,
+            "init": watched(model.init or model.image_init) or (BOXES if model.vision_warmup.steps else NOTHING),
+            "facts": f"{CONTENTS}/{facts_file(c.kinds[name])}",
+        }
+        if any_text:  # a BERT's files, and the code that maps its names
+            entries[name]["text_init"] = dependency(model.text_init) if model.text_init else NOTHING
+            entries[name]["text_converter"] = code("text_init", model.family) if model.text_init else NOTHING
+        if any_image:  # the code that maps the names of timm's weights
+            entries[name]["image_converter"] = code("image_init", model.family) if model.image_init else NOTHING
+    return _each(
+        entries,
+        desc="a model before its first step: random or imported weights, or a vision encoder after its warm-up",
+        cmd="vlp stage initial ${key}",
+        params=["models.${key}"],
+        deps=[
+            "${item.init}",
+            *(["${item.text_init}", "${item.text_converter}"] if any_text else []),
+            *(["${item.image_converter}"] if any_image else []),
+            "${item.facts}",
+            "data/tokenizer",
+            code("stages", "initial"),
+            code("models", "${item.family}"),
+        ],
+        outs=["checkpoints/initial/${key}"],
+    )
+
+
+def pretrain(c: Context) -> Stage:
+    entries = {}
+    for name, run in c.params.pretrain.items():
+        start = c.params.start_of("pretrain", name)
+        # A run may train another model than the one it starts from; that model's initial weights are then read, too.
+        same_model = c.params.model_at(start) == run.model
+        entries[name] = {
+            "start": start,
+            "model": NOTHING if same_model else f"checkpoints/initial/{run.model}",
+            "family": c.params.models[run.model].family,
+            "learns": learns(c.kinds[run.model], run.view, run.sources),
+        }
+    return _each(
+        entries,
+        cmd="vlp stage pretrain ${key}",
+        params=["pretrain.${key}", *c.keys("defaults.pretrain"), *c.options("trainer", TrainerParams)],
+        deps=[
+            "checkpoints/${item.start}",
+            "${item.model}",
+            *c.training_inputs,
+            code("stages", "pretrain"),
+            code("models", "${item.family}"),
+        ],
+        outs=["checkpoints/pretrain/${key}", "reports/figures/pretrain/${key}.json"],
+        metrics=["reports/training/pretrain/${key}.json"],
+        plots=[{"reports/curves/pretrain/${key}.csv": {"x": "step", "y": "loss"}}],
+    )
+
+
+def finetune(c: Context) -> Stage:
+    runs = c.params.finetune
+    any_augmented = any(run.augment.captions for run in runs.values())  # else no run has to declare it
+    entries = {
+        name: {
+            "start": run.start,
+            "task": run.task,
+            "family": c.params.family_at(run.start),
+            "learns": learns(c.kind_at(run.start), c.views[name], run.sources),
+            **({"augment": _augmented(run)} if any_augmented else {}),
+        }
+        for name, run in runs.items()
+    }
+    return _each(
+        entries,
+        cmd="vlp stage finetune ${key}",
+        params=["finetune.${key}", *c.keys("defaults.finetune"), *c.options("trainer", TrainerParams)],
+        deps=[
+            "checkpoints/${item.start}",
+            *c.training_inputs,
+            *(["${item.augment}"] if any_augmented else []),
+            code("stages", "finetune"),
+            code("models", "${item.family}"),
+            code("tasks", "${item.task}"),
+        ],
+        outs=["checkpoints/finetune/${key}"],
+        metrics=["reports/training/finetune/${key}.json"],
+        plots=[{"reports/curves/finetune/${key}.csv": {"x": "step", "y": "loss"}}],
+    )
+
+
+def augment(c: Context) -> Stage:
+    entries = {
+        name: {
+            "start": run.start,
+            "family": c.params.family_at(run.start),
+            "learns": learns(c.kind_at(run.start), "images", run.sources),
+        }
+        for name, run in c.params.augment.items()
+    }
+    return _each(
+        entries,
+        desc="captions that a model generates for training images",
+        cmd="vlp stage augment ${key}",
+        params=["augment.${key}"],
+        deps=[
+            "checkpoints/${item.start}",
+            "${item.learns}",
+            "data/tokenizer",
+            "data/validated/images.parquet",
+            code("stages", "augment"),
+            code("models", "${item.family}"),
+            code("tasks", "captioning"),
+        ],
+        outs=["data/augmented/${key}"],
+    )
+
+
+def evaluate(c: Context) -> Stage:
+    entries = {
+        name: {
+            "task": run.task,
+            "family": c.params.family_at(run.start),
+            "holds": f"{CONTENTS}/{c.kind_at(run.start)}",
+        }
+        for name, run in c.params.finetune.items()
+    }
+    return _each(
+        entries,
+        cmd="vlp stage evaluate ${key}",
+        params=["finetune.${key}", *c.keys("defaults.finetune"), *c.options("evaluate", EvaluateParams)],
+        deps=[
+            "checkpoints/finetune/${key}",
+            "${item.holds}",
+            "data/validated",
+            code("stages", "evaluate"),
+            code("models", "${item.family}"),
+            code("tasks", "${item.task}"),
+        ],
+        outs=["reports/eval/${key}"],
+    )
+
+
+def reference(c: Context) -> Stage | None:
+    run = c.params.drift.against or next(iter(c.params.pretrain), "")
+    if not run:
+        return None
+    return {
+        "desc": "statistics of a model's training data, for `vlp drift`",
+        "cmd": "vlp stage reference",
+        "params": [f"pretrain.{run}", *c.keys("defaults.pretrain", "drift.against", "incoming.dataset")],
+        "deps": [
+            f"checkpoints/pretrain/{run}",
+            "data/validated",
+            *(["data/features"] if c.regions else []),
+            "data/tokenizer",
+            code("stages", "reference"),
+        ],
+        "outs": ["data/reference.json"],
+    }
+
+
+def register(c: Context) -> Stage:
+    judged_by = ("promotion.split", "promotion.choose_on", "promotion.tasks")
+    return {
+        "cmd": "vlp stage register",
+        "params": c.keys("tracking", *judged_by, *(["features"] if c.regions else [])),
+        "deps": [
+            *(f"checkpoints/finetune/{name}" for name in c.registered),
+            *(f"reports/eval/{name}" for name in c.registered),
+            *(f"reports/training/finetune/{name}.json" for name in c.registered),  # names the MLflow run of its curve
             "reports/validation.json",
-            "data/validated",  # an image to try a version out on
-            *(["data/detector"] if regions else []),
+            "data/validated",  # an image for the smoke test
+            *(["data/detector"] if c.regions else []),
             code("stages", "register"),
-            *spoken_of,
+            *c.task_and_model_code,
         ],
         "outs": ["reports/registered.json"],
     }
-    stages["report"] = {
+
+
+def report(c: Context) -> Stage:
+    evaluated = ("evaluate.gallery", "evaluate.bootstrap", "evaluate.splits")
+    return {
         "cmd": "vlp stage report",
-        "params": given(
-            "evaluate.gallery", "evaluate.bootstrap", "evaluate.splits", "models", "finetune", "tracking.metric"
-        ),
+        "params": c.keys(*evaluated, "models", "finetune", "tracking.metric"),
         "deps": [
-            *evaluations,
-            *(f"reports/training/{name}.json" for name in trainings),
-            *(f"reports/curves/{name}.csv" for name in trainings),
-            *(f"reports/figures/pretrain/{name}.json" for name in params.pretrain),
+            *(f"reports/eval/{name}" for name in c.params.finetune),
+            *(f"reports/training/{run}.json" for run in c.trained),
+            *(f"reports/curves/{run}.csv" for run in c.trained),
+            *(f"reports/figures/pretrain/{name}.json" for name in c.params.pretrain),
             "reports/validation.json",
-            *(["reports/detector.json", "data/features"] if regions else []),
+            *(["reports/detector.json", "data/features"] if c.regions else []),
             "data/validated",
             "data/shards/manifest.json",
             code("stages", "report"),
-            *spoken_of,
+            *c.task_and_model_code,
         ],
         "outs": ["reports/index.html", "reports/summary.json"],
         "metrics": ["reports/metrics.json"],
     }
-    return {name: stage for name, stage in stages.items() if stage.get("foreach", True)}
+
+
+# The stages, in the order of dvc.yaml; a builder has its stage's name.
+BUILDERS = (
+    plan,
+    generate,
+    prepare,
+    validate,
+    detector,
+    features,
+    tokenizer,
+    shards,
+    initial,
+    pretrain,
+    finetune,
+    augment,
+    evaluate,
+    reference,
+    register,
+    report,
+)
+STAGES = tuple(build.__name__ for build in BUILDERS)
 
 
 def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
+    """Return a `foreach` stage with one entry per dataset, model or run."""
     return {"foreach": {name: dict(entry) for name, entry in entries.items()}, "do": do}
-
-
-def _words(model: ModelParams) -> dict[str, str]:
-    """A BERT's files that the model begins with, and the code that knows where they go."""
-    if not model.words:
-        return {"words": NOTHING, "reader": NOTHING}
-    return {"words": dependency(model.words), "reader": code("words", model.family)}
-
-
-def _image_weights(model: ModelParams) -> dict[str, str]:
-    """The code that knows where timm's weights go."""
-    return {"image_reader": code("image_weights", model.family) if is_source(model.weights) else NOTHING}
-
-
-def _other_architecture(params: Params, run: str) -> str:
-    """Where a run trains another model than the one it starts from: that model, before its first step."""
-    model = params.pretrain[run].model
-    same = params.model_at(params.start_of("pretrain", run)) == model
-    return NOTHING if same else f"checkpoints/initial/{model}"
 
 
 def _augmented(run: FinetuneParams) -> str:

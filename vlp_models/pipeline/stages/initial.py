@@ -1,8 +1,8 @@
 """initial MODEL: a model before its first step, a checkpoint like any other. Fresh weights, or imported ones.
 
-`weights` is a checkpoint that `vlp import-checkpoint` made, or where timm's weights are; `words` a BERT's files, `eyes`
-what a model of pixels learns to see before all else. What they filled and what stayed fresh is printed, and kept in
-the checkpoint's config.json (`provenance`).
+`init` is a checkpoint made by `vlp import-checkpoint`; `image_init` are timm weights for the image side; `text_init` is
+a BERT; `vision_warmup` trains the vision encoder on the boxes. What each filled and what stayed freshly initialized is
+printed, and recorded in the checkpoint's config.json (`provenance`).
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from vlp_models.params.schema import nearest
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes checkpoints/initial/KEY. Fresh weights depend on the model's config and `seed` alone; eyes on boxes, too.
+    """Write checkpoints/initial/KEY. Fresh weights depend on the model's config and `seed` alone; a vision warm-up also
+    on the boxes.
 
     Raises:
-        ParamsError: no such model, a config that its family refuses, or `eyes` for a model that reads no pixels.
-        MissingToolError: the package of `weights` or `words` is not installed.
-        CheckpointError: `weights` is no checkpoint of this family, was made for other features or words, or is of
-            another architecture; `words` is no BERT of the model's sizes and words.
-        DataError: shards or tokenizer are not there yet, or `words` is no folder with a BERT's files; `eyes`, and no
-            box in the train split.
-        NonFiniteLossError: `eyes` diverged.
+        ParamsError: no such model, a config that its family rejects, or `vision_warmup` for a model that reads no
+            pixels.
+        MissingToolError: the package of `image_init` or `text_init` is not installed.
+        CheckpointError: `init` is of another family or architecture, or was made for other features or another
+            vocabulary; `text_init` is not a BERT of the model's size and vocabulary.
+        DataError: shards or tokenizer do not exist yet; `text_init` is not a folder with BERT files; the train split
+            has no boxes for `vision_warmup`.
+        NonFiniteLossError: the vision warm-up diverged.
     """
     import torch
     from torch import nn
 
-    from vlp_models.common.weight_files import is_source
     from vlp_models.models import build_model
-    from vlp_models.models.checkpoint import part_of, read_config, read_weights, write_checkpoint
-    from vlp_models.models.info import UNLIMITED
+    from vlp_models.models.checkpoint import UNLIMITED, part_of, read_config, read_weights, write_checkpoint
     from vlp_models.pipeline.bert_init import begin_with_words
     from vlp_models.pipeline.training_job import check_same_data, data_facts, describe, read_inputs, start_from
 
@@ -49,35 +49,35 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         model = build_model(p.family, p.config, data_facts(inputs), where=f"models.{key}.config")
         provenance: dict[str, Any] = {}
         lengths = UNLIMITED
-        if is_source(p.weights):
+        if p.image_init:
             from vlp_models.pipeline.timm_init import begin_with_image_weights
 
-            weights, lines = begin_with_image_weights(model, p, inputs, workspace.root, f"models.{key}.weights")
-            provenance["weights"] = weights
+            weights, lines = begin_with_image_weights(model, p, inputs, workspace.root, f"models.{key}.image_init")
+            provenance["image_init"] = weights
             for line in lines:
                 print(line)
-        elif p.weights:
-            source = workspace.root / p.weights
+        elif p.init:
+            source = workspace.root / p.init
             before = read_config(source)
             if before.family != p.family:
                 raise CheckpointError(
-                    f"params.yaml: `models.{key}.weights`: {source} is of the family {before.family}, not {p.family}"
+                    f"params.yaml: `models.{key}.init`: {source} is of the family {before.family}, not {p.family}"
                 )
             check_same_data(before, source, inputs, "import it anew")
             lines = start_from(model, before, part_of(read_weights(source), "model"), source)
-            provenance["weights"] = {**before.provenance, "source": p.weights, "told": lines}
+            provenance["init"] = {**before.provenance, "source": p.init, "told": lines}
             for line in lines:
                 print(line, file=sys.stderr)
             lengths = {"max_text_len": before.max_text_len, "max_regions": before.max_regions}
-        if p.words:
-            words, lines = begin_with_words(model, p, inputs, workspace.root, f"models.{key}.words")
-            provenance["words"] = words
+        if p.text_init:
+            words, lines = begin_with_words(model, p, inputs, workspace.root, f"models.{key}.text_init")
+            provenance["text_init"] = words
             for line in lines:
                 print(line)
-        if p.eyes.steps:
+        if p.vision_warmup.steps:
             from vlp_models.pipeline.vision_warmup import begin_with_eyes
 
-            provenance["eyes"], line = begin_with_eyes(model, p, params.trainer, workspace, f"models.{key}")
+            provenance["vision_warmup"], line = begin_with_eyes(model, p, params.trainer, workspace, f"models.{key}")
             print(line)
         info = describe(inputs, model, family=p.family, name=key, **lengths)
         info = dataclasses.replace(info, provenance=provenance)
@@ -90,5 +90,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 def _origin(p: ModelParams) -> str:
-    eyes = "eyes" if p.eyes.steps else ""
-    return " and ".join(f"from {source}" for source in (p.weights, p.words, eyes) if source) or "fresh"
+    warmup = "a vision warm-up" if p.vision_warmup.steps else ""
+    sources = (p.init, p.image_init, p.text_init, warmup)
+    return " and ".join(f"from {source}" for source in sources if source) or "freshly initialized"
