@@ -31,8 +31,7 @@ from scipy.stats import norm
 
 from vlp_models.metrics.score import Evidence, FloatArray, mean_percent
 from vlp_models.params import GateParams, PromotionParams, load_params
-from vlp_models.registry.promotion.budget import spending
-from vlp_models.registry.promotion.gate import Measured, against
+from vlp_models.registry.promotion.gate import Measured, against, spending
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "benchmarks" / "results" / "study-tden.json"

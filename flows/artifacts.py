@@ -11,8 +11,7 @@ from typing import Any
 from flows.pipeline import Outcome
 from vlp_models.common.redaction import redact
 from vlp_models.params import Params
-from vlp_models.registry.decisions import numbers_of, read_decisions
-from vlp_models.registry.registered import challenger_of, read_registered, value_of
+from vlp_models.registry.receipts import challenger_of, numbers_of, read_decisions, read_registered, value_of
 
 COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")
 MLFLOW_UI = "http://127.0.0.1:5000"  # where the README's `mlflow ui` listens

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.params import Params, to_plain
-from vlp_models.registry.decisions import not_shown
-from vlp_models.registry.registered import lost
+from vlp_models.registry.receipts import lost, not_shown
 
 NO_DROP = "no drop folder"
 REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`

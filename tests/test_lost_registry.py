@@ -9,7 +9,7 @@ import pytest
 
 from vlp_models.cli.main import run as commands
 from vlp_models.errors import TrackingError
-from vlp_models.registry import registered
+from vlp_models.registry import receipts as registered
 
 ROOT = Path(__file__).parent.parent
 

@@ -20,8 +20,8 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.checkpoint import read_config
 from vlp_models.params import GateParams, GeneratorParams, ModelParams, Params, load_params, to_plain
-from vlp_models.pipeline.evaluate_alias import evaluate_alias
 from vlp_models.pipeline.promote import promote_task
+from vlp_models.pipeline.reevaluate import evaluate_alias
 from vlp_models.pipeline.stages import evaluate, features, register, shards
 from vlp_models.registry.client import connect
 

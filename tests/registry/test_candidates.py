@@ -11,7 +11,7 @@ from toy_registry import answers, toy_items
 from vlp_models.errors import DataError
 from vlp_models.params import PromotionParams
 from vlp_models.pipeline.promote import explain
-from vlp_models.registry.promotion.budget import WORN, Spending, spending
+from vlp_models.registry.promotion.gate import WORN, Spending, spending
 
 WEAK, GOOD, BETTER, BEST = answers(0.3), answers(0.5), answers(0.7), answers(0.9)
 RUNS = ("regions", "pixels", "other")

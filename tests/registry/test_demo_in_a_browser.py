@@ -28,9 +28,9 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.serving.images import MAX_BYTES
-from vlp_models.serving.page import regions
+from vlp_models.serving.page import occlusion as regions
 from vlp_models.serving.page.handlers import Page, Seen
-from vlp_models.serving.page.photo import WEIGHED, open_photo, shown
+from vlp_models.serving.page.photos import WEIGHED, open_photo, shown
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

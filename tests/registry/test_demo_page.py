@@ -22,8 +22,8 @@ from vlp_models.params import EvaluateParams, ModelParams, Params
 from vlp_models.registry import versions as registry
 from vlp_models.registry.versions import bundle_of
 from vlp_models.serving.page.handlers import NO_PHOTO, Eye, Page
-from vlp_models.serving.page.origin import origin
-from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown
+from vlp_models.serving.page.photos import GIVEN, WEIGHED, open_photo, shown
+from vlp_models.serving.page.version_card import origin
 from vlp_models.serving.predictor import Predictor
 
 

@@ -12,8 +12,7 @@ import pytest
 from vlp_models.errors import Preempted
 from vlp_models.params import TrackingParams
 from vlp_models.registry.client import connect
-from vlp_models.registry.logger import STATE, MLflowRun
-from vlp_models.registry.spool import tracked
+from vlp_models.registry.logger import STATE, MLflowRun, tracked
 from vlp_models.training.log import LOG
 
 

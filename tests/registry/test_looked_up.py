@@ -15,7 +15,7 @@ from vlp_models.common.workspace import SEARCH
 from vlp_models.forgetting.versions import looks_up
 from vlp_models.registry.client import connect
 from vlp_models.registry.versions import register
-from vlp_models.tasks.caption_memory import CAPTIONS
+from vlp_models.tasks.caption_search import CAPTIONS
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -21,15 +21,15 @@ from vlp_models.errors import CheckpointError
 from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import write_sums
 from vlp_models.params import GateParams, GeneratorParams, Params, parse_params, read_yaml
-from vlp_models.pipeline.evaluate_alias import evaluate_alias
+from vlp_models.pipeline.lineage import git_commit
 from vlp_models.pipeline.promote import promote_task, rollback_task
+from vlp_models.pipeline.reevaluate import evaluate_alias
 from vlp_models.pipeline.stages import evaluate, register
 from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import CURRENT, log_evaluation, log_lineage
-from vlp_models.registry.lineage import git_commit
 from vlp_models.registry.logger import KEY
-from vlp_models.registry.promotion.verify import _code, verify
-from vlp_models.registry.registered import lost, read_registered
+from vlp_models.registry.receipts import lost, read_registered
+from vlp_models.registry.verify import _code, verify
 from vlp_models.registry.versions import bundle_of, load_predictor, set_challenger, versions_of_runs
 from vlp_models.serving.predictor import Predictor
 

@@ -19,8 +19,7 @@ from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
 from vlp_models.registry import logger
 from vlp_models.registry.client import connect
-from vlp_models.registry.logger import MLflowRun
-from vlp_models.registry.spool import replay, spool, tracked, waiting
+from vlp_models.registry.logger import MLflowRun, _resend_directory, replay, tracked, waiting
 from vlp_models.training.log import LOG
 
 
@@ -163,7 +162,7 @@ def test_a_record_that_a_power_cut_emptied_holds_nobody_up(
     tmp_path: Path, left: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params = TrackingParams(uri="sqlite:///mlflow.db", artifacts="a", experiment="toy", model_prefix="toy", metric={})
-    place = spool(tmp_path) / "20260101-own"
+    place = _resend_directory(tmp_path) / "20260101-own"
     place.mkdir(parents=True)
     (place / "run.json").write_text(left)
     assert replay(params, tmp_path) == 0 and replay(params, tmp_path) == 0

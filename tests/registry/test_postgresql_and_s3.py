@@ -17,8 +17,8 @@ from vlp_models.errors import DataError, TrackingError
 from vlp_models.forgetting.versions import looks_up
 from vlp_models.params import TrackingParams
 from vlp_models.registry.client import connect
-from vlp_models.registry.datasets import DataInput
 from vlp_models.registry.evaluations import latest_evaluation, read_lineage
+from vlp_models.registry.logger import DataInput
 from vlp_models.registry.promotion.judge import check_readable
 from vlp_models.registry.versions import bundle_of, register
 

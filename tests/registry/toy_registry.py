@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.errors import DataError
-from vlp_models.metrics.items import ItemScores, item_scores, write_items
-from vlp_models.metrics.score import mean_score
+from vlp_models.metrics.score import ItemScores, item_scores, mean_score, write_items
 from vlp_models.params import GateParams, PromotionParams, TrackingParams
 from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import CURRENT, log_evaluation, log_lineage

@@ -59,7 +59,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     from vlp_models.registry.client import connect
     from vlp_models.registry.versions import checked_bundle
     from vlp_models.serving.page.handlers import Eye, Page
-    from vlp_models.serving.page.search import PhotoSearch
+    from vlp_models.serving.page.photos import PhotoSearch
     from vlp_models.serving.predictor import Predictor
 
     made: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tup
 
 def _origin(client: Any, version: Any, chosen: str, bundle: Path) -> Any:
     from vlp_models.registry.evaluations import read_lineage, read_scores
-    from vlp_models.serving.page.origin import origin
+    from vlp_models.serving.page.version_card import origin
 
     return origin(
         name=version.name,

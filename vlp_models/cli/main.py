@@ -353,7 +353,7 @@ def evaluate_alias(
     """Scores a registered model on the test split as it is now, into reports/aliases/."""
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.evaluate_alias import evaluate_alias
+    from vlp_models.pipeline.reevaluate import evaluate_alias
 
     evaluate_alias(load_params(), Workspace(), task, alias)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.redaction import redact
 from vlp_models.errors import VLPError
-from vlp_models.registry.registered import Receipt, challenger_of, lost, read_registered, value_of
+from vlp_models.registry.receipts import Receipt, challenger_of, lost, read_registered, value_of
 
 if TYPE_CHECKING:
     from vlp_models.params import Params

@@ -16,12 +16,12 @@ from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
-from vlp_models.registry.promotion.budget import WORN
+from vlp_models.registry.promotion.gate import WORN
 from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:
-    from vlp_models.registry.promotion.decision import Decision
     from vlp_models.registry.promotion.ledger import Ledger
+    from vlp_models.registry.promotion.promote import Decision
 
 REFUSED = 3  # exit code
 
@@ -239,8 +239,7 @@ def mlflow_errors(params: Params) -> Iterator[None]:
     """
     import sqlite3
 
-    from vlp_models.registry.client import tracking_uri
-    from vlp_models.registry.held import bucket_errors, is_away
+    from vlp_models.registry.client import bucket_errors, is_away, tracking_uri
 
     try:
         yield

@@ -20,15 +20,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlp_models.common.io import read_json
+from vlp_models.common.io import output_directory, read_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.workspace import SEARCH, Workspace, need
-from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
+from vlp_models.data.inputs import ModelInputs, RegionInput
+from vlp_models.data.pixels import PixelInput
 from vlp_models.data.tables import ID_COLUMN, read_table
-from vlp_models.errors import DataError
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
+from vlp_models.params.schema import nearest
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, bundle_info
+from vlp_models.tasks import TASKS
 
 RUN = "champion"
 FOLDER = "reevaluate-"
@@ -82,7 +85,7 @@ def _alone_in(work: Path) -> Iterator[Path]:
 def _inputs(info: CheckpointInfo) -> ModelInputs:
     """What the bundle's model reads."""
     from vlp_models.models import DataFacts
-    from vlp_models.models.outline import inputs_of
+    from vlp_models.models.meta_model import inputs_of
 
     facts = {field.name for field in dataclasses.fields(DataFacts)}
     config = {key: value for key, value in info.model_config.items() if key not in facts}
@@ -207,3 +210,33 @@ def _copy_splits(workspace: Workspace, own: Workspace, splits: set[str]) -> None
     for name in ("objects.parquet", "truth.jsonl"):
         if (workspace.validated / name).exists():
             (own.validated / name).symlink_to((workspace.validated / name).absolute())
+
+
+def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) -> Path:
+    """Returns the folder of scores and predictions.
+
+    Raises:
+        ParamsError: no such task.
+        DataError: no version has the alias, or it can't be evaluated on the data that is here.
+    """
+    from vlp_models.registry.client import connect
+    from vlp_models.registry.evaluations import read_lineage
+    from vlp_models.registry.versions import by_alias, checked_bundle, model_name
+
+    if task not in TASKS:
+        raise ParamsError(f"{task}: no such task{nearest(task, TASKS)}")
+    client = connect(params.tracking, workspace.root)
+    name = model_name(params.tracking, task)
+    version = by_alias(client, name, alias)
+    if version is None:
+        raise DataError(f"{name}: no version has the alias `{alias}`")
+    lineage = read_lineage(client, version) or {}
+    target = workspace.reports / "aliases" / f"{task}-{alias}"
+    with (
+        reevaluated(params, workspace, checked_bundle(version), lineage, as_served=True) as scored,
+        output_directory(target) as directory,
+    ):
+        # what is looked up stays in the bundle: `vlp forget` knows it there
+        shutil.copytree(scored, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SEARCH))
+    print(f"{name}@{alias} is version {version.version}; scores in {workspace.relative(target)}")
+    return target

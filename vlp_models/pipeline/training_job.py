@@ -20,15 +20,12 @@ from vlp_models.data.shards.dataset import ShardsManifest, check_sources, read_m
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
-from vlp_models.models.checkpoint import load_strictly, write_checkpoint
-from vlp_models.models.info import CheckpointInfo, in_words
+from vlp_models.models.checkpoint import CheckpointInfo, in_words, load_strictly, write_checkpoint
 from vlp_models.models.protocols import Adopts
 from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
-from vlp_models.pipeline.lineage import training_inputs
+from vlp_models.pipeline.lineage_tags import lineage_tags, training_inputs
 from vlp_models.pipeline.provenance import note, provenance_of
-from vlp_models.registry.lineage import lineage
-from vlp_models.registry.logger import STATE, MLflowRun
-from vlp_models.registry.spool import tracked
+from vlp_models.registry.logger import STATE, MLflowRun, tracked
 
 if TYPE_CHECKING:
     from vlp_models.training.run import FitResult
@@ -209,7 +206,7 @@ def tracking(
     """
     if not params.tracking.uri or not is_main_process():
         return tracked(None, work)
-    facts = lineage(
+    facts = lineage_tags(
         workspace.root, params=to_plain(params), data=workspace.shards / "manifest.json", command=f"dvc repro {stage}"
     )
     run = MLflowRun(

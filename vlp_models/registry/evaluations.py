@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.redaction import redact, redact_yaml, redacted
 from vlp_models.errors import DataError
-from vlp_models.metrics.items import ItemScores
-from vlp_models.tasks.items import read_items
+from vlp_models.metrics.score import ItemScores
+from vlp_models.tasks.scoring import read_item_scores
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,7 +52,7 @@ def log_evaluation(client: MlflowClient, run_id: str, directory: Path) -> str:
     Raises:
         DataError: no readable scores per item.
     """
-    folder = folder_of(read_items(directory / ITEMS))
+    folder = folder_of(read_item_scores(directory / ITEMS))
     for name in (ITEMS, SCORES):
         client.log_artifact(run_id, str(directory / name), f"{EVALUATIONS}/{folder}")
     return folder
@@ -69,7 +69,9 @@ def evaluations(client: MlflowClient, version: ModelVersion) -> list[list[ItemSc
     folders.sort(key=lambda folder: folder != current)
     with tempfile.TemporaryDirectory() as temporary:
         return [
-            read_items(Path(client.download_artifacts(run_of(version), f"{EVALUATIONS}/{folder}/{ITEMS}", temporary)))
+            read_item_scores(
+                Path(client.download_artifacts(run_of(version), f"{EVALUATIONS}/{folder}/{ITEMS}", temporary))
+            )
             for folder in folders
         ]
 
@@ -84,7 +86,7 @@ def latest_evaluation(client: MlflowClient, version: ModelVersion) -> list[ItemS
     if not folder:
         return next(iter(evaluations(client, version)), [])
     with tempfile.TemporaryDirectory() as temporary:
-        return read_items(
+        return read_item_scores(
             Path(client.download_artifacts(run_of(version), f"{EVALUATIONS}/{folder}/{ITEMS}", temporary))
         )
 

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact, redacted
-from vlp_models.errors import TrackingError
+from vlp_models.errors import DataError, TrackingError
 from vlp_models.params import TrackingParams
 from vlp_models.registry.client import connect, tracking_uri
-from vlp_models.registry.datasets import DataInput, log_inputs
-from vlp_models.training.log import read_log
+from vlp_models.training.log import LOG, read_log
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -224,3 +227,141 @@ def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = str(item)[:500]
     return flat
+
+
+RUN = "run.json"
+
+
+def _resend_directory(root: Path) -> Path:
+    return root / ".work" / "mlflow"
+
+
+@contextmanager
+def tracked(run: MLflowRun | None, work: Path) -> Iterator[MLflowRun | None]:
+    """Ends the run with the status that fits how the block ends."""
+    log = work / LOG
+    try:
+        yield run
+    except BaseException as error:
+        if run is not None:
+            stopped = isinstance(error, (SystemExit, KeyboardInterrupt))
+            run.close(log, "KILLED" if stopped else "FAILED")  # if that fails: its state stays in `work`
+        raise
+    if run is not None:
+        close_or_keep(run, log)
+
+
+def close_or_keep(run: MLflowRun, log: Path) -> None:
+    """Ends a finished run. If MLflow does not answer, keeps all it needs; if it does, sends what others have left."""
+    place = _resend_directory(run.root) / run.key
+    partial = place.with_name(f".{place.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    ended = int(time.time() * 1000)
+    if run.close(log, "FINISHED", ended):
+        shutil.rmtree(place, ignore_errors=True)
+        replay(run.params, run.root)
+        return
+    try:
+        partial.mkdir(parents=True)
+        shutil.copy(log, partial / LOG)
+        (partial / RUN).write_text(json.dumps({**run.record, "ended": ended}), encoding="utf-8")
+        shutil.rmtree(place, ignore_errors=True)
+        partial.rename(place)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    print(
+        f"MLflow at {run.uri}: the run's numbers wait in {place}; the next training, `vlp run` or "
+        "`vlp stage register` sends them",
+        file=sys.stderr,
+    )
+
+
+def waiting(root: Path) -> list[Path]:
+    """The runs that wait, in the order they ended."""
+    return sorted(_resend_directory(root).glob(f"[!.]*/{RUN}"), key=lambda path: path.stat().st_mtime)
+
+
+def replay(params: TrackingParams, root: Path) -> int:
+    """Sends what waits for this MLflow; returns how many runs still wait. Never raises for MLflow's sake."""
+    if not params.uri or not waiting(root):
+        return 0
+    try:
+        with file_lock(root / ".work" / "mlflow.lock", "sending of metrics"):
+            for path in waiting(root):
+                place = path.parent
+                try:
+                    record = json.loads(path.read_text(encoding="utf-8"))
+                    run = MLflowRun.from_record(params, root, place, record)
+                    there = record["state"]["uri"]
+                except (ValueError, KeyError, TypeError, AttributeError) as error:  # after a power cut
+                    aside = place.rename(place.with_name(f".damaged-{place.name}"))
+                    print(f"{path}: damaged ({error!r}), so its numbers can't be sent; now in {aside}", file=sys.stderr)
+                    continue
+                if there != run.uri:
+                    continue
+                if not run.close(place / LOG, "FINISHED", record["ended"]):
+                    break
+                shutil.rmtree(place)
+                print(f"MLflow at {run.uri}: {record['name']}'s numbers, which waited, are there", file=sys.stderr)
+    except DataError:  # another process is sending them
+        pass
+    return len(waiting(root))
+
+
+def find_training_run(client: MlflowClient, report: Path) -> str:
+    """The run's id; empty where MLflow does not have it (any more), or the training was not logged there.
+
+    Args:
+        report: what the training wrote of itself (reports/training/finetune/RUN.json).
+    """
+    try:
+        key = str(json.loads(report.read_text(encoding="utf-8")).get("mlflow_key") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    if not key.isalnum():
+        return ""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = client.search_runs(experiments, f"tags.`{KEY}` = '{key}'", max_results=1)
+    return str(found[0].info.run_id) if found else ""
+
+
+LONGEST_DIGEST = 36  # MLflow's limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInput:
+    """One dataset of one split.
+
+    digest: of what tells one state of the data from another. uri: where it lies, from the project's root. counts: rows.
+    """
+
+    name: str
+    context: Literal["training", "evaluation"]
+    digest: str
+    uri: str
+    counts: dict[str, int]
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def log_inputs(client: MlflowClient, run_id: str, inputs: Sequence[DataInput]) -> None:
+    """MLflow knows a dataset by name and digest: logging it again adds none."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    if inputs:
+        made = [
+            DatasetInput(
+                Dataset(
+                    name=one.name,
+                    digest=one.digest[:LONGEST_DIGEST],
+                    source_type="local",
+                    source=json.dumps({"uri": one.uri}),
+                    profile=json.dumps(one.counts),
+                ),
+                [InputTag(key="mlflow.data.context", value=one.context)],
+            )
+            for one in inputs
+        ]
+        client.log_inputs(run_id, made)

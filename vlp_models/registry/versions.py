@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError
 from vlp_models.params import TrackingParams
-from vlp_models.registry.datasets import DataInput, log_inputs
+from vlp_models.registry.card import example, signature
+from vlp_models.registry.client import model_called, version_with
 from vlp_models.registry.evaluations import (
     CURRENT,
     LINEAGE_HASH,
@@ -25,8 +26,7 @@ from vlp_models.registry.evaluations import (
     read_lineage,
     run_of,
 )
-from vlp_models.registry.held import model_called, version_with
-from vlp_models.registry.signature import example, signature
+from vlp_models.registry.logger import DataInput, log_inputs
 from vlp_models.serving.bundle import BUNDLE
 
 if TYPE_CHECKING:

@@ -17,15 +17,13 @@ from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
 from vlp_models.evaluation.report.charts import interval_bar, line_chart
-from vlp_models.evaluation.report.designs import Comparison, DesignRow, compare, design_rows
-from vlp_models.evaluation.report.examples import Examples, read_examples
-from vlp_models.evaluation.report.pictures import Pictures
-from vlp_models.evaluation.report.records import Record, flatten, optional, reads_regions
-from vlp_models.evaluation.report.shown import shown_by_models
-from vlp_models.evaluation.report.table import is_headline, without
-from vlp_models.models.outline import inputs_of
+from vlp_models.evaluation.report.galleries import Examples, read_examples
+from vlp_models.evaluation.report.pictures import Pictures, shown_by_models
+from vlp_models.evaluation.report.records import Record, flatten, is_headline, optional, reads_regions, without
+from vlp_models.evaluation.report.variants import Comparison, DesignRow, compare, design_rows
+from vlp_models.models.meta_model import inputs_of
 from vlp_models.params import Params
-from vlp_models.registry.decisions import hash_of, read_decisions
+from vlp_models.registry.receipts import hash_of, read_decisions
 from vlp_models.tasks import TASKS, task_class
 
 NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "waiting_share", "seconds", "gradient_norm")

@@ -20,11 +20,9 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.evaluation.contamination import Seen, learnt, without_seen
-from vlp_models.evaluation.hashes import data_hash, test_hash
-from vlp_models.evaluation.slices import slices_of
+from vlp_models.evaluation.test_set import data_hash, slices_of, test_hash
 from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.items import ItemScores, item_scores, write_items
-from vlp_models.metrics.score import Score
+from vlp_models.metrics.score import ItemScores, Score, item_scores, write_items
 from vlp_models.params import EvaluateParams, FinetuneParams, Params, to_plain
 
 if TYPE_CHECKING:
@@ -59,10 +57,9 @@ def run(
 def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> None:
     from vlp_models.common.device import pick_device
     from vlp_models.data.shards.dataset import ShardDataset
-    from vlp_models.evaluation.nearest import nearest
-    from vlp_models.evaluation.predicting import predict_all
-    from vlp_models.registry.lineage import git_commit
-    from vlp_models.tasks.load import load_task_model
+    from vlp_models.evaluation.predict import nearest, predict_all
+    from vlp_models.pipeline.lineage import git_commit
+    from vlp_models.tasks.base import load_task_model
     from vlp_models.tasks.scoring import Place
 
     finetune, settings = params.finetune[key], params.evaluate

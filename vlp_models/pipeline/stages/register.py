@@ -19,11 +19,11 @@ from vlp_models.common.workspace import SEARCH, Workspace, measured, need
 from vlp_models.data.tables import read_table
 from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, candidates
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import Params, to_plain
-from vlp_models.pipeline.lineage import training_inputs
-from vlp_models.registry.datasets import DataInput
+from vlp_models.pipeline.lineage_tags import training_inputs
 from vlp_models.registry.evaluations import ITEMS
+from vlp_models.registry.logger import DataInput
 from vlp_models.serving.bundle import (
     BUNDLE,
     Trial,
@@ -34,8 +34,8 @@ from vlp_models.serving.bundle import (
     weights_of,
     write_bundle,
 )
-from vlp_models.tasks.caption_memory import CAPTIONS
-from vlp_models.tasks.items import read_items
+from vlp_models.tasks.caption_search import CAPTIONS
+from vlp_models.tasks.scoring import read_item_scores
 
 IMAGES_TRIED = 50  # of which the first that is on this disk
 
@@ -68,7 +68,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from rich.console import Console
 
     from vlp_models.registry.client import answering, connect, tracking_uri
-    from vlp_models.registry.spool import replay
+    from vlp_models.registry.logger import replay
     from vlp_models.registry.versions import model_name, set_challenger
 
     console = Console(stderr=True)
@@ -138,14 +138,13 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
 
 def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> tuple[dict[str, Any], bool]:
     """The version's receipt, and whether it is new."""
-    from vlp_models.pipeline.lineage import cohort_of, lineage_files, lineage_record
+    from vlp_models.pipeline.lineage_tags import cohort_of, lineage_files, lineage_record, lineage_tags
     from vlp_models.registry.card import model_card
-    from vlp_models.registry.lineage import lineage
-    from vlp_models.registry.trained import trained_in
+    from vlp_models.registry.logger import find_training_run
     from vlp_models.registry.versions import COHORT, model_name, register
 
     candidate, name = one.candidate, model_name(params.tracking, one.task)
-    facts = lineage(
+    facts = lineage_tags(
         workspace.root,
         params=to_plain(params),
         data=workspace.shards / "manifest.json",
@@ -174,15 +173,15 @@ def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> 
             name=name,
             info=one.info,
             scores=candidate.scores,
-            lineage=facts | about,
+            lineage_tags=facts | about,
             not_served=one.not_served,
             looks_up=(one.bundle / SEARCH / CAPTIONS).exists(),
         ),
         evaluation=workspace.evaluation(candidate.run),
         predicted=one.predicted,
         inputs=_inputs(params, workspace, one),
-        trained_in=trained_in(client, workspace.training(f"finetune/{candidate.run}")),
-        lineage=lineage_record(params, workspace, candidate.run),
+        find_training_run=find_training_run(client, workspace.training(f"finetune/{candidate.run}")),
+        lineage_tags=lineage_record(params, workspace, candidate.run),
         files=lineage_files(workspace),
     )
     receipt = {"name": name, "version": registered.version, **about, "content": content, "challenger": one.challenger}
@@ -192,7 +191,7 @@ def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> 
 def _inputs(params: Params, workspace: Workspace, one: Tried) -> list[DataInput]:
     """The data that the version learned from, and that it was scored on."""
     run = params.finetune[one.candidate.run]
-    items = read_items(workspace.evaluation(one.candidate.run) / ITEMS)
+    items = read_item_scores(workspace.evaluation(one.candidate.run) / ITEMS)
     scored = {(s.dataset, s.split, s.test): len(s.items) for s in items}
     uri = workspace.relative(workspace.shards)
     return training_inputs(workspace, run.sources) + [

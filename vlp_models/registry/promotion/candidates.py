@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import VLPError
-from vlp_models.metrics.items import ItemScores
+from vlp_models.metrics.score import ItemScores
+from vlp_models.registry.client import check_answered, failures
 from vlp_models.registry.evaluations import latest_evaluation
-from vlp_models.registry.held import check_answered, failures
 from vlp_models.registry.promotion.gate import (
     Measured,
     NotComparable,

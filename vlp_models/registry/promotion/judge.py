@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError, VLPError
-from vlp_models.metrics.items import ItemScores
+from vlp_models.metrics.score import ItemScores
 from vlp_models.params.promotion import PromotionParams
+from vlp_models.registry.client import check_answered, failures
 from vlp_models.registry.evaluations import (
     ITEMS,
     evaluations,
@@ -20,8 +21,6 @@ from vlp_models.registry.evaluations import (
     read_lineage,
     run_of,
 )
-from vlp_models.registry.held import check_answered, failures
-from vlp_models.registry.promotion.cohort import runs_beside
 from vlp_models.registry.promotion.gate import (
     Measured,
     NotComparable,
@@ -34,7 +33,7 @@ from vlp_models.registry.promotion.gate import (
     measured,
 )
 from vlp_models.registry.versions import COHORT, bundle_of
-from vlp_models.tasks.items import read_items
+from vlp_models.tasks.scoring import read_item_scores
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -153,7 +152,7 @@ def _champion_on(
         except Exception as error:  # whatever it is: a refusal on record says more than a traceback in the night
             check_answered(error, f"champion, version {number}")
             raise DataError(f"its evaluation failed: {type(error).__name__}: {error}") from error
-        found = _comparable(read_items(directory / ITEMS), yardstick, challenger)
+        found = _comparable(read_item_scores(directory / ITEMS), yardstick, challenger)
         log_evaluation(client, run_of(version), directory)
     return found, True
 
@@ -187,3 +186,46 @@ def version_of(client: MlflowClient, model: str, number: int) -> ModelVersion | 
     """None where the registry answers that there is no such version; any other failure is raised."""
     found = client.search_model_versions(f"name='{model}'")
     return next((version for version in found if int(version.version) == number), None)
+
+
+def runs_beside(
+    client: MlflowClient, version: ModelVersion | None, like: Measured, yardstick: Yardstick
+) -> list[Measured]:
+    """The scores of the other runs of the version's cohort on the test of `like`; runs without such are left out.
+
+    Raises:
+        TrackingError: a store does not answer: how many runs there are decides, too.
+    """
+    cohort = version.tags.get(COHORT, "") if version is not None else ""
+    if version is None or not cohort:
+        return []
+    known, found = {version.tags.get("weights")}, []
+    others = [v for v in client.search_model_versions(f"name='{version.name}'") if v.tags.get(COHORT) == cohort]
+    for other in sorted(others, key=lambda v: -int(v.version)):
+        if other.version == version.version or other.tags.get("weights") in known:
+            continue
+        scores = _on_the_test_of(client, other, like, yardstick)
+        if scores is not None:
+            known.add(other.tags.get("weights"))
+            found.append(scores)
+    return found
+
+
+def _on_the_test_of(
+    client: MlflowClient, version: ModelVersion, like: Measured, yardstick: Yardstick
+) -> Measured | None:
+    try:
+        stored = evaluations(client, version)
+    except failures(VLPError) as error:
+        check_answered(error, f"version {version.version}")
+        return None
+    for scores in stored:
+        found = measured(scores, yardstick)
+        if isinstance(found, str):
+            continue
+        try:
+            check_comparable(like, found)
+        except NotComparable:
+            continue
+        return found
+    return None

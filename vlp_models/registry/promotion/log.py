@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from vlp_models.registry.held import model_called
+from vlp_models.registry.client import model_called
 from vlp_models.registry.promotion.ledger import START, LedgerError, hash_line
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlp_models.registry.held import model_called
+from vlp_models.registry.client import model_called
 from vlp_models.registry.promotion.ledger import Entry, Ledger, State
 from vlp_models.registry.versions import CHALLENGER, CHAMPION, PREVIOUS, by_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from vlp_models.registry.promotion.decision import Decision
+    from vlp_models.registry.promotion.promote import Decision
 
 HEAD = "promotion.head"  # tag of the registered model: the last ledger line that MLflow has seen
 MAX_TAG = 450  # characters

@@ -24,10 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import DataError
 from vlp_models.params.promotion import PromotionParams
-from vlp_models.registry.promotion.budget import Spending, runs_of, spending
 from vlp_models.registry.promotion.candidates import Candidate, compared, evaluations, maker, versions_to_compare
-from vlp_models.registry.promotion.decision import Decision, Outcome
-from vlp_models.registry.promotion.gate import Answer, Yardstick
+from vlp_models.registry.promotion.gate import Answer, Spending, Yardstick, runs_of, spending
 from vlp_models.registry.promotion.judge import Bench, check_readable, judge, version_of
 from vlp_models.registry.promotion.ledger import Ledger, Overtaken, State
 from vlp_models.registry.promotion.log import RegistryLog
@@ -286,3 +284,44 @@ def _decision(
         champion_run_model=champion_run_model,
         candidates=[candidate.plain() for candidate in asked.candidates],
     )
+
+
+Outcome = Literal["promoted", "refused", "unchanged", "rolled back"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was decided on `version` of the registered model `model`.
+
+    outcome: what happened to the aliases. answer: what the gate said: promote, keep (the champion) or cannot tell;
+        empty where it was not asked.
+    champion: the version that held the place before. run, run_model: which run made `version`, and whose model that
+    is; champion_run, champion_run_model: the same of `champion`. candidates: all that were looked at, best first.
+    """
+
+    outcome: Outcome
+    task: str
+    model: str
+    version: int | None
+    champion: int | None
+    reasons: list[str]
+    numbers: dict[str, Any]
+    answer: Answer | Literal[""] = ""
+    forced: bool = False
+    run: str = ""
+    run_model: str = ""
+    champion_run: str = ""
+    champion_run_model: str = ""
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def makers(self) -> dict[str, str]:
+        """What every ledger entry says of the two versions' origin."""
+        return {
+            "run": self.run,
+            "run_model": self.run_model,
+            "from_run": self.champion_run,
+            "from_run_model": self.champion_run_model,
+        }

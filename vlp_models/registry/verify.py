@@ -18,7 +18,7 @@ from vlp_models.common.source_hash import PACKAGE, hash_source_text
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.content_hashes import learned_from, no_longer_here
 from vlp_models.errors import VLPError
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.registry.evaluations import LINEAGE_HASH, RECORD, latest_evaluation, read_file, read_scores
 from vlp_models.registry.versions import bundle_of
 from vlp_models.serving.bundle import CONTENT, bundle_info, check_content, content_of
