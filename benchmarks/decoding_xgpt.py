@@ -27,8 +27,8 @@ from torch import Tensor
 
 from vlp_models.data.batch import Image, Text
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.decoding.steps import Steps
-from vlp_models.models.layers.masks import padding_mask
+from vlp_models.models.decoding.search import Steps
+from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.models.xgpt.state import Memory

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 
 from vlp_models.data.batch import Image, Regions
-from vlp_models.models.decoding.beam import beam_search
-from vlp_models.models.decoding.steps import Hypothesis, Steps
+from vlp_models.models.decoding.search import Hypothesis, Steps, beam_search
 
 LENGTH = 20  # tokens of every sentence: the models' [SEP] is made impossible
 SEP_ID = 3

@@ -33,9 +33,9 @@ from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.tden.model import TDEN
 from vlp_models.objectives.loss import Loss, WeightedLosses
-from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams
+from vlp_models.params import ObjectiveParams, OptimizerParams, ScheduledSamplingParams, RecipeParams
 from vlp_models.training.optim import build_optimizer
-from vlp_models.training.passes import make_loss
+from vlp_models.training.scheduled_sampling import make_loss
 
 LAYERS = ("object_layers", "sentence_layers", "encoder_layers", "decoder_layers")
 DEMO = {"hidden": 128, "heads": 4, "intermediate": 512, **dict.fromkeys(LAYERS, 2)}
@@ -101,9 +101,9 @@ def main(device: torch.device, rounds: int, paper: bool) -> None:
         objectives={name: ObjectiveParams() for name in model.objectives}, mask_probability=MASK_PROBABILITY
     )
     batches = [random_batch(size, regions, tokens, features, classes, vocab, seed).to(device) for seed in range(4)]
-    schemes: tuple[Literal["single", "a", "b", "c"], ...] = ("single", "a", "b", "c")
+    schemes: tuple[Literal["none", "a", "b", "c"], ...] = ("none", "a", "b", "c")
     kinds: dict[str, Callable[..., Loss | WeightedLosses]] = {
-        scheme: make_loss(model, recipe, PassesParams(scheme=scheme), name="tden") for scheme in schemes
+        scheme: make_loss(model, recipe, ScheduledSamplingParams(scheme=scheme), name="tden") for scheme in schemes
     }
     optimizer = build_optimizer(model, OptimizerParams(lr=1e-4))
     clock = time.process_time if device.type == "cpu" else time.perf_counter
@@ -136,7 +136,7 @@ def main(device: torch.device, rounds: int, paper: bool) -> None:
         table.add_column(column, justify="right")
     results = {}
     for kind, taken in seconds.items():
-        pairs = zip(taken, seconds["single"], strict=True)
+        pairs = zip(taken, seconds["none"], strict=True)
         each = [a / b for a, b in pairs]
         # C costs differently by its coin: the mean of the two ways' medians
         ways = [each[0::2], each[1::2]] if kind == "c" else [each]

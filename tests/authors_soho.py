@@ -21,10 +21,10 @@ from torch import Tensor
 
 from vlp_models.data.batch import Batch, Pixels, Text
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.foreign import Imported
+from vlp_models.models.convert.mapping import Imported
+from vlp_models.models.soho import variants as public
 from vlp_models.models.soho.pairs import Pairs
-from vlp_models.models.soho.public import model as public
-from vlp_models.objectives.vqa import soft_label_answers
+from vlp_models.objectives.loss import soft_label_answers
 
 SIZES = {"vocab": 37, "hidden": 24, "heads": 3, "intermediate": 40, "layers": 2, "positions": 20, "codes": 20}
 SIZES |= {"channels": 4, "answers": 11, "tokens": 16}

@@ -57,18 +57,16 @@ from vlp_models.data.batch import Batch
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.retrieval import rank, score_ranks
 from vlp_models.models import build_model
-from vlp_models.models.decoding.beam import beam_search
-from vlp_models.models.decoding.greedy import greedy
-from vlp_models.models.foreign import Imported
-from vlp_models.models.layers.masks import causal_mask, padding_mask
+from vlp_models.models.convert.mapping import Imported
+from vlp_models.models.convert.tden import convert_bert
+from vlp_models.models.decoding.search import beam_search, greedy
+from vlp_models.models.layers.attention import causal_mask, padding_mask
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.tden.convert_bert import convert_bert
 from vlp_models.models.tden.model import GENERATION, TDEN
-from vlp_models.objectives.ism import image_sentence_matching
-from vlp_models.objectives.msg import sentence_generation
-from vlp_models.objectives.self_critical import self_critical
-from vlp_models.params import ObjectiveParams, PassesParams, RecipeParams
-from vlp_models.training.passes import make_loss
+from vlp_models.objectives.generation import self_critical, sentence_generation
+from vlp_models.objectives.matching import image_sentence_matching
+from vlp_models.params import ObjectiveParams, ScheduledSamplingParams, RecipeParams
+from vlp_models.training.scheduled_sampling import make_loss
 
 
 def gradients(model: nn.Module) -> Numbers:
@@ -92,7 +90,7 @@ def pretraining(found: Imported, dtype: torch.dtype) -> Numbers:
         return masked_pass(*given, **named)
 
     model.corrupt, model.masked_pass = spy_corrupt, spy_pass  # type: ignore[assignment]
-    loss = make_loss(model, RecipeParams(objectives=everything), PassesParams(scheme="a", sample="argmax"), name="tden")
+    loss = make_loss(model, RecipeParams(objectives=everything), ScheduledSamplingParams(scheme="a", sample="argmax"), name="tden")
     learnt = loss(batch, update=0, generator=torch.Generator())
     learnt.mean.backward()  # type: ignore[union-attr]
     del model.corrupt, model.masked_pass

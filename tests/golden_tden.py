@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Regions, Text
-from vlp_models.models.decoding.beam import beam_search
+from vlp_models.models.decoding.search import beam_search
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.masking import Corruption
+from vlp_models.objectives.masked_modeling import Corruption
 
 SIZES = {"vocab_size": 23, "feature_dim": 5, "num_classes": 4}
 TINY = {"hidden": 12, "heads": 3, "intermediate": 20, "object_layers": 2, "sentence_layers": 2, "encoder_layers": 2}

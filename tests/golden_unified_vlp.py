@@ -15,8 +15,8 @@ from golden_tden import SIZES, batch, descend, fill, wave
 
 from vlp_models.data.batch import Batch, Regions, ScoredRegions
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.decoding.beam import beam_search
-from vlp_models.objectives.masking import Corruption
+from vlp_models.models.decoding.search import beam_search
+from vlp_models.objectives.masked_modeling import Corruption
 
 FILE = Path(__file__).parent / "golden" / "golden_unified_vlp.json"
 TINY: dict[str, Any] = {"hidden": 12, "heads": 3, "intermediate": 20, "layers": 2, "region_slots": 4}

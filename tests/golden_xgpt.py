@@ -8,9 +8,9 @@ import torch
 from golden_tden import batch, fill
 
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.decoding.beam import beam_search
+from vlp_models.models.decoding.search import beam_search
 from vlp_models.models.xgpt.state import SpanCorruption
-from vlp_models.objectives.spans import replace_spans
+from vlp_models.objectives.span_masking import replace_spans
 
 FACTS = DataFacts(vocab_size=23, mask_id=4, feature_dim=5)
 TINY = {"hidden": 12, "heads": 3, "intermediate": 20, "layers": 2, "max_positions": 10}

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Regions
+from vlp_models.objectives.generation import sentence_generation
 from vlp_models.objectives.loss import Count, Loss
-from vlp_models.objectives.mlm import masked_language_modelling
-from vlp_models.objectives.moc import masked_object_classification
-from vlp_models.objectives.msg import sentence_generation
+from vlp_models.objectives.masked_modeling import masked_language_modelling, masked_object_classification
 
 WEIGHTS = {"mlm": 1.0, "moc": 2.0, "msg": 0.5}
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.objectives.loss import WeightedLosses
-from vlp_models.training.normalise import divided, means, totals
+from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
 
 ALL = ("itc", "itm", "mlm", "mim")
 # name -> objectives, pairs, config
@@ -54,9 +54,9 @@ class Learner(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         found = losses(self.model, batch, self.objectives, seed=3)
         weighted = WeightedLosses(losses=found, weights=dict.fromkeys(found, 1.0))
-        counts = totals(weighted)
+        counts = total_over_ranks(weighted)
         times = dist.get_world_size() if dist.is_initialized() else 1
-        return divided(weighted, counts.counts) * times, means([counts])
+        return normalize(weighted, counts.counts) * times, mean_losses([counts])
 
 
 def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Tensor], dict[str, float]]:

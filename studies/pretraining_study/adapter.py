@@ -17,18 +17,17 @@ from pretraining_study.sizes import sizes
 from vlp_models.data.batch import Batch, Image, Pixels, Regions, Text
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.decoding.greedy import greedy
 from vlp_models.models.decoding.sampling import sample
+from vlp_models.models.decoding.search import greedy
 from vlp_models.models.protocols import Contrasts, Embeds, Fuses, Generates, ScoresPairs
 from vlp_models.objectives.classification import classification
-from vlp_models.objectives.contrast import image_text_contrast
-from vlp_models.objectives.ism import match_in_batch
+from vlp_models.objectives.contrastive import image_text_contrast
+from vlp_models.objectives.loss import soft_label_answers
+from vlp_models.objectives.matching import match_in_batch
 from vlp_models.objectives.moving_average import update_moving_averages
-from vlp_models.objectives.vqa import soft_label_answers
-from vlp_models.params import GroupParams, ObjectiveParams, OptimizerParams, PassesParams, RecipeParams
-from vlp_models.training.groups import Freezing
-from vlp_models.training.optim import build_optimizer, build_scheduler
-from vlp_models.training.passes import make_loss
+from vlp_models.params import GroupParams, ObjectiveParams, OptimizerParams, ScheduledSamplingParams, RecipeParams
+from vlp_models.training.optim import Freezing, build_optimizer, build_scheduler
+from vlp_models.training.scheduled_sampling import make_loss
 
 IMAGE_SIDE = {  # family -> where the names of what makes cells of a picture begin
     "soho": ("backbone.", "neck.", "visual_norm."),
@@ -117,7 +116,7 @@ class StepLoss:
             mask_probability=wanted.mask_probability,
             reuse_batch=wanted.mix == "turns",
         )
-        self._loss = make_loss(model, recipe, PassesParams(scheme=wanted.passes), name=family)
+        self._loss = make_loss(model, recipe, ScheduledSamplingParams(scheme=wanted.scheduled_sampling), name=family)
         self.updates_per_batch = getattr(self._loss, "updates_per_batch", 1)
 
     def __call__(self, batch: Batch, update: int, generator: torch.Generator) -> Tensor:

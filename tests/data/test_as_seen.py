@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vlp_models.curation.duplicates.hashes import examine, hash_image
+from vlp_models.curation.duplicates.hashes import hash_image_file, hash_image
 from vlp_models.data.images import ImageError, as_seen
 from vlp_models.data.pixels import decode
 from vlp_models.serving.images import open_image
-from vlp_models.vision.images import read_image
+from vlp_models.vision.image_io import read_image
 
 UPRIGHT = Image.fromarray(np.random.default_rng(3).integers(0, 256, (20, 30, 3), np.uint8))
 
@@ -39,7 +39,7 @@ def test_every_way_in_turns_a_picture_as_its_exif_data_says(tmp_path: Path, orie
     path.write_bytes(lying(orientation))
     with Image.open(path) as image:
         expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    info = examine(path, 10**6)
+    info = hash_image_file(path, 10**6)
     assert (info.height, info.width) == expected.shape[:2]
     assert np.array_equal(decode(path.read_bytes(), ""), expected)
     assert np.array_equal(open_image(path), expected)
@@ -112,7 +112,7 @@ def test_an_animation_is_no_picture(tmp_path: Path, form: str) -> None:
     path = tmp_path / f"moving.{form.lower()}"
     frames[0].save(path, save_all=True, append_images=frames[1:])
     with pytest.raises(ImageError, match="an animation") as caught:
-        examine(path, 10**6)
+        hash_image_file(path, 10**6)
     assert caught.value.rule == "image_still"
     frames[0].save(path)
-    assert examine(path, 10**6).width == 20, "one frame is a picture"
+    assert hash_image_file(path, 10**6).width == 20, "one frame is a picture"

@@ -25,8 +25,7 @@ with atheris.instrument_imports(include=READERS):
     import vlp_models.data.shards.dataset
     import vlp_models.params
     import vlp_models.serving.images
-    import vlp_models.vision.npz
-    import vlp_models.vision.tsv  # noqa: F401
+    import vlp_models.vision.imported_features  # noqa: F401
 
 from fuzz_run import Fuzzer, limit_memory, seeds_of, write_answer  # noqa: E402
 from targets import TARGETS  # noqa: E402

@@ -35,16 +35,13 @@ from authors_unified_vlp import (
 from torch import Tensor
 
 from vlp_models.data.batch import Text
-from vlp_models.models.decoding.beam import beam_search
-from vlp_models.models.decoding.greedy import greedy
-from vlp_models.models.foreign import Imported
+from vlp_models.models.convert.mapping import Imported
+from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.unified_vlp.learning import rows_of
 from vlp_models.models.unified_vlp.model import UnifiedVLP
-from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.masking import Corruption
-from vlp_models.objectives.msg import sentence_generation
-from vlp_models.objectives.self_critical import self_critical
-from vlp_models.objectives.vqa import soft_label_answers
+from vlp_models.objectives.generation import self_critical, sentence_generation
+from vlp_models.objectives.loss import Loss, soft_label_answers
+from vlp_models.objectives.masked_modeling import Corruption
 
 FILE = Path(__file__).parents[1] / "golden" / "authors_unified_vlp.json"
 THEIRS: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))

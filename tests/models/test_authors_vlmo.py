@@ -32,8 +32,8 @@ from authors_vlmo import (
     vqa,
 )
 
-from vlp_models.models.vlmo.position_bias import PositionBias
-from vlp_models.objectives import hard_negatives
+from vlp_models.models.vlmo.transformer import PositionBias
+from vlp_models.objectives import matching as hard_negatives
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "authors_vlmo.json").read_text(encoding="utf-8"))
 INPUTS = ("index", "itm.drawn")  # of what is recorded: no outputs to hold ours against as they are

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.adopt import Adopted, adopt_weights, in_short
-from vlp_models.models.bert import read_bert
-from vlp_models.models.foreign import Asked
-from vlp_models.models.layers.masks import padding_mask
+from vlp_models.models.convert.bert import read_bert
+from vlp_models.models.convert.mapping import Asked
+from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.packing import Packing
+from vlp_models.models.partial_load import Adopted, adopt_weights, in_short
 from vlp_models.models.soho.visual import Visual
 from vlp_models.pipeline.bert_init import TABLES
 

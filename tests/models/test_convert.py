@@ -16,13 +16,12 @@ from torch import Tensor
 from vlp_models.data.batch import Batch
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.foreign import read_state_dict
-from vlp_models.models.layers.masks import padding_mask
+from vlp_models.models.convert.mapping import read_state_dict
+from vlp_models.models.convert.tden import convert_bert, convert_xmodaler
+from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.tden.convert_bert import convert_bert
 from vlp_models.models.tden.model import GENERATION, TDEN
-from vlp_models.models.tden.public.convert import convert_xmodaler
-from vlp_models.objectives.masking import Corruption
+from vlp_models.objectives.masked_modeling import Corruption
 
 VOCAB, FEATURES, CLASSES = 30, 6, 5
 SMALL = {"hidden": 16, "heads": 4, "intermediate": 24, "object_layers": 2, "sentence_layers": 3, "encoder_layers": 2}

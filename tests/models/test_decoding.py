@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from vlp_models.data.batch import Regions
-from vlp_models.models.decoding.beam import beam_search
-from vlp_models.models.decoding.greedy import greedy
 from vlp_models.models.decoding.sampling import nucleus, sample
+from vlp_models.models.decoding.search import beam_search, greedy
 
 VOCAB, BOS, EOS = 4, 0, 1
 

@@ -16,7 +16,7 @@ from vlp_models.data.batch import Batch, Pixels
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.abilities import PROTOCOLS, meets
-from vlp_models.objectives.masking import Corruption
+from vlp_models.objectives.masked_modeling import Corruption
 
 VARIANTS = [
     {},

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vlp_models.errors import ParamsError
-from vlp_models.objectives.masking import Corruption
+from vlp_models.objectives.masked_modeling import Corruption
 
 ALL = ("mlm", "moc", "ism", "msg")
 

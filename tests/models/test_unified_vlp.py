@@ -19,12 +19,11 @@ from vlp_models.data.batch import Batch, Pixels, Regions, Text
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import build_model
 from vlp_models.models.abilities import protocols_of
-from vlp_models.models.decoding.beam import beam_search
-from vlp_models.models.decoding.greedy import greedy
 from vlp_models.models.decoding.sampling import sample
-from vlp_models.models.layers.masks import prefix_mask
+from vlp_models.models.decoding.search import beam_search, greedy
+from vlp_models.models.layers.attention import prefix_mask
 from vlp_models.models.unified_vlp.regions import geometry_of_public_code
-from vlp_models.objectives.masking import Corruption
+from vlp_models.objectives.masked_modeling import Corruption
 
 NAMES = list(VARIANTS)
 BOTH = {"bidirectional": None, "seq2seq": None}

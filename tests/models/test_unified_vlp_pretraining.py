@@ -13,9 +13,9 @@ from two_pass_toys import generator, recipe_of
 from vlp_models.data.batch import Batch, Text
 from vlp_models.errors import ParamsError
 from vlp_models.models.unified_vlp.learning import hide_a_word, hideable
-from vlp_models.objectives.masking import Corruption, mask_tokens, select_number
-from vlp_models.params import PassesParams
-from vlp_models.training.passes import make_loss
+from vlp_models.objectives.masked_modeling import Corruption, mask_tokens, select_number
+from vlp_models.params import ScheduledSamplingParams
+from vlp_models.training.scheduled_sampling import make_loss
 
 BOTH = {"bidirectional": None, "seq2seq": None}
 
@@ -80,7 +80,7 @@ def test_each_sample_learns_one_objective_in_shares(make_batch):
         params = recipe_of(
             {"bidirectional": 1.0, "seq2seq": 1.0}, mix="draw", shares={"bidirectional": 1 - share, "seq2seq": share}
         )
-        loss = make_loss(model, params, PassesParams(), name="u")
+        loss = make_loss(model, params, ScheduledSamplingParams(), name="u")
         seq2seq, batches = 0, 20
         for update in range(batches):
             drawn = loss.recipe.assign(update, len(batch), generator(update), torch.device("cpu"))
@@ -91,7 +91,7 @@ def test_each_sample_learns_one_objective_in_shares(make_batch):
     with pytest.raises(ParamsError, match=r"objectives\.seq2seq\.share: -0\.25` must be zero or more"):
         shares = {"bidirectional": 1.25, "seq2seq": -0.25}
         recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="draw", shares=shares)
-        make_loss(model, recipe, PassesParams(), name="u")
+        make_loss(model, recipe, ScheduledSamplingParams(), name="u")
 
 
 def test_a_drawn_batch_is_the_two_objectives_on_its_parts(make_batch):
@@ -250,7 +250,7 @@ def test_two_passes(make_batch, scheme):
     """The second pass reads, where words were hidden, what the first one told of them; targets stay."""
     batch, model = make_batch(), tiny_unified_vlp()
     recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mask_probability=0.4)
-    loss = make_loss(model, recipe, PassesParams(scheme=scheme, sample="argmax"), name="u")
+    loss = make_loss(model, recipe, ScheduledSamplingParams(scheme=scheme, sample="argmax"), name="u")
     parts = loss(batch, update=5, generator=generator(1)).parts
     if scheme == "c":
         again = {name.removesuffix("_pass2") for name in parts if name.endswith("_pass2")}
@@ -270,7 +270,7 @@ def test_two_passes(make_batch, scheme):
 def test_two_passes_of_drawn_objectives_are_refused():
     recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="draw")
     with pytest.raises(ParamsError, match="it needs `mix: sum`, not draw"):
-        make_loss(tiny_unified_vlp(), recipe, PassesParams(scheme="a"), name="u")
+        make_loss(tiny_unified_vlp(), recipe, ScheduledSamplingParams(scheme="a"), name="u")
 
 
 def test_sizes_leave_room():

@@ -10,18 +10,22 @@ import pytest
 import torch
 from slow_vlmo import Slow
 from tiny_vlmo import FACTS, TINY, build_tiny, losses, padded, random_batch, trimmed
+from vlp_models.models.abilities import protocols_of
 
 from vlp_models.data.batch import Pixels, Regions
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import build_model
-from vlp_models.models.abilities import protocols_of
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.vlmo.adopting import geometric_offsets, interpolate_biases, resize_text_biases, spline_matrix
-from vlp_models.models.vlmo.position_bias import image_index, text_index
+from vlp_models.models.vlmo.interpolation import (
+    geometric_offsets,
+    interpolate_biases,
+    resize_text_biases,
+    spline_matrix,
+)
+from vlp_models.models.vlmo.transformer import image_index, text_index
 from vlp_models.params import OptimizerParams, to_plain
 from vlp_models.params.optimizer import GroupParams
-from vlp_models.training.groups import Freezing
-from vlp_models.training.optim import block_matrices, build_optimizer
+from vlp_models.training.optim import Freezing, block_matrices, build_optimizer
 
 VARIANTS: list[dict[str, Any]] = [
     {},

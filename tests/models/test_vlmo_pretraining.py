@@ -20,12 +20,11 @@ from vlmo_ranks import CASES, learn, make_case
 from vlp_models.data.batch import Batch, Pixels
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.vlmo.hiding import masked_words
 from vlp_models.models.vlmo.image_tokens import nearest_codes, random_codes
-from vlp_models.objectives.block_masking import select_blocks
-from vlp_models.objectives.contrast import Pairs, image_text_contrast
-from vlp_models.objectives.hard_negatives import draw_hard_negatives, not_the_same_image
-from vlp_models.objectives.masking import select_words
+from vlp_models.models.vlmo.pretraining import masked_words
+from vlp_models.objectives.contrastive import Pairs, image_text_contrast
+from vlp_models.objectives.masked_modeling import select_blocks, select_words
+from vlp_models.objectives.matching import draw_hard_negatives, not_the_same_image
 
 ALL = ("itc", "itm", "mlm", "mim")
 

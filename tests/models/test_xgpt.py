@@ -18,12 +18,11 @@ from vlp_models.data.batch import Batch, Pixels
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.abilities import protocols_of
-from vlp_models.models.decoding.beam import beam_search
-from vlp_models.models.decoding.greedy import greedy
-from vlp_models.models.layers.attention import KeyValues, MultiHeadAttention
-from vlp_models.models.layers.masks import causal_mask
+from vlp_models.models.decoding.search import beam_search, greedy
+from vlp_models.models.layers.attention import MultiHeadAttention, causal_mask
+from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.xgpt.block import ENCODED
+from vlp_models.models.xgpt.layers import ENCODED
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.loss import Loss
 from vlp_models.params import to_plain

@@ -13,7 +13,7 @@ from tiny_xgpt import VARIANTS, tiny_xgpt
 from vlp_models.data.batch import Batch
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.models.xgpt.state import SpanCorruption
-from vlp_models.objectives.spans import replace_spans
+from vlp_models.objectives.span_masking import replace_spans
 
 STRUCTURES = [
     "paper",

@@ -14,11 +14,11 @@ from toy_world import KilledAt, Toy, make_toy, same_weights, untimed
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.xgpt.model import XGPT
+from vlp_models.objectives.generation import region_generation
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.masking import word_positions
-from vlp_models.objectives.tifg import region_generation
-from vlp_models.params import ObjectiveParams, PassesParams, RecipeParams
-from vlp_models.training.passes import TwoPassLoss, make_loss
+from vlp_models.objectives.masked_modeling import word_positions
+from vlp_models.params import ObjectiveParams, ScheduledSamplingParams, RecipeParams
+from vlp_models.training.scheduled_sampling import TwoPassLoss, make_loss
 
 ALL = ("ic", "imlm", "ida", "tifg")
 TURNS = dict.fromkeys(ALL, 1.0)
@@ -176,7 +176,7 @@ def recipe(weights: dict[str, float], mix: Any = "sum") -> RecipeParams:
 def test_two_passes_by_the_fragment(make_batch: Any) -> None:
     """The second pass's encoder reads what the first one told where the fragment stood; all else is learnt once."""
     model, batch = tiny_xgpt(), make_batch()
-    made = make_loss(model, recipe({"ic": 1.0, "imlm": 0.5}), PassesParams(scheme="a", sample="argmax"), name="xgpt")
+    made = make_loss(model, recipe({"ic": 1.0, "imlm": 0.5}), ScheduledSamplingParams(scheme="a", sample="argmax"), name="xgpt")
     assert isinstance(made, TwoPassLoss)
     learnt = made(batch, update=0, generator=torch.Generator().manual_seed(4))
     assert set(learnt.losses) == {"ic", "imlm", "imlm_pass2"} and learnt.weights["imlm_pass2"] == 0.5
@@ -195,11 +195,11 @@ def test_two_passes_by_the_fragment(make_batch: Any) -> None:
     torch.testing.assert_close(learnt.losses["imlm_pass2"].mean, expected)
     assert not torch.allclose(first, second)
     with pytest.raises(ParamsError, match="`scheme: a` fits"):
-        make_loss(model, recipe({"imlm": 1.0}), PassesParams(scheme="b"), name="xgpt")
+        make_loss(model, recipe({"imlm": 1.0}), ScheduledSamplingParams(scheme="b"), name="xgpt")
     with pytest.raises(ParamsError, match="needs `mix: sum`, not turns"):
-        make_loss(model, recipe({"imlm": 1.0}, "turns"), PassesParams(scheme="a"), name="xgpt")
+        make_loss(model, recipe({"imlm": 1.0}, "turns"), ScheduledSamplingParams(scheme="a"), name="xgpt")
     with pytest.raises(ParamsError, match="names none that predicts masked words"):
-        make_loss(model, recipe({"ic": 1.0}), PassesParams(scheme="a"), name="xgpt")
+        make_loss(model, recipe({"ic": 1.0}), ScheduledSamplingParams(scheme="a"), name="xgpt")
 
 
 def test_turns_are_updates_of_one_objective_each_from_one_batch(toy: Toy, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_the_weight_of_an_objective_changes_its_updates(make_batch: Any) -> None
     for weight in (1.0, 0.3):
         model = tiny_xgpt()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98))
-        made = make_loss(model, recipe({"ic": 1.0, "imlm": weight}, "turns"), PassesParams(), name="xgpt")
+        made = make_loss(model, recipe({"ic": 1.0, "imlm": weight}, "turns"), ScheduledSamplingParams(), name="xgpt")
         for update in range(4):
             optimizer.zero_grad()
             made(batch, update=update, generator=torch.Generator().manual_seed(update)).mean.backward()

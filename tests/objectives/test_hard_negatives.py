@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vlp_models.objectives.categorical import draw_categorical
-from vlp_models.objectives.hard_negatives import draw_hard_negatives, not_the_same_image
-from vlp_models.objectives.ism import match_in_batch, similarities
+from vlp_models.objectives.matching import draw_hard_negatives, match_in_batch, not_the_same_image, similarities
+from vlp_models.objectives.ranks import draw_categorical
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -31,7 +30,7 @@ def test_one_hot_rows_and_rows_of_nothing() -> None:
 
 def test_a_place_at_the_very_end_is_the_last_that_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The uniform number times the sum may round up to the sum."""
-    from vlp_models.objectives import categorical
+    from vlp_models.objectives import masked_modeling as categorical
 
     monkeypatch.setattr(categorical, "draw_uniform", lambda shape, generator, device: torch.ones(shape))
     assert draw_categorical(torch.tensor([[1.0, 2.0, 0.0, 0.0]]), generator()).tolist() == [1]

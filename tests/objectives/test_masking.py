@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vlp_models.objectives.masking import mask_tokens, overlapping, select_regions, select_tokens
+from vlp_models.objectives.masked_modeling import mask_tokens, overlapping, select_regions, select_tokens
 
 LENGTHS = torch.arange(4000) % 21 + 2  # from the empty sentence, [CLS] [SEP], on
 MASK = torch.arange(24) < LENGTHS[:, None]

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from vlp_models.objectives.classification import classification
-from vlp_models.objectives.ism import image_sentence_matching, same_image
-from vlp_models.objectives.mlm import masked_language_modelling
-from vlp_models.objectives.moc import masked_object_classification
-from vlp_models.objectives.msg import sentence_generation
-from vlp_models.objectives.vqa import soft_label_answers
+from vlp_models.objectives.generation import sentence_generation
+from vlp_models.objectives.loss import soft_label_answers
+from vlp_models.objectives.masked_modeling import masked_language_modelling, masked_object_classification
+from vlp_models.objectives.matching import image_sentence_matching, same_image
 
 RANDOM = np.random.default_rng(0)
 

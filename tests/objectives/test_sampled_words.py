@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlp_models.objectives.sampled_words import replace_words, sample_words, select_replaced, share_at
+from vlp_models.objectives.masked_modeling import replace_words, sample_words, select_replaced, share_at
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vlp_models.objectives.self_critical import advantages, self_critical
+from vlp_models.objectives.generation import advantages, self_critical
 
 
 def test_equals_the_definition() -> None:

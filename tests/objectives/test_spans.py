@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 import torch
 
-from vlp_models.objectives.masking import word_positions
-from vlp_models.objectives.spans import draw_spans, replace_spans, select_fragment
+from vlp_models.objectives.masked_modeling import word_positions
+from vlp_models.objectives.span_masking import draw_spans, replace_spans, select_fragment
 
 
 def sentences(*words: int, wider: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,17 +13,16 @@ import yaml
 from toy_world import write_workspace
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.shards.augmented import AugmentedDataset, Written, read_written
-from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, Written, read_written
 from vlp_models.data.tables import SCHEMAS, read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.decoding.steps import Hypothesis
-from vlp_models.models.outline import kinds
+from vlp_models.models.decoding.search import Hypothesis
+from vlp_models.models.meta_model import kinds
 from vlp_models.params import AugmentParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.check_params import check_runs, learning_views
 from vlp_models.pipeline.dvc.dvc_yaml import render
-from vlp_models.pipeline.dvc.graph import NOTHING, pipeline
+from vlp_models.pipeline.dvc.graph import NOTHING, build_pipeline
 from vlp_models.pipeline.stages import augment, finetune, pretrain
 from vlp_models.pipeline.stages.augment import choose, training_images
 
@@ -202,7 +201,7 @@ def test_captions_of_a_held_out_image_are_not_read(written: tuple[Params, Worksp
 
 
 def test_the_likeliest_new_texts_are_chosen(written: tuple[Params, Workspace]) -> None:
-    from vlp_models.tasks.load import load_task_model
+    from vlp_models.tasks.base import load_task_model
 
     _, workspace = written
     captioner = load_task_model(workspace.checkpoint("finetune/writer"))
@@ -305,4 +304,4 @@ def test_dvc_yaml_speaks_of_it_where_params_yaml_does() -> None:
 
 def generated(raw: dict[str, Any]) -> dict[str, Any]:
     params = parse_params(raw)
-    return pipeline(params, raw, kinds=kinds(params), views=learning_views(params))
+    return build_pipeline(params, raw, kinds=kinds(params), views=learning_views(params))

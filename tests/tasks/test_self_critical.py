@@ -17,7 +17,7 @@ from vlp_models.data.tokenizer import SEP
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.models.decoding.sampling import sample
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import OptimizerParams, to_plain
 from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 from vlp_models.tasks.self_critical import FREQUENCIES, SelfCriticalLoss, self_critical_loss
@@ -166,7 +166,7 @@ def test_gradients_survive_mixed_precision_and_modes_are_put_back(toy: Toy, tmp_
 
 @pytest.mark.parametrize("sampling_dropout", [False, True])
 def test_what_is_frozen_stays_so(toy: Toy, tmp_path: Path, sampling_dropout: bool) -> None:
-    """Frozen modules are in eval mode in training (training/groups.py): nothing of them is dropped."""
+    """Frozen modules are in eval mode in training (training/optim.py): nothing of them is dropped."""
     task = captioner(toy, dropout=0.1).train()
     task.model.object_encoder.eval()
     modes = {name: module.training for name, module in task.named_modules()}

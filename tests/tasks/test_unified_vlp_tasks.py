@@ -12,7 +12,7 @@ from toy_world import COLOURS, Toy
 
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import ParamsError
-from vlp_models.objectives.self_critical import self_critical
+from vlp_models.objectives.generation import self_critical
 from vlp_models.tasks.captioning import SelfCriticalParams
 from vlp_models.tasks.self_critical import self_critical_loss
 

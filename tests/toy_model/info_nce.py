@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlp_models.objectives.ism import similarities
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Loss, empty
+from vlp_models.objectives.matching import similarities
 from vlp_models.objectives.ranks import gather_rows, number_over_ranks
-from vlp_models.objectives.token_loss import empty
 
 
 def info_nce(texts_NE: Tensor, images_NE: Tensor, image_ids: Sequence[str], scale: Tensor) -> Loss:

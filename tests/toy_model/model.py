@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Pixels, Text
-from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.data.inputs import ModelInputs
+from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import ParamsError
-from vlp_models.models.layers.blocks import TransformerBlock
+from vlp_models.models.layers.attention import padding_mask
+from vlp_models.models.layers.blocks import TransformerBlock, init_weights
 from vlp_models.models.layers.embeddings import TextEmbedding
-from vlp_models.models.layers.init import init_weights
-from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.protocols import Fused
 from vlp_models.objectives.loss import Loss
 

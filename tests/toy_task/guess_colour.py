@@ -15,9 +15,8 @@ from vlp_models.common.io import write_text
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.metrics.items import STATISTICS
-from vlp_models.metrics.score import Evidence, FloatArray, Score, mean_score
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.metrics.score import STATISTICS, Evidence, FloatArray, Score, mean_score
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.classification import classification
 from vlp_models.objectives.loss import Loss

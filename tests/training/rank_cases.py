@@ -37,20 +37,20 @@ from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models.decoding.sampling import sample
-from vlp_models.models.decoding.steps import Hypothesis
+from vlp_models.models.decoding.search import Hypothesis
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.loss import Loss, WeightedLosses
-from vlp_models.objectives.masking import select_tokens
+from vlp_models.objectives.masked_modeling import select_tokens
 from vlp_models.objectives.moving_average import MovingAverage
 from vlp_models.objectives.ranks import gather_rows, previous_rows, take_rows
-from vlp_models.params import PassesParams
+from vlp_models.params import ScheduledSamplingParams
 from vlp_models.tasks.captioning import SelfCriticalParams
 from vlp_models.tasks.self_critical import SelfCriticalLoss, self_critical_loss
-from vlp_models.training.fsdp import put_back
-from vlp_models.training.normalise import divided, means, totals
-from vlp_models.training.passes import make_loss
+from vlp_models.training.distributed import put_back
+from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
 from vlp_models.training.recipe import make_recipe
+from vlp_models.training.scheduled_sampling import make_loss
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def pretraining(
 ) -> Case:
     model, batch = tiny.build_tiny(**config), shared_batch(size)
     recipe = recipe_of({name: ALL[name] for name in objectives}, mask_probability=probability)
-    loss = make_loss(model, recipe, PassesParams(), name="tden")
+    loss = make_loss(model, recipe, ScheduledSamplingParams(), name="tden")
     return Case(model, lambda b: loss(b, update=0, generator=generator(seed)), lambda i, j: rows(batch, i, j), size)
 
 
@@ -110,7 +110,7 @@ def of_xgpt(name: str) -> Case:
     size = 1 if name == "single" else 7
     model, batch = tiny_xgpt(), shared_batch(size)
     recipe = recipe_of(dict.fromkeys([name] if name in model.objectives else model.objectives, 1.0))
-    loss = make_loss(model, recipe, PassesParams(scheme="a" if name == "two_pass" else "single"), name="xgpt")
+    loss = make_loss(model, recipe, ScheduledSamplingParams(scheme="a" if name == "two_pass" else "none"), name="xgpt")
     return Case(model, lambda b: loss(b, update=0, generator=generator(3)), lambda i, j: rows(batch, i, j), size)
 
 
@@ -238,9 +238,9 @@ class Learner(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         loss = self.loss(batch)
-        found = totals(loss)
+        found = total_over_ranks(loss)
         world_size = dist.get_world_size() if dist.is_initialized() else 1
-        return divided(loss, found.counts) * world_size, means([found])
+        return normalize(loss, found.counts) * world_size, mean_losses([found])
 
 
 def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Tensor], dict[str, float]]:

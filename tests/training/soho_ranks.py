@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.objectives.moving_average import update_moving_averages
-from vlp_models.training.normalise import divided, totals
+from vlp_models.training.normalization import normalize, total_over_ranks
 
 IMAGES, TEXTS = 5, 2
 UPDATES = (True, True, False)  # which of three micro-batches end an update
@@ -57,7 +57,7 @@ class Learner(nn.Module):
         )
         weighed = WeightedLosses(losses=losses, weights=dict.fromkeys(ALL, 1.0))
         world_size = dist.get_world_size() if dist.is_initialized() else 1
-        return divided(weighed, totals(weighed).counts) * world_size
+        return normalize(weighed, total_over_ranks(weighed).counts) * world_size
 
 
 def learn(update: str, rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:

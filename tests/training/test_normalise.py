@@ -14,7 +14,7 @@ from token_toys import WEIGHTS, Tokens
 from toy_world import CLASSES, FEATURE_DIM, KilledAt, Toy, make_toy, untimed
 
 from vlp_models.objectives.loss import Loss, Part, WeightedLosses
-from vlp_models.training.normalise import divided, means, totals
+from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
 
 # 44 samples: updates of 16, 16 and 12
 PLAIN = {"optimizer": {"clip_norm": 0.0, "eps": 1e-3, "lr": 0.05}, "max_epochs": 2}
@@ -141,12 +141,12 @@ def test_by_hand() -> None:
 
     first = WeightedLosses(losses={"x": loss(6.0, 3), "y": loss(8.0, 1)}, weights={"x": 1.0, "y": 0.5})
     second = WeightedLosses(losses={"x": loss(4.0, 2), "y": loss(0.0, 0)}, weights={"x": 1.0, "y": 0.5})
-    window = [totals(first), totals(second)]
-    assert float(means(window)["loss"]) == (6 + 4) / (3 + 2) + 0.5 * 8 / 1
+    window = [total_over_ranks(first), total_over_ranks(second)]
+    assert float(mean_losses(window)["loss"]) == (6 + 4) / (3 + 2) + 0.5 * 8 / 1
     counts = {name: window[0].counts[name] + window[1].counts[name] for name in "xy"}
     for part in (first, second):
-        divided(part, counts).backward()
+        normalize(part, counts).backward()
     assert [part.losses["x"].sum.grad.item() for part in (first, second)] == [1 / 5, 1 / 5]
     assert [part.losses["y"].sum.grad.item() for part in (first, second)] == [0.5, 0.5]
     nothing = Loss(sum=torch.zeros(()), count=0, parts={"b": Part(sum=torch.zeros(()), count=0)})
-    assert {name: float(value) for name, value in means([totals(nothing)]).items()} == {"loss": 0.0}
+    assert {name: float(value) for name, value in mean_losses([total_over_ranks(nothing)]).items()} == {"loss": 0.0}

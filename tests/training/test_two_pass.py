@@ -15,9 +15,9 @@ from vlp_models.data.batch import Batch, Text
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import MaskedPass
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.masking import Corruption
-from vlp_models.params import PassesParams, RampParams
-from vlp_models.training.passes import make_loss, schedule
+from vlp_models.objectives.masked_modeling import Corruption
+from vlp_models.params import ScheduledSamplingParams, RampParams
+from vlp_models.training.scheduled_sampling import make_loss, schedule
 
 MASK = 4
 
@@ -157,7 +157,7 @@ def test_what_can_not_be_is_explained() -> None:
     with pytest.raises(ParamsError, match=r"ramp\.end: 1\.5` must be a share"):
         two_pass(Scripted(), "a", ramp=RampParams(end=1.5))
     with pytest.raises(ParamsError, match="it needs `mix: sum`, not draw"):
-        make_loss(Scripted(), recipe_of(ALL, mix="draw"), PassesParams(scheme="a"), name="x")
+        make_loss(Scripted(), recipe_of(ALL, mix="draw"), ScheduledSamplingParams(scheme="a"), name="x")
 
 
 def test_schedule_of_c_by_hand() -> None:

@@ -7,9 +7,8 @@ import pytest
 from PIL import Image, ImageDraw
 from small_detector import train
 
-from vlp_models.vision.labelled import LabelledImage
-from vlp_models.vision.state import Detector
-from vlp_models.vision.train import TrainingResult
+from vlp_models.vision.detector_checkpoint import Detector
+from vlp_models.vision.training import LabelledImage, TrainingResult
 
 
 @pytest.fixture(scope="session")

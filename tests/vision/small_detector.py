@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from vlp_models.vision.config import DetectorConfig
-from vlp_models.vision.detector import build_detector
-from vlp_models.vision.labelled import LabelledImage
-from vlp_models.vision.state import Detector
-from vlp_models.vision.train import TrainingOptions, TrainingResult, train_detector
+from vlp_models.vision.detector import DetectorConfig, build_detector
+from vlp_models.vision.detector_checkpoint import Detector
+from vlp_models.vision.training import LabelledImage, TrainingOptions, TrainingResult, train_detector
 
 CLASSES = ("__background__", "blue square", "red circle")
 CONFIG = DetectorConfig(

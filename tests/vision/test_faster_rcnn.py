@@ -12,13 +12,15 @@ from safetensors.torch import load_file, save_file
 from small_detector import CLASSES, CONFIG, train
 
 from vlp_models.errors import CheckpointError, NonFiniteLossError
-from vlp_models.vision.average_precision import average_precision
-from vlp_models.vision.config import RESNET50_FPN, configure
-from vlp_models.vision.detector import build_detector
-from vlp_models.vision.labelled import LabelledImage
-from vlp_models.vision.published import load_published
-from vlp_models.vision.state import Detector, load_detector, save_detector, save_no_detector
-from vlp_models.vision.train import TrainingResult
+from vlp_models.vision.detector import RESNET50_FPN, build_detector, configure
+from vlp_models.vision.detector_checkpoint import (
+    Detector,
+    load_detector,
+    load_published,
+    save_detector,
+    save_no_detector,
+)
+from vlp_models.vision.training import LabelledImage, TrainingResult, average_precision
 
 
 def test_it_learns_eight_drawings(drawings: list[LabelledImage], trained: tuple[Detector, TrainingResult]) -> None:

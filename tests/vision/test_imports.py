@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from vlp_models.errors import DataError
-from vlp_models.vision.imported import ImportedSource
-from vlp_models.vision.npz import open_npz
-from vlp_models.vision.tsv import open_tsv
+from vlp_models.vision.imported_features import ImportedSource, open_npz, open_tsv
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.random((3, 6), np.float32)

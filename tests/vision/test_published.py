@@ -17,11 +17,11 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import DetectorBackbone, TimmParams
-from vlp_models.vision.backbone_state import make_backbone
-from vlp_models.vision.config import PUBLISHED, RESNET50_FPN
-from vlp_models.vision.extract import RegionExtractor
-from vlp_models.vision.published import fetch_published, load_published
-from vlp_models.vision.weights import data_config
+from vlp_models.vision.detector import PUBLISHED, RESNET50_FPN
+from vlp_models.vision.detector_checkpoint import fetch_published, load_published
+from vlp_models.vision.detector_regions import RegionExtractor
+from vlp_models.vision.pretrained_weights import data_config
+from vlp_models.vision.timm_backbone import make_backbone
 
 
 def lightened(model: FasterRCNN) -> FasterRCNN:

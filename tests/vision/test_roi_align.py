@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torchvision.ops import MultiScaleRoIAlign
 
-from vlp_models.vision.roi_align import SeparableRoIAlign
+from vlp_models.vision.detector import SeparableRoIAlign
 
 
 def test_values_and_gradients_are_torchvisions() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vlp_models.vision.symbols import SymbolSource
+from vlp_models.vision.simple_regions import SymbolSource
 
 IMAGES = [
     {"image_id": "d/1", "width": 200, "height": 100, "provenance": "f:1"},

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.token_loss import cross_entropy
+from vlp_models.objectives.loss import Loss, cross_entropy
 
 
 def classification(logits_BC: Tensor, labels_B: Tensor, *, name: str) -> Loss:

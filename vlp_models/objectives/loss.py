@@ -1,7 +1,7 @@
 """What an objective returns: a sum and how many items it is over, not a mean.
 
 Micro-batches and processes hold different numbers of items. A mean of their means would weigh the items of a small one
-more. So an objective sums, and the training loop divides once, by the items of all of them (training/normalise.py).
+more. So an objective sums, and the training loop divides once, by the items of all of them (training/normalization.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 Count: TypeAlias = int | float | Tensor
 
@@ -77,3 +78,37 @@ class WeightedLosses:
 
 def _mean(total: Tensor, count: Count) -> Tensor:
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
+
+
+def cross_entropy(logits_NV: Tensor, targets_N: Tensor, *, name: str, label_smoothing: float = 0.0) -> Loss:
+    """Summed over the N tokens, in float32 at least; zero, but attached to the graph, if there are none."""
+    logits_NV = logits_NV.float() if logits_NV.dtype.itemsize < 4 else logits_NV
+    total = F.cross_entropy(logits_NV, targets_N, reduction="sum", label_smoothing=label_smoothing)
+    correct = (logits_NV.argmax(-1) == targets_N).sum()
+    return Loss.of(total, len(targets_N), **{name: total, f"{name}_accuracy": correct})
+
+
+def empty(outputs: Tensor, name: str) -> Loss:
+    """Nothing to learn from: zero of no items, with zero gradients (so that data-parallel replicas still agree).
+
+    Only where all processes have nothing: it names no accuracy, and all must name the same parts.
+    """
+    total = outputs.sum() * 0.0
+    return Loss.of(total, 0, **{name: total})
+
+
+def trainable(module: nn.Module) -> Tensor:
+    """A parameter that learns, for `empty`: a loss of what is frozen has no gradient at all."""
+    return next((weight for weight in module.parameters() if weight.requires_grad), next(module.parameters()))
+
+
+def soft_label_answers(logits_BA: Tensor, scores_BA: Tensor) -> Loss:
+    """Binary cross-entropy with the soft scores (0 to 1), summed over answers and questions.
+
+    `vqa_accuracy`: the mean soft score of the most probable answer.
+    """
+    logits_BA = logits_BA.float() if logits_BA.dtype.itemsize < 4 else logits_BA
+    scores_BA = scores_BA.to(logits_BA.dtype)
+    total = F.binary_cross_entropy_with_logits(logits_BA, scores_BA, reduction="sum")
+    scored = scores_BA.gather(1, logits_BA.argmax(1, keepdim=True)).sum()
+    return Loss.of(total, len(logits_BA), vqa=total, vqa_accuracy=scored)

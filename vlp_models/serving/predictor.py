@@ -16,7 +16,7 @@ from vlp_models.serving.images import open_images
 
 if TYPE_CHECKING:
     from vlp_models.data.inputs import ModelInputs
-    from vlp_models.vision.source import Extractor
+    from vlp_models.vision.region_source import Extractor
 
 
 class Predictor:
@@ -30,9 +30,9 @@ class Predictor:
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.common.workspace import SEARCH
         from vlp_models.data.inputs import RegionInput
-        from vlp_models.models.info import in_words
+        from vlp_models.models.checkpoint import in_words
         from vlp_models.serving.bundle import check_content
-        from vlp_models.tasks.load import load_task_model
+        from vlp_models.tasks.base import load_task_model
 
         check_content(bundle)
         self.task_model = load_task_model(bundle / "checkpoint", device=device)

@@ -1,7 +1,11 @@
-"""What every task is: a model, perhaps a head, and all that must be known of the task anywhere else.
+"""The interface of a downstream task: a pretrained model, an optional head, and what the pipeline must know of the task.
 
-Training asks for its view, its options and its loss; evaluation for predictions, scores and official files; the report
-for its title, headline figures and gallery; serving and the command line for its words. So a new task is one file.
+    training     view, options, targets, loss
+    evaluation   predict, postprocess, score, write_official
+    captioning   and retrieval also configure how outputs are searched for (`set_search` and its companions)
+    gates, CLI and report read small class attributes: metric, headlines, title, request
+
+How to add a task: see the list in `vlp_models/tasks/__init__.py`.
 """
 
 from __future__ import annotations
@@ -17,26 +21,31 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.common.io import read_json
-from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import InputReader, blanked
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import VIEWS
-from vlp_models.errors import DataError, ParamsError
-from vlp_models.metrics.items import STATISTICS
-from vlp_models.metrics.score import Statistic
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.metrics.score import STATISTICS, Statistic
+from vlp_models.models.checkpoint import (
+    CheckpointInfo,
+    build_from_config,
+    load_strictly,
+    read_config,
+    read_labels,
+    read_weights,
+)
 from vlp_models.models.protocols import Embeds, Fuses, Generates, ScoresPairs
 from vlp_models.objectives.loss import Loss
 from vlp_models.params import EvaluateParams, build
-from vlp_models.tasks.gallery import Card, Gallery, PictureSource
-from vlp_models.tasks.scoring import Place, Prediction, Scored
+from vlp_models.tasks import task_class
+from vlp_models.tasks.scoring import EvalContext, Prediction, TaskScores
 
-ABILITIES: dict[type, str] = {
+PROTOCOL_NAMES: dict[type, str] = {
     Fuses: "fuse image and text",
-    Embeds: "embed images and texts apart",
-    ScoresPairs: "score pairs of image and text",
+    Embeds: "embed images and texts separately",
+    ScoresPairs: "score image-text pairs",
     Generates: "generate text",
 }
 TrainingLoss = Callable[..., Loss]  # (batch, *, update: int | None, generator); update None: validation
@@ -44,19 +53,17 @@ TrainingLoss = Callable[..., Loss]  # (batch, *, update: int | None, generator);
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """`finetune.<run>.options` of a task: a task with options extends this, every option with its default."""
+    """Base of a task's `finetune.<run>.options`; every option has a default."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
-    """How a task is spoken of on the command line.
+class RequestFormat:
+    """The input of one served prediction.
 
-    verb    of its command; empty: `vlp predict TASK` alone
-    text    what is asked beside the image (`question`); empty: nothing is
-    images  how many of them it looks at
+    text    what the text is (`question`); empty: the task takes no text
+    images  number of images
     """
 
-    verb: str = ""
     text: str = ""
     images: int = 1
 
@@ -64,35 +71,32 @@ class Words:
 class TaskModel(nn.Module, ABC):
     """A model with a task's head.
 
-    What a task is:
-    task             its name in `tasks.TASKS` and params.yaml
-    title            as tables head it
-    view             of the data: what it learns from; `learning_view` may choose another by the options
-    prediction_view  of the data: what it predicts for
-    needs            protocols of models/protocols.py: a model that has one of them can do the task
-    options_class    what `finetune.<run>.options` may hold
-    shares_images    samples beside each other may have one image in common, which the model then encodes once;
-                     `can_share_images` may choose by the options
-    has_labels       its head chooses among labels, given to `__init__` and kept with the checkpoint
+    Class attributes, definition:
+    task             name in `tasks.TASKS` and params.yaml
+    title            heading in tables
+    view             the data view trained on; `training_view` may choose another by the options
+    prediction_view  the data view predicted for
+    needs            protocols of models/protocols.py; a model that implements any one of them supports the task
+    options_class    schema of `finetune.<run>.options`
+    shares_images    adjacent samples may have an image in common, which is then encoded once;
+                     `can_share_images` may decide by the options
+    has_labels       the head chooses among labels, passed to `__init__` and saved with the checkpoint
 
-    What is known of its figures:
-    id_key           of a prediction: the key of its sample's id
-    metric, direction  the one figure that says which of two models is better, and which way
-    headlines        the figures to see first
-    statistics       name -> what makes a metric of per-item sums, for metrics whose per-item sums are kept
-    blanked_fields   of a prediction: what is asked once more with the image blanked, and stands under `<field>_blank`
-    why_not_blanked  why there is no such control; empty where there is one
+    Class attributes, evaluation:
+    id_key           key of the sample's id in a prediction
+    metric, direction  the metric that two models are compared by, and which direction is better
+    headlines        metrics shown first
+    statistics       name -> function of per-item sums, for metrics kept item by item
+    blind_fields     fields of a prediction that the blind baseline predicts again, as `<field>_blind`
+    why_no_blind     the reason if there is no blind baseline
+    request          input of a served prediction; None: the task is not served
 
-    How it is shown:
-    words            on the command line; None: it is not served
-    gallery          of the report; None: it has none
-
-    An instance has
+    Instance attributes:
     options          `info.options` as `options_class`
-    info             what its checkpoint says of itself
-    labels           what the rows of a classifier stand for (VQA's answers, entailment's labels)
-    blank_images     every image is replaced by nothing when a batch is made: the text-only control
-    reader           makes batches of samples, as the model reads them
+    info             config.json of the checkpoint
+    labels           the classifier's classes (VQA's answers, entailment's labels)
+    blank_images     every image is blanked in `collate`: a text-only control
+    reader           collates samples the way the model reads them
     """
 
     task: ClassVar[str]
@@ -108,20 +112,19 @@ class TaskModel(nn.Module, ABC):
     direction: ClassVar[Literal["higher", "lower"]] = "higher"
     headlines: ClassVar[tuple[str, ...]] = ()
     statistics: ClassVar[Mapping[str, Statistic]] = STATISTICS
-    blanked_fields: ClassVar[tuple[str, ...]] = ()
-    why_not_blanked: ClassVar[str] = ""
-    words: ClassVar[Words | None] = None
-    gallery: ClassVar[Gallery | None] = None
+    blind_fields: ClassVar[tuple[str, ...]] = ()
+    why_no_blind: ClassVar[str] = ""
+    request: ClassVar[RequestFormat | None] = None
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
         """
         Raises:
-            ParamsError: the model can't do this task, or an option is wrong.
+            ParamsError: the model does not support this task, or an option is invalid.
         """
         super().__init__()
-        check_can(self.task, type(self), model, info.name)
+        check_model(self.task, type(self), model, info.name)
         self.model = model
         self.head: nn.Module = nn.Identity()
         self.tokenizer = tokenizer
@@ -136,79 +139,93 @@ class TaskModel(nn.Module, ABC):
             max_regions=info.max_regions,
         )
 
-    # Learning
+    # Training
 
     @classmethod
-    def learning_view(cls, options: Any) -> str:
+    def training_view(cls, options: Any) -> str:
+        """Return the data view that training reads with these options."""
         return cls.view
 
     @classmethod
-    def captioned_only(cls, options: Any) -> bool:
-        """Whether images without a reference caption are of no use for learning."""
+    def needs_captions(cls, options: Any) -> bool:
+        """Return whether training skips images without a reference caption."""
         return False
 
     @classmethod
     def can_share_images(cls, model: type[nn.Module] | nn.Module, options: Any) -> bool:
+        """Return whether several texts of a batch may refer to one encoded image."""
         return cls.shares_images
 
     @classmethod
-    def labels_for(cls, tokenizer: Path) -> list[str]:
-        """What a fresh head of a task with labels chooses from; `tokenizer` is the folder of data/tokenizer."""
+    def initial_labels(cls, tokenizer: Path) -> list[str]:
+        """Return the labels of a new head; `tokenizer` is the folder data/tokenizer."""
         return []
 
     @abstractmethod
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
-        """generator: what the loss draws at random, it draws from this."""
+        """Return the loss of a batch; every random draw comes from `generator`."""
 
     def training_loss(self, shards: Path, sources: Mapping[str, int], work: Path) -> TrainingLoss:
-        """What the training loop calls. shards, sources: what is learnt from; work: a folder for what is worked out."""
+        """Return the function the training loop calls.
+
+        Args:
+            shards, sources: the training data.
+            work: a folder for files computed once per run.
+        """
         return lambda batch, *, update, generator: self.loss(batch, generator=generator)
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
-        """What `loss` compares with; None where the text is the target, or where a sample hides its answer."""
+        """Return what `loss` compares with; None if the text is the target, or a sample's answer is hidden."""
         return None
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
+        """Collate samples with their targets; images are blanked in a text-only control."""
         batch = self.read(samples)
         return dataclasses.replace(blanked(batch) if self.blank_images else batch, targets=self.targets(samples))
 
     def read(self, samples: Sequence[Sample]) -> Batch:
-        """The batch without its targets, as the model reads it."""
+        """Collate samples the way the model reads them, without targets."""
         return self.reader.collate(samples, share_images=self.shares_images)
 
-    # Predicting
+    # Prediction
 
     @abstractmethod
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """One record a sample, in the form of docs/contracts.md; `batch` is `samples`, collated, on the model's device.
+        """Return one record per sample (docs/contracts.md); `batch` is `samples` collated, on the model's device.
 
         Puts the model into eval mode.
         """
 
-    def finish(self, predictions: list[dict[str, Any]], samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """What can only be said with every sample of a split at hand; called once, with all of `predict`'s records."""
+    def postprocess(self, predictions: list[dict[str, Any]], samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """Complete the predictions of a whole split, called once; retrieval ranks all of them here."""
         return predictions
 
     @classmethod
+    def format_prediction(cls, prediction: Prediction) -> list[str]:
+        """Return the lines that the terminal shows of a prediction."""
+        return [", ".join(f"{name} {value}" for name, value in prediction.items() if not name.endswith("_id"))]
+
+    # Search: how outputs are found (beam, consensus, shortlist). A version is served with the search it was scored with.
+
+    @classmethod
     def check_search(cls, settings: EvaluateParams, shards: Path, sources: Mapping[str, int]) -> None:
-        """Whether a search can look up what is learnt from; asked before training.
+        """Check before training that the search can index the training data.
 
         Raises:
-            DataError: it can't.
+            DataError: it cannot.
         """
 
     def set_search(self, settings: EvaluateParams) -> None:
-        """Takes over how answers are searched for, where they are searched for."""
+        """Configure the search from `evaluate` of params.yaml."""
 
-    def prepare_search(self, shards: Path, sources: Mapping[str, int], kept: Path | None = None) -> None:
-        """Makes what the search looks things up in, of what the run learnt from; or takes it from `kept`, if
-        `save_search` left it there."""
+    def prepare_search(self, shards: Path, sources: Mapping[str, int], saved: Path | None = None) -> None:
+        """Build the index that the search reads from the training data, or load the one saved in `saved`."""
 
     def save_search(self, directory: Path) -> None:
-        """The search, for `load_search`: what a version is scored by is what it is served with."""
+        """Save settings and index for `load_search`."""
 
     def load_search(self, directory: Path) -> None:
-        """Takes over a search that `save_search` left.
+        """Load a search that `save_search` wrote.
 
         Raises:
             CheckpointError: it is damaged.
@@ -216,119 +233,131 @@ class TaskModel(nn.Module, ABC):
 
     @property
     def search(self) -> str:
-        """In words; figures of another search are not to be compared. Empty where nothing is searched for."""
+        """Description of the search, empty if there is none. Scores of different searches are not comparable."""
         return ""
 
-    @classmethod
-    def spoken(cls, prediction: Prediction) -> list[str]:
-        """A prediction as lines on the terminal."""
-        return [", ".join(f"{name} {value}" for name, value in prediction.items() if not name.endswith("_id"))]
-
-    # Judging
+    # Evaluation
 
     @abstractmethod
-    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
-        """The scores of one dataset and split, and what to compare them with."""
+    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
+        """Return the scores of one dataset and split, with their baselines."""
 
     def write_official(
-        self, predictions: Sequence[Prediction], place: Place, split: str, directory: Path
+        self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
     ) -> Path | None:
-        """The file that the dataset's own evaluation takes; None where it has none."""
+        """Write the result file that the dataset's own evaluation reads; None if there is no such format."""
         return None
 
     @classmethod
     def can_score(cls, sample: Sample) -> bool:
-        """Whether there is anything to compare a prediction with; others are left out of an evaluation."""
+        """Return whether the sample has references; evaluation skips those without."""
         return True
 
     @classmethod
     def slices(cls, sample: Sample) -> list[str]:
-        """The slices of a test set that a sample belongs to besides those of every task (evaluation/slices.py)."""
+        """Return the slices a sample belongs to, besides those common to all tasks (evaluation/test_set.py)."""
         named = (column.name for column in VIEWS[cls.prediction_view].indexed if column.slices)
         return [f"{name}={sample[name]}" for name in named if sample[name]]
 
-    @classmethod
-    def cards(cls, workspace: Workspace, pictures: PictureSource, predictions: Sequence[Prediction]) -> list[Card]:
-        """The gallery's entries for some predictions."""
-        return []
+
+def load_task_model(directory: Path, device: torch.device | str = "cpu") -> TaskModel:
+    """Load a fine-tuned model in eval mode.
+
+    Raises:
+        CheckpointError: damaged, of another architecture, or a pretrained model without a task.
+    """
+    directory = Path(directory)
+    info = read_config(directory)
+    if info.task is None:
+        raise CheckpointError(f"{directory}: a pretrained model without a task head; fine-tune it first")
+    try:
+        task = task_class(info.task)
+    except ParamsError as error:
+        raise CheckpointError(f"{directory}: {error}") from None
+    tokenizer = Tokenizer.load(directory)
+    labels = read_labels(directory) if task.has_labels else []
+    model = build_from_config(info, tokenizer, directory)
+    task_model = task(model, tokenizer, info, labels=labels)
+    load_strictly(task_model, read_weights(directory), directory)
+    return task_model.to(device).eval()
 
 
 def read_options(task: type[TaskModel], raw: Mapping[str, Any], where: str = "options") -> TaskOptions:
-    """The task's options, defaults where `raw` says nothing; `where` is their place in params.yaml.
+    """Parse a task's options, with defaults for missing ones; `where` is their key in params.yaml.
 
     Raises:
-        ParamsError: an option the task does not have (names those it has), or a value it can't take.
+        ParamsError: an unknown option (names the known ones) or an invalid value.
     """
     known = [field.name for field in dataclasses.fields(task.options_class)]
     for name in raw:
         if name not in known:
-            has = f"its options: {', '.join(known)}" if known else "it has no options"
-            raise ParamsError(f"params.yaml: `{where}.{name}`: the task {task.task} has no such option; {has}")
+            options = f"its options: {', '.join(known)}" if known else "it has no options"
+            raise ParamsError(f"params.yaml: `{where}.{name}`: unknown option of the task {task.task}; {options}")
     return build(task.options_class, dict(raw), where=where)
 
 
-def can(model: type[nn.Module] | nn.Module, protocol: type) -> bool:
-    """Whether a model, or a class of models, has every method of a protocol."""
+def implements(model: type[nn.Module] | nn.Module, protocol: type) -> bool:
+    """Return whether a model, or a model class, has every method of a protocol."""
     methods = [name for name in dir(protocol) if not name.startswith("_") and callable(getattr(protocol, name))]
     return all(callable(getattr(model, name, None)) for name in methods)
 
 
-def can_do(task: type[TaskModel], model: type[nn.Module] | nn.Module) -> bool:
-    return any(can(model, protocol) for protocol in task.needs)
+def supports_task(model: type[nn.Module] | nn.Module, task: type[TaskModel]) -> bool:
+    """Return whether a model, or a model class, implements one of the protocols the task needs."""
+    return any(implements(model, protocol) for protocol in task.needs)
 
 
-def check_can(name: str, task: type[TaskModel], model: type[nn.Module] | nn.Module, model_name: str) -> None:
-    """To be asked before anything is computed: a class of models will do.
+def check_model(name: str, task: type[TaskModel], model: type[nn.Module] | nn.Module, model_name: str) -> None:
+    """Check that a model supports a task; a model class is enough, so this runs before anything is computed.
 
     Raises:
-        ParamsError: the model can't do this task.
+        ParamsError: it does not.
     """
-    if not can_do(task, model):
-        abilities = " or ".join(ABILITIES.get(protocol, protocol.__name__) for protocol in task.needs)
-        raise ParamsError(f"the model `{model_name}` can't {abilities}, so it can't do the task {name}")
+    if not supports_task(model, task):
+        needed = " or ".join(PROTOCOL_NAMES.get(protocol, protocol.__name__) for protocol in task.needs)
+        raise ParamsError(f"the model `{model_name}` cannot {needed}, so it does not support the task {name}")
 
 
 def check_texts_per_image(
     where: str, task: type[TaskModel], model: type[nn.Module] | nn.Module, options: Any, texts_per_image: int
 ) -> None:
-    """
-    Args:
-        where: the run, as params.yaml names it.
+    """Check that texts of one image can share it in a batch; `where` is the run's key in params.yaml.
 
     Raises:
-        ParamsError: texts about one image are to be put beside each other, but each of them gets an image of its own.
+        ParamsError: `texts_per_image` is above 1, but the task reads one image per text.
     """
     if texts_per_image > 1 and not task.can_share_images(model, options):
         raise ParamsError(
-            f"params.yaml: `{where}.texts_per_image: {texts_per_image}`: {task.task}, with these options, reads an "
-            "image for each text; leave it out"
+            f"params.yaml: `{where}.texts_per_image: {texts_per_image}`: with these options {task.task} reads one "
+            "image per text; remove it"
         )
 
 
-def need_targets(batch: Batch) -> Tensor:
-    """
+def require_targets(batch: Batch) -> Tensor:
+    """Return the batch's targets.
+
     Raises:
-        DataError: an answer or label of the batch is hidden, so nothing can be learned from it.
+        DataError: an answer or label in the batch is hidden.
     """
     if batch.targets is None:
         raise DataError(
-            f"among {batch.sample_ids[0]} and the {len(batch) - 1} samples beside it are some whose answer is hidden; "
-            "they can be predicted, not learned from: leave their dataset out of `sources`, or give its answers"
+            f"{batch.sample_ids[0]} or one of the {len(batch) - 1} other samples in its batch has a hidden answer, so "
+            "it can be predicted but not trained on: remove its dataset from `sources`, or provide its answers"
         )
     return batch.targets
 
 
-def joined(*losses: Loss) -> Loss:
-    """The sum of losses over the same items, as one."""
+def sum_losses(*losses: Loss) -> Loss:
+    """Add losses over the same items."""
     parts = {name: part for loss in losses for name, part in loss.parts.items()}
     return Loss(sum=torch.stack([loss.sum for loss in losses]).sum(), count=losses[0].count, parts=parts)
 
 
 def init_head(head: nn.Module, info: CheckpointInfo) -> None:
-    """The linear layers of a new head as the model's own began: N(0, init_std), zero biases.
+    """Initialize the linear layers of a new head like the model's own: N(0, init_std), zero biases.
 
-    A head at BERT's 0.02 on a small model that began at 0.08 passes so little gradient down that a true/false task
-    stays at chance for 100,000 samples (docs/log-nlvr.md).
+    At BERT's 0.02, the head of a small model initialized at 0.08 passes so little gradient that a true/false task stays
+    at chance for 100,000 samples (docs/log-nlvr.md).
     """
     std = float(info.model_config.get("init_std", 0.02))
     for layer in head.modules():
@@ -337,7 +366,7 @@ def init_head(head: nn.Module, info: CheckpointInfo) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def answer_vocabulary(tokenizer: Path) -> list[str]:
-    """The answers that the tokenizer stage found frequent enough."""
+def read_answers(tokenizer: Path) -> list[str]:
+    """Read the frequent answers that the tokenizer stage collected."""
     found: list[str] = read_json(tokenizer / "answers.json")
     return found

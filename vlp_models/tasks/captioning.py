@@ -11,56 +11,59 @@ import torch
 from torch import nn
 
 from vlp_models.common.io import write_json
-from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
-from vlp_models.metrics.caption import CaptionSet, constant_caption, human_agreement, score_caption_sets
-from vlp_models.metrics.consensus import Consensus
-from vlp_models.metrics.truth import score_truth
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.metrics.caption import (
+    CaptionSet,
+    constant_caption,
+    human_agreement,
+    score_caption_sets,
+    score_faithfulness,
+)
+from vlp_models.metrics.consensus import ConsensusCaptions
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Generates, GeneratesByMasks
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.msg import sentence_generation
 from vlp_models.params import EvaluateParams
-from vlp_models.tasks.base import TaskModel, TaskOptions, TrainingLoss, Words
-from vlp_models.tasks.caption_memory import captioned
-from vlp_models.tasks.caption_search import CaptionSearch
-from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_of_images
+from vlp_models.tasks.base import RequestFormat, TaskModel, TaskOptions, TrainingLoss
+from vlp_models.tasks.caption_search import CaptionSearch, open_captioned_images
 from vlp_models.tasks.scoring import (
-    BLANKED,
-    Place,
+    BLIND,
+    EvalContext,
     Prediction,
-    Scored,
-    by_metric,
+    TaskScores,
+    baselines_by_metric,
     gain_over,
-    own_id,
-    read_truth,
-    train_rows,
-    variant,
+    id_in_source,
+    read_scenes,
+    read_train_rows,
+    with_suffix,
 )
 
-NEIGHBOURS = 30
-CONSENSUS = f"consensus of {NEIGHBOURS} neighbours"
+NEIGHBORS = 30  # training images whose captions the nearest-neighbor baseline chooses from
+NEAREST = "nearest-neighbor caption"
+CONSTANT = "constant baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfCriticalParams:
-    """Self-critical training (tasks/self_critical.py); the run starts from one of cross-entropy."""
+    """Self-critical training (tasks/self_critical.py); the run starts from one trained with cross-entropy."""
 
-    samples: int = 5  # descriptions drawn per image and step
+    samples: int = 5  # captions sampled per image and step
     baseline: Literal["greedy", "mean_of_others"] = "greedy"  # the second needs two samples or more
-    sampling_dropout: bool = False  # draw them with dropout on, as the public code does
+    sampling_dropout: bool = False  # sample with dropout on, as the public code does
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptioningOptions(TaskOptions):
     """
-    targets        every: of each caption all words, each from those before it. masked: a few hidden words, as a model
-                   that predicts masked words was pretrained (Unified VLP's paper); validation is on every word
-    mask_probability  of `masked`: the share of a caption's words
-    self_critical  CIDEr-D as reward instead of cross-entropy; it learns from images, not from pairs
+    targets        every: predict every word of a caption from the ones before it. masked: predict a few masked words,
+                   as a masked language model was pretrained (Unified VLP's paper); validation is on every word
+    mask_probability  with `masked`: the share of a caption's words that is masked
+    self_critical  train with CIDEr-D as reward instead of cross-entropy; reads images, not image-caption pairs
     """
 
     label_smoothing: float = 0.0
@@ -77,7 +80,7 @@ class CaptioningOptions(TaskOptions):
             )
         if self.self_critical and self.targets != "every":
             raise ParamsError(
-                "params.yaml: `options.targets: masked` has no meaning in self-critical training; leave it out"
+                "params.yaml: `options.targets: masked` does not apply to self-critical training; remove it"
             )
 
 
@@ -92,15 +95,9 @@ class Captioning(TaskModel):
     options_class = CaptioningOptions
     id_key = "image_id"
     metric = "CIDEr"
-    headlines = ("CIDEr", "BLEU-4", "METEOR", "true captions")
-    blanked_fields = ("caption",)
-    words = Words(verb="caption")
-    gallery = Gallery(
-        title="Captions",
-        about="images at even distances from the split, not picked. Boxes are the most confident regions that the "
-        "model was given.",
-        every=True,
-    )
+    headlines = ("CIDEr", "BLEU-4", "METEOR", "faithful captions")
+    blind_fields = ("caption",)
+    request = RequestFormat()
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
@@ -111,28 +108,28 @@ class Captioning(TaskModel):
         if options.targets == "masked" and not isinstance(model, GeneratesByMasks):
             raise ParamsError(
                 f"params.yaml: `options.targets: masked`: the model `{info.name}` does not generate by masked words; "
-                "`targets: every` fits"
+                "set `targets: every`"
             )
-        self.searched = CaptionSearch(tokenizer, info.feature_dim)
+        self.caption_search = CaptionSearch(tokenizer, info.feature_dim)
 
     @classmethod
-    def learning_view(cls, options: Any) -> str:
+    def training_view(cls, options: Any) -> str:
         return "images" if options.self_critical else cls.view
 
     @classmethod
-    def captioned_only(cls, options: Any) -> bool:
+    def needs_captions(cls, options: Any) -> bool:
         return options.self_critical is not None
 
     @classmethod
     def can_share_images(cls, model: type[nn.Module] | nn.Module, options: Any) -> bool:
-        """Where each caption is learnt whole: a reward's images come without captions, and `masked` hides by batch."""
+        """Return False for a reward, whose images come without captions, and for `masked`, which masks per batch."""
         return not options.self_critical and options.targets == "every"
 
     def read(self, samples: Sequence[Sample]) -> Batch:
         return self.reader.collate(samples, share_images=self.can_share_images(self.model, self.options))
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
-        """The text is the target. Part `captioning`: mean over the batch's tokens, or over those that are hidden."""
+        """Return the mean cross-entropy over the batch's tokens, or over its masked ones; part `captioning`."""
         options = cast(CaptioningOptions, self.options)
         if options.targets == "masked" and self.training:
             logits_MV, targets_M = cast(GeneratesByMasks, self.model).masked_words(
@@ -148,7 +145,7 @@ class Captioning(TaskModel):
         )
 
     def training_loss(self, shards: Path, sources: Mapping[str, int], work: Path) -> TrainingLoss:
-        """Cross-entropy, or the reward where the options ask for it."""
+        """Return the self-critical loss if the options configure it, else cross-entropy."""
         settings = cast(CaptioningOptions, self.options).self_critical
         if settings is None:
             return super().training_loss(shards, sources, work)
@@ -158,142 +155,116 @@ class Captioning(TaskModel):
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """`caption`, `greedy` and, where the caption is a consensus, `beam` (caption_search.py)."""
+        """Return `caption`, `greedy` and, if the caption is a consensus, `beam` (caption_search.py)."""
         self.eval()
-        found = self.searched.find(cast(Generates, self.model), batch)
-        said = {"caption": found.said, "greedy": found.greedy}
-        if self.searched.settings.consensus:
-            said["beam"] = found.beam
+        found = self.caption_search.find(cast(Generates, self.model), batch)
+        captions = {"caption": found.caption, "greedy": found.greedy}
+        if self.caption_search.settings.consensus:
+            captions["beam"] = found.beam
         return [
-            {"image_id": sample.image_id, **{name: self.tokenizer.decode(each[i].ids) for name, each in said.items()}}
+            {"image_id": sample.image_id, **{name: self.tokenizer.decode(c[i].ids) for name, c in captions.items()}}
             for i, sample in enumerate(samples)
         ]
 
     @classmethod
+    def format_prediction(cls, prediction: Prediction) -> list[str]:
+        return [prediction["caption"]]
+
+    @classmethod
     def check_search(cls, settings: EvaluateParams, shards: Path, sources: Mapping[str, int]) -> None:
         if settings.consensus_neighbours:
-            captioned(shards, sources, regions=False)
+            open_captioned_images(shards, sources, regions=False)
 
     def set_search(self, settings: EvaluateParams) -> None:
-        """A control that is never shown a photo looks up none."""
-        self.searched.settings = replace(settings, consensus_neighbours=0) if self.blank_images else settings
+        """Configure the search; a text-only control does not look up similar images."""
+        self.caption_search.settings = replace(settings, consensus_neighbours=0) if self.blank_images else settings
 
-    def prepare_search(self, shards: Path, sources: Mapping[str, int], kept: Path | None = None) -> None:
-        if self.searched.settings.consensus_neighbours and not self.reader.flags["regions"]:
+    def prepare_search(self, shards: Path, sources: Mapping[str, int], saved: Path | None = None) -> None:
+        if self.caption_search.settings.consensus_neighbours and not self.reader.flags["regions"]:
             raise ParamsError(
-                f"params.yaml: `evaluate.consensus_neighbours`: the model `{self.info.name}` reads pixels, and photos "
-                "are compared by their regions; set it to 0"
+                f"params.yaml: `evaluate.consensus_neighbours`: the model `{self.info.name}` reads pixels, and images "
+                "are compared by their region features; set it to 0"
             )
-        self.searched.prepare(shards, sources, self.info.max_regions, kept)
+        self.caption_search.prepare(shards, sources, self.info.max_regions, saved)
 
     def save_search(self, directory: Path) -> None:
-        self.searched.save(directory)
+        self.caption_search.save(directory)
 
     def load_search(self, directory: Path) -> None:
-        self.searched.load(directory)
+        self.caption_search.load(directory)
 
     @property
     def search(self) -> str:
-        return self.searched.in_words(self.model)
-
-    @classmethod
-    def spoken(cls, prediction: Prediction) -> list[str]:
-        return [prediction["caption"]]
+        return self.caption_search.describe(self.model)
 
     @classmethod
     def can_score(cls, sample: Sample) -> bool:
         return bool(sample["captions"])
 
-    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
-        """What is said under the plain metric names; greedy captions and, behind a consensus, the beam's beside it.
+    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
+        """Score the captions; greedy captions and, with a consensus, the beam's as `METRIC (greedy)`, `METRIC (beam)`.
 
-        Baselines: one constant caption learnt from train, the caption that training images which look alike agree on
-        (metrics/consensus.py), and people (each image's last reference against the others). How much better than the
-        second the captions are stands beside them, with an interval over images.
+        Baselines: the constant caption most common in train, the caption that similar training images agree on (with
+        the gain over it), the blind model's captions, and each image's last reference scored against the others
+        ("human"). For synthetic scenes, also the share of captions that is true of the scene.
         """
         references = {sample.image_id: list(sample["captions"]) for sample in samples}
         captions = {p["image_id"]: p["caption"] for p in predictions}
-        constant = constant_caption(train_rows("captions", place, ["text"])["text"].to_pylist())
         sets = {"": CaptionSet(candidates=captions, references=references)}
-        ways = [way for way in ("greedy", "beam") if predictions and way in predictions[0]]
-        for way in ways:
-            sets[way] = CaptionSet(candidates={p["image_id"]: p[way] for p in predictions}, references=references)
+        decoders = [name for name in ("greedy", "beam") if predictions and name in predictions[0]]
+        for name in decoders:
+            sets[name] = CaptionSet(candidates={p["image_id"]: p[name] for p in predictions}, references=references)
+        constant = constant_caption(read_train_rows("captions", context, ["text"])["text"].to_pylist())
         if constant:
-            sets["constant caption"] = CaptionSet(candidates=dict.fromkeys(references, constant), references=references)
-        borrowed = _borrowed(list(references), place)
-        if borrowed:
-            sets[CONSENSUS] = CaptionSet(candidates=borrowed, references=references)
-        if predictions and "caption_blank" in predictions[0]:
-            blank = {p["image_id"]: p["caption_blank"] for p in predictions}
-            sets[BLANKED] = CaptionSet(candidates=blank, references=references)
+            sets[CONSTANT] = CaptionSet(candidates=dict.fromkeys(references, constant), references=references)
+        nearest = _nearest_neighbor_captions(list(references), context)
+        if nearest:
+            sets[NEAREST] = CaptionSet(candidates=nearest, references=references)
+        if predictions and "caption_blind" in predictions[0]:
+            blind = {p["image_id"]: p["caption_blind"] for p in predictions}
+            sets[BLIND] = CaptionSet(candidates=blind, references=references)
         human = human_agreement(references)
         if human is not None:
             sets["human"] = human
-        scored = score_caption_sets(sets, place.progress)
-        scenes = read_truth(place.validated / "truth.jsonl", references.keys())
+
+        scored = score_caption_sets(sets, context.progress)
+        scenes = read_scenes(context.validated / "truth.jsonl", references.keys())
         if scenes:
             for name, caption_set in sets.items():
-                scored[name] += score_truth(caption_set.candidates, scenes)[0]
+                scored[name] += score_faithfulness(caption_set.candidates, scenes)[0]
+
         scores = scored.pop("")
-        theirs = {score.metric: score for score in scored.get(CONSENSUS, ())}
+        nearest_scores = {score.metric: score for score in scored.get(NEAREST, ())}
         scores += [
             gain
             for score in scores
-            if score.metric in self.headlines and score.metric in theirs
-            for gain in gain_over(score, theirs[score.metric], f"{score.metric}, gain over {CONSENSUS}")
+            if score.metric in self.headlines and score.metric in nearest_scores
+            for gain in gain_over(score, nearest_scores[score.metric], f"{score.metric}, gain over {NEAREST}")
         ]
-        for suffix in (*ways, BLANKED):
-            scores += [variant(score, suffix) for score in scored.get(suffix, ())]
-        for way in ways:
-            scored.pop(way)
-        return Scored(scores=scores, baselines=by_metric(scored))
+        for suffix in (*decoders, BLIND):
+            scores += [with_suffix(score, suffix) for score in scored.get(suffix, ())]
+        for name in decoders:
+            scored.pop(name)
+        return TaskScores(scores=scores, baselines=baselines_by_metric(scored))
 
     def write_official(
-        self, predictions: Sequence[Prediction], place: Place, split: str, directory: Path
+        self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
     ) -> Path | None:
-        """COCO's result JSON."""
-        path = directory / f"captions_{place.source}_{split}_results.json"
-        write_json(path, [{"image_id": own_id(p["image_id"]), "caption": p["caption"]} for p in predictions])
+        """Write COCO's result JSON."""
+        path = directory / f"captions_{context.source}_{split}_results.json"
+        write_json(path, [{"image_id": id_in_source(p["image_id"]), "caption": p["caption"]} for p in predictions])
         return path
 
-    @classmethod
-    def cards(cls, workspace: Workspace, pictures: PictureSource, predictions: Sequence[Prediction]) -> list[Card]:
-        """Captions with their references and, where the scene is known, whether they are true of it."""
-        references = rows_of_images("captions", workspace, predictions)
-        captions = {row["image_id"]: row["caption"] for row in predictions}
-        scenes = read_truth(workspace.validated / "truth.jsonl", captions.keys())
-        truth = score_truth(captions, scenes)[1] if scenes else {}
-        cards = []
-        for row in predictions:
-            true = truth.get(row["image_id"])
-            said = Line(
-                text=row["caption"] or "(empty)",
-                right=true,
-                strong=True,
-                after="" if true is None else "true" if true else "not true",
-            )
-            greedy_too = [Line(text=f"greedy: {row['greedy']}", soft=True)] if row["greedy"] != row["caption"] else []
-            own = [Line(text=reference["text"], soft=True) for reference in references.get(row["image_id"], ())]
-            cards.append(
-                Card(
-                    picture=pictures.get(row["image_id"]),
-                    lines=[said, *greedy_too],
-                    summary=f"{len(own)} references" if own else "",
-                    more=own,
-                )
-            )
-        return cards
 
-
-def _borrowed(image_ids: Sequence[str], place: Place) -> dict[str, str]:
-    """For each image the caption that its nearest training images agree on; nothing unless every image has one."""
-    place.progress("captions of similar training images")
-    near = place.neighbours(image_ids)
+def _nearest_neighbor_captions(image_ids: Sequence[str], context: EvalContext) -> dict[str, str]:
+    """Return for each image the caption its nearest training images agree on; {} unless every image has one."""
+    context.progress("captions of similar training images")
+    near = context.nearest(image_ids)
     if not all(near.get(image_id) for image_id in image_ids):
         return {}
     captions: dict[str, list[str]] = {}
-    for row in train_rows("captions", place, ["text"]).to_pylist():
+    for row in read_train_rows("captions", context, ["text"]).to_pylist():
         captions.setdefault(row["image_id"], []).append(row["text"])
-    consensus = Consensus(captions)
-    found = {image_id: consensus.of(near[image_id][:NEIGHBOURS]) for image_id in image_ids}
+    consensus = ConsensusCaptions(captions)
+    found = {image_id: consensus.choose(near[image_id][:NEIGHBORS]) for image_id in image_ids}
     return found if all(found.values()) else {}

@@ -18,14 +18,13 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import ENTAILMENT
-from vlp_models.metrics.classification import Labelled, commonest_label, score_labels
-from vlp_models.metrics.hypothesis_only import HypothesisOnly
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.evaluation.report.galleries import Card, Gallery, Line, PictureSource, rows_by_id
+from vlp_models.metrics.classification import HypothesisOnly, Labelled, commonest_label, score_labels
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.classification import classification
 from vlp_models.objectives.loss import Loss
 from vlp_models.tasks.base import TaskModel, Words, init_head, need_targets
-from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_by_id
 from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored, blank_control, by_metric, own_id, train_rows
 
 

@@ -16,14 +16,14 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.metrics.nlvr import official_csv
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.evaluation.report.galleries import WIDE, Card, Gallery, PictureSource, rows_by_id
+from vlp_models.metrics.classification import official_csv
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.classification import classification
 from vlp_models.objectives.loss import Loss
 from vlp_models.tasks import statements
 from vlp_models.tasks.base import TaskModel, Words, init_head, need_targets
-from vlp_models.tasks.gallery import WIDE, Card, Gallery, PictureSource, rows_by_id
 from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored
 
 

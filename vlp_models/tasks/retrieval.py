@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from vlp_models.common.workspace import Workspace
@@ -24,6 +25,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
+from vlp_models.evaluation.report.galleries import Card, Gallery, Line, PictureSource
 from vlp_models.metrics.retrieval import (
     IMAGE_TO_TEXT,
     TEXT_TO_IMAGE,
@@ -37,17 +39,14 @@ from vlp_models.metrics.retrieval import (
     score_ranks,
 )
 from vlp_models.metrics.score import Score
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Contrasts, Embeds, ScoresPairs
 from vlp_models.objectives.classification import classification
-from vlp_models.objectives.contrast import image_text_contrast
-from vlp_models.objectives.ism import match_in_batch
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.contrastive import image_text_contrast
+from vlp_models.objectives.loss import Loss, empty, trainable
+from vlp_models.objectives.matching import match_in_batch
 from vlp_models.objectives.ranks import number_over_ranks
-from vlp_models.objectives.token_loss import empty, trainable
 from vlp_models.tasks.base import TaskModel, TaskOptions, can
-from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource
-from vlp_models.tasks.pair_scores import Encoded, behind, score_all, shortlisted
 from vlp_models.tasks.scoring import Place, Prediction, Scored
 
 TOP = 5
@@ -366,3 +365,61 @@ def _records(found: Ranking, in_folds: Ranking | None, samples: Sequence[Sample]
             }
         )
     return records
+
+
+PAIRS_AT_ONCE = 512
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Encoded:
+    """Where an image's encoding is: row `row` of what `encode_image` made of its batch."""
+
+    state: Any
+    row: int
+
+
+@torch.no_grad()
+def score_all(
+    model: ScoresPairs,
+    tokenizer: Tokenizer,
+    images: Sequence[Encoded],
+    captions: Sequence[str],
+    *,
+    max_text_len: int,
+    wanted_TI: NDArray[np.bool_] | None = None,
+) -> NDArray[np.float32]:
+    """[T, I]; of pairs that are not wanted, minus infinity."""
+    scores_TI = np.full((len(captions), len(images)), -np.inf, dtype=np.float32)
+    device = next(model.parameters()).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
+    columns: dict[int, list[int]] = {}
+    for column, image in enumerate(images):
+        columns.setdefault(id(image.state), []).append(column)
+    for own in columns.values():
+        state = images[own[0]].state
+        if wanted_TI is None:
+            pairs = [(t, i) for t in range(len(captions)) for i in own]
+        else:
+            pairs = [(int(t), own[int(c)]) for t, c in np.argwhere(wanted_TI[:, own])]
+        for start in range(0, len(pairs), PAIRS_AT_ONCE):
+            block = pairs[start : start + PAIRS_AT_ONCE]
+            text = tokenizer.encode_batch([captions[t] for t, _ in block], max_text_len).to(device)
+            image_of_text_N = torch.tensor([images[i].row for _, i in block], device=device)
+            found_N = model.score(state, text, image_of_text_N).float().cpu().numpy()
+            scores_TI[[t for t, _ in block], [i for _, i in block]] = found_N
+    return scores_TI
+
+
+def shortlisted(similarity_TI: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
+    """The pairs worth a closer look: each caption's `count` most similar images, and each image's captions."""
+    wanted_TI = np.zeros(similarity_TI.shape, dtype=bool)
+    np.put_along_axis(wanted_TI, best_places(similarity_TI, count), True, axis=1)
+    np.put_along_axis(wanted_TI.T, best_places(similarity_TI.T, count), True, axis=1)
+    return wanted_TI
+
+
+def behind(scores_TI: NDArray[np.float32], similarity_TI: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Pairs that were not scored come behind all that were, in the order of their similarity (of unit vectors). A score
+    that is no number stays one, for `rank_similarities` to refuse."""
+    scored_TI = ~np.isneginf(scores_TI)
+    lowest = scores_TI[scored_TI].min() if scored_TI.any() else np.float32(0)
+    return np.where(scored_TI, scores_TI, lowest - 2 + similarity_TI).astype(np.float32)

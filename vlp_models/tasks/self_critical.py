@@ -35,13 +35,12 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import SEP, Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
-from vlp_models.models.decoding.greedy import greedy
 from vlp_models.models.decoding.sampling import sample
-from vlp_models.models.decoding.steps import Hypothesis, Started, Steps, device_of
+from vlp_models.models.decoding.search import Hypothesis, Started, Steps, device_of, greedy
 from vlp_models.models.protocols import Generates
+from vlp_models.objectives.generation import advantages, self_critical
 from vlp_models.objectives.loss import Loss, Part
 from vlp_models.objectives.ranks import count_over_ranks, rank, world_size
-from vlp_models.objectives.self_critical import advantages, self_critical
 from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 
 FREQUENCIES = "document-frequencies.safetensors"

@@ -18,14 +18,12 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
-from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, question_accuracy, score_vqa
-from vlp_models.metrics.wups import score_wups
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.evaluation.report.galleries import Card, Gallery, Line, PictureSource, rows_by_id
+from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, question_accuracy, score_vqa, score_wups
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses, FusesApart
-from vlp_models.objectives.loss import Loss, Part
-from vlp_models.objectives.vqa import soft_label_answers
+from vlp_models.objectives.loss import Loss, Part, soft_label_answers
 from vlp_models.tasks.base import TaskModel, Words, answer_vocabulary, init_head, joined, need_targets
-from vlp_models.tasks.gallery import Card, Gallery, Line, PictureSource, rows_by_id
 from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored, blank_control, by_metric, own_id, train_rows
 
 TOP = 5

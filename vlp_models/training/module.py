@@ -1,9 +1,10 @@
-"""What Lightning runs at each step: one module for pretraining and fine-tuning alike."""
+"""The Lightning module of every training: losses, optimizer step, and all randomness as a function of the step."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -20,37 +21,46 @@ from vlp_models.objectives.loss import Count, Loss, WeightedLosses
 from vlp_models.objectives.moving_average import update_moving_averages
 from vlp_models.objectives.ranks import sizes_over_ranks
 from vlp_models.params import OptimizerParams
-from vlp_models.training.buffers import BufferCopy, spare_buffers
-from vlp_models.training.groups import Freezing
-from vlp_models.training.normalise import Totals, by_name, counts_over_ranks, divided, means, or_one, totals
-from vlp_models.training.optim import build_optimizer, build_scheduler
-from vlp_models.training.strategy import clip_norm
+from vlp_models.training.distributed import clip_norm
+from vlp_models.training.normalization import (
+    Totals,
+    at_least_one,
+    mean_losses,
+    named_losses,
+    normalize,
+    sum_counts,
+    total_over_ranks,
+)
+from vlp_models.training.optim import Freezing, build_optimizer, build_scheduler
 
-# Streams of random numbers: each is a function of (seed, stream, micro-batch), dropout's also of the rank. Corruption
-# is drawn for the batch of all processes, each of which takes its rows (objectives/ranks.py).
+# Random streams. Each is a function of (seed, stream, micro-batch); dropout's depends on the rank as well. Corruption is
+# drawn for the batch of all processes, and each process takes its rows (objectives/ranks.py).
 DROPOUT, CORRUPTION, VALIDATION = 0, 1, 2
 
 
 class LossFunction(Protocol):
-    """`update`: the number of the optimiser's update, from 0; None in validation. `generator`: for corruption."""
+    """The loss of a batch.
+
+    update: number of the optimizer's update, from 0; None in validation. generator: for corruption.
+    """
 
     def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss | WeightedLosses: ...
 
 
 @runtime_checkable
 class CountsItems(Protocol):
-    """A loss that can say, without computing itself, how many items it will be over."""
+    """A loss that can count its items without being computed."""
 
     def count_items(
         self, batch: Batch, *, update: int | None, generator: torch.Generator
     ) -> Mapping[str, Count] | None:
-        """Loss -> the `count` that calling it with the same arguments would give; None if it can't say."""
+        """Return loss -> the `count` that a call with the same arguments would give, or None if it is unknown."""
         ...
 
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """A loss that may want to see all micro-batches of an update before it is asked for the first one's."""
+    """A loss that may need all micro-batches of an update before the first one's loss is computed."""
 
     looks_ahead: bool
 
@@ -59,23 +69,25 @@ class LooksAhead(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """One of the micro-batches that an update adds up."""
+    """One of the micro-batches that an update accumulates."""
 
     sample_ids: tuple[str, ...]
     totals: Totals
 
 
 class TrainingModule(LightningModule):
-    """Losses, optimiser, and all randomness as a function of the step.
+    """Losses, optimizer, and all randomness as a function of the step.
 
-    Dropout and corruption are seeded anew for every micro-batch from (seed, number of the micro-batch). A resumed run
-    therefore draws the same numbers without any generator's state being saved.
+    Dropout and corruption are reseeded for every micro-batch from (seed, number of the micro-batch). A resumed run
+    therefore draws the same numbers without saving any generator's state.
 
-    Losses are divided once, by what all micro-batches and processes of the update hold (training/normalise.py). With
-    one micro-batch an update, that is known. With several and a single loss, the gradients are made right when the last
-    has come. With several micro-batches and several losses, each with a count of its own, the counts must be known
-    before the first backward pass: the loss is asked for those of the micro-batches still to come (`CountsItems`), and
-    if it can't say, it is computed on them without gradients, which adds up to a third to the cost of an update.
+    Losses are divided once, by the counts over all micro-batches and processes of the update (training/normalization.py):
+
+    - One micro-batch per update: the counts are known.
+    - Several micro-batches, one loss: the gradients are rescaled after the last micro-batch.
+    - Several micro-batches, several losses with counts of their own: the counts must be known before the first backward
+      pass. The loss counts the items of the remaining micro-batches (`CountsItems`). If it can't, it is computed on them
+      without gradients, which adds up to a third to the cost of an update.
     """
 
     def __init__(
@@ -88,11 +100,11 @@ class TrainingModule(LightningModule):
         optimizer: OptimizerParams,
         work: Path,
         updates_per_epoch: int,
-        still_to_come: Callable[[], Sequence[Batch]] = tuple,
+        remaining: Callable[[], Sequence[Batch]] = tuple,
     ) -> None:
         """
         Args:
-            still_to_come: the micro-batches of the update under way that come after the present one.
+            remaining: returns the micro-batches that follow the current one in the same update.
         """
         super().__init__()
         self.model = model
@@ -101,17 +113,17 @@ class TrainingModule(LightningModule):
         self.total_steps = total_steps
         self.optimizer = optimizer
         self.work = work
-        self.micro_batches = 0  # seen since the run began, on this rank
-        self.window: list[MicroBatch] = []  # of the update under way, or just made
+        self.micro_batches = 0  # since the run started, on this rank
+        self.window: list[MicroBatch] = []  # of the current update, or of the last one between updates
         self.learning_rate = 0.0  # of the last update
-        self.gradient_norm: Tensor | None = None  # before clipping, likewise
+        self.gradient_norm: Tensor | None = None  # of the last update, before clipping
         self.freezing = Freezing(model, optimizer.groups)
         self._updates_per_epoch = updates_per_epoch
-        self._still_to_come = still_to_come
-        self._window_update = -1
-        self._in_training_mode = -1  # for which epoch
-        self._counts: dict[str, Tensor] = {}  # what the losses of this update are divided by
-        self._before = BufferCopy(model)  # the update
+        self._remaining = remaining
+        self._window_update = -1  # the update that `window` belongs to
+        self._mode_epoch = -1  # the epoch that training mode was last set for
+        self._counts: dict[str, Tensor] = {}  # the divisors of this update's losses
+        self._buffers_before = BufferCopy(model)  # before the current update
         self._batch: Batch | None = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -119,73 +131,74 @@ class TrainingModule(LightningModule):
         first = update != self._window_update
         if first:
             self.window, self._window_update = [], update
-            self._before.take()
-            self._begin_epoch()
+            self._buffers_before.take()
+            self._set_training_mode()
             if isinstance(self.loss, LooksAhead) and self.loss.looks_ahead:
-                window = [batch, *(b.to(self.device, non_blocking=True) for b in self._still_to_come())]
+                window = [batch, *(b.to(self.device, non_blocking=True) for b in self._remaining())]
                 self.loss.look_ahead(window, lambda number: self._seed_dropout(self.micro_batches + number))
         self._seed_dropout(self.micro_batches)
         loss = self.loss(batch, update=update, generator=self._generator(CORRUPTION, self.micro_batches))
-        found = totals(loss)
+        found = total_over_ranks(loss)
         self.micro_batches += 1
         self._batch = batch
         self.window.append(MicroBatch(sample_ids=batch.sample_ids, totals=found))
-        if not torch.stack([part.sum for part in found.losses.values()]).isfinite().all():  # on every process
-            raise self._non_finite("loss", float(means([found])["loss"]))
+        if not torch.stack([part.sum for part in found.losses.values()]).isfinite().all():  # equal on every process
+            raise self._non_finite("loss", float(mean_losses([found])["loss"]))
         if first:
             self._counts = found.counts
             if len(found.losses) > 1:
-                self._add_counts_to_come(update)
-        # DDP and FSDP average over the processes, Lightning over the micro-batches: both are taken back.
+                self._add_remaining_counts(update)
+        # DDP and FSDP average over processes, and Lightning over micro-batches; undo both.
         times = self.trainer.world_size * self.trainer.accumulate_grad_batches
-        return divided(loss, self._counts) * times
+        return normalize(loss, self._counts) * times
 
     @property
     def _epoch(self) -> int:
-        """Of the update under way, from 0."""
+        """The epoch of the current update, from 0."""
         return int(self.trainer.global_step) // self._updates_per_epoch
 
-    def _begin_epoch(self) -> None:
-        """What is frozen depends on the epoch."""
-        if self._in_training_mode != self._epoch:
-            self._in_training_mode = self._epoch
+    def _set_training_mode(self) -> None:
+        """Set training mode once per epoch: which parts are frozen depends on it."""
+        if self._mode_epoch != self._epoch:
+            self._mode_epoch = self._epoch
             self.freezing.train(self._epoch)
 
-    def _add_counts_to_come(self, update: int) -> None:
-        for i, batch in enumerate(self._still_to_come()):
+    def _add_remaining_counts(self, update: int) -> None:
+        """Add the counts of the update's remaining micro-batches to the divisors."""
+        for i, batch in enumerate(self._remaining()):
             number = self.micro_batches + i
             moved = batch.to(self.device, non_blocking=True)
             counts = None
             if isinstance(self.loss, CountsItems):
                 counts = self.loss.count_items(moved, update=update, generator=self._generator(CORRUPTION, number))
             if counts is None:
-                self._seed_dropout(number)  # what is drawn then may decide what counts
+                self._seed_dropout(number)  # counts may depend on what is drawn
                 with torch.no_grad(), spare_buffers(self.model):
                     loss = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
-                counts = {name: one.count for name, one in by_name(loss).items()}
-            for name, count in counts_over_ranks(counts, self.device).items():
+                counts = {name: one.count for name, one in named_losses(loss).items()}
+            for name, count in sum_counts(counts, self.device).items():
                 self._counts[name] = self._counts.get(name, 0) + count
 
-    def _settle_gradients(self) -> None:
-        """A single loss was divided by the count of the first micro-batch: now by all of them."""
+    def _rescale_gradients(self) -> None:
+        """Replace the divisor of a single loss, the first micro-batch's count, by the count of all micro-batches."""
         if len(self.window) == 1 or len(self._counts) > 1:
             return
         (name,) = self._counts
         count = torch.stack([micro_batch.totals.counts[name] for micro_batch in self.window]).sum()
-        factor = or_one(self._counts[name]) / or_one(count)
+        factor = at_least_one(self._counts[name]) / at_least_one(count)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, float(factor))
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        """Clips the norm over all parameters; the last chance to refuse an update that would spoil the weights."""
-        self._settle_gradients()
+        """Clip the norm over all parameters; refuse an update with a non-finite gradient."""
+        self._rescale_gradients()
         self.freezing.drop_gradients(self._epoch)
         clip = self.optimizer.clip_norm or float("inf")
         self.gradient_norm = clip_norm(self.trainer.strategy.model, self.model, clip)
         if not torch.isfinite(self.gradient_norm):
             raise self._non_finite("gradient norm", float(self.gradient_norm))
-        self.learning_rate = float(optimizer.param_groups[0]["lr"])  # of the ungrouped, where there are any
+        self.learning_rate = float(optimizer.param_groups[0]["lr"])  # of the parameters outside `groups`, if any
 
     def configure_optimizers(self) -> dict[str, Any]:  # type: ignore[override]
         optimizer = build_optimizer(self.model, self.optimizer)
@@ -193,7 +206,7 @@ class TrainingModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """And, with the update, what modules have gathered for their own buffers (objectives/moving_average.py)."""
+        """Update the weights, then the buffers that follow moving averages (objectives/moving_average.py)."""
         super().optimizer_step(*args, **kwargs)
         update_moving_averages(self.model)
 
@@ -210,30 +223,33 @@ class TrainingModule(LightningModule):
     def on_train_start(self) -> None:
         """
         Raises:
-            CheckpointError: the processes went on from different checkpoints.
+            CheckpointError: the processes resumed from different checkpoints.
         """
         steps = [step for (step,) in sizes_over_ranks((self.trainer.global_step,))]
         if len(set(steps)) > 1:
             raise CheckpointError(
-                f"{self.work}: the processes found different checkpoints there (by rank, of steps {steps}); it must "
-                "be a folder that all nodes share"
+                f"{self.work}: the processes found different checkpoints there (steps by rank: {steps}); all nodes "
+                "must share this folder"
             )
 
     @torch.no_grad()
     def validate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The loss and its parts over all batches and processes, each a sum over its items divided by their number;
-        with the same corruption every time. Leaves training as it was."""
+        """Return the mean loss and its parts (`val_...`) over all items of all batches and processes.
+
+        Corruption is the same every time. The state of training is left unchanged.
+        """
         found: list[Totals] = []
         self.model.eval()
         try:
             for i, batch in enumerate(batches):
                 with self.trainer.precision_plugin.val_step_context():
                     moved = batch.to(self.device, non_blocking=True)
-                    found.append(totals(self.loss(moved, update=None, generator=self._generator(VALIDATION, i))))
+                    loss = self.loss(moved, update=None, generator=self._generator(VALIDATION, i))
+                    found.append(total_over_ranks(loss))
         finally:
-            self._in_training_mode = -1
-            self._begin_epoch()
-        return {f"val_{name}": float(value) for name, value in means(found).items()}
+            self._mode_epoch = -1
+            self._set_training_mode()
+        return {f"val_{name}": float(value) for name, value in mean_losses(found).items()}
 
     def _seed_dropout(self, number: int) -> None:
         torch.manual_seed(self._draw_seed(DROPOUT, number, self.global_rank))
@@ -246,35 +262,82 @@ class TrainingModule(LightningModule):
         return torch.Generator().manual_seed(self._draw_seed(stream, number))
 
     def _non_finite(self, what: str, value: float) -> NonFiniteLossError:
-        """Puts the buffers back as they were before the update, writes down what led there, and says where."""
-        self._before.put_back()
+        """Restore the buffers from before the update, write a report, and return the error to raise."""
+        self._buffers_before.restore()
         step = self.trainer.global_step
         samples = [i for micro_batch in self.window for i in micro_batch.sample_ids]
         broken = _non_finite_inputs(cast(Batch, self._batch))
         record = {
             "step": step,
             what.replace(" ", "_"): str(value),
-            "losses": [{k: str(float(v)) for k, v in means([m.totals]).items()} for m in self.window],
+            "losses": [{k: str(float(v)) for k, v in mean_losses([m.totals]).items()} for m in self.window],
             "sample_ids": samples,
             "non_finite_inputs": broken,
         }
-        of_rank = f"-rank-{self.global_rank}" if self.trainer.world_size > 1 else ""
-        file = self.work / f"non-finite-step-{step}{of_rank}.json"
+        suffix = f"-rank-{self.global_rank}" if self.trainer.world_size > 1 else ""
+        file = self.work / f"non-finite-step-{step}{suffix}.json"
         file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        inputs = f"The input of {', '.join(broken)} is itself not finite. " if broken else ""
+        inputs = f"Input that is itself not finite: {', '.join(broken)}. " if broken else ""
         return NonFiniteLossError(
-            f"step {step}: the {what} is {value}; stopped before the update; weights and buffers are as they "
-            f"were. {inputs}Samples: {', '.join(samples[:8])}{' ...' if len(samples) > 8 else ''}; all of them, with "
-            f"their losses: {file}. Look at these samples, or lower the learning rate, then run again: it resumes at "
-            "the last checkpoint if neither params nor data changed"
+            f"step {step}: the {what} is {value}; stopped before the update, weights and buffers are unchanged. "
+            f"{inputs}Samples: {', '.join(samples[:8])}{' ...' if len(samples) > 8 else ''}; all samples and their "
+            f"losses are in {file}. Check these samples or lower the learning rate, then run again: it resumes from the "
+            "last checkpoint if neither params nor data changed"
         )
 
 
 def _non_finite_inputs(batch: Batch) -> list[str]:
-    """Samples whose image or target is not finite."""
+    """Return the samples whose image or target is not finite."""
     bad = set(not_finite(batch))
     targets = batch.targets
     if targets is not None and targets.is_floating_point() and len(batch):
         finite_B = targets.reshape(len(batch), -1).isfinite().all(1)
         bad |= {batch.sample_ids[i] for i in (~finite_B).nonzero().flatten().tolist()}
     return [sample_id for sample_id in batch.sample_ids if sample_id in bad]
+
+
+class BufferCopy:
+    """A copy of a model's buffers, to undo a failed update: forward passes change running statistics."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._copy: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy the buffers, into the same memory as the last copy where possible."""
+        for name, buffer in self._model.named_buffers():
+            before = self._copy.get(name)
+            if before is not None and before.shape == buffer.shape and before.device == buffer.device:
+                before.copy_(buffer)
+            else:
+                self._copy[name] = buffer.clone()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Copy the values back in place."""
+        for name, buffer in self._model.named_buffers():
+            if name in self._copy:
+                buffer.copy_(self._copy[name])
+
+
+@contextmanager
+def spare_buffers(model: nn.Module) -> Iterator[None]:
+    """Swap the model's buffers for copies while the block runs, so that forward passes leave the originals unchanged.
+
+    Restoring values in place would instead change buffers that an earlier forward pass saved for its backward pass.
+    """
+    places = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    spare = {id(buffer): buffer.clone() for _, _, buffer in places}
+    try:
+        for module, name, buffer in places:
+            module._buffers[name] = spare[id(buffer)]
+        yield
+    finally:
+        for module, name, buffer in places:
+            module._buffers[name] = buffer

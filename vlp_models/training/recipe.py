@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import EmbedsPairs, Pretrains
-from vlp_models.objectives.contrast import Pairs, joined
+from vlp_models.objectives.contrastive import Pairs, joined
 from vlp_models.objectives.loss import Count, Loss, WeightedLosses
-from vlp_models.objectives.masking import draw_uniform
+from vlp_models.objectives.ranks import draw_uniform
 from vlp_models.params import RecipeParams
 
 

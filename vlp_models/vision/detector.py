@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,9 +15,9 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.ops import MultiScaleRoIAlign
 
-from vlp_models.vision.config import PUBLISHED, DetectorConfig
-from vlp_models.vision.roi_align import SeparableRoIAlign
+from vlp_models.params import DetectorBackbone
 from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
 WORDS_WEIGHT = 5.0  # the mean over words, few of which hold, is small
@@ -119,3 +123,112 @@ class _Resize(GeneralizedRCNNTransform):
         if self._keep_size and max(image.shape[-2:]) <= self.max_size:
             return image, target
         return super().resize(image, target)
+
+
+BACKGROUND = "__background__"  # always class 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorConfig:
+    """A Faster R-CNN.
+
+    `small` is for drawn scenes on a CPU: three convolution blocks, one map at stride 8. The others are torchvision's
+    (`PUBLISHED`); they use only `feature_dim`, `norm_eps` and the image fields.
+    """
+
+    backbone: DetectorBackbone = "small"
+    feature_dim: int = 256  # of one region: the width of the box head
+    channels: tuple[int, int, int] = (24, 48, 96)
+    anchors: tuple[float, ...] = (16.0, 24.0, 36.0)  # sides in pixels; square
+    roi_size: int = 5
+    words: tuple[str, ...] = ()  # that say what an object is like; `small` learns to tell them besides the class
+    min_side: int = 0  # pixels the shorter side is resized to; 0: images stay as they are
+    max_side: int = 640  # a longer image is shrunk to this
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.25, 0.25, 0.25)
+    norm_eps: float = 1e-5  # of the backbone's batch norms; 0 with torchvision's first COCO weights
+
+
+def _published(backbone: DetectorBackbone, min_side: int, max_side: int) -> DetectorConfig:
+    return DetectorConfig(
+        backbone=backbone,
+        feature_dim=1024,
+        min_side=min_side,
+        max_side=max_side,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
+
+
+# torchvision's, as its COCO weights want them
+PUBLISHED: dict[str, DetectorConfig] = {
+    "resnet50_fpn": _published("resnet50_fpn", 800, 1333),
+    "resnet50_fpn_v2": _published("resnet50_fpn_v2", 800, 1333),
+    "mobilenet_v3_large_fpn": _published("mobilenet_v3_large_fpn", 800, 1333),
+    "mobilenet_v3_large_320_fpn": _published("mobilenet_v3_large_320_fpn", 320, 640),
+}
+RESNET50_FPN = PUBLISHED["resnet50_fpn"]
+
+
+def configure(
+    backbone: DetectorBackbone, feature_dim: int, boxes: np.ndarray, words: tuple[str, ...] = ()
+) -> DetectorConfig:
+    """The config to train with.
+
+    Args:
+        words: all words of class names and attributes.
+        boxes: [N, 4] of the training images, x1 y1 x2 y2 in pixels. The small backbone's anchors are the sizes of a
+            typical small, middling and large one.
+    """
+    if backbone in PUBLISHED:
+        return dataclasses.replace(PUBLISHED[backbone], feature_dim=feature_dim)
+    sides = np.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
+    small, middle, large = (max(8.0, float(round(side))) for side in np.quantile(sides, [1 / 6, 1 / 2, 5 / 6]))
+    return DetectorConfig(feature_dim=feature_dim, anchors=(small, middle, large), words=words)
+
+
+class SeparableRoIAlign(MultiScaleRoIAlign):
+    """torchvision's `MultiScaleRoIAlign` over a single map.
+
+    Args:
+        output_size: bins along each side.
+        sampling_ratio: samples a bin along each side, which are averaged.
+        stride: of the map, in pixels.
+    """
+
+    def __init__(self, output_size: int, sampling_ratio: int, stride: int) -> None:
+        super().__init__(["0"], output_size, sampling_ratio)
+        self.bins = output_size
+        self.stride = stride
+
+    def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
+        """
+        Args:
+            x: one map, [B, C, H, W].
+            boxes: of each image, [R, 4] in pixels, x1 y1 x2 y2.
+
+        Returns:
+            [R of all images, C, output_size, output_size]
+        """
+        (maps_BCHW,) = x.values()
+        return torch.cat([self._pool(m_CHW, b_R4) for m_CHW, b_R4 in zip(maps_BCHW, boxes, strict=True)])
+
+    def _pool(self, map_CHW: Tensor, boxes_R4: Tensor) -> Tensor:
+        channels, height, width = map_CHW.shape
+        count, bins = len(boxes_R4), self.bins
+        x_RSW = self._weights(boxes_R4[:, 0], boxes_R4[:, 2], width)
+        y_RSH = self._weights(boxes_R4[:, 1], boxes_R4[:, 3], height)
+        along_x = x_RSW.flatten(0, 1) @ map_CHW.permute(2, 0, 1).reshape(width, channels * height)
+        pooled = along_x.view(count, bins * channels, height) @ y_RSH.transpose(1, 2)  # [R, x bins * C, y bins]
+        return pooled.view(count, bins, channels, bins).permute(0, 2, 3, 1)
+
+    def _weights(self, first_R: Tensor, last_R: Tensor, length: int) -> Tensor:
+        """[R, bins, length]: how much of each place of the map a bin takes; samples far outside take nothing."""
+        samples = self.bins * self.sampling_ratio
+        start_R, end_R = first_R / self.stride, last_R / self.stride
+        steps_S = (torch.arange(samples, device=first_R.device, dtype=first_R.dtype) + 0.5) / samples
+        at_RS = start_R[:, None] + (end_R - start_R).clamp(min=1)[:, None] * steps_S
+        inside_RS = (at_RS >= -1) & (at_RS <= length)
+        places_L = torch.arange(length, device=first_R.device, dtype=first_R.dtype)
+        hat_RSL = (1 - (at_RS.clamp(0, length - 1)[..., None] - places_L).abs()).clamp(min=0) * inside_RS[..., None]
+        return hat_RSL.unflatten(1, (self.bins, self.sampling_ratio)).mean(2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from vlp_models.vision.source import Extractor, FromImages
+    from vlp_models.vision.region_source import Extractor, FromImages
 
 FROM_IMAGES = ("detector", "timm", "grid")
 
@@ -26,15 +26,15 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
     """
     source = settings["source"]
     if source == "grid":
-        from vlp_models.vision.grid import GridExtractor
+        from vlp_models.vision.simple_regions import GridExtractor
 
         return GridExtractor()
     if source == "timm":
-        from vlp_models.vision.cells import CellExtractor
+        from vlp_models.vision.timm_backbone import CellExtractor
 
         return CellExtractor.load(directory, device, max_regions=settings["max_regions"])
     if source == "detector":
-        from vlp_models.vision.extract import RegionExtractor
+        from vlp_models.vision.detector_regions import RegionExtractor
 
         return RegionExtractor.load(
             directory,
@@ -48,9 +48,9 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
 
 def open_source(settings: Mapping[str, Any], directory: Path, root: Path, device: str = "cpu") -> FromImages:
     """The `RegionSource` of `open_extractor`'s, over the image files below `root`."""
-    from vlp_models.vision.cells import CellSource
-    from vlp_models.vision.extract import DetectorSource
-    from vlp_models.vision.grid import GridSource
+    from vlp_models.vision.detector_regions import DetectorSource
+    from vlp_models.vision.simple_regions import GridSource
+    from vlp_models.vision.timm_backbone import CellSource
 
     kinds: dict[str, type[FromImages]] = {"detector": DetectorSource, "timm": CellSource, "grid": GridSource}
     extractor = open_extractor(settings, directory, device)

@@ -17,8 +17,7 @@ def make_bundle(folder: Path) -> Path:
 
     from vlp_models.data.tokenizer import Tokenizer
     from vlp_models.models import FAMILIES, DataFacts, build_model
-    from vlp_models.models.checkpoint import write_checkpoint
-    from vlp_models.models.info import CheckpointInfo
+    from vlp_models.models.checkpoint import CheckpointInfo, write_checkpoint
     from vlp_models.params import to_plain
     from vlp_models.tasks import task_class
 
@@ -97,8 +96,7 @@ def _bundle_search(name: str) -> Callable[[Path], Prepared]:
 
         from vlp_models.data.tokenizer import Tokenizer
         from vlp_models.params import EvaluateParams
-        from vlp_models.tasks.caption_memory import CaptionMemory
-        from vlp_models.tasks.caption_search import CaptionSearch
+        from vlp_models.tasks.caption_search import CaptionMemory, CaptionSearch
 
         tokenizer = Tokenizer.train(["a red dog"], 30, 1, True)
         search = CaptionSearch(tokenizer, feature_dim=2)
@@ -122,9 +120,8 @@ def _detector(name: str) -> Callable[[Path], Prepared]:
     def prepare(folder: Path) -> Prepared:
         import torch
 
-        from vlp_models.vision.config import DetectorConfig
-        from vlp_models.vision.detector import build_detector
-        from vlp_models.vision.state import load_detector, save_detector
+        from vlp_models.vision.detector import DetectorConfig, build_detector
+        from vlp_models.vision.detector_checkpoint import load_detector, save_detector
 
         torch.manual_seed(0)
         config = DetectorConfig(feature_dim=4, channels=(2, 2, 2), anchors=(16.0,), roi_size=2)

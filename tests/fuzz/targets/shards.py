@@ -18,7 +18,7 @@ from targets.base import Prepared, Target, in_place
 
 
 def _tsv(folder: Path) -> Prepared:
-    from vlp_models.vision.tsv import open_tsv
+    from vlp_models.vision.imported_features import open_tsv
 
     def text(array: np.ndarray) -> str:
         return base64.b64encode(array.astype(np.float32).tobytes()).decode()
@@ -30,7 +30,7 @@ def _tsv(folder: Path) -> Prepared:
 
 
 def _npz(folder: Path) -> Prepared:
-    from vlp_models.vision.npz import open_npz
+    from vlp_models.vision.imported_features import open_npz
 
     arrays = {"features": np.ones((2, 3), np.float32), "boxes": np.array([[0, 0, 5, 5], [1, 1, 9, 9]], np.float32)}
     np.savez(folder / "a.npz", **arrays, image_w=10, image_h=10)

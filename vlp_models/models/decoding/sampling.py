@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlp_models.data.batch import Image
-from vlp_models.models.decoding.steps import Hypothesis, Steps, collect, device_of, log_probabilities
+from vlp_models.models.decoding.search import Hypothesis, Steps, collect, device_of, log_probabilities
 
 WORTH_LEAVING = 0.25  # share of rows that have ended, from which on they are left behind: a copy of the others' state
 

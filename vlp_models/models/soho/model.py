@@ -46,53 +46,40 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Pixels, Text
-from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.data.inputs import ModelInputs
+from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.adopt import Adopted, adopt_weights, refuse_other
-from vlp_models.models.figures import Figure
+from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.backbone import Backbone
-from vlp_models.models.layers.blocks import TransformerBlock
-from vlp_models.models.layers.embeddings import TextEmbedding
+from vlp_models.models.layers.blocks import TransformerBlock, init_weights
+from vlp_models.models.layers.embeddings import TextEmbedding, sine_positions
 from vlp_models.models.layers.heads import TokenHead
-from vlp_models.models.layers.init import init_weights
-from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing, take
-from vlp_models.models.layers.positions import sine_positions
-from vlp_models.models.protocols import Fused
+from vlp_models.models.partial_load import PartialLoad
+from vlp_models.models.protocols import Figure, Fused
 from vlp_models.models.soho.config import IMAGENET, SOHOConfig
 from vlp_models.models.soho.dictionary import Dictionary, Mapped
-from vlp_models.models.soho.neck import Grid, Neck, grid_mask
 from vlp_models.models.soho.pairs import Pairs, hide_codes, make_pairs
-from vlp_models.models.soho.visual import Visual
+from vlp_models.models.soho.visual import Grid, Neck, Visual, grid_mask
 from vlp_models.objectives.classification import classification
-from vlp_models.objectives.loss import Loss, Part
-from vlp_models.objectives.masking import mask_tokens, select_tokens
-from vlp_models.objectives.mlm import masked_language_modelling
-from vlp_models.objectives.token_loss import cross_entropy
+from vlp_models.objectives.loss import Loss, Part, cross_entropy
+from vlp_models.objectives.masked_modeling import mask_tokens, masked_language_modelling, select_tokens
 
 WORD_EPS, CELL_EPS = 1e-12, 1e-5  # of LayerNorm: BERT's, and the visual tokens' as in the public code
-# without which the same weights mean something else
-SAME = ("hidden", "heads", "intermediate", "gate", "pool_first", "mean", "std")
 Learners = Mapping[str, Tensor | None]  # objective -> bool [B], which samples learn it; None: all
 
 
 class SOHO(nn.Module):
-    """Meets `Fuses`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `Adopts`, `SeesCells`, `ShowsItself`, with
+    """Meets `Fuses`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `LoadsPartially`, `SeesCells`, `ShowsItself`, with
     pixels."""
 
     config_class: ClassVar[type] = SOHOConfig
+    partial_load: ClassVar[PartialLoad] = PartialLoad(
+        same=("hidden", "heads", "intermediate", "gate", "pool_first", "mean", "std")
+    )
     several_texts: ClassVar[bool] = True  # of an image, in pretraining
     objectives: tuple[str, ...]
     fused_dim: int
-
-    @classmethod
-    def from_config(cls, config: SOHOConfig) -> SOHO:
-        """The paper's model, or, with a switch of the public code, that one's."""
-        if config.set_switches():
-            from vlp_models.models.soho.public.model import PublicSOHO
-
-            return PublicSOHO(config)
-        return SOHO(config)
 
     def __init__(self, config: SOHOConfig) -> None:
         """
@@ -395,12 +382,7 @@ class SOHO(nn.Module):
 
     def figures(self, batches: Iterable[Batch]) -> list[Figure]:
         """What each code gathers of these images (gathered.py)."""
-        from vlp_models.models.soho.gathered import gathered_patches
+        from vlp_models.models.soho.dictionary import gathered_patches
 
         return gathered_patches(self, batches)
 
-    def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
-        """Takes over what fits of another SOHO's weights: that of another backbone, image size, dictionary or stage."""
-        told = {key: list(value) for key, value in IMAGENET.items()} | dict(config)  # older ones do not say
-        refuse_other(told, dataclasses.asdict(self.config), SAME)
-        return adopt_weights(self, weights, tables=("text_embedding.positions.weight",))

@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.data.batch import Batch
-from vlp_models.objectives.categorical import draw_categorical
-from vlp_models.objectives.hard_negatives import not_the_same_image
-from vlp_models.objectives.masking import draw_uniform
-from vlp_models.objectives.ranks import take_rows
+from vlp_models.objectives.matching import not_the_same_image
+from vlp_models.objectives.ranks import draw_categorical, draw_uniform, take_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,18 @@ Shape suffixes: B images, S image tokens ([CLS] and N patches), M packed words, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Pixels
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.models.layers.backbone import Backbone
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.vlmo.config import VLMoConfig
+from vlp_models.models.vlmo.config import HALF, VLMoConfig
+from vlp_models.vision.pretrained_weights import check_model, data_config
 from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
 
@@ -38,8 +42,6 @@ class PatchEmbedding(nn.Module):
             one, two, channels = config.stem_channels
             self.stem, patch = SmallBackbone((one, two, channels)), patch // STRIDE
         elif config.stem == "timm":
-            from vlp_models.models.vlmo.cnn_stem import CNNStem
-
             cnn = CNNStem(config.stem_backbone, config.stem_stage, patch)
             self.stem, patch, channels = cnn, patch // cnn.stride, cnn.channels
         self.patch, self.overlapping = config.patch, config.stem != "linear"
@@ -115,3 +117,45 @@ class WordEmbedding(nn.Module):
         if self.positions is not None:
             x_MD = x_MD + self.positions(words.positions_M)
         return self.dropout(self.norm(x_MD)) + self.type_1D
+
+
+KEYS = ("stem_backbone", "stem_stage")
+
+
+class CNNStem(nn.Module):
+    """stride: pixels to a cell of its map; channels: of a cell."""
+
+    def __init__(self, name: str, stage: int, patch: int) -> None:
+        """
+        Args:
+            name, stage: see `Backbone`.
+            patch: pixels of a patch's side, which holds whole cells.
+
+        Raises:
+            ParamsError: see `check_model` and `Backbone`; or a patch that is no multiple of a cell.
+        """
+        super().__init__()
+        check_model(name, f"config: {KEYS[0]}")
+        self.backbone = Backbone(name, stage, {}, KEYS)
+        self.stride, self.channels = self.backbone.stride, self.backbone.channels
+        if patch % self.stride:
+            raise ParamsError(
+                f"config: patch ({patch}) must be a multiple of {self.stride}, the pixels of a cell of `stem_backbone: "
+                f"{name}`; an earlier stem_stage has smaller ones"
+            )
+        told = data_config(name)
+        scale_3, shift_3 = renormalising(told["mean"], told["std"])
+        self.register_buffer("scale_3", scale_3)
+        self.register_buffer("shift_3", shift_3)
+
+    def forward(self, pixels_B3HW: Tensor) -> Tensor:
+        """[B, C, h, w]"""
+        scale_3, shift_3 = self.get_buffer("scale_3"), self.get_buffer("shift_3")
+        return self.backbone(pixels_B3HW * scale_3[:, None, None] + shift_3[:, None, None])
+
+
+def renormalising(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """What pixels normalised with 0.5 and 0.5 are multiplied with, and what is then added, channel by channel, to have
+    them normalised with `mean` and `std`."""
+    means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+    return (HALF / stds).float(), ((HALF - means) / stds).float()

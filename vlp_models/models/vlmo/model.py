@@ -45,6 +45,8 @@ hidden, E embedding, H heads, V vocabulary, G the pairs of all processes.
 
 from __future__ import annotations
 
+import dataclasses
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
@@ -54,30 +56,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Pixels, Text
-from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.data.inputs import ModelInputs
+from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.adopt import Adopted
-from vlp_models.models.figures import Figure
+from vlp_models.models.layers.attention import padding_mask
+from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.layers.heads import TokenHead
-from vlp_models.models.layers.init import init_weights
-from vlp_models.models.layers.masks import padding_mask
 from vlp_models.models.layers.packing import Packing, take
-from vlp_models.models.protocols import Fused
-from vlp_models.models.vlmo.adopting import adopt
+from vlp_models.models.partial_load import PartialLoad, check_same_config
+from vlp_models.models.protocols import Figure, Fused
 from vlp_models.models.vlmo.config import HALF, VLMoConfig
 from vlp_models.models.vlmo.embeddings import PatchEmbedding, WordEmbedding
-from vlp_models.models.vlmo.hiding import Learners, check_learnable, hidden_patches, masked_words
 from vlp_models.models.vlmo.image_tokens import ImageTokens
-from vlp_models.models.vlmo.joint import PairsToJudge, draw_pairs
-from vlp_models.models.vlmo.mome import MoMEBlock, Route
-from vlp_models.models.vlmo.position_bias import PositionBias
+from vlp_models.models.vlmo.interpolation import fit_weights
+from vlp_models.models.vlmo.pretraining import (
+    Learners,
+    PairsToJudge,
+    check_learnable,
+    draw_pairs,
+    hidden_patches,
+    masked_words,
+)
+from vlp_models.models.vlmo.transformer import MoMEBlock, PositionBias, Route
 from vlp_models.objectives.classification import classification
-from vlp_models.objectives.contrast import Pairs, image_text_contrast
-from vlp_models.objectives.hard_negatives import not_the_same_image
-from vlp_models.objectives.loss import Count, Loss
-from vlp_models.objectives.mlm import masked_language_modelling
+from vlp_models.objectives.contrastive import Pairs, image_text_contrast
+from vlp_models.objectives.loss import Count, Loss, cross_entropy
+from vlp_models.objectives.masked_modeling import masked_language_modelling
+from vlp_models.objectives.matching import not_the_same_image
 from vlp_models.objectives.ranks import sizes_over_ranks
-from vlp_models.objectives.token_loss import cross_entropy
 
 Biases = tuple[Tensor, ...]  # of each layer [H, tokens, tokens]; empty: positions are absolute
 Way = Literal["vision", "language", "pair"]
@@ -85,10 +91,13 @@ TIMMS = "image_embedding.stem.backbone."  # with `stem: timm`: begins as timm ha
 
 
 class VLMo(nn.Module):
-    """Meets `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `Adopts`, `SeesCells`,
+    """Meets `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `LoadsPartially`, `SeesCells`,
     `ShowsItself`, on pixels."""
 
     config_class: ClassVar[type] = VLMoConfig
+    partial_load: ClassVar[PartialLoad] = PartialLoad(
+        same=("hidden", "heads", "intermediate", "patch", "stem", "positions", "feed_forward")
+    )
     objectives: tuple[str, ...]
     fused_dim: int
 
@@ -491,13 +500,19 @@ class VLMo(nn.Module):
 
     def figures(self, batches: Iterable[Batch]) -> list[Figure]:
         """Which expert saw what of these images and texts (seen.py)."""
-        from vlp_models.models.vlmo.seen import seen_by_experts
+        from vlp_models.models.vlmo.expert_usage import seen_by_experts
 
         return seen_by_experts(self, batches)
 
-    def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
-        """Takes over what fits of another VLMo's weights (`adopting.py`)."""
-        return adopt(self, weights, config)
+    def fit_weights(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Adapt the weights of another VLMo to this one's image size and text length (interpolation.py).
+
+        Raises:
+            CheckpointError: another resolution without `interpolate_positions`, or another CNN before the patches.
+        """
+        if self.config.stem == "timm":
+            check_same_config(config, dataclasses.asdict(self.config), ("stem_backbone", "stem_stage"))
+        return fit_weights(self.config, weights, config)
 
 
 def first_rows(packing: Packing) -> Tensor:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vlp_models.data.sample import Sample
-    from vlp_models.models.decoding.steps import Hypothesis
+    from vlp_models.models.decoding.search import Hypothesis
     from vlp_models.tasks.base import TaskModel
 
 # A text that was drawn repeats another, says nothing, never ended, or has a special word inside.
@@ -43,7 +43,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.data.tables import read_table, write_table
     from vlp_models.pipeline.training_job import check_same_data, read_inputs, stage_of
-    from vlp_models.tasks.load import load_task_model
+    from vlp_models.tasks.base import load_task_model
 
     if key not in params.augment:
         raise ParamsError(f"params.yaml: no entry `augment.{key}`{nearest(key, params.augment)}")
@@ -95,7 +95,7 @@ def training_images(images: pa.Table, sources: Sequence[str]) -> set[str]:
     Raises:
         DataError: one of them is, by its id or by its file's content, in another split of any dataset.
     """
-    from vlp_models.data.shards.augmented import refuse_held_out
+    from vlp_models.data.shards.dataset import refuse_held_out
 
     rows = images.select(["image_id", "source", "split", "sha256"]).to_pylist()
     chosen = [row for row in rows if row["split"] == "train" and (not sources or row["source"] in sources)]

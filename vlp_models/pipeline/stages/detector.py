@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import hash_file, output_directory, write_json
 from vlp_models.common.workspace import Workspace, measured, write_manifest
-from vlp_models.data.boxed import read_boxed
+from vlp_models.data.joins import read_boxed
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DetectorParams, Params, TimmParams, to_plain
 
 if TYPE_CHECKING:
     from torchvision.models.detection import FasterRCNN
 
-    from vlp_models.vision.config import DetectorConfig
-    from vlp_models.vision.labelled import LabelledImage
-    from vlp_models.vision.train import TrainingOptions
+    from vlp_models.vision.detector import DetectorConfig
+    from vlp_models.vision.training import LabelledImage, TrainingOptions
 
 Report = dict[str, Any]
 EVALUATION_BATCH = 32
@@ -45,7 +44,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         if backbone:
             report: Report = _make_backbone(params.features.timm, workspace, directory)
         elif p.source == "none":
-            from vlp_models.vision.state import save_no_detector
+            from vlp_models.vision.detector_checkpoint import save_no_detector
 
             report = {"detector_id": save_no_detector(directory, {"source": "none"}), "source": "none"}
         else:
@@ -78,7 +77,7 @@ def _check(p: DetectorParams, params: Params) -> None:
 
 
 def _make_backbone(p: TimmParams, workspace: Workspace, directory: Path) -> Report:
-    from vlp_models.vision.backbone_state import make_backbone, save_backbone
+    from vlp_models.vision.timm_backbone import make_backbone, save_backbone
 
     backbone = make_backbone(p, workspace.root)
     config = backbone.model.config
@@ -91,8 +90,8 @@ def _make_backbone(p: TimmParams, workspace: Workspace, directory: Path) -> Repo
 def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
     import torch
 
-    from vlp_models.vision.labelled import labelled_images
-    from vlp_models.vision.state import save_detector
+    from vlp_models.vision.detector_checkpoint import save_detector
+    from vlp_models.vision.training import labelled_images
 
     if params.trainer.torch_threads:
         torch.set_num_threads(params.trainer.torch_threads)
@@ -109,7 +108,7 @@ def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
     val = labelled_images(rows, "val", classes[1:], (), workspace.root)
     report["counts"]["val_images"] = len(val)
     if val:
-        from vlp_models.vision.average_precision import average_precision
+        from vlp_models.vision.training import average_precision
 
         report["val"] = average_precision(model, val, classes, device, EVALUATION_BATCH)
     else:
@@ -128,9 +127,8 @@ def _train(
     import numpy as np
     import torch
 
-    from vlp_models.vision.config import configure
-    from vlp_models.vision.detector import build_detector
-    from vlp_models.vision.train import train_detector
+    from vlp_models.vision.detector import build_detector, configure
+    from vlp_models.vision.training import train_detector
 
     train_rows = [row for row in rows if row["split"] == "train"]
     if not train_rows:
@@ -160,8 +158,8 @@ def _learnt(
     """The images that it learns from, in order; its classes, the background first; and the words it knows."""
     import numpy as np
 
-    from vlp_models.vision.config import BACKGROUND
-    from vlp_models.vision.labelled import categories_of, labelled_images, words_of
+    from vlp_models.vision.detector import BACKGROUND
+    from vlp_models.vision.training import categories_of, labelled_images, words_of
 
     categories, words = categories_of(train_rows), words_of(train_rows)
     images = labelled_images(train_rows, "train", categories, words, workspace.root)
@@ -172,7 +170,7 @@ def _learnt(
 
 
 def _options(p: DetectorParams) -> TrainingOptions:
-    from vlp_models.vision.train import TrainingOptions
+    from vlp_models.vision.training import TrainingOptions
 
     return TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=p.seed)
 
@@ -183,7 +181,7 @@ def first_step_with(p: DetectorParams, workspace: Workspace, image_ids: Set[str]
     Raises:
         DataError: `validate` has not run.
     """
-    from vlp_models.vision.train import first_step
+    from vlp_models.vision.training import first_step
 
     rows = [row for row in _rows(p, workspace) if row["split"] == "train"]
     images, _, _ = _learnt(p, rows, workspace)
@@ -194,7 +192,7 @@ def _load(
     p: DetectorParams, rows: list[dict[str, Any]], workspace: Workspace
 ) -> tuple[FasterRCNN, DetectorConfig, tuple[str, ...], dict[str, Any]]:
     from vlp_models.common.weight_files import file_of, library_of
-    from vlp_models.vision.published import fetch_published, load_published
+    from vlp_models.vision.detector_checkpoint import fetch_published, load_published
 
     where = "params.yaml: `detector.weights`"
     training: dict[str, Any] = {"source": "weights"}

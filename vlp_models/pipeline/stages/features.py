@@ -22,14 +22,14 @@ from vlp_models.common.parallel import LocalMapper, Mapper, cpus
 from vlp_models.common.source_hash import identity
 from vlp_models.common.workspace import Workspace, fingerprint, measured, need, write_manifest
 from vlp_models.data import features as storage
-from vlp_models.data.kept_features import KeptFeatures, keep_features
+from vlp_models.data.features import KeptFeatures, keep_features
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
 from vlp_models.pipeline.unrecorded import keep, restore
 
 if TYPE_CHECKING:
-    from vlp_models.vision.source import RegionSource
+    from vlp_models.vision.region_source import RegionSource
 
 Row = dict[str, Any]
 MAX_MISSING = 0.01  # of a split's images
@@ -109,15 +109,15 @@ def _check(p: FeaturesParams) -> None:
 def _open(params: Params, workspace: Workspace) -> RegionSource:
     p = params.features
     if p.source == "boxes":
-        from vlp_models.vision.symbols import SymbolSource
+        from vlp_models.vision.simple_regions import SymbolSource
 
         return SymbolSource(read_table("objects", workspace.validated).to_pylist(), p.max_regions)
     if p.source == "tsv":
-        from vlp_models.vision.tsv import open_tsv
+        from vlp_models.vision.imported_features import open_tsv
 
         return open_tsv(workspace.root / p.path, p.max_regions, p.order)
     if p.source == "npz":
-        from vlp_models.vision.npz import open_npz
+        from vlp_models.vision.imported_features import open_npz
 
         return open_npz(workspace.root / p.path, p.max_regions, p.order)
     import torch
@@ -256,14 +256,14 @@ def _finished(path: Path, rows: list[Row]) -> bool:
 
 
 def _check_names(source: RegionSource, images: list[Row]) -> None:
-    from vlp_models.vision.imported import ImportedSource
+    from vlp_models.vision.imported_features import ImportedSource
 
     if isinstance(source, ImportedSource):
         source.check_names(images)
 
 
 def _refuse_missing(notes: list[Row], images: list[Row], workspace: Workspace) -> None:
-    from vlp_models.vision.imported import MISSING, UNREADABLE
+    from vlp_models.vision.imported_features import MISSING, UNREADABLE
 
     lost = {row["row_id"]: row for row in notes if row["rule"] in (MISSING, UNREADABLE)}
     total = Counter(row["split"] for row in images)

@@ -1,1 +1,0 @@
-"""What the public code (researchmm/soho) does otherwise, and its checkpoints."""

@@ -1,0 +1,160 @@
+"""SOHO as its authors' public code (researchmm/soho) has it, switch by switch.
+
+What only its checkpoints need is here: pooling before the convolution, the gate that mixes dictionary vectors with the
+features they stand for, heads without biases, and its way to hide codes and to take padding. Any of the switches may be
+set by itself.
+
+`tight_canvas` is how it pads: each image to multiples of 32 pixels, then to the batch's largest. So an image of 600 by
+1000 has 19 by 32 cells of the CNN, of which pooling leaves 9 by 16. On a canvas of 1024 by 1024, 10 by 16 cells lie on
+the picture, and those at its border see padding behind it.
+
+`square_mask` is a bug that the published weights were trained with: the padding mask is laid out on a square of the
+image's height, then shrunk to the grid. Of a standing image of 1000 by 600 only 6 of 9 columns are seen; of a lying one
+every column is, padding too. It acts only where the canvas is not square: `height` and `width` differ, or
+`tight_canvas` makes it as large as the images. That code has lying and standing images in batches of their own; a batch
+of both has a canvas for both here, on which neither its tokens nor its mask are that code's.
+
+Shape suffixes as in model.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vlp_models.data.batch import Image, Pixels
+from vlp_models.models.layers.blocks import init_weights
+from vlp_models.models.soho.config import SOHOConfig
+from vlp_models.models.soho.model import SOHO
+from vlp_models.models.soho.pairs import Pairs, hide_codes
+from vlp_models.models.soho.visual import Grid, Neck
+from vlp_models.objectives.ranks import draw_uniform
+
+CANVAS_STEP = 32  # pixels, to whose multiples the public code pads
+
+
+class PublicSOHO(SOHO):
+    """SOHO with `PublicSwitches`."""
+
+    def __init__(self, config: SOHOConfig) -> None:
+        super().__init__(config)
+        hidden = config.hidden
+        if config.pool_first:
+            self.neck = PoolingFirst(self.backbone.channels, hidden, pool=config.pool, norm=config.neck_norm)
+            nn.init.kaiming_normal_(self.neck.conv.weight, mode="fan_out", nonlinearity="relu")
+        if config.gate:
+            self.gate = Gate(hidden)
+            init_weights(self.gate, config.init_std)
+        if config.plain_heads:
+            self.word_head = None  # type: ignore[assignment]
+            self.match_head = nn.Linear(hidden, 2, bias=False)
+            init_weights(self.match_head, config.init_std)
+        if config.code_scores == "cosine":
+            self.code_head = None
+
+    def look(self, image: Image) -> Grid:
+        if self.config.tight_canvas and isinstance(image, Pixels):
+            image = tightened(image, least=self.stride)
+        return super().look(image)
+
+    def grid_mask(self, mask_BHW: Tensor | None, features_BDRR: Tensor) -> Tensor:
+        if mask_BHW is None:
+            return super().grid_mask(mask_BHW, features_BDRR)
+        if self.config.square_mask:
+            mask_BHW = on_a_square(mask_BHW)
+        elif not self.config.pool_first:
+            return super().grid_mask(mask_BHW, features_BDRR)
+        return F.interpolate(mask_BHW[:, None].float(), size=features_BDRR.shape[2:])[:, 0] > 0.5
+
+    def looked_up(self, grid: Grid) -> Tensor:
+        return torch.ones_like(grid.mask_BR) if self.config.padding_in_dictionary else grid.mask_BR
+
+    def visual_features(self, features_BRD: Tensor, vectors_BRD: Tensor) -> Tensor:
+        if not self.config.gate:
+            return vectors_BRD
+        mixed: Tensor = self.gate(features_BRD, vectors_BRD)
+        return mixed
+
+    def hide(self, pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, generator: torch.Generator, texts: int) -> Tensor:
+        if self.config.masked_code == "of_each_pair":
+            return hide_codes(pairs, codes_BR, mask_BR, self.config.mvm_probability, generator, texts)
+        device, cells = codes_BR.device, codes_BR.shape[1]
+        place = int(draw_uniform((), generator, device) * cells)
+        chosen = [draw_uniform((texts,), generator, device) < self.config.mvm_probability for _ in range(2)]
+        chosen_P = torch.cat([chosen[0], chosen[1].index_select(0, pairs.origin_P[texts:])])
+        group_BR = (codes_BR == codes_BR[:, place : place + 1]) & mask_BR & mask_BR[:, place : place + 1]
+        return group_BR.index_select(0, pairs.owner_P) & chosen_P[:, None]
+
+    def told_pairs(self, matched_P: Tensor) -> Tensor:
+        return torch.ones_like(matched_P) if self.config.masked_pairs == "all" else matched_P
+
+    def predict_words(self, x_MD: Tensor) -> Tensor:
+        if not self.config.plain_heads:
+            return super().predict_words(x_MD)
+        return F.linear(x_MD, self.text_embedding.words.weight)
+
+    def predict_codes(self, x_MD: Tensor, table_KD: Tensor) -> Tensor:
+        if self.config.code_scores != "cosine":
+            return super().predict_codes(x_MD, table_KD)
+        with torch.autocast(x_MD.device.type, enabled=False):
+            return F.normalize(x_MD.to(table_KD.dtype), dim=-1) @ F.normalize(table_KD, dim=-1).T
+
+
+class PoolingFirst(Neck):
+    """Max pooling that drops an odd last row or column, then convolution and normalisation."""
+
+    def forward(self, map_BChw: Tensor) -> Tensor:
+        pooled = F.max_pool2d(map_BChw, self.pool.kernel_size)
+        found: Tensor = self.norm(self.conv(pooled))
+        return found
+
+
+class Gate(nn.Module):
+    """softmax of two scores a cell mixes a linear layer of the dictionary's vector with the feature it stands for."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.vectors = nn.Linear(hidden, hidden)
+        self.scores = nn.Linear(2 * hidden, 2, bias=False)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, features_BRD: Tensor, vectors_BRD: Tensor) -> Tensor:
+        vectors_BRD = self.vectors(vectors_BRD)
+        scores_BR2 = self.scores(torch.cat([vectors_BRD, features_BRD], -1))
+        if len(scores_BR2):  # statistics of nothing would be no numbers
+            scores_BR2 = self.norm(scores_BR2.flatten(0, 1)).unflatten(0, scores_BR2.shape[:2])
+        weights_BR2 = scores_BR2.softmax(-1)
+        return vectors_BRD * weights_BR2[..., :1] + features_BRD * weights_BR2[..., 1:]
+
+
+def tightened(image: Pixels, *, least: int) -> Pixels:
+    """Without the padding, right and below, that no image of the batch needs: height and width become multiples of
+    `CANVAS_STEP`, as far as the canvas has them. least: pixels that either has, for the CNN and the pooling."""
+    mask_BHW = image.mask_BHW
+    if mask_BHW is None or not len(image):
+        return image
+    needed = (int(mask_BHW.any(other).sum(1).max()) for other in (2, 1))
+    height, width = (max(least, -(-pixels // CANVAS_STEP) * CANVAS_STEP) for pixels in needed)
+    return replace(image, pixels_B3HW=image.pixels_B3HW[:, :, :height, :width], mask_BHW=mask_BHW[:, :height, :width])
+
+
+def on_a_square(mask_BHW: Tensor) -> Tensor:
+    """The valid height and width of each image, drawn on a square as high as the batch. bool [B, H, H]"""
+    side = mask_BHW.shape[1]
+    rows_BH, columns_BW = mask_BHW.any(2), mask_BHW.any(1)
+    counted = torch.arange(side, device=mask_BHW.device)
+    return rows_BH[:, :, None] & (counted < columns_BW.sum(1, keepdim=True))[:, None, :]
+
+
+class SOHOFamily:
+    """What `models.FAMILIES` names for `soho`: it chooses the class that a config describes."""
+
+    config_class: ClassVar[type] = SOHOConfig
+
+    @staticmethod
+    def from_config(config: SOHOConfig) -> SOHO:
+        """Return the paper's model, or the authors' code's if one of its switches is set."""
+        return PublicSOHO(config) if config.set_switches() else SOHO(config)

@@ -1,0 +1,111 @@
+"""Normalize losses once over all micro-batches and processes of an update.
+
+Objectives return sums and counts. An update minimizes, over its objectives, the sum of
+
+    weight * (sum of `Loss.sum` over all micro-batches and processes) / (sum of `Loss.count` over them)
+
+so that four micro-batches of 16 on two processes equal one batch of 128, including an epoch's shorter last window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlp_models.objectives.loss import Count, Loss, Part, WeightedLosses
+from vlp_models.objectives.ranks import sum_over_ranks
+
+UNNAMED = ""  # the name of a loss that is the only one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Sums and counts of a micro-batch over all processes: detached, and equal on each of them."""
+
+    weights: Mapping[str, float]
+    losses: Mapping[str, Part]
+    parts: Mapping[str, Part]
+
+    @property
+    def counts(self) -> dict[str, Tensor]:
+        return {name: torch.as_tensor(part.count) for name, part in self.losses.items()}
+
+
+def named_losses(loss: Loss | WeightedLosses) -> Mapping[str, Loss]:
+    """Return the losses by name; a single loss is `UNNAMED`."""
+    return loss.losses if isinstance(loss, WeightedLosses) else {UNNAMED: loss}
+
+
+def loss_weights(loss: Loss | WeightedLosses) -> Mapping[str, float]:
+    """Return the weights of `named_losses`."""
+    return loss.weights if isinstance(loss, WeightedLosses) else {UNNAMED: 1.0}
+
+
+def total_over_ranks(loss: Loss | WeightedLosses) -> Totals:
+    """Add up sums and counts over all processes in one message; all must name the same losses and parts."""
+    losses = named_losses(loss)
+    pairs = [(one.sum, one.count) for one in losses.values()]
+    parts = sorted(loss.parts.items())
+    pairs += [(part.sum, part.count) for _, part in parts]
+    device = pairs[0][0].device
+    # Losses, then parts: a row with sum and count for each
+    numbers = sum_over_ranks(torch.stack([_as_number(value, device) for pair in pairs for value in pair]))
+    found = [Part(sum=row[0], count=row[1]) for row in numbers.view(-1, 2)]
+    return Totals(
+        weights=dict(loss_weights(loss)),
+        losses=dict(zip(losses, found, strict=False)),
+        parts=dict(zip((name for name, _ in parts), found[len(losses) :], strict=True)),
+    )
+
+
+def sum_counts(counts: Mapping[str, Count], device: torch.device) -> dict[str, Tensor]:
+    """Add up the processes' counts by name."""
+    if not counts:
+        return {}
+    summed = sum_over_ranks(torch.stack([_as_number(count, device) for count in counts.values()]))
+    return dict(zip(counts, summed, strict=True))
+
+
+def normalize(loss: Loss | WeightedLosses, counts: Mapping[str, Tensor]) -> Tensor:
+    """Return this process's weighted sums divided by the counts of the whole update; differentiable."""
+    weights = loss_weights(loss)
+    terms = [
+        one.sum * (weights[name] / at_least_one(counts[name])).to(one.sum.dtype)
+        for name, one in named_losses(loss).items()
+    ]
+    return torch.stack(terms).sum()
+
+
+def mean_losses(window: Sequence[Totals]) -> dict[str, Tensor]:
+    """Return the loss and the means of its parts over several micro-batches; a part without any item is left out."""
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, Tensor] = {}
+    parts: dict[str, list[Part]] = {}
+    weights: dict[str, float] = {}
+    for micro_batch in window:
+        weights |= micro_batch.weights
+        for name, part in micro_batch.losses.items():
+            sums[name] = sums.get(name, 0) + part.sum
+            counts[name] = counts.get(name, 0) + torch.as_tensor(part.count)
+        for name, part in micro_batch.parts.items():
+            parts.setdefault(name, []).append(part)
+    loss = torch.stack([weights[name] * sums[name] / at_least_one(counts[name]) for name in sums]).sum()
+    found = {"loss": loss}
+    for name, several in parts.items():
+        count = torch.stack([torch.as_tensor(part.count) for part in several]).sum()
+        if count > 0:
+            found[name] = torch.stack([part.sum for part in several]).sum() / count
+    return found
+
+
+def at_least_one(count: Tensor) -> Tensor:
+    """Return the divisor for a count: a sum over no items stays 0."""
+    return torch.where(count > 0, count, torch.ones_like(count))
+
+
+def _as_number(value: Count, device: torch.device) -> Tensor:
+    value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+    return value.to(device, torch.float32 if device.type == "mps" else torch.float64)  # MPS has no float64

@@ -1,0 +1,365 @@
+"""Features that another detector made, as files: what the formats share.
+
+Regions keep their class probabilities where the file has them. Where it has only a class and a confidence, the row is
+that confidence in that class and zero elsewhere (the objective then makes it a hard label). Where it has neither,
+C is 0: such features carry no masked object classification. Regions stay in the file's order, and the first are kept,
+as TDEN's public code has it; `features.order: score` sorts them by confidence before any is left out, where the file
+has one (else every score is 1). `features.min_score` does not apply: the file's maker has chosen.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from vlp_models.common.progress import progress_bar
+from vlp_models.data.sample import RegionArrays
+from vlp_models.errors import DataError
+from vlp_models.vision.detector import BACKGROUND
+from vlp_models.vision.region_source import Row, left_out
+
+MISSING = "features_present"  # rules of the quarantine table
+UNREADABLE = "features_readable"
+Order = Literal["file", "score"]
+OVERHANG = 2.0  # pixels a box may stick out of its image
+
+
+class RecordError(ValueError):
+    """One image's record is damaged; the others may be fine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One image's regions as stored.
+
+    features [N, F]; boxes [N, 4] in pixels, x1 y1 x2 y2; class_probs [N, C], column 0 background; scores [N].
+    """
+
+    features: np.ndarray
+    boxes: np.ndarray
+    width: float
+    height: float
+    class_probs: np.ndarray | None = None
+    scores: np.ndarray | None = None
+
+
+class RecordFile(Protocol):
+    """Random access to the records of a file or a directory of files."""
+
+    def keys(self) -> Iterable[str]: ...
+
+    def where(self, key: str) -> str:
+        """File and place, for messages."""
+        ...
+
+    def read(self, key: str) -> Record:
+        """Raises `RecordError`."""
+        ...
+
+
+class ImportedSource:
+    """A `RegionSource` over a `RecordFile`.
+
+    Args:
+        order: of an image's regions, before any beyond `max_regions` is left out.
+
+    Raises:
+        DataError: not one record is readable.
+    """
+
+    by_content = False
+    device = "cpu"
+
+    def __init__(self, file: RecordFile, path: Path, detector_id: str, max_regions: int, order: Order = "file") -> None:
+        self.detector_id = detector_id
+        self._file = file
+        self._keys = set(file.keys())
+        self._max_regions = max_regions
+        self._order = order
+        first = self._first_record(path)
+        self.feature_dim = int(first.features.shape[1])
+        self._columns = 0 if first.class_probs is None else int(first.class_probs.shape[1])
+        self.classes = (BACKGROUND, *(f"class {n}" for n in range(1, self._columns))) if self._columns else ()
+
+    def regions(
+        self, images: Sequence[Row], advance: Callable[[int], None]
+    ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
+        """Images whose record is missing or damaged have no region, and a row in the second list."""
+        found, notes = [], []
+        for image in images:
+            key = self._key(image)
+            try:
+                if key is None:
+                    notes.append(left_out(image, MISSING, f"no record named {', '.join(names_of(image))}", ""))
+                    found.append(self._empty())
+                else:
+                    found.append(self._arrays(self._file.read(key)))
+            except RecordError as error:
+                notes.append(left_out(image, UNREADABLE, str(error), self._file.where(str(key))))
+                found.append(self._empty())
+            advance(1)
+        return found, notes
+
+    def check_names(self, images: Iterable[Row]) -> None:
+        """
+        Raises:
+            DataError: one record would be that of two images whose files differ.
+        """
+        owners: dict[str, Row] = {}
+        for image in images:
+            key = self._key(image)
+            if key is not None and (owner := owners.setdefault(key, image))["sha256"] != image["sha256"]:
+                raise DataError(
+                    f"features.path: the record {key} would be that of {owner['image_id']} and of {image['image_id']}, "
+                    "which are different files; name each record by the whole id of its image"
+                )
+
+    def _key(self, image: Row) -> str | None:
+        return next((name for name in names_of(image) if name in self._keys), None)
+
+    def _first_record(self, path: Path) -> Record:
+        error: RecordError | None = None
+        for key in sorted(self._keys):
+            try:
+                return check_record(self._file.read(key))
+            except RecordError as problem:
+                error = error or problem
+        why = f"the first: {error}" if error else "it holds none"
+        raise DataError(f"{path}: not one readable record of region features ({why}); check features.path and source")
+
+    def _arrays(self, record: Record) -> RegionArrays:
+        check_record(record)
+        count = len(record.features)
+        probs = np.zeros((count, 0), np.float16) if record.class_probs is None else record.class_probs
+        if record.features.shape[1] != self.feature_dim or probs.shape[1] != self._columns:
+            raise RecordError(
+                f"{record.features.shape[1]} features and {probs.shape[1]} classes a region, "
+                f"but {self.feature_dim} and {self._columns} in the first record"
+            )
+        scores = np.ones(count, np.float32) if record.scores is None else record.scores
+        places = np.argsort(-scores, kind="stable") if self._order == "score" else np.arange(count)
+        keep = places[: self._max_regions]
+        size = np.array([record.width, record.height] * 2, np.float32)
+        return RegionArrays(
+            features=record.features[keep].astype(np.float16),
+            boxes=(record.boxes[keep] / size).clip(0, 1).astype(np.float32),
+            class_probs=probs[keep].astype(np.float16),
+            scores=scores[keep].astype(np.float32),
+        )
+
+    def _empty(self) -> RegionArrays:
+        return RegionArrays(
+            features=np.zeros((0, self.feature_dim), np.float16),
+            boxes=np.zeros((0, 4), np.float32),
+            class_probs=np.zeros((0, self._columns), np.float16),
+            scores=np.zeros(0, np.float32),
+        )
+
+
+def check_record(record: Record) -> Record:
+    """Raises `RecordError` if the shapes, the numbers or the boxes can't be."""
+    count = len(record.features)
+    arrays = {"features": record.features, "boxes": record.boxes}
+    arrays |= {} if record.class_probs is None else {"class probabilities": record.class_probs}
+    arrays |= {} if record.scores is None else {"scores": record.scores}
+    for name, array in arrays.items():
+        if len(array) != count or array.ndim != (1 if name == "scores" else 2):
+            raise RecordError(f"{name} of shape {list(array.shape)} beside features {list(record.features.shape)}")
+        if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(np.float16).max:
+            raise RecordError(f"{name} with a value that is not finite or too large")
+    if record.boxes.shape[1] != 4 or record.width <= 0 or record.height <= 0:
+        raise RecordError(f"boxes {list(record.boxes.shape)} in an image of {record.width} x {record.height}")
+    reach = record.boxes.max(axis=0, initial=0)
+    if record.boxes.min(initial=0) < -OVERHANG or (
+        max(reach[0], reach[2]) > record.width + OVERHANG or max(reach[1], reach[3]) > record.height + OVERHANG
+    ):
+        raise RecordError(f"a box outside its image of {record.width:.0f} x {record.height:.0f} pixels")
+    return record
+
+
+def names_of(image: Row) -> tuple[str, ...]:
+    """What an image may be called elsewhere: its whole id, its id within the dataset, its file's name."""
+    image_id = str(image["image_id"])
+    return tuple(dict.fromkeys((image_id, image_id.partition("/")[2], Path(str(image["path"])).stem)))
+
+
+def import_id(kind: str, files: Iterable[Path]) -> str:
+    """Identity of imported features: names and sizes of their files (reading 25 GB to hash them would be slow)."""
+    listing = sorted((path.name, path.stat().st_size) for path in files)
+    return "import-" + hashlib.sha256(json.dumps([kind, listing]).encode()).hexdigest()[:16]
+
+
+_BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
+LAYOUTS = {
+    6: _BOTTOM_UP,
+    7: (*_BOTTOM_UP, "cls_prob"),
+    10: (
+        *("img_id", "image_h", "image_w", "objects_id", "objects_conf", "attrs_id", "attrs_conf"),
+        *("num_boxes", "boxes", "features"),
+    ),
+}
+CLASSES = 1601  # Visual Genome's, as all these files have them, background included
+MAX_LINE = 64 * 2**20  # bytes; 100 regions of 2048 features and 1601 probabilities take 2 MB
+
+
+class TsvFile:
+    """Random access by id. Opening reads every line once to find where the ids are."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._places: dict[str, tuple[Path, int, int]] = {}  # id -> file, line number, offset
+        megabytes = sum(path.stat().st_size for path in paths) >> 20
+        with progress_bar("finding ids", megabytes, "MB") as bar:
+            for path in paths:
+                before = 0
+                for number, offset, line in _tsv_lines(path):
+                    self._places.setdefault(line.split(b"\t", 1)[0].decode("utf-8", "replace"), (path, number, offset))
+                    bar.advance(by=(offset >> 20) - before)
+                    before = offset >> 20
+
+    def keys(self) -> Iterable[str]:
+        return self._places
+
+    def where(self, key: str) -> str:
+        path, number, _ = self._places[key]
+        return f"{path.name}:{number}"
+
+    def read(self, key: str) -> Record:
+        path, number, offset = self._places[key]
+        with path.open("rb") as file:
+            file.seek(offset)
+            line = file.readline(MAX_LINE)
+        try:
+            return _tsv_record(line.decode("ascii").rstrip("\r\n").split("\t"))
+        except (RecordError, UnicodeDecodeError) as error:
+            raise RecordError(f"{path.name}:{number}: {error}") from None
+
+
+def open_tsv(path: Path, max_regions: int, order: Order = "file") -> ImportedSource:
+    """A file, or a directory of files whose names hold `.tsv` (`karpathy_train.tsv.0`, ...).
+
+    Raises:
+        DataError: no such file, or no readable record.
+    """
+    paths = sorted(p for p in path.glob("*.tsv*") if p.is_file()) if path.is_dir() else [path]
+    if not paths or not all(p.is_file() for p in paths):
+        raise DataError(f"{path}: no TSV of region features; set features.path to the file or its directory")
+    return ImportedSource(TsvFile(paths), path, import_id("tsv", paths), max_regions, order)
+
+
+def _tsv_lines(path: Path) -> Iterable[tuple[int, int, bytes]]:
+    with path.open("rb") as file:
+        number = offset = 0
+        while line := file.readline(MAX_LINE):
+            number += 1
+            if len(line) == MAX_LINE:
+                raise DataError(f"{path}:{number}: a line of more than {MAX_LINE >> 20} MiB; not a features TSV")
+            yield number, offset, line
+            offset += len(line)
+
+
+def _tsv_record(cells: list[str]) -> Record:
+    if len(cells) not in LAYOUTS:
+        raise RecordError(f"{len(cells)} columns; known layouts have {', '.join(map(str, LAYOUTS))}")
+    row = dict(zip(LAYOUTS[len(cells)], cells, strict=True))
+    try:
+        count, width, height = int(row["num_boxes"]), float(row["image_w"]), float(row["image_h"])
+    except ValueError as error:
+        raise RecordError(f"not a number: {error}") from None
+    class_probs = scores = None
+    if "cls_prob" in row:
+        class_probs = _array(row, "cls_prob", count, np.float32)
+        scores = class_probs[:, 1:].max(axis=1, initial=0)
+    elif "objects_id" in row:
+        names = _array(row, "objects_id", count, np.int64)[:, 0] + 1
+        scores = _array(row, "objects_conf", count, np.float32)[:, 0]
+        if count and not (names.min() >= 1 and names.max() < CLASSES):
+            raise RecordError(f"objects_id beyond {CLASSES - 1} classes")
+        class_probs = np.zeros((count, CLASSES), np.float32)
+        class_probs[np.arange(count), names] = scores
+    return Record(
+        features=_array(row, "features", count, np.float32),
+        boxes=_array(row, "boxes", count, np.float32),
+        width=width,
+        height=height,
+        class_probs=class_probs,
+        scores=scores,
+    )
+
+
+def _array(row: dict[str, str], name: str, count: int, dtype: type[np.generic]) -> np.ndarray:
+    """[count, k] from base64."""
+    try:
+        data = base64.b64decode(row[name], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RecordError(f"{name}: broken base64: {error}") from None
+    size = np.dtype(dtype).itemsize
+    if count < 1 or len(data) == 0 or len(data) % (size * count):
+        raise RecordError(f"{name}: {len(data)} bytes are no {count} rows of {np.dtype(dtype).name}")
+    return np.frombuffer(data, dtype).reshape(count, -1)
+
+
+MAX_BYTES = 64 * 2**20  # of one image's arrays when unpacked
+_NEEDED = ("features", "boxes", "image_h", "image_w")
+
+
+class NpzDirectory:
+    """`<image id>.npz` for each image."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = {path.stem: path for path in paths}
+
+    def keys(self) -> Iterable[str]:
+        return self._paths
+
+    def where(self, key: str) -> str:
+        return self._paths[key].name
+
+    def read(self, key: str) -> Record:
+        path = self._paths[key]
+        try:
+            with zipfile.ZipFile(path) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            if size > MAX_BYTES:
+                raise RecordError(f"unpacks to {size >> 20} MiB; the limit is {MAX_BYTES >> 20}")
+            with np.load(path, allow_pickle=False) as file:
+                missing = [name for name in _NEEDED if name not in file]
+                if missing:
+                    raise RecordError(f"lacks {', '.join(missing)}")
+                class_probs = _floats(file["cls_prob"]) if "cls_prob" in file else None
+                return Record(
+                    features=_floats(file["features"]),
+                    boxes=_floats(file["boxes"]),
+                    width=float(file["image_w"].reshape(-1)[0]),
+                    height=float(file["image_h"].reshape(-1)[0]),
+                    class_probs=class_probs,
+                    scores=None if class_probs is None else class_probs[:, 1:].max(axis=1, initial=0),
+                )
+        except (OSError, ValueError, IndexError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+            raise RecordError(f"{path.name}: {error}") from None
+
+
+def open_npz(path: Path, max_regions: int, order: Order = "file") -> ImportedSource:
+    """The .npz files of a directory.
+
+    Raises:
+        DataError: no such directory, or no readable record.
+    """
+    paths = sorted(path.glob("*.npz"))
+    if not paths:
+        raise DataError(f"{path}: no .npz files; set features.path to the directory that holds them")
+    return ImportedSource(NpzDirectory(paths), path, import_id("npz", paths), max_regions, order)
+
+
+def _floats(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in "fiu":
+        raise RecordError(f"holds {array.dtype}, not numbers")
+    return array.astype(np.float32)

@@ -1,0 +1,107 @@
+"""Ground-truth objects as regions, without pixels: the structured-representation input of NLVR (Suhr et al., 2017)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vlp_models.data.sample import RegionArrays
+from vlp_models.data.tables import object_words
+from vlp_models.vision.detector import BACKGROUND
+from vlp_models.vision.image_io import to_tensor
+from vlp_models.vision.region_source import FromImages, Row, left_out
+
+GEOMETRY = ("width", "height", "centre x", "centre y")  # fractions of the image
+
+
+class SymbolSource:
+    """Each object becomes one region, in reading order of its left edge.
+
+    Its feature says which words its category's name and its attributes have (`yellow square` -> yellow, square) and,
+    in the last four numbers, its size and place. Its class is certain.
+    """
+
+    detector_id = "boxes"
+    by_content = False
+    device = "cpu"
+
+    def __init__(self, objects: Iterable[Mapping[str, Any]], max_regions: int) -> None:
+        self._objects: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for row in objects:
+            self._objects[row["image_id"]].append(row)
+        categories = sorted({row["category"] for rows in self._objects.values() for row in rows})
+        self.classes = (BACKGROUND, *categories)
+        self.words = tuple(
+            sorted({word for rows in self._objects.values() for row in rows for word in object_words(row)})
+        )
+        self.feature_dim = len(self.words) + len(GEOMETRY)
+        self._max_regions = max_regions
+
+    def regions(
+        self, images: Sequence[Row], advance: Callable[[int], None]
+    ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
+        """Images with more objects than `max_regions` lose those furthest right, and have a row in the second list."""
+        notes = []
+        for image in images:
+            count = len(self._objects.get(image["image_id"], []))
+            if count > self._max_regions:
+                reason = f"{count} objects, but features.max_regions is {self._max_regions}"
+                notes.append(left_out(image, "max_regions", reason, str(image.get("provenance", ""))))
+        found = [self._regions(image) for image in images]
+        advance(len(images))
+        return found, notes
+
+    def _regions(self, image: Row) -> RegionArrays:
+        rows = sorted(self._objects.get(image["image_id"], []), key=lambda row: (row["x1"], row["y1"]))
+        rows = rows[: self._max_regions]
+        features = np.zeros((len(rows), self.feature_dim), dtype=np.float16)
+        class_probs = np.zeros((len(rows), len(self.classes)), dtype=np.float16)
+        boxes = np.zeros((len(rows), 4), dtype=np.float32)
+        for number, row in enumerate(rows):
+            x1, x2 = row["x1"] / image["width"], row["x2"] / image["width"]
+            y1, y2 = row["y1"] / image["height"], row["y2"] / image["height"]
+            boxes[number] = np.clip([x1, y1, x2, y2], 0, 1)
+            for word in object_words(row):
+                features[number, self.words.index(word)] = 1
+            features[number, len(self.words) :] = [x2 - x1, y2 - y1, (x1 + x2) / 2, (y1 + y2) / 2]
+            class_probs[number, self.classes.index(row["category"])] = 1
+        scores = np.ones(len(rows), dtype=np.float32)
+        return RegionArrays(features=features, boxes=boxes, class_probs=class_probs, scores=scores)
+
+
+CELLS = 4  # along each side
+PIXELS = 8  # of a cell, along each side
+
+
+class GridExtractor:
+    """Images to 16 regions of 192 numbers: red, green and blue of 8 x 8 pixels, from -1 to 1."""
+
+    detector_id = f"grid-{CELLS}-{PIXELS}"
+    classes: tuple[str, ...] = ()
+    feature_dim = PIXELS * PIXELS * 3
+    device = "cpu"
+
+    def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
+        return [self._regions(to_tensor(i) if isinstance(i, Image.Image) else i) for i in images]
+
+    def _regions(self, pixels_3HW: Tensor) -> RegionArrays:
+        side = CELLS * PIXELS
+        small = Image.fromarray(pixels_3HW.permute(1, 2, 0).numpy()).resize((side, side), Image.Resampling.BOX)
+        cells = np.asarray(small, np.float32).reshape(CELLS, PIXELS, CELLS, PIXELS, 3).transpose(0, 2, 1, 3, 4)
+        features = cells.reshape(CELLS * CELLS, -1) / 127.5 - 1
+        top, left = np.divmod(np.arange(CELLS * CELLS), CELLS)
+        return RegionArrays(
+            features=features.astype(np.float16),
+            boxes=(np.stack([left, top, left + 1, top + 1], axis=1) / CELLS).astype(np.float32),
+            class_probs=np.zeros((CELLS * CELLS, 0), np.float16),
+            scores=np.ones(CELLS * CELLS, np.float32),
+        )
+
+
+class GridSource(FromImages):
+    """A `RegionSource` of cells of a grid."""

@@ -1,0 +1,294 @@
+"""Training a detector, or eyes (eyes.py): one plain loop, minutes long.
+
+The same seed, data and thread count give the same weights on a CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN
+
+from vlp_models.common.progress import progress_bar
+from vlp_models.data.tables import object_words
+from vlp_models.errors import NonFiniteLossError
+from vlp_models.vision.image_io import batches_by_size, read_image
+
+Targets = list[dict[str, Tensor]]
+Marked = list[tuple["LabelledImage", bool]]  # and whether to mirror it
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    steps: int
+    batch_size: int
+    lr: float  # peak of AdamW: linear warm-up, cosine decay to zero
+    seed: int
+    weight_decay: float = 1e-4
+    warmup_fraction: float = 0.1
+    clip_norm: float = 5.0
+    flip: bool = True  # half of the images, left to right
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    losses: dict[str, float]  # mean over the last tenth of the steps
+    images_per_second: float
+    seconds: float
+
+
+def train_detector(
+    model: FasterRCNN, images: Sequence[LabelledImage], options: TrainingOptions, device: torch.device
+) -> TrainingResult:
+    """Trains in place and leaves the model in eval mode.
+
+    Raises:
+        NonFiniteLossError: before the step, naming the batch's images.
+        DataError: an image can't be read.
+    """
+    torch.manual_seed(options.seed)  # torchvision samples proposals from the global generator
+    model.to(device, memory_format=torch.channels_last).train()  # the layout convolutions are quickest in
+
+    def losses(batch: Marked) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = model(*_load(batch, device))
+        return found
+
+    result = fit(model, losses, images, options, what="the detector", lower="detector.lr")
+    model.to(memory_format=torch.contiguous_format).eval()
+    return result
+
+
+def fit(
+    model: nn.Module,
+    losses_of: Callable[[Marked], dict[str, Tensor]],
+    images: Sequence[LabelledImage],
+    options: TrainingOptions,
+    *,
+    what: str,
+    lower: str,
+) -> TrainingResult:
+    """`options.steps` updates of AdamW on the sum of the losses.
+
+    Args:
+        losses_of: of a batch, by name.
+        what: is trained, for the progress and for errors.
+        lower: the setting to lower where training diverges.
+
+    Raises:
+        NonFiniteLossError: before the step, naming the batch's images.
+    """
+    torch.set_flush_denormal(True)  # dying activations are slow on CPUs otherwise
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, options))
+    history: list[dict[str, float]] = []
+    start = time.perf_counter()
+    with progress_bar(f"training {what}", options.steps, "steps") as bar:
+        for batch in batches(images, options):
+            losses = losses_of(batch)
+            total = torch.stack(list(losses.values())).sum()
+            if not torch.isfinite(total):
+                raise NonFiniteLossError(
+                    f"training {what}: the loss is {total.item()} at step {len(history) + 1}, on images "
+                    f"{', '.join(image.image_id for image, _ in batch)}; lower {lower}"
+                )
+            optimizer.zero_grad(set_to_none=True)
+            total.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip_norm)
+            optimizer.step()
+            schedule.step()
+            history.append({"loss": total.item(), **{name: value.item() for name, value in losses.items()}})
+            speed = len(history) * options.batch_size / (time.perf_counter() - start)
+            bar.advance(f"loss {history[-1]['loss']:.3f}, {speed:.0f} images/s")
+    seconds = time.perf_counter() - start
+    last = history[-max(1, len(history) // 10) :]
+    return TrainingResult(
+        losses={name: round(sum(step[name] for step in last) / len(last), 4) for name in last[0]},
+        images_per_second=round(options.steps * options.batch_size / seconds, 1),
+        seconds=round(seconds, 1),
+    )
+
+
+def first_step(images: Sequence[LabelledImage], options: TrainingOptions, image_ids: Set[str]) -> int | None:
+    """The first step, from 1, that has one of these images; None: none has."""
+    if not any(image.image_id in image_ids for image in images):
+        return None
+    for number, batch in enumerate(batches(images, options), start=1):
+        if any(image.image_id in image_ids for image, _ in batch):
+            return number
+    return None
+
+
+def _rate(step: int, options: TrainingOptions) -> float:
+    warmup = max(1, round(options.warmup_fraction * options.steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, options.steps - warmup)))
+
+
+def batches(images: Sequence[LabelledImage], options: TrainingOptions) -> Iterator[Marked]:
+    """Batches of (image, whether to mirror it), every image once before any twice."""
+    rng = np.random.default_rng(options.seed)
+    order: list[int] = []
+    for _ in range(options.steps):
+        while len(order) < options.batch_size:
+            order += rng.permutation(len(images)).tolist()
+        chosen, order = order[: options.batch_size], order[options.batch_size :]
+        mirrored = rng.random(len(chosen)) < (0.5 if options.flip else 0.0)
+        yield [(images[i], bool(flip)) for i, flip in zip(chosen, mirrored, strict=True)]
+
+
+def _load(batch: Marked, device: torch.device) -> tuple[list[Tensor], Targets]:
+    pixels: list[Tensor] = []
+    targets: Targets = []
+    for image, flip in batch:
+        tensor = read_image(image.path, image.width, image.height).to(device).float() / 255
+        boxes = torch.as_tensor(image.boxes, dtype=torch.float32, device=device)
+        if flip:
+            tensor = tensor.flip(-1)
+            boxes = torch.stack([image.width - boxes[:, 2], boxes[:, 1], image.width - boxes[:, 0], boxes[:, 3]], dim=1)
+        pixels.append(tensor)
+        labels = torch.as_tensor(image.labels, dtype=torch.int64, device=device)
+        words = torch.as_tensor(image.words, dtype=torch.float32, device=device)
+        targets.append({"boxes": boxes, "labels": labels, "words": words})
+    return pixels, targets
+
+
+Rows = Sequence[Mapping[str, Any]]  # of boxed.parquet (data/boxed.py)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledImage:
+    """An image and its objects: boxes float32 [N, 4] in pixels, x1 y1 x2 y2; labels int64 [N], 1 is the first class;
+    words float32 [N, W], 1 where a word holds of the object.
+    """
+
+    image_id: str
+    path: Path
+    width: int
+    height: int
+    boxes: np.ndarray
+    labels: np.ndarray
+    words: np.ndarray
+
+
+def categories_of(rows: Rows) -> tuple[str, ...]:
+    return tuple(sorted({item["category"] for row in rows for item in row["objects"]}))
+
+
+def words_of(rows: Rows) -> tuple[str, ...]:
+    """Of categories and attributes."""
+    return tuple(sorted({word for row in rows for item in row["objects"] for word in object_words(item)}))
+
+
+def labelled_images(
+    rows: Rows, split: str, categories: Sequence[str], words: Sequence[str], root: Path
+) -> list[LabelledImage]:
+    """The images of a split that have an object of these categories, each with those, in order.
+
+    Args:
+        root: what the rows' paths are relative to.
+    """
+    label = {name: number for number, name in enumerate(categories, start=1)}
+    images = []
+    for row in rows:
+        if row["split"] != split:
+            continue
+        objects = [item for item in row["objects"] if item["category"] in label]
+        boxes = np.array([[item["x1"], item["y1"], item["x2"], item["y2"]] for item in objects], np.float32)
+        boxes = boxes.reshape(-1, 4).clip(0, np.array([row["width"], row["height"]] * 2, np.float32))
+        inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # validation lets a box stick out a little
+        labels = np.array([label[item["category"]] for item in objects], np.int64)
+        holds = np.array([[word in object_words(item) for word in words] for item in objects], np.float32)
+        if inside.any():
+            images.append(
+                LabelledImage(
+                    image_id=row["image_id"],
+                    path=root / row["path"],
+                    width=row["width"],
+                    height=row["height"],
+                    boxes=boxes[inside],
+                    labels=labels[inside],
+                    words=holds[inside],
+                )
+            )
+    return images
+
+
+def average_precision(
+    model: FasterRCNN, images: Sequence[LabelledImage], classes: Sequence[str], device: torch.device, batch_size: int
+) -> dict[str, float]:
+    """AP (mean over IoU 0.5 to 0.95), AP50, AP75 and AR (100 detections an image), all in percent.
+
+    Args:
+        classes: names, background first; labels of `images` count from it.
+    """
+    detections: list[dict[str, Any]] = []
+    sizes = [(image.height, image.width) for image in images]
+    model.to(device).eval()
+    with torch.inference_mode(), progress_bar("average precision", len(images), "images") as bar:
+        for numbers in batches_by_size(sizes, batch_size):
+            rows = [images[number] for number in numbers]
+            pixels = [read_image(row.path, row.width, row.height).to(device).float() / 255 for row in rows]
+            for number, found in zip(numbers, model(pixels), strict=True):
+                detections += _as_coco(number, {name: value.cpu() for name, value in found.items()})
+            bar.advance(by=len(numbers))
+    return _score_coco(images, classes, detections)
+
+
+def _as_coco(image: int, found: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+    boxes = found["boxes"].clone()
+    boxes[:, 2:] -= boxes[:, :2]
+    return [
+        {"image_id": image, "category_id": label, "bbox": box, "score": score}
+        for box, label, score in zip(boxes.tolist(), found["labels"].tolist(), found["scores"].tolist(), strict=True)
+    ]
+
+
+def _score_coco(
+    images: Sequence[LabelledImage], classes: Sequence[str], detections: list[dict[str, Any]]
+) -> dict[str, float]:
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    annotations: list[dict[str, Any]] = []
+    for number, image in enumerate(images):
+        for box, label in zip(image.boxes.tolist(), image.labels.tolist(), strict=True):
+            width, height = box[2] - box[0], box[3] - box[1]
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": label,
+                    "bbox": [box[0], box[1], width, height],
+                    "area": width * height,
+                    "iscrowd": 0,
+                }
+            )
+    if not detections:
+        return {"AP": 0.0, "AP50": 0.0, "AP75": 0.0, "AR": 0.0}
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its own report
+        truth = COCO()
+        truth.dataset = {
+            "images": [{"id": n, "width": image.width, "height": image.height} for n, image in enumerate(images)],
+            "annotations": annotations,
+            "categories": [{"id": n, "name": name} for n, name in enumerate(classes) if n],
+        }
+        truth.createIndex()
+        evaluation = COCOeval(truth, truth.loadRes(detections), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return {name: round(100 * float(evaluation.stats[place]), 2) for name, place in _STATS.items()}
+
+
+_STATS = {"AP": 0, "AP50": 1, "AP75": 2, "AR": 8}
