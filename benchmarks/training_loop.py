@@ -26,11 +26,11 @@ from training_step import SIZES, random_batch
 
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.models import build_model
-from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, TrainerParams
+from vlp_models.params import ObjectiveParams, OptimizerParams, RecipeParams, ScheduledSamplingParams, TrainerParams
 from vlp_models.training.module import LossFunction
 from vlp_models.training.optim import build_optimizer, build_scheduler
-from vlp_models.training.passes import make_loss
 from vlp_models.training.run import Plan, fit
+from vlp_models.training.scheduled_sampling import make_loss
 
 STEPS, ROUNDS = 12, 3
 OPTIMIZER = OptimizerParams(lr=1e-4)
@@ -55,7 +55,7 @@ def model_and_loss() -> tuple[nn.Module, LossFunction]:
     torch.manual_seed(0)
     model = build_model("tden", SIZES["demo"].config, SIZES["demo"].facts)
     recipe = RecipeParams(objectives={name: ObjectiveParams() for name in ("mlm", "moc", "ism", "msg")})
-    return model, make_loss(model, recipe, PassesParams(), name="tden")
+    return model, make_loss(model, recipe, ScheduledSamplingParams(), name="tden")
 
 
 def bare(model: nn.Module, loss: LossFunction) -> None:

@@ -33,7 +33,7 @@ from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.tden.model import TDEN
 from vlp_models.objectives.loss import Loss, WeightedLosses
-from vlp_models.params import ObjectiveParams, OptimizerParams, ScheduledSamplingParams, RecipeParams
+from vlp_models.params import ObjectiveParams, OptimizerParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.training.optim import build_optimizer
 from vlp_models.training.scheduled_sampling import make_loss
 

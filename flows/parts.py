@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.params import Params, to_plain
-from vlp_models.registry.receipts import lost, not_shown
+from vlp_models.registry.receipts import is_report_outdated, lost
 
 NO_DROP = "no drop folder"
 REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`
@@ -49,7 +49,9 @@ def retrain_parts(params: Params) -> list[Part]:
     """New data to promoted models."""
     training = training_parts(params, list(params.finetune))
     register = Part(name="register", kind="register", targets=("register",), lost=partial(lost, params.tracking))
-    report = Part(name="report", kind="report", targets=("report",), again=lambda root: not_shown(root / "reports"))
+    report = Part(
+        name="report", kind="report", targets=("report",), again=lambda root: is_report_outdated(root / "reports")
+    )
     return [
         *_new_data(params),
         *training,
@@ -78,7 +80,7 @@ def training_parts(params: Params, runs: list[str]) -> list[Part]:
 
 def _pretraining(params: Params, name: str) -> Part:
     """Two-pass scheduled sampling is a part of its own kind, to be seen as such."""
-    single = params.pretrain[name].passes.scheme == "single"
+    single = params.pretrain[name].scheduled_sampling.scheme == "none"
     kind, title = ("pretrain", "pretrain") if single else ("scheduled_sampling", "scheduled sampling")
     return Part(name=f"{title} {name}", kind=kind, targets=(f"pretrain@{name}",), gpu=True)
 

@@ -28,17 +28,17 @@ ARMS = (
     Arm(
         name="two-pass-a",
         label="Two-Pass-A, equal compute",
-        pretraining=(Pretraining(objectives=ALL, updates=of_equal_compute(UPDATES, COST_A), passes="a"),),
+        pretraining=(Pretraining(objectives=ALL, updates=of_equal_compute(UPDATES, COST_A), scheduled_sampling="a"),),
     ),
     Arm(
         name="two-pass-a-long",
         label="Two-Pass-A, equal updates",
-        pretraining=(Pretraining(objectives=ALL, updates=UPDATES, passes="a"),),
+        pretraining=(Pretraining(objectives=ALL, updates=UPDATES, scheduled_sampling="a"),),
     ),
     Arm(
         name="two-pass-c",
         label="Two-Pass-C, equal compute",
-        pretraining=(Pretraining(objectives=ALL, updates=of_equal_compute(UPDATES, COST_C), passes="c"),),
+        pretraining=(Pretraining(objectives=ALL, updates=of_equal_compute(UPDATES, COST_C), scheduled_sampling="c"),),
     ),
     Arm(
         name="encoder-alone",

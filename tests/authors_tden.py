@@ -65,7 +65,7 @@ from vlp_models.models.layers.packing import Packing
 from vlp_models.models.tden.model import GENERATION, TDEN
 from vlp_models.objectives.generation import self_critical, sentence_generation
 from vlp_models.objectives.matching import image_sentence_matching
-from vlp_models.params import ObjectiveParams, ScheduledSamplingParams, RecipeParams
+from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.training.scheduled_sampling import make_loss
 
 
@@ -90,7 +90,9 @@ def pretraining(found: Imported, dtype: torch.dtype) -> Numbers:
         return masked_pass(*given, **named)
 
     model.corrupt, model.masked_pass = spy_corrupt, spy_pass  # type: ignore[assignment]
-    loss = make_loss(model, RecipeParams(objectives=everything), ScheduledSamplingParams(scheme="a", sample="argmax"), name="tden")
+    loss = make_loss(
+        model, RecipeParams(objectives=everything), ScheduledSamplingParams(scheme="a", sample="argmax"), name="tden"
+    )
     learnt = loss(batch, update=0, generator=torch.Generator())
     learnt.mean.backward()  # type: ignore[union-attr]
     del model.corrupt, model.masked_pass

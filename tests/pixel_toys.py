@@ -26,8 +26,8 @@ from vlp_models.params import (
     ObjectiveParams,
     OptimizerParams,
     Params,
-    PassesParams,
     RecipeParams,
+    ScheduledSamplingParams,
     load_params,
     to_plain,
 )
@@ -139,7 +139,7 @@ def train(
         snapshots=SnapshotParams(),
     )
     work.mkdir(parents=True, exist_ok=True)
-    loss = make_loss(model, recipe, PassesParams(), name="vlmo")
+    loss = make_loss(model, recipe, ScheduledSamplingParams(), name="vlmo")
     tracker = more.get("tracker")
     trainer = replace(TRAINER, devices=more.get("devices", 1))
     result = fit(model, loss, loaders, plan=plan, trainer=trainer, work=work, title="toy", tracker=tracker)

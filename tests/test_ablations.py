@@ -12,11 +12,11 @@ import torch
 from toy_world import TINY, make_toy
 
 from vlp_models.cli.presets import apply_overlay
-from vlp_models.data.collate import collate_samples
+from vlp_models.data.batch import collate_samples
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import load_params
-from vlp_models.training.passes import make_loss
+from vlp_models.training.scheduled_sampling import make_loss
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = re.findall(r"`(vlp use [^`]+)`", (ROOT / "docs" / "ablations.md").read_text())
@@ -42,7 +42,7 @@ def test_every_ablation_learns(tmp_path: Path, command: str) -> None:
     )
     model = build_model("tden", {**params.models["tden"].config, **TINY}, facts)
     run = params.pretrain["tden"]
-    loss = make_loss(model, run.recipe, run.passes, name="tden")
+    loss = make_loss(model, run.recipe, run.scheduled_sampling, name="tden")
     learnt = loss(batch, update=0, generator=torch.Generator().manual_seed(0))
     learnt.mean.backward()
     assert learnt.mean.isfinite()

@@ -94,7 +94,7 @@ def test_shipped_params_are_valid_and_plain() -> None:
         ({"pretrain.tden.recipe.mask_probability": 7.0}, r"mask_probability: 7\.0` should be less than or equal to 1"),
         ({"validate.max_bad_fraction": 7}, r"`validate\.max_bad_fraction: 7\.0` should be less than"),
         ({"validate.min_image_side": 3}, r"`validate\.min_image_side: 3` should be greater than or equal to 4"),
-        ({"pretrain.tden.passes.scheme": "aa"}, r"must be one of single, a, b, c.*did you mean `a`"),
+        ({"pretrain.tden.scheduled_sampling.scheme": "aa"}, r"must be one of none, a, b, c.*did you mean `a`"),
         ({"evaluate.splits": "test"}, r"`evaluate\.splits` must be a list"),
         ({"models": "tden"}, r"`models` must be a section"),
         ({"model": {"name": "tden"}}, r"name models in `models`"),

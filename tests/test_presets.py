@@ -162,7 +162,7 @@ def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> Non
     recipe, features = coco.pretrain["tden-cc3m"].recipe, coco.features
     assert (recipe.mask_probability, features.max_regions, features.min_score) == (0.15, 100, 0.2)
     assert coco.models["tden-base"].config["dropout"] == 0.1
-    assert coco.pretrain["tden-cc3m"].passes.sample == "multinomial"
+    assert coco.pretrain["tden-cc3m"].scheduled_sampling.sample == "multinomial"
     assert flickr.finetune["tden-flickr30k-retrieval"].accumulate == 1, "negatives come from the batch"
 
 

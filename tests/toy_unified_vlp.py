@@ -13,8 +13,8 @@ from toy_world import CLASSES, FEATURE_DIM, Toy
 from two_pass_toys import generator, recipe_of, tiny
 
 from vlp_models.models import DataFacts, build_model
-from vlp_models.params import PassesParams
-from vlp_models.training.passes import make_loss
+from vlp_models.params import ScheduledSamplingParams
+from vlp_models.training.scheduled_sampling import make_loss
 
 SIZES: dict[str, Any] = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 2, "region_slots": 8, "init_std": 0.1}
 
@@ -42,15 +42,15 @@ def rank_cases(case: Callable[..., Any], rows: Callable[..., Any]) -> dict[str, 
         batch = replace(tiny.random_batch(size), image_ids=tuple("abbcdae"[:size]))
         recipe = recipe_of(dict.fromkeys(objectives, 1.0), mask_probability=0.4, mix=mix)
         model = tiny_unified_vlp(**config)
-        loss = make_loss(model, recipe, PassesParams(scheme=scheme), name="u")  # type: ignore[arg-type]
+        loss = make_loss(model, recipe, ScheduledSamplingParams(scheme=scheme), name="u")  # type: ignore[arg-type]
         return case(model, lambda b: loss(b, update=0, generator=generator(3)), lambda i, j: rows(batch, i, j), size)
 
     both = ["bidirectional", "seq2seq"]
-    every = {name: ([name], 7, "sum", "single", {}) for name in both}
-    every["both"] = (both, 7, "sum", "single", {"mask_scheme": "mask"})
-    every["drawn"] = (both, 7, "draw", "single", {})
-    every["drawn_single"] = (both, 1, "draw", "single", {})
-    every["pretext"] = ([*both, "moc"], 7, "draw", "single", {"region_classes": "pretext"})
+    every = {name: ([name], 7, "sum", "none", {}) for name in both}
+    every["both"] = (both, 7, "sum", "none", {"mask_scheme": "mask"})
+    every["drawn"] = (both, 7, "draw", "none", {})
+    every["drawn_single"] = (both, 1, "draw", "none", {})
+    every["pretext"] = ([*both, "moc"], 7, "draw", "none", {"region_classes": "pretext"})
     every |= {f"two_pass_{scheme}": (both, 7, "sum", scheme, {}) for scheme in "abc"}
     return {
         f"unified_vlp_{name}": lambda a=arguments: made(*a[:4], **a[4])  # type: ignore[misc]

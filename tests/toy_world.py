@@ -15,7 +15,7 @@ from hashed import hash_beside
 from torch import nn
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.collate import collate_samples
+from vlp_models.data.batch import collate_samples
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
@@ -24,8 +24,8 @@ from vlp_models.params import (
     ObjectiveParams,
     OptimizerParams,
     Params,
-    PassesParams,
     RecipeParams,
+    ScheduledSamplingParams,
     SnapshotParams,
     StreamParams,
     TrainerParams,
@@ -101,8 +101,8 @@ class Toy:
     ) -> tuple[nn.Module, Any]:
         """Pretrains (by default a fresh model), resuming whatever lies in `work`."""
         from vlp_models.training.data import LoaderFactory
-        from vlp_models.training.passes import make_loss
         from vlp_models.training.run import Plan, fit
+        from vlp_models.training.scheduled_sampling import make_loss
 
         work.mkdir(parents=True, exist_ok=True)
         model = model or self.model()
@@ -134,7 +134,7 @@ class Toy:
         )
         result = fit(
             model,
-            loss or make_loss(model, recipe, PassesParams(), name="tden"),
+            loss or make_loss(model, recipe, ScheduledSamplingParams(), name="tden"),
             loaders,
             plan=plan,
             trainer=replace(TRAINER, **trainer),
@@ -295,7 +295,12 @@ def write_workspace(root: Path, **changes: Any) -> Params:
         "pretrain": {"batch_size": 8, "max_epochs": 2, "optimizer": raw["defaults"]["pretrain"]["optimizer"]},
         "finetune": {"batch_size": 8, "max_epochs": 1, "max_text_len": 12, "max_regions": 4, "optimizer": adamw},
     }
-    two_pass = {**raw["pretrain"]["tden"], "start": "pretrain/tden", "max_epochs": 2, "passes": {"scheme": "a"}}
+    two_pass = {
+        **raw["pretrain"]["tden"],
+        "start": "pretrain/tden",
+        "max_epochs": 2,
+        "scheduled_sampling": {"scheme": "a"},
+    }
     raw["pretrain"] = {"tden": {**raw["pretrain"]["tden"], "max_epochs": 2}, "two-pass": two_pass}
     tasks = ("captioning", "vqa", "nlvr", "nlvr2", "retrieval", "vcr", "entailment")
     raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vlp_models.params import ObjectiveParams, PassesParams, RampParams, RecipeParams
-from vlp_models.training.passes import make_loss
+from vlp_models.params import ObjectiveParams, RampParams, RecipeParams, ScheduledSamplingParams
+from vlp_models.training.scheduled_sampling import make_loss
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).parent / "models" / "conftest.py")
 assert _spec and _spec.loader
@@ -32,7 +32,7 @@ def two_pass(model: nn.Module, scheme: str, *, weights=None, sample="multinomial
     return make_loss(
         model,
         recipe_of(weights or ALL, mask_probability=probability),
-        PassesParams(scheme=scheme, sample=sample, ramp=ramp or RampParams()),  # type: ignore[arg-type]
+        ScheduledSamplingParams(scheme=scheme, sample=sample, ramp=ramp or RampParams()),  # type: ignore[arg-type]
         name="tden",
     )
 

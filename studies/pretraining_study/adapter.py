@@ -25,7 +25,7 @@ from vlp_models.objectives.contrastive import image_text_contrast
 from vlp_models.objectives.loss import soft_label_answers
 from vlp_models.objectives.matching import match_in_batch
 from vlp_models.objectives.moving_average import update_moving_averages
-from vlp_models.params import GroupParams, ObjectiveParams, OptimizerParams, ScheduledSamplingParams, RecipeParams
+from vlp_models.params import GroupParams, ObjectiveParams, OptimizerParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.training.optim import Freezing, build_optimizer, build_scheduler
 from vlp_models.training.scheduled_sampling import make_loss
 

@@ -28,7 +28,7 @@ class Pretraining:
     mix: Literal["sum", "draw", "turns"] = "sum"
     shares: tuple[float, ...] = ()
     weights: tuple[float, ...] = ()
-    passes: Literal["single", "a", "b", "c"] = "single"
+    scheduled_sampling: Literal["none", "a", "b", "c"] = "none"
     mask_probability: float = 0.15
     reads: Literal["pairs", "texts", "images", "blanked"] = "pairs"
     where: Literal["web", "target"] = "web"

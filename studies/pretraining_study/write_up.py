@@ -262,7 +262,7 @@ def _told_part(part: Pretraining) -> str:
         weights = part.weights or (1.0,) * len(names)
         weighed = [name if weight == 1 else f"{weight:g} {name}" for weight, name in zip(weights, names, strict=True)]
         told = " + ".join(weighed) if part.mix == "sum" else f"{', '.join(weighed)} in turns"
-    told += "" if part.passes == "single" else f", two passes, {part.passes.upper()}"
+    told += "" if part.scheduled_sampling == "none" else f", two passes, {part.scheduled_sampling.upper()}"
     of = {"pairs": "", "texts": ", texts alone", "images": ", images alone", "blanked": ", texts without their images"}
     told += of[part.reads] + (", on the target's own pairs" if part.where == "target" else "")
     frozen = f", frozen: {', '.join(part.frozen).replace('_', ' ')}" if part.frozen else ""

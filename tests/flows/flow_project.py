@@ -24,7 +24,7 @@ TWO_PASS = {
     "model": "tden",
     "start": "pretrain/tden",
     "recipe": {"objectives": {"mlm": 1.0}},
-    "passes": {"scheme": "c"},
+    "scheduled_sampling": {"scheme": "c"},
 }
 # Stands in for `vlp promote` and its kin: says what it was asked, answers with the exit code that a file tells it.
 VLP = f"""#!{sys.executable}

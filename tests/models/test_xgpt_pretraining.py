@@ -17,7 +17,7 @@ from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.generation import region_generation
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masked_modeling import word_positions
-from vlp_models.params import ObjectiveParams, ScheduledSamplingParams, RecipeParams
+from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.training.scheduled_sampling import TwoPassLoss, make_loss
 
 ALL = ("ic", "imlm", "ida", "tifg")
@@ -176,7 +176,9 @@ def recipe(weights: dict[str, float], mix: Any = "sum") -> RecipeParams:
 def test_two_passes_by_the_fragment(make_batch: Any) -> None:
     """The second pass's encoder reads what the first one told where the fragment stood; all else is learnt once."""
     model, batch = tiny_xgpt(), make_batch()
-    made = make_loss(model, recipe({"ic": 1.0, "imlm": 0.5}), ScheduledSamplingParams(scheme="a", sample="argmax"), name="xgpt")
+    made = make_loss(
+        model, recipe({"ic": 1.0, "imlm": 0.5}), ScheduledSamplingParams(scheme="a", sample="argmax"), name="xgpt"
+    )
     assert isinstance(made, TwoPassLoss)
     learnt = made(batch, update=0, generator=torch.Generator().manual_seed(4))
     assert set(learnt.losses) == {"ic", "imlm", "imlm_pass2"} and learnt.weights["imlm_pass2"] == 0.5

@@ -27,7 +27,7 @@ def test_killed_and_stopped_it_gives_the_same_bytes(tmp_path: Path, mix: str) ->
     if mix == "two passes":
         run |= {
             "recipe": {"mix": "sum", "objectives": {"seq2seq": 1.0, "bidirectional": 1.0}},
-            "passes": {"scheme": "b"},
+            "scheduled_sampling": {"scheme": "b"},
         }
     for root in (whole, broken):
         write_workspace(

@@ -27,7 +27,14 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.forgetting.saw import Checkpoints
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.protocols import Figure
-from vlp_models.params import ObjectiveParams, OptimizerParams, PassesParams, RecipeParams, load_params, to_plain
+from vlp_models.params import (
+    ObjectiveParams,
+    OptimizerParams,
+    RecipeParams,
+    ScheduledSamplingParams,
+    load_params,
+    to_plain,
+)
 from vlp_models.params.schema import build
 from vlp_models.params.snapshots import SnapshotParams
 from vlp_models.pipeline.check_params import check_runs
@@ -108,7 +115,7 @@ def train(root: Path, work: Path, *, accumulate: int = 1, tracker: Any = None) -
         snapshots=SnapshotParams(),
     )
     work.mkdir(parents=True, exist_ok=True)
-    loss = make_loss(model, recipe, PassesParams(), name="soho")
+    loss = make_loss(model, recipe, ScheduledSamplingParams(), name="soho")
     result = fit(model, loss, loaders, plan=plan, trainer=TRAINER, work=work, title="toy", tracker=tracker)
     return model, result
 

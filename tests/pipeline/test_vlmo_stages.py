@@ -100,11 +100,11 @@ def test_contrast_over_an_update_is_that_of_the_large_batch(toys: Path, tmp_path
 
 
 def test_contrast_over_an_update_needs_a_model_that_embeds_pairs(toys: Path, tmp_path: Path) -> None:
-    from vlp_models.params import ObjectiveParams, PassesParams, RecipeParams
-    from vlp_models.training.passes import make_loss
+    from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingParams
+    from vlp_models.training.scheduled_sampling import make_loss
 
     recipe = RecipeParams(objectives={"mlm": ObjectiveParams()}, contrast_over="update")
     model = torch.nn.Linear(1, 1)
     model.objectives = ("mlm",)  # type: ignore[assignment]
     with pytest.raises(ParamsError, match="contrast_over: update"):
-        make_loss(model, recipe, PassesParams(), name="linear")
+        make_loss(model, recipe, ScheduledSamplingParams(), name="linear")

@@ -16,7 +16,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import MaskedPass
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masked_modeling import Corruption
-from vlp_models.params import ScheduledSamplingParams, RampParams
+from vlp_models.params import RampParams, ScheduledSamplingParams
 from vlp_models.training.scheduled_sampling import make_loss, schedule
 
 MASK = 4

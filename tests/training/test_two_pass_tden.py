@@ -15,8 +15,8 @@ from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
 
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.models.layers.packing import Packing
-from vlp_models.params import PassesParams, RampParams
-from vlp_models.training.passes import make_loss
+from vlp_models.params import RampParams, ScheduledSamplingParams
+from vlp_models.training.scheduled_sampling import make_loss
 
 EVERYBODY = dict.fromkeys(ALL)  # every sample learns every objective
 
@@ -235,7 +235,7 @@ def test_nothing_masked_and_a_batch_of_one_are_no_nan(scheme: str, size: int, pr
 
 def test_a_ramp_of_nothing_reads_what_a_single_pass_reads() -> None:
     model, batch = tiny.build_tiny(), tiny.random_batch()
-    single = make_loss(model, recipe_of(ALL, mask_probability=0.4), PassesParams(), name="tden")(
+    single = make_loss(model, recipe_of(ALL, mask_probability=0.4), ScheduledSamplingParams(), name="tden")(
         batch, update=0, generator=generator(2)
     )
     off = RampParams(start=0.0, end=0.0)

@@ -30,7 +30,7 @@ from vlp_models.params.nesting import check_nesting
 from vlp_models.params.operations import EvaluateParams, TrackingParams
 from vlp_models.params.optimizer import GroupParams, OptimizerParams
 from vlp_models.params.promotion import GateParams, PromotionParams
-from vlp_models.params.recipe import ObjectiveParams, PassesParams, RampParams, RecipeParams
+from vlp_models.params.recipe import ObjectiveParams, RampParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.params.runs import (
     NAME,
     FinetuneParams,
@@ -64,11 +64,11 @@ __all__ = [
     "ObjectiveParams",
     "OptimizerParams",
     "Params",
-    "PassesParams",
     "PretrainParams",
     "PromotionParams",
     "RampParams",
     "RecipeParams",
+    "ScheduledSamplingParams",
     "ShardsParams",
     "SnapshotParams",
     "SourceParams",

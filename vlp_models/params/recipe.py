@@ -18,10 +18,10 @@ class RampParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassesParams:
+class ScheduledSamplingParams:
     """One pass over a batch, or two-pass scheduled sampling (Li et al. 2021, equations 1 to 3)."""
 
-    scheme: Literal["single", "a", "b", "c"] = "single"
+    scheme: Literal["none", "a", "b", "c"] = "none"
     sample: Literal["multinomial", "argmax"] = "multinomial"  # the paper; its code
     ramp: RampParams = field(default_factory=RampParams)  # share of the masked words that are replaced; the paper: all
 

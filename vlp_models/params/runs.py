@@ -16,7 +16,7 @@ from vlp_models.common.weight_files import is_source
 from vlp_models.params.augment import AugmentedParams
 from vlp_models.params.optimizer import OptimizerParams
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from vlp_models.params.recipe import PassesParams, RecipeParams
+from vlp_models.params.recipe import RecipeParams, ScheduledSamplingParams
 from vlp_models.params.snapshots import SnapshotParams
 
 TextLength = Annotated[int, Field(ge=2)]  # holds [CLS] and [SEP]
@@ -157,7 +157,7 @@ class PretrainParams(TrainingParams):
     view: Literal["captions", "texts", "images"] = "captions"
     captions_per_image: NonNegativeInt = 0
     recipe: RecipeParams
-    passes: PassesParams = field(default_factory=PassesParams)
+    scheduled_sampling: ScheduledSamplingParams = field(default_factory=ScheduledSamplingParams)
 
     def __post_init__(self) -> None:
         if self.captions_per_image and self.view != "images":

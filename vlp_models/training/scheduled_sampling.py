@@ -31,7 +31,7 @@ from vlp_models.models.protocols import EmbedsPairs, PredictsMaskedWords
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masked_modeling import replace_words, sample_words, select_replaced, share_at
 from vlp_models.objectives.ranks import draw_uniform
-from vlp_models.params import ScheduledSamplingParams, RampParams, RecipeParams
+from vlp_models.params import RampParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.training.recipe import PretrainingLoss, Recipe, make_recipe
 
 SECOND = "_pass2"  # ends the names of the second pass's numbers

@@ -31,12 +31,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     import torch
     from torch import nn
 
-    from vlp_models.data.captions import CaptionsOfImages
-    from vlp_models.data.inputs import InputReader
+    from vlp_models.data.inputs import CaptionsOfImages, InputReader
     from vlp_models.data.views import VIEWS
     from vlp_models.models import FAMILIES, build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_config, read_weights
-    from vlp_models.models.outline import kind_at
+    from vlp_models.models.meta_model import kind_at
     from vlp_models.pipeline.searches import check_searches
     from vlp_models.pipeline.training_job import (
         check_same_data,
@@ -53,8 +52,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     )
     from vlp_models.pipeline.unrecorded import keep, restore
     from vlp_models.training.data import LoaderFactory
-    from vlp_models.training.passes import make_loss
     from vlp_models.training.run import Plan, fit
+    from vlp_models.training.scheduled_sampling import make_loss
 
     if key not in params.pretrain:
         raise ParamsError(f"params.yaml: no pretraining run `{key}`{nearest(key, params.pretrain)}")
@@ -88,7 +87,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 f"params.yaml: `pretrain.{key}.captions_per_image`: more than one, but `{p.model}` learns from one "
                 "text an image; set `view: captions` and drop it"
             )
-        loss = make_loss(model, p.recipe, p.passes, name=p.model, section=f"pretrain.{key}")
+        loss = make_loss(model, p.recipe, p.scheduled_sampling, name=p.model, section=f"pretrain.{key}")
         reader = InputReader(
             model.inputs.of_view(VIEWS[p.view]),  # type: ignore[union-attr,operator]
             inputs.tokenizer,
@@ -109,7 +108,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             captioned=p.captions_per_image > 0,
             **reader.flags,
         )
-        tags = {"run": key, "model": p.model, "passes": p.passes.scheme}
+        tags = {"run": key, "model": p.model, "scheduled_sampling": p.scheduled_sampling.scheme}
         with tracking(params, workspace, work, stage=stage, settings=settings, tags=tags, sources=p.sources) as tracker:
             result = fit(
                 model,
@@ -146,8 +145,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 def _figures(model: Any, val: Dataset[Sample], collate: Callable[[list[Sample]], Batch], batch_size: int) -> list[Any]:
     """What the model shows of itself, of some images of the val split; nothing of a model that has no figures."""
-    from vlp_models.models.figures import MAX_IMAGES
-    from vlp_models.models.protocols import ShowsItself
+    from vlp_models.models.protocols import MAX_IMAGES, ShowsItself
 
     if not isinstance(model, ShowsItself):
         return []
