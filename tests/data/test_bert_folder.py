@@ -11,8 +11,7 @@ from bert_folders import VOCABULARY
 from tokenizers import BertWordPieceTokenizer
 
 from vlp_models.data.bert_folder import read_tokenizer
-from vlp_models.data.survey import loses_letters, survey
-from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.data.tokenizer import Tokenizer, loses_letters, survey
 from vlp_models.errors import DataError
 
 

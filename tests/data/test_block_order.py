@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlp_models.data.shards.block_order import LANES, TURNS, BlockOrder
-from vlp_models.data.shards.blocks import Layout
+from vlp_models.data.shards.order import LANES, TURNS, BlockOrder
+from vlp_models.data.shards.stream import Layout
 
 
 def layout(counts: list[int], block_bytes: int = 100, shuffled: int | None = None) -> Layout:

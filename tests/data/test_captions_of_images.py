@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from vlp_models.data.captions import choose
-from vlp_models.data.inputs import PixelInput
-from vlp_models.data.pixels import fit
+from vlp_models.data.inputs import choose
+from vlp_models.data.pixels import PixelInput, fit
 
 
 def test_captions_are_drawn_without_repeating_one_while_others_are_left() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vlp_models.data.collate import collate_regions, collate_text, objects_first
+from vlp_models.data.batch import collate_regions, collate_text, objects_first
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tokenizer import Tokenizer
 

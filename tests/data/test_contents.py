@@ -14,7 +14,7 @@ from hashed import hash_beside
 
 from vlp_models.common.io import hash_file, hash_path
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.content_hashes import CONTENTS, Kind, held_out_file, learned_from, learnt_file, no_longer_here
+from vlp_models.data.shards.contents import CONTENTS, Kind, held_out_file, learned_from, learnt_file, no_longer_here
 from vlp_models.data.shards.write import ImageRecord
 
 Record = Callable[..., ImageRecord]

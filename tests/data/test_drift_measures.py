@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlp_models.data.drift.measures import compare, compare_embeddings, js_divergence, mmd, psi, rate_increase
-from vlp_models.data.drift.statistics import describe, project
+from vlp_models.data.drift import (
+    compare,
+    compare_embeddings,
+    describe,
+    js_divergence,
+    mmd,
+    project,
+    psi,
+    rate_increase,
+)
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.params import DriftParams
 

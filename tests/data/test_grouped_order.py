@@ -16,9 +16,8 @@ from toy_tasks import any_generator, double, make
 from toy_world import Toy, write_shards, write_tokenizer
 
 from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.data.shards.grouped_order import GroupedOrder, first_of_each
-from vlp_models.data.shards.loader import EpochOrder, ResumableLoader
-from vlp_models.data.shards.order import order_of
+from vlp_models.data.shards.loader import ResumableLoader
+from vlp_models.data.shards.order import EpochOrder, GroupedOrder, first_of_each, order_of
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.forgetting.order import Updates, first_sight

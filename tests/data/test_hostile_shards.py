@@ -144,7 +144,8 @@ def test_a_manifest_that_can_not_be_true_is_refused(
 
 def test_an_id_of_five_thousand_digits_is_an_error_in_words(tmp_path: Path) -> None:
     """Python refuses to make such a number, by an error that is no JSON error."""
-    from vlp_models.data.formats.base import Tables, read_json, read_lines
+    from vlp_models.data.formats.base import Tables
+    from vlp_models.data.formats.files import read_json, read_lines
 
     file = tmp_path / "captions.json"
     file.write_text('{"annotations": [{"id": ' + "9" * 5000 + "}]}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vlp_models.curation.duplicates.hashes import examine
+from vlp_models.curation.duplicates.hashes import hash_image_file
 from vlp_models.data.images import ImageError
 
 LIMIT = 50_000_000
@@ -31,7 +31,7 @@ def photo(path: Path, size: tuple[int, int] = (64, 48), format: str = "JPEG") ->
 @pytest.mark.parametrize(("name", "format"), [("a.jpg", "JPEG"), ("a.JPEG", "JPEG"), ("a.png", "PNG"), ("a", "WEBP")])
 def test_good_image(tmp_path: Path, name: str, format: str) -> None:
     path = photo(tmp_path / name, format=format)
-    info = examine(path, LIMIT)
+    info = hash_image_file(path, LIMIT)
     assert (info.width, info.height, info.format) == (64, 48, format)
     assert info.sha256.hex() == hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -77,7 +77,7 @@ def broken(directory: Path) -> dict[str, Path]:
 )
 def test_broken_image(tmp_path: Path, name: str, rule: str, reason: str) -> None:
     with pytest.raises(ImageError) as caught:
-        examine(broken(tmp_path)[name], LIMIT)
+        hash_image_file(broken(tmp_path)[name], LIMIT)
     assert caught.value.rule == rule
     assert reason in str(caught.value)
 
@@ -86,4 +86,4 @@ def test_bomb_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytes
     path = photo(tmp_path / "a.png", (100, 100), "PNG")
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("decoded"))
     with pytest.raises(ImageError, match="10,000 pixels"):
-        examine(path, 9_999)
+        hash_image_file(path, 9_999)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vlp_models.data.batch import Pixels, Regions
-from vlp_models.data.collate import collate_samples
-from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionInput, blanked, not_finite, see
+from vlp_models.data.batch import Pixels, Regions, collate_samples
+from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput, blanked, not_finite, see
+from vlp_models.data.pixels import PixelInput
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.write import ImageRecord

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlp_models.data.batch import Batch
-from vlp_models.data.collate import collate_regions, collate_text
+from vlp_models.data.batch import Batch, collate_regions, collate_text
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.data.shards.loader import EpochOrder, ResumableLoader
+from vlp_models.data.shards.loader import ResumableLoader
+from vlp_models.data.shards.order import EpochOrder
 from vlp_models.data.shards.write import ImageRecord
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vlp_models.cli.presets import apply_overlay
-from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
-from vlp_models.data.needs import Needs, needs
+from vlp_models.data.inputs import ModelInputs, Needs, RegionInput, needs
+from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import ParamsError
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from vlp_models.data import outofcore
+from vlp_models.data import joins as outofcore
 from vlp_models.data.tables import HELD
 
 ROWS = 300_000

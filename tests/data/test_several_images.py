@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vlp_models.data.batch import Batch, Pixels, Regions
-from vlp_models.data.collate import collate_samples
-from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionInput, blanked, not_finite
+from vlp_models.data.batch import Batch, Pixels, Regions, collate_samples
+from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput, blanked, not_finite
+from vlp_models.data.pixels import PixelInput
 from vlp_models.data.pixels import collate_pixels, decode, encode
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset

@@ -14,10 +14,9 @@ import pytest
 from vlp_models.data.formats import coco, pairs
 from vlp_models.errors import ParamsError
 from vlp_models.params import GeneratorParams, SourceParams
-from vlp_models.synthetic.scenes.alt_texts import NOUNS, without_boilerplate
-from vlp_models.synthetic.scenes.checker import check
-from vlp_models.synthetic.scenes.language import VOCABULARY, words_of
-from vlp_models.synthetic.scenes.objects import write
+from vlp_models.synthetic.scenes.captions import NOUNS, without_boilerplate
+from vlp_models.synthetic.scenes.language import VOCABULARY, check, words_of
+from vlp_models.synthetic.scenes.dataset import write
 
 WEB = GeneratorParams(generator="web", seed=5, train=600, val=5, test=5, side=64)
 SHARES = ("mismatched", "hypernyms", "dropped_words", "boilerplate")

@@ -18,12 +18,9 @@ from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.boxes import contents as boxes_contents
 from vlp_models.synthetic.boxes import dataset as boxes
 from vlp_models.synthetic.boxes import scene as boxes_scene
-from vlp_models.synthetic.boxes.descriptions import write_descriptions
-from vlp_models.synthetic.boxes.groups import make_group
-from vlp_models.synthetic.boxes.render import draw
-from vlp_models.synthetic.boxes.scene import Item, Scene
-from vlp_models.synthetic.boxes.sentences import write_sentence
-from vlp_models.synthetic.boxes.style import scribble
+from vlp_models.synthetic.boxes.dataset import make_group, write_descriptions
+from vlp_models.synthetic.boxes.scene import Item, Scene, draw
+from vlp_models.synthetic.boxes.sentences import scribble, write_sentence
 
 SMALL = GeneratorParams(generator="boxes", seed=3, train=10, val=4, test=4, statements=3, permutations=2)
 SEEDS = st.integers(0, 10_000)

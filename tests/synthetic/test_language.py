@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlp_models.synthetic.scenes.captions import captions
-from vlp_models.synthetic.scenes.checker import check
+from vlp_models.synthetic.scenes.language import check
 from vlp_models.synthetic.scenes.language import VOCABULARY, corrected, misspelled
-from vlp_models.synthetic.scenes.world import Scene, sample_scene
+from vlp_models.synthetic.scenes.scene import Scene, sample_scene
 
 
 def scene_of(seed: int) -> Scene:

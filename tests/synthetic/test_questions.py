@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from vlp_models.synthetic.scenes.answers import ANNOTATORS, annotate
+from vlp_models.synthetic.scenes.questions import ANNOTATORS, annotate
 from vlp_models.synthetic.scenes.questions import Balance, Question, choose, exists, shape_beside, where_is
-from vlp_models.synthetic.scenes.world import Scene, SceneObject, sample_scene
+from vlp_models.synthetic.scenes.scene import Scene, SceneObject, sample_scene
 
 
 def ask(first: int, images: int, per_image: int = 12) -> list[Question]:

@@ -11,11 +11,10 @@ import pytest
 from vlp_models.data.formats import read_source
 from vlp_models.data.views import ENTAILMENT
 from vlp_models.params import GeneratorParams, SourceParams
-from vlp_models.synthetic.scenes.claims import AtLeast, Description
 from vlp_models.synthetic.scenes.entailment import Balance, ask
-from vlp_models.synthetic.scenes.language import NUMBERS
-from vlp_models.synthetic.scenes.objects import write
-from vlp_models.synthetic.scenes.world import COLOURS, SHAPES, Scene, sample_scene
+from vlp_models.synthetic.scenes.language import NUMBERS, AtLeast, Description
+from vlp_models.synthetic.scenes.dataset import write
+from vlp_models.synthetic.scenes.scene import COLOURS, SHAPES, Scene, sample_scene
 
 
 def scene(number: int) -> tuple[Scene, np.random.Generator]:

@@ -13,9 +13,9 @@ from vlp_models.data.formats.base import Tables
 from vlp_models.errors import ParamsError
 from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.language import NUMBERS
-from vlp_models.synthetic.scenes.objects import write
-from vlp_models.synthetic.scenes.pairs import VALIDATION
-from vlp_models.synthetic.scenes.world import COLOURS, SHAPES, TEXTURES, Scene
+from vlp_models.synthetic.scenes.dataset import write
+from vlp_models.synthetic.scenes.image_pairs import VALIDATION
+from vlp_models.synthetic.scenes.scene import COLOURS, SHAPES, TEXTURES, Scene
 
 SIZES = {"seed": 3, "train": 46, "val": 8, "test": 9, "side": 64, "questions_per_image": 1}
 SOURCE = SourceParams(format="nlvr2", root="a/nlvr2", validation_directories=[VALIDATION])

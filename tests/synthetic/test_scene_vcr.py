@@ -13,9 +13,9 @@ import pytest
 from vlp_models.common.io import hash_path
 from vlp_models.data.formats import read_source
 from vlp_models.params import GeneratorParams, SourceParams
-from vlp_models.synthetic.scenes.objects import write
+from vlp_models.synthetic.scenes.dataset import write
+from vlp_models.synthetic.scenes.scene import COLOURS, Scene, located, sample_scene
 from vlp_models.synthetic.scenes.vcr import ask
-from vlp_models.synthetic.scenes.world import COLOURS, Scene, located, sample_scene
 
 WORLD = GeneratorParams(
     generator="objects", seed=3, train=8, val=2, test=3, questions_per_image=2, side=64, vcr_per_image=3

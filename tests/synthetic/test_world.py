@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlp_models.synthetic.scenes.outlines import covered
-from vlp_models.synthetic.scenes.render import render
-from vlp_models.synthetic.scenes.world import (
+from vlp_models.synthetic.scenes.scene import (
     MAX_OBJECTS,
     MIN_OBJECTS,
     MIN_VISIBLE,
     RELATIONS,
     Scene,
+    covered,
     related,
+    render,
     sample_scene,
 )
 

@@ -7,8 +7,9 @@ The same regions give the same bytes.
 from __future__ import annotations
 
 import json
+import shutil
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from vlp_models.common.io import link_or_copy, output_directory
 from vlp_models.common.limits import check_numbers
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
@@ -206,3 +208,46 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="numpy")
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: missing or damaged ({error}); `dvc repro features` makes it anew") from None
+
+
+HASHES = "hashes.parquet"  # image_id, sha256 of the image file
+
+
+class KeptFeatures:
+    """What `keep_features` put into `directory`; of a missing or damaged one, nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        self._ids: dict[str, str] = {}
+        self._store: FeatureStore | None = None
+        try:
+            table = pq.read_table(directory / HASHES)
+            self._store = FeatureStore(directory)
+            self._ids = dict(zip(table["sha256"].to_pylist(), table["image_id"].to_pylist(), strict=True))
+        except (OSError, pa.ArrowException, DataError, KeyError):
+            return
+
+    def get(self, sha256: str) -> RegionArrays | None:
+        """The regions of the image with this content; None where they are not known, or can't be read."""
+        if self._store is None or sha256 not in self._ids:
+            return None
+        try:
+            return self._store.get(self._ids[sha256])
+        except DataError:
+            return None
+
+
+def keep_features(features: Path, images: Iterable[Mapping[str, Any]], directory: Path) -> None:
+    """Keeps a finished data/features for the next run; whatever lies beside `directory`, of other detectors, goes.
+
+    Args:
+        images: rows of the images table.
+    """
+    with output_directory(directory) as new:
+        for path in features.iterdir():
+            link_or_copy(path, new / path.name)
+        rows = [{"image_id": row["image_id"], "sha256": row["sha256"]} for row in images if row["sha256"]]
+        schema = pa.schema([("image_id", pa.string()), ("sha256", pa.string())])
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), new / HASHES)
+    for other in directory.parent.iterdir():
+        if other != directory:
+            shutil.rmtree(other, ignore_errors=True)

@@ -7,24 +7,33 @@ from outside becomes.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict, cast
 
+import numpy as np
 import torch
 from PIL.Image import Image as Picture
 from torch import Tensor
 
-from vlp_models.data.batch import Batch, Image, Pixels, Text
-from vlp_models.data.collate import collate_regions, image_owners, objects_first, one_for_neighbours, regions_of
-from vlp_models.data.content_hashes import Kind
+from vlp_models.data.batch import (
+    Batch,
+    Image,
+    Pixels,
+    Text,
+    collate_regions,
+    image_owners,
+    objects_first,
+    one_for_neighbours,
+    regions_of,
+)
+from vlp_models.data.images import MAX_IMAGE_PIXELS
+from vlp_models.data.pixels import PixelInput
 from vlp_models.data.sample import RegionArrays, Sample
+from vlp_models.data.shards.contents import Kind
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import View
-from vlp_models.errors import DataError
-
-Augmentation = Literal["random_resized_crop", "flip", "rand_augment"]
+from vlp_models.errors import DataError, ParamsError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,42 +44,6 @@ class RegionInput:
     """
 
     scores: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class PixelInput:
-    """Images as pixels, decoded when a batch is made.
-
-    height, width  in pixels, after resizing
-    resize         squash: both sides to their length. crop: the shorter side to its length, then the centre.
-                   pad: the longer side fits, the rest is masked
-    longer, shorter  of `pad`: the most pixels that the longer and the shorter side get; 0: as many as fit
-    interpolation  of the resizing
-    mean, std      of each channel, for values from 0 to 1
-    augment        while training, as a function of (seed, epoch, sample): any of `Augmentation`. A mirrored picture
-                   makes a liar of a caption that says left or right, so flip is the user's to ask for
-    crop_scale     of random_resized_crop: which share of the area is kept, from and to
-    patch          the side of the model's patches, in pixels; 0: it has none. A picture with a shorter side would be
-                   enlarged beyond what it shows, so that `validate.min_image_side` must be at least this
-    """
-
-    height: int
-    width: int
-    resize: Literal["squash", "crop", "pad"] = "squash"
-    longer: int = 0
-    shorter: int = 0
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    augment: tuple[Augmentation, ...] = ()
-    crop_scale: tuple[float, float] = (0.5, 1.0)
-    patch: int = 0
-
-    def __post_init__(self) -> None:
-        if self.height < 1 or self.width < 1 or not all(math.isfinite(s) and s > 0 for s in self.std):
-            raise ValueError(f"an image input of {self.width}x{self.height} pixels, std {self.std}")
-        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"crop_scale {self.crop_scale}: two shares of the area, the smaller one first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,3 +206,79 @@ def _pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
     if all(len(sample.images) == 1 for sample in samples):
         return found
     return dataclasses.replace(found, place_B=torch.tensor([i for s in samples for i in range(len(s.images))]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionsOfImages:
+    """Collates samples of the view `images`: each with `count` of its captions, `Text.owner_N` says whose they are.
+
+    Of a sample with a draw they are drawn, anew in each epoch, none twice before all were drawn; else the first ones.
+    """
+
+    reader: InputReader
+    count: int
+
+    def __call__(self, samples: Sequence[Sample]) -> Batch:
+        chosen = [choose(sample["captions"], self.count, sample.draw) for sample in samples]
+        text = self.reader.text([caption for own in chosen for caption in own])
+        owner_N = torch.arange(len(samples)).repeat_interleave(self.count)
+        return self.reader.collate(samples, text=dataclasses.replace(text, owner_N=owner_N))
+
+
+def choose(captions: Sequence[str], count: int, draw: int | None) -> list[str]:
+    """`count` of these captions, at least one; with fewer of them some come again."""
+    order = list(range(len(captions)))
+    if draw is not None:
+        order = np.random.default_rng([draw, 1]).permutation(len(captions)).tolist()  # the picture has the first stream
+    return [captions[order[i % len(order)]] for i in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What of an image the shards hold; whether a model reads texts alone."""
+
+    regions: bool
+    pixels: bool
+    texts: bool = False
+
+    @property
+    def kinds(self) -> list[Kind]:
+        held: dict[Kind, bool] = {"regions": self.regions, "pixels": self.pixels, "texts": self.texts}
+        return [kind for kind, there in held.items() if there]
+
+
+def needs(
+    inputs: Iterable[ModelInputs],
+    pixels: Literal["auto", True, False] = "auto",
+    min_side: int | None = None,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+) -> Needs:
+    """
+    Args:
+        inputs: of every model of params.yaml.
+        pixels: `shards.pixels`.
+        min_side: `validate.min_image_side`; None asks for nothing.
+        max_pixels: `validate.max_image_pixels`.
+
+    Raises:
+        ParamsError: pixels are forbidden, and a model reads them; or pictures may be smaller than a model's patch, or
+            larger than shards are read.
+    """
+    inputs = list(inputs)
+    patch = max((wanted.image.patch for wanted in inputs if isinstance(wanted.image, PixelInput)), default=0)
+    if min_side is not None and min_side < patch:
+        raise ParamsError(
+            f"params.yaml: a model of `models` has patches of {patch} pixels, and `validate.min_image_side: {min_side}`"
+            f" lets smaller pictures through; with {patch} they go to quarantine"
+        )
+    kinds = {wanted.kind for wanted in inputs}
+    if "pixels" in kinds and pixels is False:
+        raise ParamsError(
+            "params.yaml: `shards.pixels: false`, but a model of `models` reads pixels; `auto` packs them"
+        )
+    if max_pixels > MAX_IMAGE_PIXELS and ("pixels" in kinds or pixels is True):
+        raise ParamsError(
+            f"params.yaml: `validate.max_image_pixels: {max_pixels}` lets larger pictures through than are read from "
+            f"shards, {MAX_IMAGE_PIXELS}; a model of `models` reads their pixels, or `shards.pixels` packs them"
+        )
+    return Needs(regions="regions" in kinds, pixels="pixels" in kinds or pixels is True, texts="texts" in kinds)

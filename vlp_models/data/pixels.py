@@ -1,44 +1,83 @@
-"""Image files to tensors: decode, augment, fit, normalise. What a pixel model asks for is its `PixelInput`.
+"""Image files to pixel tensors: decode, augment, resize, normalize. `PixelInput` describes what a pixel model reads.
 
-Pillow does the work: the same file, settings and draw give the same pixels in any process.
+Pillow does the image operations and an explicit generator makes the random choices, so the same file, settings and
+seed give the same pixels in any process.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageOps
 
 from vlp_models.data.batch import Pixels
-from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
-from vlp_models.data.rand_augment import rand_augment
-from vlp_models.data.shards.archive import MAX_IMAGE_PIXELS
+from vlp_models.data.images import MAX_IMAGE_PIXELS, ImageError, as_seen, open_checked, undecodable
 from vlp_models.errors import DataError
 
-if TYPE_CHECKING:
-    from vlp_models.data.inputs import PixelInput
+CROP_RATIOS: Final = (3 / 4, 4 / 3)  # width to height of a random crop
+CROP_ATTEMPTS: Final = 10  # to place a random crop; then the center crop is used
+FILTERS: Final = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
-RATIOS = (3 / 4, 4 / 3)  # width to height of a random crop
-ATTEMPTS = 10  # to place one, before the centre is taken
-FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+AUGMENT_COUNT: Final = 2  # RandAugment: operations drawn per image
+AUGMENT_PROBABILITY: Final = 0.5  # that a drawn operation is applied
+AUGMENT_STRENGTH: Final = 0.7  # fraction of the strongest; VLMo's public code uses 7 of 10
+GRAY: Final = (128, 128, 128)  # fill color for what is moved in from outside the image
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom
+Augmentation = Literal["random_resized_crop", "flip", "rand_augment"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelInput:
+    """Images as pixels, decoded when a batch is made.
+
+    height, width    in pixels, after resizing
+    resize           squash: resize both sides. crop: resize the shorter side, then crop the center.
+                     pad: fit the longer side and mask the rest
+    longer, shorter  with `pad`: largest number of pixels of the longer and the shorter side; 0: no limit
+    interpolation    of the resizing
+    mean, std        per channel, for values from 0 to 1
+    augment          in training, as a function of (seed, epoch, sample): any of `Augmentation`. `flip` is off by
+                     default because it makes captions with "left" or "right" wrong
+    crop_scale       with random_resized_crop: smallest and largest fraction of the area that is kept
+    patch            side of the model's patches in pixels; 0: no patches. `validate.min_image_side` must be at least
+                     this, so that no image is enlarged beyond its content
+    """
+
+    height: int
+    width: int
+    resize: Literal["squash", "crop", "pad"] = "squash"
+    longer: int = 0
+    shorter: int = 0
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    augment: tuple[Augmentation, ...] = ()
+    crop_scale: tuple[float, float] = (0.5, 1.0)
+    patch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1 or not all(math.isfinite(s) and s > 0 for s in self.std):
+            raise ValueError(f"invalid image input: {self.width}x{self.height} pixels, std {self.std}")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"crop_scale {self.crop_scale}: expected two fractions of the area, the smaller one first")
 
 
 def decode(data: bytes, where: str) -> Image.Image:
-    """An image file's picture, RGB, as people see it; its size is judged by the header, before anything is decoded.
+    """Return the upright RGB image of an image file. Its size is checked in the header, before anything is decoded.
 
     Args:
-        where: for the error.
+        where: names the image in the error.
 
     Raises:
-        DataError: no image, damaged, or of more than `MAX_IMAGE_PIXELS` pixels.
+        DataError: not an image, damaged, or more than `MAX_IMAGE_PIXELS` pixels.
     """
     try:
         with open_checked(data, "", MAX_IMAGE_PIXELS) as image:
@@ -47,24 +86,24 @@ def decode(data: bytes, where: str) -> Image.Image:
             except Exception as error:  # Pillow's plugins raise anything on hostile files
                 raise undecodable(error) from None
     except ImageError as error:
-        raise DataError(f"{where}: {error}; `dvc repro shards` packs the pictures anew") from None
+        raise DataError(f"{where}: {error}; run `dvc repro shards` to pack the images again") from None
 
 
 def encode(image: Image.Image) -> bytes:
-    """A picture as a file that `decode` gives back as it was."""
+    """Return the image as a PNG file, which `decode` reads back losslessly."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "PNG", compress_level=0)
     return buffer.getvalue()
 
 
 def collate_pixels(images: Sequence[Image.Image], wanted: PixelInput, draws: Sequence[int | None]) -> Pixels:
-    """Fitted, normalised pictures; those with a draw are augmented.
+    """Resize and normalize RGB images into one batch; augment those with a seed.
 
     Args:
-        images: RGB.
-        draws: of each picture, the seed of what chance decides; None leaves nothing to chance.
+        draws: per image, the seed of its random augmentation; None: no augmentation.
     """
     fitted = [fit(image, wanted, draw) for image, draw in zip(images, draws, strict=True)]
+    # (B, H, W, 3) uint8 -> (B, 3, H, W) float32
     pixels_BHW3 = np.stack([pixels for pixels, _ in fitted])
     pixels_B3HW = torch.from_numpy(pixels_BHW3).permute(0, 3, 1, 2).float().div(255)
     mean, std = (torch.tensor(values)[:, None, None] for values in (wanted.mean, wanted.std))
@@ -76,19 +115,24 @@ def collate_pixels(images: Sequence[Image.Image], wanted: PixelInput, draws: Seq
 
 
 def fit(image: Image.Image, wanted: PixelInput, draw: int | None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """uint8 [H, W, 3] of the wanted size, and bool [H, W]: where there is picture and no padding."""
+    """Return pixels, uint8 [H, W, 3] of the requested size, and a mask, bool [H, W]: True where it is not padding."""
     flipped, rng = False, None
     if draw is not None:
         rng = np.random.default_rng(draw)
         if "random_resized_crop" in wanted.augment:
             image = image.crop(random_box(image.width, image.height, wanted.crop_scale, rng))
         flipped = "flip" in wanted.augment and rng.random() < 0.5
+
     if wanted.resize == "crop" and not (draw is not None and "random_resized_crop" in wanted.augment):
-        image = _cover(image, wanted)
+        # smallest size of the same aspect ratio that covers the target, then its center
+        image = _resize_by(image, max(wanted.width / image.width, wanted.height / image.height), wanted)
+        left, top = round((image.width - wanted.width) / 2), round((image.height - wanted.height) / 2)
+        image = image.crop((left, top, left + wanted.width, top + wanted.height))
     elif wanted.resize == "pad":
-        image = _resized(image, _padded_factor(image, wanted), wanted)
+        image = _resize_by(image, _pad_factor(image, wanted), wanted)
     else:
         image = image.resize((wanted.width, wanted.height), FILTERS[wanted.interpolation])
+
     if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if rng is not None and "rand_augment" in wanted.augment:
@@ -101,20 +145,20 @@ def fit(image: Image.Image, wanted: PixelInput, draw: int | None) -> tuple[NDArr
 
 
 def place_boxes(boxes_N4: NDArray[np.float32], image: Image.Image, wanted: PixelInput) -> NDArray[np.float32]:
-    """Where boxes of a picture are once `fit` has made it the wanted size, nothing left to chance.
+    """Map boxes of an image to where `fit` without augmentation puts them.
 
     Args:
-        boxes_N4: x1, y1, x2, y2 in pixels of the picture.
+        boxes_N4: x1, y1, x2, y2 in pixels of the image.
 
     Returns:
-        float32, pixels of the wanted size; outside of it where the picture is cut off.
+        float32 [N, 4], pixels of the requested size; outside of it where the image is cropped.
     """
     size = np.array([wanted.width, wanted.height] * 2, np.float32)
     own = np.array([image.width, image.height] * 2, np.float32)
     if wanted.resize == "squash":
         placed = boxes_N4 * (size / own)
     elif wanted.resize == "pad":
-        placed = boxes_N4 * _padded_factor(image, wanted)
+        placed = boxes_N4 * _pad_factor(image, wanted)
     else:
         factor = max(wanted.width / image.width, wanted.height / image.height)
         placed = boxes_N4 * factor - (own * factor - size) / 2
@@ -122,34 +166,64 @@ def place_boxes(boxes_N4: NDArray[np.float32], image: Image.Image, wanted: Pixel
 
 
 def random_box(width: int, height: int, scale: tuple[float, float], rng: np.random.Generator) -> Box:
-    """A part of an image: its share of the area evenly from `scale`, its ratio log-evenly from `RATIOS` (Szegedy et
-    al., "Going Deeper with Convolutions", section 6)."""
-    for _ in range(ATTEMPTS):
+    """Draw a crop: area uniform in `scale`, aspect ratio log-uniform in `CROP_RATIOS`.
+
+    Szegedy et al., "Going Deeper with Convolutions", section 6.
+    """
+    for _ in range(CROP_ATTEMPTS):
         area = width * height * rng.uniform(*scale)
-        ratio = math.exp(rng.uniform(math.log(RATIOS[0]), math.log(RATIOS[1])))
+        ratio = math.exp(rng.uniform(math.log(CROP_RATIOS[0]), math.log(CROP_RATIOS[1])))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             left, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
             return left, top, left + w, top + h
-    w, h = min(width, max(1, round(height * RATIOS[1]))), min(height, max(1, round(width / RATIOS[0])))
+    w, h = min(width, max(1, round(height * CROP_RATIOS[1]))), min(height, max(1, round(width / CROP_RATIOS[0])))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
 
 
-def _cover(image: Image.Image, wanted: PixelInput) -> Image.Image:
-    """The smallest size of the same shape that covers what is wanted, and of that the middle."""
-    image = _resized(image, max(wanted.width / image.width, wanted.height / image.height), wanted)
-    left, top = round((image.width - wanted.width) / 2), round((image.height - wanted.height) / 2)
-    return image.crop((left, top, left + wanted.width, top + wanted.height))
-
-
-def _padded_factor(image: Image.Image, wanted: PixelInput) -> float:
-    """How much larger the picture becomes, so that it keeps within the size and within the limits of its sides."""
+def _pad_factor(image: Image.Image, wanted: PixelInput) -> float:
+    """Return the scale at which the image fits into the target size and into the limits of both sides."""
     factors = [wanted.width / image.width, wanted.height / image.height]
     sides = (wanted.longer, max(image.size)), (wanted.shorter, min(image.size))
     return min(factors + [limit / side for limit, side in sides if limit])
 
 
-def _resized(image: Image.Image, factor: float, wanted: PixelInput) -> Image.Image:
+def _resize_by(image: Image.Image, factor: float, wanted: PixelInput) -> Image.Image:
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
     return image.resize(size, FILTERS[wanted.interpolation])
+
+
+def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=GRAY)
+
+
+# name -> operation on (image, strength from -1 to 1)
+OPERATIONS: Final[dict[str, Callable[[Image.Image, float], Image.Image]]] = {
+    "identity": lambda image, _: image,
+    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "equalize": lambda image, _: ImageOps.equalize(image),
+    "brightness": lambda image, strength: ImageEnhance.Brightness(image).enhance(1 + 0.9 * strength),
+    "sharpness": lambda image, strength: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * strength),
+    "shear_x": lambda image, strength: _affine(image, (1, 0.3 * strength, 0, 0, 1, 0)),
+    "shear_y": lambda image, strength: _affine(image, (1, 0, 0, 0.3 * strength, 1, 0)),
+    "translate_x": lambda image, strength: _affine(image, (1, 0, 0.45 * strength * image.width, 0, 1, 0)),
+    "translate_y": lambda image, strength: _affine(image, (1, 0, 0, 0, 1, 0.45 * strength * image.height)),
+    "rotate": lambda image, strength: image.rotate(30 * strength, Image.Resampling.BILINEAR, fillcolor=GRAY),
+}
+
+
+def rand_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Apply RandAugment to an RGB image; the size stays the same.
+
+    Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space", without the
+    operations that change colors, which would make captions that name a color wrong. Draws `AUGMENT_COUNT` operations
+    and applies each with probability `AUGMENT_PROBABILITY`.
+    """
+    names = list(OPERATIONS)
+    for _ in range(AUGMENT_COUNT):
+        operation = OPERATIONS[names[int(rng.integers(len(names)))]]
+        strength = AUGMENT_STRENGTH * (1 if rng.random() < 0.5 else -1)
+        if rng.random() < AUGMENT_PROBABILITY:
+            image = operation(image, strength)
+    return image

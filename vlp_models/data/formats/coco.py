@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.data.formats import karpathy, vqa
 from vlp_models.data.formats.base import (
     RecordError,
     Tables,
@@ -25,9 +25,9 @@ from vlp_models.data.formats.base import (
     is_number,
     is_utf8,
     join_id,
-    read_lines,
-    read_records,
 )
+from vlp_models.data.formats.files import read_lines, read_records
+from vlp_models.data.formats.splits import KarpathyEntry, read_karpathy, safe_name
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -44,7 +44,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     tables = Tables()
     images = _Images(name=name, root=root, directory=root / params.images, limit=params.limit, tables=tables)
     if params.karpathy:
-        images.entries = karpathy.read(root / params.karpathy, tables, sentences=not params.captions)
+        images.entries = read_karpathy(root / params.karpathy, tables, sentences=not params.captions)
         if not params.captions:
             images.add_entries()
     for key, files in [*params.captions.items(), *params.instances.items()]:
@@ -56,7 +56,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     for files in params.instances.values():
         for file in files:
             _read_objects(root / file, images, tables)
-    vqa.read(name, params, root, images.cut, tables)
+    read_vqa(name, params, root, images.cut, tables)
     if params.scene_graphs:
         _read_truth(root / params.scene_graphs, images, tables)
     return tables
@@ -85,7 +85,7 @@ class _Images:
     directory: Path
     limit: int
     tables: Tables
-    entries: dict[str, karpathy.Entry] | None = None
+    entries: dict[str, KarpathyEntry] | None = None
     known: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> file name, split
     counts: dict[str, int] = field(default_factory=dict)  # split -> images kept
     cut: set[str] = field(default_factory=set)
@@ -98,7 +98,7 @@ class _Images:
         for provenance, record in read_records(path, "images", "a COCO annotation file"):
             with self.tables.record("images", provenance):
                 local = get_id(record, "id")
-                file_name = karpathy.safe_name(get_text(record, "file_name"))
+                file_name = safe_name(get_text(record, "file_name"))
                 entry = self.entries.get(local) if self.entries is not None else None
                 # an image the Karpathy file does not know gets no split, which validation reports
                 split = key if self.entries is None else entry.split if entry else ""
@@ -233,3 +233,74 @@ def _read_truth(path: Path, images: _Images, tables: Tables) -> None:
                 raise RecordError("holds bytes that are not UTF-8, or half a character", rule="text_utf8")
             if local not in images.cut:
                 tables["truth"].append({**record, "image_id": join_id(images.name, local)})
+
+
+def read_vqa(name: str, params: SourceParams, root: Path, cut: Set[str], tables: Tables) -> None:
+    """Adds the questions of every key of `params.questions`, joined with the annotations under the same key.
+
+    A question without an annotation where its key has annotation files is set aside, and so is an annotation without
+    a question. Questions on the images `cut` are skipped. Answers stay as the annotators typed them: the metric and
+    the answer vocabulary normalise them in their own ways.
+
+    Raises:
+        DataError: a file is missing or not in the format, or annotations have no questions.
+    """
+    for key in params.annotations:
+        if key not in params.questions:
+            raise DataError(f"params: data.{name}.annotations has `{key}`, but data.{name}.questions has not")
+    for key, files in params.questions.items():
+        labelled = bool(params.annotations.get(key))
+        annotations: dict[str, tuple[str, Any]] = {}
+        for file in params.annotations.get(key, []):
+            _read_annotations(root / file, name, annotations, tables)
+        used: set[str] = set()
+        for file in files:
+            for provenance, record in read_records(root / file, "questions", "a VQA v2 questions file"):
+                with tables.record("questions", provenance):
+                    local = get_id(record, "question_id")
+                    used.add(local)
+                    if get_id(record, "image_id") in cut:
+                        continue
+                    with tables.record("questions", provenance, join_id(name, local)):
+                        annotation = annotations.get(local)
+                        if labelled and annotation is None:
+                            raise RecordError("no annotation has its question_id", rule="annotation_found")
+                        tables["questions"].append(
+                            _row(name, record, annotation[1] if annotation else None, provenance)
+                        )
+        for local, (provenance, _) in annotations.items():
+            if local not in used:
+                reason = "no question has the question_id of this annotation"
+                tables.set_aside("questions", join_id(name, local), "annotation_found", reason, provenance)
+
+
+def _read_annotations(path: Path, name: str, into: dict[str, tuple[str, Any]], tables: Tables) -> None:
+    for provenance, record in read_records(path, "annotations", "a VQA v2 annotations file"):
+        with tables.record("questions", provenance):
+            local = get_id(record, "question_id")
+            if local in into:
+                reason = f"question_id {local} is annotated again; {into[local][0]} is kept"
+                tables.set_aside("questions", join_id(name, local), "id_unique", reason, provenance)
+                continue
+            into[local] = (provenance, record)
+
+
+def _row(name: str, question: Any, annotation: Any, provenance: str) -> dict[str, Any]:
+    row = {
+        "question_id": join_id(name, get_id(question, "question_id")),
+        "image_id": join_id(name, get_id(question, "image_id")),
+        "text": get_sentence(question, "question"),
+        "question_type": "",
+        "answer_type": "",
+        "answers": [],
+        "provenance": provenance,
+    }
+    if annotation is not None:
+        if get_id(annotation, "image_id") != get_id(question, "image_id"):
+            raise RecordError("its annotation is about another image", rule="annotation_found")
+        row["question_type"] = get_text(annotation, "question_type")
+        row["answer_type"] = get_text(annotation, "answer_type")
+        row["answers"] = [get_text(answer, "answer") for answer in get(annotation, "answers", list)]
+        if len(row["answers"]) == 1:  # elsewhere that is a question with one right answer
+            raise RecordError("1 answer, expected 10", rule="ten_answers")
+    return row

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import RecordError, Tables, get_text, image_row, join_id
 from vlp_models.data.formats.files import need_root, read_text
-from vlp_models.data.formats.photo_lists import is_held_out, read_lists
+from vlp_models.data.formats.splits import is_held_out, read_lists
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from vlp_models.data.formats.base import (
     get,
     get_id,
     get_sentence,
+    get_text,
     image_row,
     join_id,
-    need_root,
-    read_lines,
 )
+from vlp_models.data.formats.files import need_root, read_lines
+from vlp_models.data.formats.splits import safe_name
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -225,3 +228,98 @@ def _attributes(x: float, y: float, size: float) -> list[str]:
     touched = [name for name, distance in walls.items() if distance <= 0]
     sizes = [word for pixels, word in SIZES.items() if pixels == size]
     return [*sizes, *(["wall", *touched] if touched else [])]
+
+
+NLVR2_SPLITS = {"train": "train", "dev": "test", "test1": "test", "test2": "test"}
+FOLDERS = ("data", "nlvr2/data")  # of the annotations: root is the repository's folder nlvr2/, or what holds that
+IDENTIFIER = re.compile(r"(train|dev|test1|test2)-([0-9]+)-([0-9]+)-([0-9]+)")
+LABELS = {"true": True, "false": False}
+
+
+def read_nlvr2(name: str, params: SourceParams, base: Path) -> Tables:
+    """Reads NLVR2's splits: `params.splits`, or all whose file is there; `params.limit` keeps the first lines of each.
+
+    Raises:
+        DataError: the directory or a split asked for is missing, or a file is no JSON lines.
+    """
+    root = need_root(base, params.root, "clone github.com/lil-lab/nlvr and set data.<name>.root to its folder nlvr2/")
+    for split in params.splits:
+        if split not in NLVR2_SPLITS:
+            raise DataError(
+                f"params: data.{name}.splits: NLVR2 has no split {split!r}; known: {', '.join(NLVR2_SPLITS)}"
+            )
+    folder = next((root / folder for folder in FOLDERS if (root / folder).is_dir()), root / FOLDERS[0])
+    splits = params.splits or [split for split in NLVR2_SPLITS if (folder / f"{split}.json").is_file()]
+    if not splits:
+        raise DataError(f"{folder}: holds none of {', '.join(f'{s}.json' for s in SPLITS)}; is it NLVR2's folder?")
+    tables = Tables()
+    for split in splits:
+        _read_nlvr2_split(tables, name, split, folder / f"{split}.json", root, params)
+    return tables
+
+
+def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: Path, params: SourceParams) -> None:
+    held_out = {str(directory) for directory in params.validation_directories}
+    seen: dict[str, str] = {}
+    images: set[str] = set()
+    lines = read_lines(file, tables, "image_pairs", f"NLVR2's {split} split, JSON lines")
+    for number, (provenance, record) in enumerate(lines):
+        if params.limit and number >= params.limit:
+            break
+        with tables.record("image_pairs", provenance):
+            identifier = get_id(record, "identifier")
+            with tables.record("image_pairs", provenance, join_id(name, identifier)):
+                if identifier in seen:
+                    raise RecordError(f"identifier {identifier} stood already in {seen[identifier]}", rule="id_unique")
+                seen[identifier] = provenance
+                of_set, pair, sentence = _parts(identifier, split)
+                directory = safe_name(get_id(record, "directory")) if split == "train" else ""
+                stem = f"{split}-{of_set}-{pair}"
+                left, right = (join_id(name, f"{stem}-img{side}") for side in (0, 1))
+                row = {
+                    "pair_id": join_id(name, identifier),
+                    "image_id": left,
+                    "other_image_ids": [right],
+                    "text": get_sentence(record, "sentence"),
+                    "label": _nlvr2_label(record),
+                    "group": join_id(name, f"{split}-{of_set}-{sentence}"),
+                    "provenance": provenance,
+                }
+                ours = "val" if split == "train" and directory in held_out else NLVR2_SPLITS[split]
+                tables["image_pairs"].append(row)
+                for image_id in (left, right):
+                    if image_id not in images:
+                        images.add(image_id)
+                        path = _path(root, params.images, split, directory, f"{image_id.partition('/')[2]}.png")
+                        tables["images"].append(
+                            image_row(image_id, source=name, split=ours, path=path, provenance=provenance)
+                        )
+
+
+def _parts(identifier: str, split: str) -> tuple[str, str, str]:
+    """The numbers of the set, of the pair in it, and of the sentence."""
+    found = IDENTIFIER.fullmatch(identifier)
+    if found is None or found[1] != split:
+        raise RecordError(f"identifier {identifier!r} is not {split}-SET-PAIR-SENTENCE", rule="identifier_form")
+    return found[2], found[3], found[4]
+
+
+def _nlvr2_label(record: Row) -> bool | None:
+    if "label" not in record:
+        return None
+    said = get_text(record, "label")
+    if said.lower() not in LABELS:
+        raise RecordError(f'`label` is {said!r}, expected "True" or "False"', rule="label_known")
+    return LABELS[said.lower()]
+
+
+def _path(root: Path, images: str, split: str, directory: str, file: str) -> str:
+    """The first place where the file is; where it is at none, the first one that it could be at."""
+
+    def places() -> Iterator[Path]:
+        yield root / images / split / directory / file
+        if split != "train":
+            yield root / split / file
+
+    found = next((path for path in places() if path.is_file()), next(places()))
+    return os.path.normpath(found)

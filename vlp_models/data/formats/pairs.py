@@ -20,20 +20,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from vlp_models.data.formats.base import (
-    RecordError,
-    Row,
-    Tables,
-    bucket_of,
-    get_sentence,
-    get_text,
-    image_row,
-    join_id,
-    read_lines,
-)
-from vlp_models.data.formats.csv_records import read_csv
-from vlp_models.data.outofcore import Database
-from vlp_models.data.tables import HELD, TableWriter, read_batches
+from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, get_text, image_row, is_utf8, join_id
+from vlp_models.data.formats.files import need_root, open_lines, read_csv, read_lines
+from vlp_models.data.formats.splits import bucket_of
+from vlp_models.data.joins import Database
+from vlp_models.data.tables import HELD, SPLITS, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -206,3 +197,32 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
     raise DataError(
         f"{path}: pairs are read from {', '.join((*DELIMITERS, *JSON_LINES))}; save the file as one of them"
     )
+
+
+def read_texts(name: str, params: SourceParams, base: Path) -> Tables:
+    """Empty lines are passed over; `params.limit` keeps the first texts of each split.
+
+    Raises:
+        DataError: the directory or a file is missing, a split is unknown, or no file is named.
+    """
+    root = need_root(base, params.root, f"put the text files there, or set data.{name}.root to where they are")
+    if not params.texts:
+        raise DataError(f"params: data.{name}.texts names no file; e.g. texts: {{train: [sentences.txt]}}")
+    tables = Tables()
+    for split, files in params.texts.items():
+        if split not in SPLITS:
+            raise DataError(f"params: data.{name}.texts.{split}: expected one of {', '.join(SPLITS)}")
+        kept = 0
+        for file in files:
+            for number, line in enumerate(open_lines(root / file, "texts, one a line"), start=1):
+                text = " ".join(line.split())
+                if not text or (params.limit and kept >= params.limit):
+                    continue
+                text_id, provenance = join_id(name, f"{file}:{number}"), f"{file}:{number}"
+                if not is_utf8(text):
+                    tables.set_aside("texts", text_id, "text_utf8", f"not UTF-8: {text[:40]!r}", provenance)
+                    continue
+                kept += 1
+                row = {"text_id": text_id, "source": name, "split": split, "text": text, "provenance": provenance}
+                tables["texts"].append(row)
+    return tables

@@ -27,11 +27,9 @@ from vlp_models.data.formats.base import (
     is_number,
     is_utf8,
     join_id,
-    need_root,
-    read_json,
-    read_lines,
 )
-from vlp_models.data.formats.karpathy import safe_name
+from vlp_models.data.formats.files import need_root, read_json, read_lines
+from vlp_models.data.formats.splits import safe_name
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams

@@ -19,7 +19,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from vlp_models.data.formats import karpathy
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
@@ -31,11 +30,9 @@ from vlp_models.data.formats.base import (
     image_row,
     is_number,
     join_id,
-    need_root,
-    read_json,
-    read_text,
 )
-from vlp_models.data.formats.photo_lists import is_held_out
+from vlp_models.data.formats.files import need_root, read_json, read_text
+from vlp_models.data.formats.splits import is_held_out, read_karpathy, safe_name
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -79,7 +76,7 @@ def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) ->
                     cut.add(local)
                     continue
                 address = PurePosixPath(urlsplit(get_text(record, "url")).path)
-                file = karpathy.safe_name("/".join(address.parts[-2:]))
+                file = safe_name("/".join(address.parts[-2:]))
                 kept.add(local)
                 tables["images"].append(
                     image_row(
@@ -105,7 +102,7 @@ def _excluded(root: Path, params: SourceParams, tables: Tables) -> set[str]:
     found: set[str] = set()
     for file in params.exclude:
         if file.endswith(".json"):
-            entries = karpathy.read(root / file, tables, sentences=False)
+            entries = read_karpathy(root / file, tables, sentences=False)
             found |= {local for local, entry in entries.items() if entry.split in ("val", "test")}
             continue
         for number, line in enumerate(read_text(root / file, "COCO's ids, one a line").split("\n"), start=1):

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.data.images import MAX_IMAGE_PIXELS
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
 
 BLOCK = tarfile.BLOCKSIZE  # 512: a header, or the unit that contents are padded to
 REGIONS = "regions.safetensors"
-MAX_IMAGE_PIXELS = 50_000_000
 
 _MEGABYTE = 1 << 20
 _MAX_BYTES = {

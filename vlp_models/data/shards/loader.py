@@ -10,73 +10,17 @@ likewise, or of the image instead of the index, where texts share theirs (groupe
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.order import EpochOrder
 from vlp_models.errors import CheckpointError, DataError
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochOrder:
-    """One rank's share of the batches, epoch by epoch.
-
-    batch_size: of all ranks together. Each batch is cut into `world_size` runs of rows, in the order of ranks, whose
-    lengths differ by one at most. So every rank takes the same number of steps and every sample is seen exactly once an
-    epoch, whatever the number of ranks; of an epoch's last batch, where it has fewer samples than ranks, some ranks
-    have none.
-    """
-
-    length: int
-    batch_size: int
-    seed: int
-    shuffle: bool = True
-    drop_last: bool = False
-    rank: int = 0
-    world_size: int = 1
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ValueError(f"batch_size {self.batch_size}, rank {self.rank} of {self.world_size}")
-
-    @property
-    def steps(self) -> int:
-        """Batches an epoch, the same on every rank."""
-        return self.length // self.batch_size if self.drop_last else math.ceil(self.length / self.batch_size)
-
-    def permutation(self, epoch: int) -> NDArray[np.int64]:
-        """int64 [length]: the order all ranks share."""
-        if not self.shuffle:
-            return np.arange(self.length)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.length)
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
-        """The indices of this rank's share of each batch, from batch `start` on."""
-        order = self.permutation(epoch)
-        for step in range(start, self.steps):
-            yield self.share(order[step * self.batch_size : (step + 1) * self.batch_size]).tolist()
-
-    def share(self, batch: NDArray[np.int64]) -> NDArray[np.int64]:
-        """This rank's run of a batch."""
-        first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
-        return batch[first:last]
-
-    def draw(self, epoch: int, index: int) -> int:
-        """The draw of a sample in an epoch."""
-        return draw_of(self.seed, epoch, index)
-
-
-def draw_of(seed: int, epoch: int, index: int) -> int:
-    """The seed of what chance decides for a sample in an epoch: 64 bits."""
-    return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
 class _Drawing(Dataset[Sample]):

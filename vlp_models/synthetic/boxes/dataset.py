@@ -11,17 +11,31 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.progress import track
 
 from vlp_models.errors import DataError
 from vlp_models.params import GeneratorParams
-from vlp_models.synthetic.boxes.descriptions import write_descriptions
-from vlp_models.synthetic.boxes.groups import Example, make_group
-from vlp_models.synthetic.boxes.render import draw
-from vlp_models.synthetic.boxes.scene import structured_rep
+from vlp_models.synthetic.boxes import scene as boxes_scene
+from vlp_models.synthetic.boxes.scene import (
+    BOX,
+    COLOURS,
+    MAX_ITEMS,
+    SHAPES,
+    Box,
+    Item,
+    Scene,
+    draw,
+    structured_rep,
+)
+from vlp_models.synthetic.boxes.sentences import write_sentence
+from vlp_models.synthetic.boxes.words import SIZE_WORDS, Writer, make_writer, plural_of
 
 DIRECTORIES = 80  # as many as NLVR's training split has
 ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
@@ -92,3 +106,204 @@ def _quiet() -> bool:
     from rich.console import Console
 
     return not Console().is_terminal
+
+
+SLOTS = ("left", "middle", "right")
+_WALLS: dict[str, Callable[[Item], bool]] = {
+    "the base": lambda i: i.y + i.size >= BOX,
+    "the roof": lambda i: i.y <= 0,
+    "the left wall": lambda i: i.x <= 0,
+    "the right wall": lambda i: i.x + i.size >= BOX,
+}
+
+
+def write_descriptions(rng: random.Random, scene: Scene, order: Sequence[int], number: int) -> list[str]:
+    """`number` listings of the scene as drawn with box `order[0]` leftmost."""
+    boxes = [scene.boxes[k] for k in order]
+    families = _TOWER if scene.kind == "tower" else _SCATTER
+    chosen = rng.choices([f for _, f in families], [weight for weight, _ in families], k=number)
+    return [family(make_writer(rng, scene), boxes) for family in chosen]
+
+
+def _contents(w: Writer, boxes: Sequence[Box]) -> str:
+    """the left box has two yellow circles a black square and three blue triangles"""
+    slot = w.rng.randrange(3)
+    kinds = Counter(f"{i.colour} {i.shape}" for i in boxes[slot])
+    return f"the {SLOTS[slot]} {w.box} has {_listed(w, kinds, _KINDS)}"
+
+
+def _sizes(w: Writer, boxes: Sequence[Box]) -> str:
+    """the middle box has one small yellow circle and two big black squares"""
+    slot = w.rng.randrange(3)
+    kinds = Counter(f"{SIZE_WORDS[i.size][0]} {i.colour} {i.shape}" for i in boxes[slot])
+    order = [f"{words[0]} {kind}" for words in SIZE_WORDS.values() for kind in _KINDS]
+    return f"the {SLOTS[slot]} {w.box} has {_listed(w, kinds, order)}"
+
+
+def _each_box(w: Writer, boxes: Sequence[Box]) -> str:
+    """the boxes have two one and three yellow items; the towers have two one and three blocks"""
+    what, test = _some_kind(w)
+    counts = [w.number(sum(map(test, box))) if any(map(test, box)) else "no" for box in boxes]
+    return f"the {plural_of(w.box)} have {counts[0]} {counts[1]} and {counts[2]} {plural_of(what)}"
+
+
+def _over_all(w: Writer, boxes: Sequence[Box]) -> str:
+    """there are three yellow two black and four blue items; there are five circles and two squares"""
+    items = [item for box in boxes for item in box]
+    if w.scene.kind == "scatter" and w.chance(0.5):
+        return f"there are {_listed(w, Counter(i.shape for i in items), SHAPES)}"
+    if w.scene.kind == "scatter" and w.chance(0.5):
+        return f"there are {_listed(w, Counter(f'{i.colour} {i.shape}' for i in items), _KINDS)}"
+    kinds = Counter(f"{i.colour} {w.item}" for i in items)
+    return f"there are {_listed(w, kinds, [f'{colour} {w.item}' for colour in COLOURS])}"
+
+
+def _who_has(w: Writer, boxes: Sequence[Box]) -> str:
+    """two boxes have a yellow circle"""
+    what, test = _some_kind(w)
+    n = sum(any(map(test, box)) for box in boxes)
+    box = w.box if n == 1 else plural_of(w.box)
+    return f"{w.number(n) if n else 'no'} {box} {'has' if n == 1 else 'have'} {_a(what)}"
+
+
+def _at_walls(w: Writer, boxes: Sequence[Box]) -> str:
+    """a yellow circle and two black squares are touching the base; in the left box nothing is touching the wall"""
+    slot = w.rng.randrange(4)
+    items = [item for box in boxes for item in box] if slot == 3 else boxes[slot]
+    if w.chance(0.4):
+        wall, test = w.one_of("the wall", "the edge"), lambda i: i.gap_to_nearest_wall() <= 0
+    else:
+        wall, test = w.one_of(*_WALLS.items())
+    kinds = Counter(f"{i.colour} {i.shape}" for i in items if test(i))
+    where = "" if slot == 3 else f"in the {SLOTS[slot]} {w.box} "
+    is_are = "is" if kinds.total() <= 1 else "are"
+    return f"{where}{_listed(w, kinds, _KINDS) if kinds else 'nothing'} {is_are} touching {wall}"
+
+
+def _levels(w: Writer, boxes: Sequence[Box]) -> str:
+    """the left tower has three blocks yellow at the base black and blue at the top"""
+    slot = w.rng.randrange(3)
+    colours = [item.colour for item in boxes[slot]]
+    n = len(colours)
+    start = f"the {SLOTS[slot]} {w.box} has {w.number(n)} {w.item if n == 1 else plural_of(w.item)} {colours[0]}"
+    if n == 1:
+        return start
+    return f"{start} at the base {''.join(f'{colour} ' for colour in colours[1:-1])}and {colours[-1]} at the top"
+
+
+def _ends(w: Writer, boxes: Sequence[Box]) -> str:
+    """the bases of the towers are yellow black and yellow"""
+    part, level = w.one_of(("base", 0), ("top", -1))
+    colours = [box[level].colour for box in boxes]
+    return f"the {part}s of the {plural_of(w.box)} are {colours[0]} {colours[1]} and {colours[2]}"
+
+
+def _stacks(w: Writer, boxes: Sequence[Box]) -> str:
+    """in the left tower a black block is on a yellow block a blue block is on a black block"""
+    high = [slot for slot in range(3) if len(boxes[slot]) > 1]
+    if not high:
+        return _levels(w, boxes)
+    slot = w.rng.choice(high)
+    colours = [item.colour for item in boxes[slot]]
+    on = w.one_of("on", "above")
+    pairs = [f"a {b} {w.item} {on} a {a} {w.item}" for a, b in pairwise(colours)]
+    return f"in the {SLOTS[slot]} {w.box} there is {' and '.join(pairs)}"
+
+
+def _some_kind(w: Writer) -> tuple[str, Callable[[Item], bool]]:
+    colour, shape = w.one_of(*COLOURS), w.one_of(*SHAPES)
+    roll = w.rng.random()
+    if w.scene.kind == "tower":
+        return (f"{colour} {w.item}", lambda i: i.colour == colour) if roll < 0.7 else (w.item, lambda i: True)
+    if roll < 0.45:
+        return f"{colour} {shape}", lambda i: i.colour == colour and i.shape == shape
+    if roll < 0.7:
+        return f"{colour} {w.item}", lambda i: i.colour == colour
+    return (shape, lambda i: i.shape == shape) if roll < 0.9 else (w.item, lambda i: True)
+
+
+_KINDS = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
+
+
+def _listed(w: Writer, kinds: Counter[str], order: Iterable[str]) -> str:
+    """`two yellow circles a black square and a blue square`, in a fixed order, without commas: NLVR's have few."""
+    parts = []
+    for kind in order:
+        if n := kinds[kind]:
+            parts.append(f"{w.number(n)} {kind if n == 1 else plural_of(kind)}")
+    return " ".join([*parts[:-1], "and", parts[-1]]) if len(parts) > 1 else "".join(parts) or "nothing"
+
+
+def _a(what: str) -> str:
+    return f"an {what}" if what[0] in "aeiou" else f"a {what}"
+
+
+_SCATTER: list[tuple[float, Callable[[Writer, Sequence[Box]], str]]] = [
+    (5, _contents),
+    (1, _sizes),
+    (2, _each_box),
+    (2, _over_all),
+    (1, _who_has),
+    (4, _at_walls),
+]
+_TOWER: list[tuple[float, Callable[[Writer, Sequence[Box]], str]]] = [
+    (5, _levels),
+    (2, _ends),
+    (2, _stacks),
+    (2, _each_box),
+    (1, _over_all),
+    (1, _who_has),
+]
+
+SIMPLE_ITEMS = 2
+
+
+_TRIES = 60  # sentences tried for each one wanted, before the group is given up
+
+
+@dataclass
+class Example:
+    """A scene and what is said of it: (number of the sentence within its group, text, label)."""
+
+    scene: Scene
+    said: list[tuple[int, str, bool]] = field(default_factory=list)
+
+
+def make_group(rng: random.Random, statements: int, *, simple: bool = False) -> list[Example]:
+    """Four scenes with about `statements` labelled sentences each, at least one and never more.
+
+    `simple`: few items a box, one fact a sentence.
+    """
+    while True:
+        group = _scenes(rng, SIMPLE_ITEMS if simple else MAX_ITEMS)
+        for number in range(_TRIES * statements):
+            open_ = [example for example in group if len(example.said) < statements]
+            if len(open_) < 2:
+                break
+            _say(rng, number, open_, simple)
+        if all(example.said for example in group):
+            return group
+
+
+def _scenes(rng: random.Random, max_items: int) -> list[Example]:
+    kind: Literal["tower", "scatter"] = "tower" if rng.random() < 0.47 else "scatter"
+    one, two = (boxes_scene.sample(rng, kind, max_items) for _ in range(2))
+    return [Example(scene) for scene in (one, two, _alter(rng, one, max_items), _alter(rng, two, max_items))]
+
+
+def _alter(rng: random.Random, scene: Scene, max_items: int) -> Scene:
+    change = boxes_scene.edit if rng.random() < 0.6 else boxes_scene.rearrange
+    return change(rng, scene, max_items)
+
+
+def _say(rng: random.Random, number: int, examples: list[Example], simple: bool) -> None:
+    """Adds one sentence to as many scenes it is true of as it is false of, those with the fewest sentences first."""
+    sentence = write_sentence(rng, rng.choice(examples).scene, simple=simple)
+    rng.shuffle(examples)
+    examples.sort(key=lambda example: len(example.said))
+    labels = [(example, sentence.test(example.scene)) for example in examples]
+    true = [example for example, label in labels if label]
+    false = [example for example, label in labels if not label]
+    for with_true, with_false in zip(true, false, strict=False):
+        with_true.said.append((number, sentence.text, True))
+        with_false.said.append((number, sentence.text, False))

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from vlp_models.synthetic.boxes.contents import content, has_stacked, level_is, stacked_words, tower_level
 from vlp_models.synthetic.boxes.scene import COLOURS, Box, Scene
-from vlp_models.synthetic.boxes.style import scribble
 from vlp_models.synthetic.boxes.words import (
     BoxTest,
     Noun,
@@ -329,3 +328,30 @@ _TOWER: list[tuple[float, Callable[[Writer], Sentence]]] = [
     (2, _same_part),
 ]
 _SIMPLE = (_count_all, _level_of_towers, _stacked_anywhere, _of_the_three, _one_colour)
+
+
+_SLIPS = (("at least", "atleast"), ("at least", "t least"), ("there is a ", "there is "), ("  ", " "), (" a ", " as "))
+
+
+def scribble(rng: random.Random, text: str) -> str:
+    """`text` as one of NLVR's writers might have typed it."""
+    if text.startswith("there are") and rng.random() < 0.01:
+        text = text.replace("there are", "there is", 1)
+    if rng.random() < 0.02:
+        old, new = rng.choice(_SLIPS)
+        text = text.replace(old, new, 1)
+    if rng.random() < 0.02:
+        text = _typo(rng, text)
+    if rng.random() < 0.75:
+        text = text[0].upper() + text[1:]
+    return text + "." if rng.random() < 0.55 else text
+
+
+def _typo(rng: random.Random, text: str) -> str:
+    at = rng.randrange(1, len(text) - 1)
+    kind = rng.randrange(3)
+    if kind == 0:
+        return text[:at] + text[at + 1 :]
+    if kind == 1:
+        return text[:at] + text[at] + text[at:]
+    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]

@@ -20,9 +20,17 @@ from typing import Any
 import numpy as np
 
 from vlp_models.data.views import ENTAILMENT
-from vlp_models.synthetic.scenes.claims import AtLeast, Claim, Colours, Description, Exactly, Located
-from vlp_models.synthetic.scenes.language import LEXICON, NUMBERS
-from vlp_models.synthetic.scenes.world import COLOURS, PLACES, SHAPES, Scene
+from vlp_models.synthetic.scenes.language import (
+    LEXICON,
+    NUMBERS,
+    AtLeast,
+    Claim,
+    Colours,
+    Description,
+    Exactly,
+    Located,
+)
+from vlp_models.synthetic.scenes.scene import COLOURS, PLACES, SHAPES, Scene
 
 FILES = {"train": "snli_ve_train.jsonl", "val": "snli_ve_dev.jsonl", "test": "snli_ve_test.jsonl"}
 ANNOTATORS = 5

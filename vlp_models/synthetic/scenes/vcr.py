@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.synthetic.scenes.questions import REGIONS, alone, region_of
-from vlp_models.synthetic.scenes.world import COLOURS, Scene, SceneObject
+from vlp_models.synthetic.scenes.scene import COLOURS, Scene, SceneObject
 
 CHOICES = 4
 CORNERS = tuple(region for region in REGIONS if region != "middle")

@@ -7,12 +7,14 @@ alike, and what is held out of one is held out of the others.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from vlp_models.data.formats import karpathy
-from vlp_models.data.formats.base import Tables, bucket_of, is_utf8, read_text
+from vlp_models.data.formats.base import RecordError, Tables, get, get_id, get_sentence, get_text, is_utf8
+from vlp_models.data.formats.files import read_records, read_text
 from vlp_models.data.images import FORMATS
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -71,7 +73,7 @@ def read_lists(name: str, params: SourceParams, root: Path, official: Mapping[st
     """
     folders = text_folders(root)
     if params.karpathy:
-        entries = karpathy.read(_find(params.karpathy, folders), tables, sentences=False)
+        entries = read_karpathy(_find(params.karpathy, folders), tables, sentences=False)
         found = {photo_id(entry.filename): entry.split for entry in entries.values()}
         names = {photo_id(entry.filename): entry.filename for entry in entries.values()}
     else:
@@ -111,3 +113,65 @@ def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, s
             tables.set_aside("images", "", "split_disjoint", reason, provenance)
         elif Path(line.strip()).suffix.lower() in FORMATS:
             names.setdefault(photo, line.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class KarpathyEntry:
+    """One image of the split file. `sentences` are (id, text)."""
+
+    split: str
+    filepath: str  # folder below the images' directory: `val2014`, or empty
+    filename: str
+    sentences: tuple[tuple[str, str], ...]
+    provenance: str
+
+
+def read_karpathy(path: Path, tables: Tables, sentences: bool) -> dict[str, KarpathyEntry]:
+    """Image id -> entry; `sentences=False` skips the captions, for datasets that have them in a file of their own.
+
+    Raises:
+        DataError: the file is missing or not a Karpathy split file.
+    """
+    entries: dict[str, KarpathyEntry] = {}
+    for provenance, record in read_records(path, "images", "a Karpathy split file"):
+        with tables.record("images", provenance):
+            filename = safe_name(get_text(record, "filename"))
+            image_id = get_id(record, "cocoid") if "cocoid" in record else PurePosixPath(filename).stem
+            split = get_text(record, "split")
+            entry = KarpathyEntry(
+                split="train" if split == "restval" else split,
+                filepath=safe_name(get_text(record, "filepath")) if record.get("filepath") else "",
+                filename=filename,
+                sentences=tuple(_sentences(record, tables, provenance)) if sentences else (),
+                provenance=provenance,
+            )
+            if image_id in entries:
+                first = entries[image_id]
+                raise RecordError(
+                    f"image {image_id} is listed again, as {entry.split}; {first.provenance} has it as {first.split}",
+                    rule="id_unique",
+                )
+            entries[image_id] = entry
+    return entries
+
+
+def safe_name(name: str) -> str:
+    """A relative path as an annotation file writes it; one that leaves the dataset's directory is refused."""
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise RecordError(f"{name!r} is not a path inside the dataset", rule="path_inside")
+    return name
+
+
+def _sentences(record: Any, tables: Tables, provenance: str) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for index, sentence in enumerate(get(record, "sentences", list)):
+        with tables.record("captions", f"{provenance}.sentences[{index}]"):
+            pairs.append((get_id(sentence, "sentid"), get_sentence(sentence, "raw")))
+    return pairs
+
+
+def bucket_of(name: str) -> float:
+    """In [0, 1), by a hash of the name, the same on every machine: what a dataset without splits is divided by."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

@@ -29,16 +29,13 @@ from rich.progress import track
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import ParamsError
 from vlp_models.params import GeneratorParams
-from vlp_models.synthetic.scenes.alt_texts import Noise, alt_text
-from vlp_models.synthetic.scenes.answers import annotate
-from vlp_models.synthetic.scenes.captions import captions
+from vlp_models.synthetic.scenes.captions import Noise, alt_text, captions
 from vlp_models.synthetic.scenes.entailment import write_hypotheses
+from vlp_models.synthetic.scenes.image_pairs import write_pairs
 from vlp_models.synthetic.scenes.language import words_of
-from vlp_models.synthetic.scenes.pairs import write_pairs
-from vlp_models.synthetic.scenes.questions import Balance, choose
-from vlp_models.synthetic.scenes.render import render
+from vlp_models.synthetic.scenes.questions import Balance, annotate, choose
+from vlp_models.synthetic.scenes.scene import CATEGORIES, Scene, render, sample_scene
 from vlp_models.synthetic.scenes.vcr import write_vcr
-from vlp_models.synthetic.scenes.world import CATEGORIES, Scene, sample_scene
 
 PROCESSES = 2
 MIN_SIDE, MAX_SIDE = 64, 1024
@@ -308,3 +305,28 @@ def _polygon_area(points: list[tuple[float, float]]) -> float:
 
 def _dump(value: Any, path: Path) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+
+
+SIDE = 64  # pixels, at which objects are kept from covering each other
+STREAM = 77  # apart from the seeds of drawn scenes: the same seed there gives other scenes
+
+
+def write_sentences(params: GeneratorParams, directory: Path) -> dict[str, int]:
+    """train, val and test count scenes.
+
+    Raises:
+        ParamsError: a number of params.yaml is out of range.
+    """
+    if not 0 <= params.misspelled <= 1:
+        raise ParamsError(f"params.yaml: `generate`: `misspelled` must be 0 to 1; found {params.misspelled}")
+    directory.mkdir(parents=True, exist_ok=True)
+    counts = {}
+    for number, split in enumerate(SPLITS):
+        rng = np.random.default_rng([params.seed, number, STREAM])
+        lines: list[str] = []
+        for _ in range(getattr(params, split)):
+            lines += captions(sample_scene(rng, image_id="", split=split, side=SIDE), rng, params.misspelled)
+        shuffled = [lines[i] for i in rng.permutation(len(lines))]
+        (directory / f"{split}.txt").write_text("".join(f"{line}\n" for line in shuffled), encoding="utf-8")
+        counts[split] = len(lines)
+    return {**counts, "texts": sum(counts.values())}

@@ -24,9 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.synthetic.scenes.claims import Description
-from vlp_models.synthetic.scenes.language import NUMBERS
-from vlp_models.synthetic.scenes.world import COLOURS, SHAPES, TEXTURES, Scene
+from vlp_models.synthetic.scenes.language import NUMBERS, Description
+from vlp_models.synthetic.scenes.scene import COLOURS, SHAPES, TEXTURES, Scene
 
 DIRECTORIES = {"train": 0, "val": 1}  # of the official train
 VALIDATION = str(DIRECTORIES["val"])  # `validation_directories` of a dataset that reads these files

@@ -1,13 +1,113 @@
-"""CSV files with a header and quotes: the rows as dicts, and a line with broken quoting costs that line alone."""
+"""TODO: say what this file is."""
 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TextIO
 
-from vlp_models.data.formats.base import Tables, open_lines
+from vlp_models.data.formats.base import RecordError, Tables, _short
 from vlp_models.errors import DataError
+
+
+def read_text(path: Path, purpose: str) -> str:
+    """The file's text without a byte-order mark; bytes that are not UTF-8 survive as surrogates (see `is_utf8`)."""
+    with _readable(path, purpose):
+        return path.read_bytes().decode("utf-8-sig", "surrogateescape")
+
+
+def open_lines(path: Path, purpose: str, *, universal: bool = False) -> Iterator[str]:
+    """The lines of `read_text(path).split("\\n")`, one at a time: what a large file is read by.
+
+    universal: `\\r` and `\\r\\n` end lines as well.
+    """
+    with _readable(path, purpose):
+        file = path.open(encoding="utf-8-sig", errors="surrogateescape", newline=None if universal else "\n")
+    with file:
+        ended = True
+        while line := _next_line(file, path, purpose):
+            ended = line.endswith("\n")
+            yield line.removesuffix("\n")
+        if ended:
+            yield ""
+
+
+def _next_line(file: TextIO, path: Path, purpose: str) -> str:
+    with _readable(path, purpose):
+        return file.readline()
+
+
+@contextmanager
+def _readable(path: Path, purpose: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file ({purpose}); check the paths of this dataset in params.yaml") from None
+    except OSError as error:
+        raise DataError(f"{path}: can't be read ({purpose}): {error.strerror}") from None
+
+
+def read_json(path: Path, purpose: str) -> Any:
+    """A JSON file; `DataError` names it and the place where it stops being JSON."""
+    try:
+        return json.loads(read_text(path, purpose))
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{error.lineno}: not JSON ({error.msg}, column {error.colno}); "
+            f"this should be {purpose}; download or write it again"
+        ) from None
+    except RecursionError:
+        raise DataError(f"{path}: nested too deeply for {purpose}") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise DataError(f"{path}: not {purpose}: {error}") from None
+
+
+def read_records(path: Path, key: str, purpose: str) -> Iterator[tuple[str, Any]]:
+    """(provenance, record) of the list under `key` of a JSON file: `captions.json#annotations[17]`."""
+    document = read_json(path, purpose)
+    if not isinstance(document, dict) or not isinstance(document.get(key), list):
+        found = f"the keys {', '.join(map(str, document))}" if isinstance(document, dict) else type(document).__name__
+        raise DataError(f"{path}: not {purpose}: expected a list under `{key}`, found {found}")
+    for index, record in enumerate(document[key]):
+        yield f"{path.name}#{key}[{index}]", record
+
+
+def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(provenance, object) of each line of a JSON-lines file: `dev.json:12`. Malformed lines go to quarantine.
+
+    Raises:
+        DataError: the file is missing, or none of its lines is a JSON object.
+    """
+    good = bad = 0
+    # split on "\n" alone: str.splitlines also breaks at U+2028, which JSON strings may hold
+    for number, line in enumerate(open_lines(path, purpose), start=1):
+        if not line.strip():
+            continue
+        provenance = f"{path.name}:{number}"
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise RecordError(f"expected an object, found {_short(record)}")
+        except (ValueError, RecursionError) as error:
+            bad += 1
+            tables.set_aside(table, "", "record_readable", f"not a JSON object: {error}", provenance)
+            continue
+        good += 1
+        yield provenance, record
+    if bad and not good:
+        raise DataError(f"{path}: not {purpose}: none of its {bad} lines is a JSON object")
+
+
+def need_root(base: Path, root: str, way_out: str) -> Path:
+    """The dataset's directory, or a `DataError` that says where it was looked for and how to get it."""
+    path = base / root
+    if not path.is_dir():
+        raise DataError(f"{path.absolute()}: no such directory; {way_out}")
+    return path
+
 
 MAX_RECORD_LINES = 50  # of a text that has line breaks
 

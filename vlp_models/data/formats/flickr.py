@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id, open_lines
-from vlp_models.data.formats.csv_records import read_csv
-from vlp_models.data.formats.karpathy import safe_name
-from vlp_models.data.formats.photo_lists import photo_id, stem
+from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id
+from vlp_models.data.formats.files import need_root, open_lines, read_csv
+from vlp_models.data.formats.splits import photo_folder, photo_id, read_lists, safe_name, stem, text_folders
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -128,3 +127,50 @@ def _piped(line: str) -> tuple[str, str, str]:
     if len(parts) != 3 or not (parts[0] and parts[1].isascii() and parts[1].isdigit()):
         raise RecordError("not a file, a number and a caption with | between")
     return parts[0], parts[1], parts[2]
+
+
+FLICKR8K_LISTS = {
+    "train": "Flickr_8k.trainImages.txt",
+    "val": "Flickr_8k.devImages.txt",
+    "test": "Flickr_8k.testImages.txt",
+}
+FLICKR8K_CAPTIONS = {"Flickr8k.token.txt": read_tokens, "captions.txt": read_quoted}
+
+
+def read_flickr8k(name: str, params: SourceParams, base: Path) -> Tables:
+    """
+    Raises:
+        DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither form.
+    """
+    root = need_root(base, params.root, "Flickr8k comes on request; set data.<name>.root to its folder")
+    tables = Tables()
+    there = [(folder / file, reader) for file, reader in FLICKR8K_CAPTIONS.items() for folder in text_folders(root)]
+    found = next(((path, reader) for path, reader in there if path.is_file()), None)
+    if found is None:
+        raise DataError(f"{root}: holds none of {', '.join(FLICKR8K_CAPTIONS)}; is it Flickr8k's folder?")
+    path, reader = found
+    listed = read_lists(name, params, root, FLICKR8K_LISTS, tables)
+    fill(tables, name, params, reader(path, tables), listed.splits, photo_folder(root, params.images))
+    return tables
+
+
+FLICKR30K_LISTS = {"train": "train.txt", "val": "val.txt", "test": "test.txt"}
+FLICKR30K_CAPTIONS = {"results_20130124.token": read_tokens, "results.csv": read_piped}
+
+
+def read_flickr30k(name: str, params: SourceParams, base: Path) -> Tables:
+    """
+    Raises:
+        DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither form.
+    """
+    root = need_root(base, params.root, "Flickr30k comes on request; set data.<name>.root to its folder")
+    tables = Tables()
+    found = next(
+        ((root / file, reader) for file, reader in FLICKR30K_CAPTIONS.items() if (root / file).is_file()), None
+    )
+    if found is None:
+        raise DataError(f"{root}: holds none of {', '.join(FLICKR30K_CAPTIONS)}; is it Flickr30k's folder?")
+    path, reader = found
+    listed = read_lists(name, params, root, FLICKR30K_LISTS, tables)
+    fill(tables, name, params, reader(path, tables), listed.splits, photo_folder(root, params.images))
+    return tables

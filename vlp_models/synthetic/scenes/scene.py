@@ -1,0 +1,313 @@
+"""What a scene is made of: objects with attributes and places, and the relations that follow from the places."""
+
+from __future__ import annotations
+
+import colorsys
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter
+
+SHAPES = ("circle", "square", "triangle", "star")
+COLOURS = ("red", "yellow", "green", "blue", "purple", "black")
+SIZES = ("small", "large")
+TEXTURES = ("solid", "striped", "dotted")
+RELATIONS = ("left", "right", "above", "below")
+PLACES = ("middle", "top", "bottom", "left", "right")
+CATEGORIES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
+
+MIN_OBJECTS, MAX_OBJECTS = 2, 8
+# How often a scene gets 2, 3, ... 8 objects: small scenes prevail, since words ground fastest where little is to see.
+OBJECT_COUNTS = (0.22, 0.22, 0.18, 0.14, 0.10, 0.08, 0.06)
+MIN_VISIBLE = 0.42  # of every object's pixels, whatever lies over it
+RELATION_MARGIN = 0.08  # fraction of the side by which two centres must differ
+MIDDLE = 0.2  # how far from the centre "in the middle" reaches, along each axis
+EDGE = 0.4  # how far from an edge "at the top" and the like reach
+
+_RADIUS = {"small": (0.072, 0.09), "large": (0.135, 0.165)}  # fractions of the side
+_TURN = {"circle": 0.0, "square": 0.3, "triangle": 0.35, "star": 0.6}  # most radians either way
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneObject:
+    """One object. Later objects of a scene lie over earlier ones."""
+
+    shape: str
+    colour: str
+    size: str
+    texture: str
+    x: float  # centre, as a fraction of the side
+    y: float
+    radius: float  # nominal, as a fraction of the side
+    angle: float  # radians
+    box: tuple[int, int, int, int]  # pixels that can be seen: x1, y1, x2, y2, the last two exclusive
+    visible: float  # share of its pixels that nothing covers
+
+    def points(self, side: float) -> list[tuple[float, float]]:
+        """The outline in an image of `side` pixels."""
+        return outline(self.shape, self.x * side, self.y * side, self.radius * side, self.angle)
+
+    @property
+    def category(self) -> str:
+        return f"{self.colour} {self.shape}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A scene graph. Its relations are not stored: they follow from the objects' centres."""
+
+    image_id: str
+    split: str
+    side: int  # pixels
+    objects: tuple[SceneObject, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(raw: dict[str, Any]) -> Scene:
+        """Reads one line of scenes.jsonl."""
+        objects = tuple(SceneObject(**{**o, "box": tuple(o["box"])}) for o in raw["objects"])
+        return Scene(image_id=str(raw["image_id"]), split=raw["split"], side=raw["side"], objects=objects)
+
+
+def related(a: SceneObject, relation: str, b: SceneObject) -> bool:
+    """Whether `a` is left of, right of, above or below `b`: their centres differ by more than the margin."""
+    if relation == "left":
+        return b.x - a.x > RELATION_MARGIN
+    if relation == "right":
+        return a.x - b.x > RELATION_MARGIN
+    if relation == "above":
+        return b.y - a.y > RELATION_MARGIN
+    return a.y - b.y > RELATION_MARGIN
+
+
+def located(a: SceneObject, place: str) -> bool:
+    """Whether `a` is in the middle, at the top, at the bottom, on the left or on the right of the picture."""
+    if place == "middle":
+        return abs(a.x - 0.5) < MIDDLE and abs(a.y - 0.5) < MIDDLE
+    if place == "top":
+        return a.y < EDGE
+    if place == "bottom":
+        return a.y > 1 - EDGE
+    return a.x < EDGE if place == "left" else a.x > 1 - EDGE
+
+
+def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: int) -> Scene:
+    """Draws a scene of 2 to 8 objects.
+
+    Shapes and colours cluster (their weights are Dirichlet draws), so that counts vary widely and unique objects
+    are common in small scenes. An object that finds no place where everything stays visible is left out.
+    """
+    shape_weights = rng.dirichlet([1.0] * len(SHAPES))
+    colour_weights = rng.dirichlet([0.8] * len(COLOURS))
+    crowded = rng.random() < 0.45
+    wanted = MIN_OBJECTS + int(rng.choice(len(OBJECT_COUNTS), p=OBJECT_COUNTS))
+    placed: list[SceneObject] = []
+    masks: list[NDArray[np.bool_]] = []
+    for _ in range(wanted):
+        shape = SHAPES[rng.choice(len(SHAPES), p=shape_weights)]
+        colour = COLOURS[rng.choice(len(COLOURS), p=colour_weights)]
+        texture = TEXTURES[rng.choice(len(TEXTURES), p=[0.5, 0.25, 0.25])]
+        size = SIZES[int(rng.random() < 0.4)]
+        for attempt in range(40):
+            if attempt == 25:
+                size = "small"
+            radius = rng.uniform(*_RADIUS[size])
+            margin = radius * 1.3
+            new = SceneObject(
+                shape=shape,
+                colour=colour,
+                size=size,
+                texture=texture,
+                x=round(float(rng.uniform(margin, 1 - margin)), 4),
+                y=round(float(rng.uniform(margin, 1 - margin)), 4),
+                radius=round(float(radius), 4),
+                angle=round(float(rng.uniform(-_TURN[shape], _TURN[shape])), 4),
+                box=(0, 0, 0, 0),
+                visible=1.0,
+            )
+            if not crowded and any(_touch(new, other) for other in placed):
+                continue
+            mask = covered(new.points(side), side)
+            if all(_visible(m, [*masks[i + 1 :], mask]) >= MIN_VISIBLE for i, m in enumerate(masks)):
+                placed.append(new)
+                masks.append(mask)
+                break
+    objects = tuple(_as_seen(o, masks[i], masks[i + 1 :]) for i, o in enumerate(placed))
+    return Scene(image_id=image_id, split=split, side=side, objects=objects)
+
+
+def _touch(a: SceneObject, b: SceneObject) -> bool:
+    return math.hypot(a.x - b.x, a.y - b.y) < 1.2 * (a.radius + b.radius)
+
+
+def _visible(mask: NDArray[np.bool_], above: list[NDArray[np.bool_]]) -> float:
+    return _uncovered(mask, above).sum() / mask.sum()
+
+
+def _uncovered(mask: NDArray[np.bool_], above: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    for other in above:
+        mask = mask & ~other
+    return mask
+
+
+def _as_seen(a: SceneObject, mask: NDArray[np.bool_], above: list[NDArray[np.bool_]]) -> SceneObject:
+    """`a` with the box of its visible pixels and the share of them."""
+    seen = _uncovered(mask, above)
+    rows, columns = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
+    box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
+    return dataclasses.replace(a, box=box, visible=round(float(seen.sum() / mask.sum()), 3))
+
+
+Point = tuple[float, float]
+
+# Circumradius over nominal radius, so that the four shapes cover similar areas (a star is thin, a square is full).
+_REACH = {"circle": 1.0, "square": 1.22, "triangle": 1.32, "star": 1.34}
+_STAR_WAIST = 0.5  # inner over outer radius
+_CIRCLE_POINTS = 48
+
+
+def outline(shape: str, x: float, y: float, radius: float, angle: float) -> list[Point]:
+    """The corners of a shape around (x, y), in pixels; `angle` in radians turns it clockwise on the screen."""
+    reach = radius * _REACH[shape]
+    if shape == "circle":
+        corners, radii, first = _CIRCLE_POINTS, [reach], 0.0
+    elif shape == "square":
+        corners, radii, first = 4, [reach], math.pi / 4
+    elif shape == "triangle":
+        corners, radii, first = 3, [reach], -math.pi / 2
+    else:
+        corners, radii, first = 10, [reach, reach * _STAR_WAIST], -math.pi / 2
+    return [
+        (
+            x + radii[k % len(radii)] * math.cos(first + angle + 2 * math.pi * k / corners),
+            y + radii[k % len(radii)] * math.sin(first + angle + 2 * math.pi * k / corners),
+        )
+        for k in range(corners)
+    ]
+
+
+def covered(points: list[Point], size: int) -> NDArray[np.bool_]:
+    """bool [size, size]: the pixels inside an outline."""
+    mask = Image.new("L", (size, size))
+    ImageDraw.Draw(mask).polygon(points, fill=1)
+    return np.asarray(mask, dtype=bool)
+
+
+Floats = NDArray[np.floating[Any]]
+
+SUPERSAMPLING = 3
+_RGB = {  # 0-255; each object's colour varies a little around these
+    "red": (214, 40, 44),
+    "yellow": (246, 205, 40),
+    "green": (46, 160, 67),
+    "blue": (38, 104, 214),
+    "purple": (142, 58, 180),
+    "black": (42, 42, 46),
+}
+_SECOND = {"black": 0.62}  # how far a texture's second tone goes towards white; black needs more to show
+_STRIPES = 4.2  # pixels a stripe pair, at a side of 128; dots are a little wider apart
+
+
+def render(scene: Scene, rng: np.random.Generator) -> Image.Image:
+    """Draws a scene as an RGB image of `side` x `side` pixels; `rng` decides everything the scene graph does not."""
+    side, big = scene.side, scene.side * SUPERSAMPLING
+    ground = _background(side, rng) * _shadows(scene)[:, :, None]
+    canvas = Image.fromarray(np.clip(ground, 0, 255).astype(np.uint8)).resize((big, big), Image.Resampling.BILINEAR)
+    for item in scene.objects:
+        _paint(canvas, item, big, rng)
+    pixels = np.asarray(canvas.reduce(SUPERSAMPLING), dtype=np.float32)
+    noise = rng.standard_normal((side, side, 3), dtype=np.float32) * np.float32(rng.uniform(1.5, 6.0))
+    return Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8))
+
+
+def _paint(canvas: Image.Image, item: SceneObject, big: int, rng: np.random.Generator) -> None:
+    """Pastes one object onto the supersampled canvas."""
+    points = item.points(big)
+    border = 2 * SUPERSAMPLING
+    x1, y1 = (max(0, int(min(p[axis] for p in points)) - border) for axis in (0, 1))
+    x2, y2 = (min(big, int(max(p[axis] for p in points)) + border) for axis in (0, 1))
+    local = [(x - x1, y - y1) for x, y in points]
+    base = np.clip(np.array(_RGB[item.colour]) + rng.uniform(-14, 14, 3), 0, 255).astype(np.float32)
+    tones = _tones(item, base, (y2 - y1, x2 - x1), big, rng)
+    # Light falls from the upper left.
+    height, width = tones.shape[:2]
+    light = 1.12 - 0.24 * (np.linspace(0, 1, height)[:, None] + np.linspace(0, 1, width)[None, :]) / 2
+    patch = Image.fromarray(np.clip(tones * light[:, :, None], 0, 255).astype(np.uint8))
+    edge = tuple(int(v) for v in base * 0.55)
+    ImageDraw.Draw(patch).line([*local, local[0], local[1]], fill=edge, width=2 * SUPERSAMPLING, joint="curve")
+    mask = Image.new("L", patch.size)
+    ImageDraw.Draw(mask).polygon(local, fill=255)
+    canvas.paste(patch, (x1, y1), mask)
+
+
+def _tones(item: SceneObject, base: Floats, shape: tuple[int, int], big: int, rng: np.random.Generator) -> Floats:
+    """float32 [height, width, 3]: the object's own colour, with stripes or dots of a lighter tone."""
+    tones = np.broadcast_to(base, (*shape, 3))
+    if item.texture == "solid":
+        return tones
+    second = base + (255 - base) * np.float32(_SECOND.get(item.colour, 0.68))
+    rows, columns = np.mgrid[: shape[0], : shape[1]].astype(np.float32)
+    angle, phase = rng.uniform(0, np.pi), rng.uniform(0, 2 * np.pi, 2)
+    pitch = 2 * np.pi / (_STRIPES * big / 128 * rng.uniform(1.0, 1.25))
+    along = (columns * np.cos(angle) + rows * np.sin(angle)) * pitch + phase[0]
+    if item.texture == "striped":
+        lit = np.sin(along * 0.8) > 0.1
+    else:
+        across = (rows * np.cos(angle) - columns * np.sin(angle)) * pitch + phase[1]
+        lit = np.sin(along * 0.8) + np.sin(across * 0.8) > 0.75
+    return np.where(lit[:, :, None], second, tones)
+
+
+def _shadows(scene: Scene) -> Floats:
+    """float32 [side, side]: how much light reaches the ground, 1 outside the objects' soft shadows."""
+    side = scene.side
+    mask = Image.new("L", (side, side))
+    draw = ImageDraw.Draw(mask)
+    shift = 0.016 * side
+    for item in scene.objects:
+        draw.polygon([(x + shift, y + shift) for x, y in item.points(side)], fill=255)
+    blurred = np.asarray(mask.filter(ImageFilter.BoxBlur(side / 64)), dtype=np.float32)
+    return 1 - 0.34 * blurred / 255
+
+
+def _background(side: int, rng: np.random.Generator) -> Floats:
+    """float32 [side, side, 3]: two muted colours mixed by one of seven patterns, plus low grain."""
+    first, second = _muted(rng), _muted(rng)
+    rows, columns = np.mgrid[:side, :side].astype(np.float32) / side
+    kind, angle = rng.integers(7), rng.uniform(0, 2 * np.pi)
+    ramp = (columns - 0.5) * np.cos(angle) + (rows - 0.5) * np.sin(angle)
+    mix: Floats
+    if kind == 0:
+        mix = np.zeros((side, side))
+    elif kind == 1:
+        mix = ramp + 0.5
+    elif kind == 2:
+        mix = np.hypot(columns - rng.uniform(0.2, 0.8), rows - rng.uniform(0.2, 0.8)) * 1.3
+    elif kind == 3:  # broad soft stripes
+        mix = 0.35 + 0.25 * np.sin(ramp * 2 * np.pi * rng.uniform(2, 6))
+    elif kind == 4:  # checks
+        cell = rng.integers(3, 8)
+        mix = 0.4 * ((np.floor(columns * cell) + np.floor(rows * cell)) % 2)
+    elif kind == 5:  # horizon
+        mix = 0.7 / (1 + np.exp(-(rows - rng.uniform(0.35, 0.75)) * 40)) + 0.2 * rows
+    else:  # clouds
+        mix = _clouds(side, int(rng.integers(3, 9)), rng)
+    mix = np.clip(mix + 0.06 * (_clouds(side, 24, rng) - 0.5), 0, 1)[:, :, None]
+    return ((1 - mix) * first + mix * second).astype(np.float32)
+
+
+def _clouds(side: int, cells: int, rng: np.random.Generator) -> Floats:
+    coarse = Image.fromarray((rng.random((cells, cells)) * 255).astype(np.uint8))
+    return np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC), dtype=np.float32) / 255
+
+
+def _muted(rng: np.random.Generator) -> Floats:
+    """A colour that no object has: pale and light."""
+    hue, saturation, value = rng.random(), rng.uniform(0.03, 0.26), rng.uniform(0.62, 0.97)
+    return np.array(colorsys.hsv_to_rgb(hue, saturation, value)) * 255
