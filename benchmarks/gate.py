@@ -176,7 +176,7 @@ def main() -> None:
     results = {
         "about": {
             "study_deviation": round(deviation, 3),
-            "seed_deviation_without_items": round(world.seed * world.points, 3),
+            "seed_std_without_items": round(world.seed * world.points, 3),
             "assumed_disagreement": DISAGREE,
             "drawn": check(world, 400, rng),
         },

@@ -11,7 +11,7 @@ from typing import Any
 from flows.pipeline import Outcome
 from vlp_models.common.redaction import redact
 from vlp_models.params import Params
-from vlp_models.registry.receipts import challenger_of, numbers_of, read_decisions, read_registered, value_of
+from vlp_models.registry.receipts import decision_numbers, find_challenger, read_decisions, read_registered, read_value
 
 COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")
 MLFLOW_UI = "http://127.0.0.1:5000"  # where the README's `mlflow ui` listens
@@ -47,7 +47,10 @@ def artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[A
         Artifact(
             key="promotion",
             description="The gate's last decision for each task; `vlp history TASK` has all",
-            rows=[{"task": task, **_scalars(decision), **numbers_of(decision)} for task, decision in decisions.items()],
+            rows=[
+                {"task": task, **_scalars(decision), **decision_numbers(decision)}
+                for task, decision in decisions.items()
+            ],
         ),
     ]
     for folder in sorted((reports / "aliases").glob("*-*")):
@@ -101,8 +104,8 @@ def _candidates(reports: Path, params: Params, decisions: dict[str, dict[str, An
         decision = decisions.get(task, {})
         metric = str(decision.get("numbers", {}).get("metric") or params.tracking.metric.get(task, ""))
         for receipt in receipts:
-            row = {name: receipt.get(name) for name in ("run", "model", "design", "name", "version")}
-            value = value_of(reports, receipt, metric, params.promotion.split)
+            row = {name: receipt.get(name) for name in ("run", "model", "variant", "name", "version")}
+            value = read_value(reports, receipt, metric, params.promotion.split)
             challenger = "yes" if receipt.get("challenger") else ""
             rows.append({"task": task, **row, "metric": metric, "value": value, "challenger": challenger})
     return Artifact(key="candidates", description="The versions that stand before each task's gate", rows=rows)
@@ -129,7 +132,7 @@ def _links(root: Path, params: Params) -> list[Artifact]:
     base = uri.rstrip("/") if uri.startswith("http") else MLFLOW_UI
     how = "" if base == uri.rstrip("/") else f" (mlflow ui --backend-store-uri {uri})"
     for task, receipts in sorted(read_registered(root / "reports").items()):
-        receipt = challenger_of(receipts) or receipts[0]
+        receipt = find_challenger(receipts) or receipts[0]
         version = f"{base}/#/models/{receipt['name']}/versions/{receipt['version']}"
         description = f"{receipt['name']} version {receipt['version']}, with its MLflow run{how}"
         links.append(Artifact(key=f"mlflow-{task}", description=description, link=version))

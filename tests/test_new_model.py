@@ -15,7 +15,7 @@ import yaml
 from contributing import do, new_clone
 from test_pipeline import ROOT, run
 
-from vlp_models.metrics.items import STATISTICS, read_items
+from vlp_models.metrics.score import STATISTICS, read_items
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(1200)]
 RUNS = {"tden-retrieval": "tden", "toy-retrieval": "toy", "tden-vqa": "tden", "toy-vqa": "toy"}
@@ -75,7 +75,7 @@ def test_both_are_versions_of_one_name_and_the_gate_chose(clone: Path) -> None:
     made_of = {}
     for name, one in found.items():
         told = json.loads(run(clone, "vlp", "lineage", f"vlp-vqa/{one['version']}", "--json").stdout)
-        assert (told["model"], told["family"], told["design"]) == (one["model"], one["family"], name)
+        assert (told["model"], told["family"], told["variant"]) == (one["model"], one["family"], name)
         made_of[one["model"]] = [parent["role"] for parent in told["parents"]]
     assert made_of["toy"] == ["starts from", "starts from", "tokenizer"]
     assert made_of["tden"] == ["starts from", "starts from", "detector", "tokenizer"]

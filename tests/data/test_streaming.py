@@ -45,7 +45,7 @@ def remote(
     server: Server, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> StreamParams:
     credentials(monkeypatch, server, tmp_path)
-    return StreamParams(address=server.upload(shards, request.node.name), patience=20, first_wait=0.05)
+    return StreamParams(address=server.upload(shards, request.node.name), timeout_seconds=20, retry_seconds=0.05)
 
 
 def loader_of(shards: Path, stream: StreamParams, *, workers: int = 0, rank: int = 0, ranks: int = 1) -> Any:
@@ -127,9 +127,9 @@ def test_resumed_after_a_batch_it_goes_on_with_the_next(
 
 
 def test_a_server_that_is_away_is_waited_for(server: Server, shards: Path, remote: StreamParams) -> None:
-    """It is away for a few seconds here, and may be for `patience`: five minutes by default."""
+    """It is away for a few seconds here, and may be for `timeout_seconds`: five minutes by default."""
     wanted = [told(batch) for batch in loader_of(shards, remote)]
-    loader = loader_of(shards, replace(remote, buffer_mb=1, patience=60))
+    loader = loader_of(shards, replace(remote, buffer_mb=1, timeout_seconds=60))
     found, back = [], threading.Timer(3.0, server.start)
     for number, batch in enumerate(loader):
         found.append(told(batch))
@@ -143,7 +143,7 @@ def test_a_server_that_is_away_is_waited_for(server: Server, shards: Path, remot
     assert found == wanted
     assert time.monotonic() - stopped >= 3.0
 
-    dataset = ShardDataset(shards, "train", "captions", stream=replace(remote, patience=1.0))
+    dataset = ShardDataset(shards, "train", "captions", stream=replace(remote, timeout_seconds=1.0))
     server.stop()
     try:
         with pytest.raises(DataError, match=r"train-00000\.tar: the store did not answer for 1 s.*goes on from"):
@@ -156,7 +156,7 @@ def test_a_shard_cut_short_is_read_again_and_then_named(server: Server, shards: 
     key = f"{remote.address.removeprefix(f's3://{BUCKET}/')}/train-00001.tar"
     whole = (shards / "train-00001.tar").read_bytes()
     plain = ShardDataset(shards, "train", "captions")[7]
-    dataset = ShardDataset(shards, "train", "captions", stream=replace(remote, first_wait=0.5))
+    dataset = ShardDataset(shards, "train", "captions", stream=replace(remote, retry_seconds=0.5))
     server.client.put_object(Bucket=BUCKET, Key=key, Body=whole[:3000])
     with pytest.raises(DataError, match=r"train-00001\.tar: cut short: [\d,]+ of [\d,]+ bytes .* 3 times; upload this"):
         dataset[7]
@@ -186,7 +186,7 @@ def test_a_read_that_breaks_off_is_asked_for_again(
 def test_an_address_that_can_not_be_is_not_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
     with pytest.raises(VLPError, match=re.escape(address)):
-        Store(address, patience=60).read("manifest.json")
+        Store(address, timeout_seconds=60).read("manifest.json")
 
 
 def test_a_bucket_of_another_region_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_bucket_of_another_region_is_not_waited_for(monkeypatch: pytest.Monkey
 
     told = {"Error": {"Code": "PermanentRedirect", "Message": "must be addressed using the specified endpoint"}}
     error = translate_boto_error(ClientError(told, "GetObject"))
-    store = Store("s3://bucket/shards", patience=60)
+    store = Store("s3://bucket/shards", timeout_seconds=60)
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
     monkeypatch.setattr("s3fs.S3FileSystem.cat_file", lambda *_, **__: (_ for _ in ()).throw(error))
     with pytest.raises(DataError, match=r"no such address \(.*specified endpoint.*AWS_DEFAULT_REGION"):

@@ -11,10 +11,9 @@ import pytest
 
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.evaluation.report.designs import compare, design_rows
 from vlp_models.evaluation.report.records import evaluation_records
-from vlp_models.metrics.items import item_scores, write_items
-from vlp_models.metrics.score import mean_score
+from vlp_models.evaluation.report.variants import compare, design_rows
+from vlp_models.metrics.score import item_scores, mean_score, write_items
 from vlp_models.params import Params, parse_params, read_yaml
 from vlp_models.pipeline.stages import report
 
@@ -36,7 +35,7 @@ def params() -> Params:
     raw["models"]["small"] = {"family": "tden", "config": {"hidden": 16, "heads": 2}}
     raw["pretrain"]["second"] = {**raw["pretrain"]["tden"], "model": "small"}
     raw["finetune"] = {
-        name: {"task": "vqa", "start": start, "design": design, "seed": seed}
+        name: {"task": "vqa", "start": start, "variant": design, "seed": seed}
         for name, (start, design, seed, _) in RUNS.items()
     }
     raw["finetune"]["blind"] = {"task": "vqa", "start": "pretrain/tden", "blank_images": True}
@@ -54,7 +53,7 @@ def evaluation(workspace: Workspace, run: str, share: float, seed: int, *, test:
     record: dict[str, Any] = {"dataset": "scenes", "split": "test", "metric": "accuracy", "value": score.value}
     record |= {"run": run, "task": "vqa", "model": "tden", "seed": seed, "low": 1.0, "high": 99.0, "n": IMAGES}
     record |= {"baselines": {"majority answer": 30.0}, "note": "", "seconds": 1.0, "peak_memory_mb": 9.0}
-    record |= {"git": "abc", "data": "def"} | ({} if old else {"family": "tden", "design": "x"})
+    record |= {"git": "abc", "data": "def"} | ({} if old else {"family": "tden", "variant": "x"})
     folder = workspace.evaluation(run)
     folder.mkdir(parents=True)
     write_json(folder / "scores.json", [record])
@@ -76,7 +75,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def rows_of(params: Params, workspace: Workspace) -> dict[str, Any]:
-    return {row.design: row for row in design_rows(evaluation_records(params, workspace))}
+    return {row.variant: row for row in design_rows(evaluation_records(params, workspace))}
 
 
 def test_runs_that_differ_in_their_seeds_are_one_row(params: Params, workspace: Workspace) -> None:

@@ -56,7 +56,7 @@ def test_the_best_is_chosen_on_val_where_all_were_scored_there(tmp_path: Path) -
     assert [(c.run, c.value) for c in candidates(params, workspace)["nlvr"]] == [("a", 70.0), ("b", 60.0)]
     add("b", 55.0)
     assert [(c.run, c.value) for c in candidates(params, workspace)["nlvr"]] == [("b", 55.0), ("a", 50.0)]
-    on_test = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, choose_on="test"))
+    on_test = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, select_on="test"))
     assert [c.run for c in candidates(on_test, workspace)["nlvr"]] == ["a", "b"]
 
 

@@ -18,7 +18,7 @@ from photos import photo
 from PIL import Image, ImageOps
 
 from vlp_models.params import GeneratorParams
-from vlp_models.synthetic.scenes.objects import write as write_scenes
+from vlp_models.synthetic.scenes.dataset import write as write_scenes
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -38,9 +38,9 @@ def make_project(root: Path) -> Path:
         "detector": raw["detector"] | {"source": "none"},
         "features": raw["features"] | {"source": "grid", "max_regions": 4},
         "tokenizer": raw["tokenizer"] | {"source": "vocab", "vocab": "vocab.txt", "min_answer_count": 1},
-        "evaluate": {"batch_size": 100, "beam_size": 1, "splits": ["test"], "blank_control": [], "bootstrap": 20},
+        "evaluate": {"batch_size": 100, "beam_size": 1, "splits": ["test"], "blind_baseline": [], "bootstrap": 20},
         "promotion": raw["promotion"]
-        | {"choose_on": "test", "tasks": {"captioning": {"metric": "CIDEr", "direction": "higher"}}},
+        | {"select_on": "test", "tasks": {"captioning": {"metric": "CIDEr", "direction": "higher"}}},
     }
     scenes = raw["data"]["scenes"]
     raw["data"] = {name: _scenes(root, name, seed, scenes) for name, seed in (("scenes", 1), ("other", 2))}

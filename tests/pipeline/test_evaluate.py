@@ -23,8 +23,7 @@ from vlp_models.data.views import ENTAILMENT
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.score import read_items, write_items
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.checkpoint import write_checkpoint
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo, write_checkpoint
 from vlp_models.params import FinetuneParams, GeneratorParams, Params, load_params
 from vlp_models.pipeline.stages import evaluate, generate, prepare, shards
 from vlp_models.tasks import task_class
@@ -53,7 +52,7 @@ def params() -> Params:
         generate={"scenes": world},
         finetune=runs,
         evaluate=dataclasses.replace(
-            loaded.evaluate, splits=["test"], batch_size=4, bootstrap=50, blank_control=["vqa", "nlvr"]
+            loaded.evaluate, splits=["test"], batch_size=4, bootstrap=50, blind_baseline=["vqa", "nlvr"]
         ),
     )
 
@@ -181,7 +180,7 @@ def test_records_carry_what_the_contract_asks(workspace: Workspace, params: Para
             "model",
             "family",
             "run",
-            "design",
+            "variant",
             "task",
             "metric",
             "value",
@@ -282,7 +281,7 @@ def test_retrieval_does_not_depend_on_the_batch_size(workspace: Workspace, param
         return [(row["image_id"], row["rank"], [caption["rank"] for caption in row["captions"]]) for row in rows]
 
     assert places(predictions(workspace, "retrieval")) == places(before)
-    blank = dataclasses.replace(params, evaluate=dataclasses.replace(params.evaluate, blank_control=["retrieval"]))
+    blank = dataclasses.replace(params, evaluate=dataclasses.replace(params.evaluate, blind_baseline=["retrieval"]))
     with pytest.raises(ParamsError, match="compare with chance"):
         evaluate.run(blank, workspace, "retrieval")
 
@@ -342,10 +341,10 @@ def test_entailment_is_scored_where_the_label_is_known(workspace: Workspace) -> 
 
 def test_a_run_is_scored_on_the_datasets_it_names_trained_on_or_not(workspace: Workspace, params: Params) -> None:
     """Its sources say nothing of it where `evaluate_on` does; what is not there is an error, not a silent nothing."""
-    elsewhere = dataclasses.replace(params.finetune["nlvr"], sources={"other": 1}, evaluate_on=["scenes"], design="d")
+    elsewhere = dataclasses.replace(params.finetune["nlvr"], sources={"other": 1}, evaluate_on=["scenes"], variant="d")
     evaluate.run(dataclasses.replace(params, finetune={"nlvr": elsewhere}), workspace, "nlvr")
     found = scores(workspace, "nlvr")["accuracy"]
-    assert (found["dataset"], found["model"], found["family"], found["design"]) == ("scenes", "small", "tden", "d")
+    assert (found["dataset"], found["model"], found["family"], found["variant"]) == ("scenes", "small", "tden", "d")
     lost = dataclasses.replace(elsewhere, evaluate_on=["flickr30k"])
     with pytest.raises(ParamsError, match="no dataset `flickr30k`"):
         evaluate.run(dataclasses.replace(params, finetune={"nlvr": lost}), workspace, "nlvr")

@@ -31,7 +31,7 @@ from vlp_models.pipeline.stages import (
     tokenizer,
     validate,
 )
-from vlp_models.tasks.load import load_task_model
+from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import Place
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def tiny_params(root: Path) -> Params:
         trainer=replace(TRAINER, checkpoint_every_steps=100),
         pretrain={"tden": replace(params.pretrain["tden"], max_steps=2, batch_size=8)},
         finetune=runs,
-        evaluate=replace(params.evaluate, splits=["test"], batch_size=5, bootstrap=50, gallery=4, blank_control=asked),
+        evaluate=replace(params.evaluate, splits=["test"], batch_size=5, bootstrap=50, gallery=4, blind_baseline=asked),
         tracking=replace(params.tracking, uri=""),
     )
 

@@ -117,7 +117,7 @@ def test_each_decision_on_a_test_leaves_less_of_its_budget_and_the_same_question
 
 def test_seeds_of_a_design_stand_together_before_the_gate(new: Any) -> None:
     """One lucky seed of three does not make a design better; and seeds of one design never beat each other."""
-    registry = new(seed_deviation=5.0)
+    registry = new(seed_std=5.0)
     for n, values in enumerate((GOOD, answers(0.5, 1), answers(0.5, 2))):
         registry.add(values, made_by=(f"first-{n}", "tden"), cohort="first")
     assert registry.promote(1).outcome == "promoted"

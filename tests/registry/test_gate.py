@@ -26,7 +26,7 @@ def side(values: Sequence[float], **more: Any) -> Measured:
 
 def compare(ours: Sequence[float], theirs: Sequence[float], **rule: Any) -> Verdict:
     """Over items alone, unless the rule says how seeds deviate."""
-    return against(side(ours), side(theirs), GateParams(**{"seed_deviation": 0.0, **rule}), PARAMS)
+    return against(side(ours), side(theirs), GateParams(**{"seed_std": 0.0, **rule}), PARAMS)
 
 
 def test_images_are_resampled_not_their_questions() -> None:
@@ -61,7 +61,7 @@ def test_order_of_the_items_does_not_matter_and_pairing_does() -> None:
     )
     found = measured([shuffled], Yardstick(metric="accuracy", split="test"))
     assert isinstance(found, Measured)
-    again = against(found, side(theirs.tolist()), GateParams(seed_deviation=0.0), PARAMS)
+    again = against(found, side(theirs.tolist()), GateParams(seed_std=0.0), PARAMS)
     assert again.numbers == straight.numbers
 
 
@@ -72,7 +72,7 @@ def test_direction_minimum_gain_and_confidence() -> None:
     assert not compare(high, low, min_gain=50.0).passed
     assert compare(high, low, min_gain=20.0).passed
     assert compare(high, low, min_gain=20.0, direction="higher").numbers["min_gain"] == 20.0
-    wrongs = ({"confidence": 1.0}, {"min_gain": -1.0}, {"floors": {"all": float("nan")}}, {"seed_deviation": -1.0})
+    wrongs = ({"confidence": 1.0}, {"min_gain": -1.0}, {"floors": {"all": float("nan")}}, {"seed_std": -1.0})
     for wrong in (*wrongs, {"min_gain": 2.0, "relevant_gain": 1.0}):
         with pytest.raises(ParamsError):
             GateParams(**wrong)  # type: ignore[arg-type]
@@ -89,9 +89,9 @@ def test_no_gain_and_too_few_items_are_told_apart() -> None:
     assert many.answer == "keep" and "3 or more is ruled out" in many.reasons[0]
     assert few.answer == "cannot tell" and few.numbers["too_few"] == "items"
     assert many.numbers["detectable"] < 3 < few.numbers["detectable"]
-    seeds = compare(drawn(0.52, 1, 2000), drawn(0.5, 2, 2000), seed_deviation=2.0)
+    seeds = compare(drawn(0.52, 1, 2000), drawn(0.5, 2, 2000), seed_std=2.0)
     assert seeds.answer == "cannot tell" and seeds.numbers["too_few"] == "seeds", "more items would not help"
-    assert compare(drawn(0.6, 1, 2000), drawn(0.5, 2, 2000), seed_deviation=2.0).answer == "promote"
+    assert compare(drawn(0.6, 1, 2000), drawn(0.5, 2, 2000), seed_std=2.0).answer == "promote"
 
 
 def test_an_error_too_small_for_the_resamples_is_said_and_more_resamples_show_it() -> None:
@@ -100,7 +100,7 @@ def test_an_error_too_small_for_the_resamples_is_said_and_more_resamples_show_it
     def after(uses: int, resamples: int = PARAMS.resamples) -> Verdict:
         """With seeds as they are shipped, ten draws of their luck a resample."""
         left = PARAMS.error_budget * PARAMS.spend * (1 - PARAMS.spend) ** (uses - 1)
-        rule, params = GateParams(seed_deviation=0.5), PromotionParams(resamples=resamples)
+        rule, params = GateParams(seed_std=0.5), PromotionParams(resamples=resamples)
         return against(side(high), side(low), rule, params, error=left)
 
     assert after(57).passed
@@ -112,7 +112,7 @@ def test_the_smallest_gain_that_would_be_shown_is_known_of_two_runs_against_one(
     """Their luck is Student's t with one degree of freedom, which has no mean."""
     low, high = side(drawn(0.5, 1, 1000)), [side(drawn(0.5, seed, 1000)) for seed in (2, 3)]
     found = [
-        against(high[0], low, GateParams(seed_deviation=0.0), PromotionParams(seed=seed), beside=(high[1:], []))
+        against(high[0], low, GateParams(seed_std=0.0), PromotionParams(seed=seed), beside=(high[1:], []))
         for seed in range(8)
     ]
     detectable = [verdict.numbers["detectable"] for verdict in found]
@@ -123,18 +123,18 @@ def test_seeds_beside_a_run_make_the_gate_surer_or_less_sure() -> None:
     """Five points between two runs. With three more seeds a side, all like these, it is the design; with some that are
     the other way round, it was the seed."""
     low, high = drawn(0.5, 1, 1500), drawn(0.55, 2, 1500)
-    one = compare(high, low, seed_deviation=1.5)
+    one = compare(high, low, seed_std=1.5)
     like = tuple([side(drawn(share, seed + n, 1500)) for n in range(3)] for share, seed in ((0.55, 10), (0.5, 20)))
     mixed = tuple([side(drawn(s, 30 + n, 1500)) for n, s in enumerate(own)] for own in ((0.5, 0.49), (0.55, 0.56)))
 
     def among(beside: Any) -> Verdict:
-        return against(side(high), side(low), GateParams(seed_deviation=1.5), PARAMS, error=0.01, beside=beside)
+        return against(side(high), side(low), GateParams(seed_std=1.5), PARAMS, error=0.01, beside=beside)
 
     assert one.answer == "promote" and among(((), ())).answer == "cannot tell"
     assert among(like).answer == "promote" and among(like).numbers["runs"] == 4
     assert among(mixed).answer != "promote" and among(mixed).numbers["design_gain"] < 0
     better, worse = [side(drawn(0.6, n, 1500)) for n in range(3)], [side(drawn(0.4, n, 1500)) for n in range(3)]
-    alone = against(side(low), side(high), GateParams(seed_deviation=1.5), PARAMS, beside=(better, worse))
+    alone = against(side(low), side(high), GateParams(seed_std=1.5), PARAMS, beside=(better, worse))
     assert alone.answer == "keep" and "this version of it is not" in alone.reasons[0]
 
 

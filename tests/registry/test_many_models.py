@@ -57,7 +57,7 @@ def params(toy: None) -> Params:
     raw["pretrain"] = {}
     raw["finetune"] = {
         "first": {"task": "vqa", "start": "initial/tden"},
-        "second": {"task": "vqa", "start": "initial/toy", "design": "wide", "seed": 7},
+        "second": {"task": "vqa", "start": "initial/toy", "variant": "wide", "seed": 7},
         "blind": {"task": "vqa", "start": "initial/tden", "blank_images": True},
         "finder": {"task": "retrieval", "start": "initial/tden"},
     }
@@ -117,11 +117,11 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
     versions = versions_of_runs(client, "vlp-vqa", RUNS)
     assert list(versions) == ["first", "second"]
     tags = versions["second"].tags
-    assert {name: tags[name] for name in ("run", "model", "family", "design", "seed", "served")} == {
+    assert {name: tags[name] for name in ("run", "model", "family", "variant", "seed", "served")} == {
         "run": "second",
         "model": "toy",
         "family": "toy",
-        "design": "wide",
+        "variant": "wide",
         "seed": "7",
         "served": "yes",
     }

@@ -56,7 +56,7 @@ def params(toy: None) -> Params:
         data={**loaded.data, "pairs": pairs},
         validate=dataclasses.replace(loaded.validate, max_bad_fraction=0.2),
         features=dataclasses.replace(loaded.features, source="grid"),
-        evaluate=dataclasses.replace(loaded.evaluate, batch_size=5, bootstrap=50, blank_control=["nlvr2"]),
+        evaluate=dataclasses.replace(loaded.evaluate, batch_size=5, bootstrap=50, blind_baseline=["nlvr2"]),
         promotion=dataclasses.replace(loaded.promotion, resamples=200, tasks={"nlvr2": GateParams()}),
     )
 

@@ -28,7 +28,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRegistry:
     """Version 2 is champion, 1 was before it, 3 is challenger."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")  # which MLflow sets
-    registry = ToyRegistry(tmp_path, "toy-vqa", seed_deviation=0.0)
+    registry = ToyRegistry(tmp_path, "toy-vqa", seed_std=0.0)
     for share in (0.3, 0.6):
         registry.add(answers(share))
         assert registry.promote().outcome == "promoted"

@@ -116,7 +116,7 @@ class ToyRegistry:
         return promote(
             self.client,
             self.ledger,
-            PromotionParams(tasks={"vqa": self.gate}, allowed_unvalidated=self.unvalidated),
+            PromotionParams(tasks={"vqa": self.gate}, allow_unvalidated=self.unvalidated),
             task="vqa",
             model=self.model,
             metric="accuracy",

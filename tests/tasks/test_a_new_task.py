@@ -16,7 +16,7 @@ import vlp_models
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
-from vlp_models.metrics.items import STATISTICS, read_items
+from vlp_models.metrics.score import STATISTICS, read_items
 from vlp_models.models.tden.model import TDEN
 from vlp_models.tasks.base import can_do, check_can
 
@@ -27,14 +27,14 @@ import sys
 from pathlib import Path
 from toy_world import write_workspace
 from vlp_models.data.tables import write_table
-from vlp_models.evaluation.report.table import is_headline
+from vlp_models.evaluation.report.records import is_headline
 from vlp_models.pipeline.stages import evaluate, finetune, initial, pretrain
 from vlp_models.common.workspace import Workspace, read_json
 
 root = Path(sys.argv[1])
 workspace = Workspace(root)
 run = {"guess": {"task": "guess_colour", "start": "pretrain/tden"}}
-settings = {"splits": ["test"], "bootstrap": 20, "blank_control": ["guess_colour"]}
+settings = {"splits": ["test"], "bootstrap": 20, "blind_baseline": ["guess_colour"]}
 params = write_workspace(root, finetune=run, evaluate=settings)
 workspace.validated.mkdir(parents=True)
 about = {"source": "toy", "split": "test", "path": "", "width": 10, "height": 10, "provenance": ""}

@@ -21,7 +21,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
 from vlp_models.pipeline.stages import pretrain
 
-WAITS = {"patience": 90, "first_wait": 0.05}
+WAITS = {"timeout_seconds": 90, "retry_seconds": 0.05}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.params import Params
-from vlp_models.pipeline.promote import mlflow_errors
+from vlp_models.registry.client import mlflow_errors
 from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def lineage_lines(record: dict[str, Any]) -> list[str]:
     lines = [f"{record['name']} version {record['version']}: {record['task']}, run {record['run']}"]
     if record.get("family"):  # versions registered before there were several models do not say
         about = f"{record['model']} ({record['family']})"
-        lines.append(f"model        {about}; design {record['design']}, seed {record['seed']}")
+        lines.append(f"model        {about}; variant {record['variant']}, seed {record['seed']}")
     lines.append(f"git commit   {commit}" + (" with uncommitted changes" if changed else ""))
     lines += [f"sha256       {digest}  {name}" for name, digest in sorted(record["locks"].items())]
     lines += [f"dvc md5      {digest}  {out}" for out, digest in sorted(record["dvc"].items()) if digest]

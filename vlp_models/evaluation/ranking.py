@@ -1,5 +1,5 @@
 """The fine-tuning runs of each task, best first, by the task's metric on data that all of them share: the split
-`promotion.choose_on` where all were scored on it, else that of the test they are judged on.
+`promotion.select_on` where all were scored on it, else that of the test they are judged on.
 
 Numbers of different datasets do not compare: a first lesson scores higher on its simple world than the last one on the
 real test. Runs compete on `tracking.dataset`; where it says nothing, on the datasets that all runs of the task were
@@ -30,7 +30,7 @@ class Candidate:
     run: str
     model: str
     family: str
-    design: str
+    variant: str
     seed: int
     scores: Scores
     value: float | None
@@ -64,7 +64,7 @@ def metric_of(params: Params, task: str) -> str:
 def _ranked(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candidate]:
     metric = metric_of(params, task)
     judged = {name: _values(params.promotion.split, metric, records) for name, records in scores.items()}
-    values = {name: _values(params.promotion.choose_on, metric, records) for name, records in scores.items()}
+    values = {name: _values(params.promotion.select_on, metric, records) for name, records in scores.items()}
     if not any(judged.values()) or any(found.keys() - values[name].keys() for name, found in judged.items()):
         values = judged  # not all that can be judged were scored on the split that is for choosing
     known = {name: found for name, found in values.items() if found}  # VCR's subtasks alone lack Q->AR
@@ -81,7 +81,7 @@ def _ranked(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Can
             run=name,
             model=params.model_of(name),
             family=params.family_at(f"finetune/{name}"),
-            design=params.design_of(name),
+            variant=params.variant_of(name),
             seed=params.finetune[name].seed,
             scores=scores[name],
             value=means.get(name),

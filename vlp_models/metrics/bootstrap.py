@@ -5,7 +5,9 @@ G groups, K additive statistics, S resamples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,3 +65,242 @@ def draws(groups: int, resamples: int, rng: np.random.Generator) -> Iterator[Flo
     shares, step = np.full(groups, 1 / groups), max(1, _COUNTS_AT_ONCE // groups)
     for start in range(0, resamples, step):
         yield rng.multinomial(groups, shares, size=min(step, resamples - start)).astype(np.float64)
+
+
+TRUST = 10  # degrees of freedom of a stated deviation
+SEED_DRAWS = 10  # of the seeds' luck, for each resample of the items: tails are smoother, and these cost nothing
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gain:
+    """ours - theirs, in the metric's unit.
+
+    draws_S: what it might as well have been. items, seeds: standard deviations that either brings. runs: of either
+    side. seed_std: of one run; None where nothing is known of it, so that the draws are over items alone.
+    """
+
+    value: float
+    draws_S: FloatArray
+    items: float
+    seeds: float
+    seed_std: float | None
+    runs: tuple[int, int]
+    groups: int
+
+    def p_above(self, least: float) -> float:
+        """The share of draws at or below `least`, never 0: the chance of error in saying that the gain is above."""
+        return (int((self.draws_S <= least).sum()) + 1) / (len(self.draws_S) + 1)
+
+    def interval(self, error: float) -> tuple[float, float]:
+        """Ends, each of which the gain is beyond with a chance of `error`."""
+        low, high = np.quantile(self.draws_S, [error, 1 - error])
+        return float(low), float(high)
+
+    def detectable(self, least: float, error: float, power: float) -> float:
+        """The smallest true gain that would be shown to be above `least`, at this error, in `power` of all cases."""
+        # About the value, not about the draws' mean: Student's t with one degree of freedom has none.
+        below, missed = np.quantile(self.draws_S - self.value, [error, 1 - power])
+        return float(least - below - missed)
+
+
+def gain_over_seeds(
+    ours: Sequence[Evidence],
+    theirs: Sequence[Evidence],
+    *,
+    seed_std: float,
+    resamples: int,
+    seed: int,
+    sign: float = 1.0,
+) -> Gain | None:
+    """What the test tells of the gain; None with fewer than two groups, of which nothing can be said.
+
+    Args:
+        ours, theirs: the evidence of each run of the design, all measured on the same groups.
+        seed_std: standard deviation of a run's value over seeds, as far as it is known beforehand; 0: unknown.
+        sign: -1 where less is better.
+
+    Raises:
+        ValueError: the runs were not measured on the same groups, or a side has none.
+    """
+    sums = [sum_by_group(run.groups, run.parts_NK) for run in (*ours, *theirs)]
+    if not ours or not theirs or any(groups != sums[0][0] for groups, _ in sums):
+        raise ValueError("a gain is measured on the same groups on both sides, with one run or more each")
+    count, statistics = len(sums[0][0]), [run.statistic for run in (*ours, *theirs)]
+    if count < 2 or resamples < 1:
+        return None
+    values_R = np.array([float(f(s.sum(axis=0, keepdims=True))[0]) for f, (_, s) in zip(statistics, sums, strict=True)])
+    rng, chunks = np.random.default_rng(seed), []
+    beside_GRK = np.hstack([sums_GK for _, sums_GK in sums])  # all runs in one product
+    ends = np.cumsum([sums_GK.shape[1] for _, sums_GK in sums])[:-1]
+    for counts_SG in draws(count, resamples, rng):
+        drawn = np.split(counts_SG @ beside_GRK, ends, axis=1)
+        several = [f(sums_SK) for f, sums_SK in zip(statistics, drawn, strict=True)]
+        chunks.append(_difference(np.stack(several), len(ours)))
+    items_S = sign * np.concatenate(chunks)
+    deviation, degrees = _deviation(values_R, len(ours), seed_std)
+    draws_S, scale = items_S, 0.0
+    if deviation is not None:
+        scale = deviation * float(np.sqrt(1 / len(ours) + 1 / len(theirs)))
+        repeated_S: FloatArray = np.repeat(items_S, SEED_DRAWS)
+        draws_S = repeated_S + scale * rng.standard_t(degrees, size=len(repeated_S))
+    return Gain(
+        value=sign * float(_difference(values_R[:, None], len(ours))[0]),
+        draws_S=draws_S,
+        items=float(items_S.std()),
+        seeds=scale,
+        seed_std=deviation,
+        runs=(len(ours), len(theirs)),
+        groups=count,
+    )
+
+
+def _difference(values_RS: FloatArray, ours: int) -> FloatArray:
+    difference: FloatArray = values_RS[:ours].mean(axis=0) - values_RS[ours:].mean(axis=0)
+    return difference
+
+
+def _deviation(values_R: FloatArray, ours: int, stated: float) -> tuple[float | None, int]:
+    """The deviation of one run over seeds, pooled, and its degrees of freedom; None: nothing is known of it."""
+    sides = (values_R[:ours], values_R[ours:])
+    squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
+    degrees = len(values_R) - 2
+    if stated > 0:
+        squares, degrees = squares + TRUST * stated**2, degrees + TRUST
+    return (float(np.sqrt(squares / degrees)), degrees) if degrees else (None, 0)
+
+
+LEVEL = 0.95
+# The 97.5% quantile of Student's t by degrees of freedom; from 11 on, by its expansion in 1 / degrees.
+_NORMAL = 1.960
+_STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """a - b in the metric's unit. low, high, p: None where fewer than two groups leave nothing to resample.
+
+    low, high  the 95% interval
+    p        two-sided: twice the smaller share of resamples on either side of 0, never below 2 / (resamples + 1)
+    p_holm   the same, corrected for all pairs that were asked for together
+    seeds    of a and of b; where either is 1, the interval is over items alone
+    """
+
+    a: str
+    b: str
+    value: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None
+    seeds: tuple[int, int]
+    groups: int
+
+    @property
+    def over_seeds(self) -> bool:
+        return min(self.seeds) > 1
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether the interval leaves 0 out, and does so after the correction; else one cannot tell."""
+        if self.low is None or self.high is None or self.p_holm is None:
+            return False
+        return not self.low <= 0 <= self.high and self.p_holm < 1 - LEVEL
+
+
+def differences(designs: Mapping[str, Sequence[Evidence]], *, resamples: int, seed: int) -> list[Difference]:
+    """All pairs of designs, in the mapping's order.
+
+    Args:
+        designs: name -> the evidence of each of its seeds, all measured on the same groups.
+
+    Raises:
+        ValueError: the runs were not measured on the same groups, or a design has none.
+    """
+    sums = {name: [sum_by_group(run.groups, run.parts_NK) for run in runs] for name, runs in designs.items()}
+    names = [groups for runs in sums.values() for groups, _ in runs]
+    if any(groups != names[0] for groups in names) or not all(sums.values()):
+        raise ValueError("designs are compared on the same groups, with one run or more each")
+    if len(designs) < 2:
+        return []
+    count = len(names[0])
+    drawable = count > 1 and resamples > 0
+    rng = np.random.default_rng(seed)
+    values_RS = _resampled(designs, sums, count, resamples, rng) if drawable else {}
+    items_S, seeds_S = {}, {}
+    for name, own_RS in values_RS.items():
+        runs = len(own_RS)
+        drawn_RS = rng.integers(runs, size=(runs, resamples))
+        items_S[name] = own_RS.mean(axis=0)
+        deviation_S = np.take_along_axis(own_RS, drawn_RS, axis=0).mean(axis=0) - items_S[name]
+        seeds_S[name] = deviation_S * np.sqrt(runs / max(1, runs - 1))
+    points = {name: float(np.mean([_value(run) for run in runs])) for name, runs in designs.items()}
+    found = []
+    for a, b in itertools.combinations(designs, 2):
+        seeds = (len(designs[a]), len(designs[b]))
+        low = high = p = None
+        if drawable:
+            drawn_S = items_S[a] - items_S[b]
+            if min(seeds) > 1:
+                drawn_S = drawn_S + _stretch(sum(seeds) - 2) * (seeds_S[a] - seeds_S[b])
+            low, high, p = _told(drawn_S)
+        found.append((a, b, points[a] - points[b], low, high, p, seeds))
+    corrected = iter(holm([p for *_, p, _ in found if p is not None]))
+    return [
+        Difference(
+            a=a,
+            b=b,
+            value=value,
+            low=low,
+            high=high,
+            p=p,
+            p_holm=None if p is None else next(corrected),
+            seeds=seeds,
+            groups=count,
+        )
+        for a, b, value, low, high, p, seeds in found
+    ]
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (1979), each p where it stood: below alpha, it may be called a difference while the
+    chance of any false one among all stays below alpha."""
+    corrected = [0.0] * len(ps)
+    highest = 0.0
+    for place, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        highest = max(highest, min(1.0, (len(ps) - place) * ps[i]))
+        corrected[i] = highest
+    return corrected
+
+
+def _resampled(
+    designs: Mapping[str, Sequence[Evidence]],
+    sums: Mapping[str, Sequence[tuple[list[str], FloatArray]]],
+    count: int,
+    resamples: int,
+    rng: np.random.Generator,
+) -> dict[str, FloatArray]:
+    """Design -> values [R, S] of its runs; the same draw of groups for all of them."""
+    chunks: dict[str, list[FloatArray]] = {name: [] for name in designs}
+    for counts_SG in draws(count, resamples, rng):
+        for name, runs in designs.items():
+            own = [run.statistic(counts_SG @ sums_GK) for run, (_, sums_GK) in zip(runs, sums[name], strict=True)]
+            chunks[name].append(np.stack(own))
+    return {name: np.concatenate(several, axis=1) for name, several in chunks.items()}
+
+
+def _stretch(degrees: int) -> float:
+    quantile = _STUDENT.get(degrees) or _NORMAL + 2.372 / degrees + 2.823 / degrees**2
+    return quantile / _NORMAL
+
+
+def _told(values_S: FloatArray) -> tuple[float | None, float | None, float | None]:
+    """Ends of the percentile interval and the two-sided p; None where a resample is no number."""
+    if not np.isfinite(values_S).all():
+        return None, None, None
+    low, high = np.percentile(values_S, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    smaller = min(int((values_S <= 0).sum()), int((values_S >= 0).sum()))
+    return float(low), float(high), min(1.0, 2 * (smaller + 1) / (len(values_S) + 1))
+
+
+def _value(run: Evidence) -> float:
+    return float(run.statistic(run.parts_NK.sum(axis=0, keepdims=True))[0])

@@ -142,8 +142,8 @@ class Params:
     def family_at(self, checkpoint: str) -> str:
         return self.models[self.model_at(checkpoint)].family
 
-    def design_of(self, run: str) -> str:
-        return self.finetune[run].design or run
+    def variant_of(self, run: str) -> str:
+        return self.finetune[run].variant or run
 
 
 def load_params(path: Path | str = "params.yaml") -> Params:

@@ -139,7 +139,6 @@ class FeaturesParams:
     max_regions: PositiveInt
     min_score: Share  # of a detector's regions
     timm: TimmParams = field(default_factory=TimmParams)
-    batch_size: PositiveInt = 1  # of no effect, kept for older files: regions are made an image at a time
     order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
 
 

@@ -22,7 +22,7 @@ class EvaluateParams:
     consensus_neighbours: NonNegativeInt = 0
     max_caption_len: PositiveInt = 24
     splits: list[Split] = field(default_factory=lambda: ["val", "test"])
-    blank_control: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked
+    blind_baseline: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked
     bootstrap: PositiveInt = 1000  # resamples behind each 95% interval
     gallery: NonNegativeInt = 24
 

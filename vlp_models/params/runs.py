@@ -88,16 +88,16 @@ class StreamParams:
     block_mb   one request's share of a tar, of neighbouring images
     window     blocks that are mixed with each other
     buffer_mb  of blocks that a process holds
-    patience   seconds that the store may be away
-    first_wait  seconds before it is asked a second time; doubled each time
+    timeout_seconds  seconds that the store may be away
+    retry_seconds  seconds before it is asked a second time; doubled each time
     """
 
     address: str = ""
     block_mb: PositiveInt = 4
     window: PositiveInt = 4
     buffer_mb: PositiveInt = 1024
-    patience: NonNegativeFloat = 300.0
-    first_wait: NonNegativeFloat = 0.5
+    timeout_seconds: NonNegativeFloat = 300.0
+    retry_seconds: NonNegativeFloat = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,9 @@ class TrainerParams:
     torch_threads: NonNegativeInt = 0  # 0: as the model's size has it (training/distributed.py)
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp from two processes on
     num_nodes: PositiveInt = 1  # `devices` is per node
-    parallel: PositiveInt = 1  # fine-tunings that `vlp run` trains beside each other, each with its share of the CPUs
+    parallel_finetune: PositiveInt = (
+        1  # fine-tunings that `vlp run` trains beside each other, each with its share of the CPUs
+    )
     stream: StreamParams = field(default_factory=StreamParams)
 
 
@@ -168,7 +170,7 @@ class PretrainParams(TrainingParams):
 class FinetuneParams(TrainingParams):
     """One fine-tuning, and later one version in the registry.
 
-    design        runs that differ in their seeds alone have the same; empty: the run's own name
+    variant       shared by runs that differ in seed only, so that they are reported as one; empty: the run's own name
     evaluate_on   datasets; empty: those it learned from
     config        laid over the model config of `start` (a higher resolution, more dropout)
     texts_per_image  at most so many texts about one image are put beside each other in an epoch: the model encodes it
@@ -180,7 +182,7 @@ class FinetuneParams(TrainingParams):
 
     task: str
     start: str
-    design: str = ""
+    variant: str = ""
     evaluate_on: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     texts_per_image: PositiveInt = 1

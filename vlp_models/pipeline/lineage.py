@@ -17,7 +17,7 @@ from vlp_models.common.packages import dependency
 from vlp_models.common.source_hash import PACKAGE, identity
 from vlp_models.common.weight_files import watched
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.content_hashes import no_longer_here
+from vlp_models.data.shards.contents import no_longer_here
 from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, split_start, to_plain
@@ -38,7 +38,7 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
         "run": run,
         "model": params.model_of(run),
         "family": params.family_at(checkpoint),
-        "design": params.design_of(run),
+        "variant": params.variant_of(run),
         "seed": params.finetune[run].seed,
         "git_commit": git_commit(workspace.root),
         "locks": {name: hash_path(workspace.root / name) for name in LOCKS if (workspace.root / name).exists()},
@@ -70,11 +70,11 @@ def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
             settings.append({k: v for k, v in to_plain(model).items() if k not in dropped})
         if kind != "initial":
             own = to_plain(getattr(params, kind)[key])
-            settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "design", "model")})
+            settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "variant", "model")})
             code |= {f"{PACKAGE}.stages.{kind}", FAMILIES[family]}
     places = [TASKS[params.finetune[run].task], *code]
     about = {
-        "design": params.design_of(run),
+        "variant": params.variant_of(run),
         "model": config.get("model_config"),
         "begun": begun,
         "settings": settings,

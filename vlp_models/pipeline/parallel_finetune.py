@@ -23,7 +23,7 @@ class Supervised(Protocol):
 
 
 def finetune_beside(params: Params, root: Path, environment: dict[str, str], supervised: Supervised) -> int:
-    """Trains the stale fine-tunings that start from pretrained models, `trainer.parallel` at a time; what they need is
+    """Trains the stale fine-tunings that start from pretrained models, `trainer.parallel_finetune` at a time; what they need is
     brought up to date first. Returns the first exit code that is not 0.
 
     Does nothing where there is nothing to gain: a GPU (it is shared worse than CPUs), or fewer than two such runs.
@@ -33,7 +33,7 @@ def finetune_beside(params: Params, root: Path, environment: dict[str, str], sup
         for name, run in params.finetune.items()
         if not run.start.startswith("finetune/") and not run.augment.captions  # which another fine-tuning writes
     }
-    if params.trainer.parallel < 2 or len(starts) < 2 or not _on_cpu(params):
+    if params.trainer.parallel_finetune < 2 or len(starts) < 2 or not _on_cpu(params):
         return 0
     stale = _stale(root, [f"finetune@{name}" for name in starts], environment)
     names = [name for name in starts if f"finetune@{name}" in stale or stale & _leading_to(params, starts[name])]
@@ -43,7 +43,7 @@ def finetune_beside(params: Params, root: Path, environment: dict[str, str], sup
     code = supervised([[sys.executable, "-m", "dvc", "repro", *before]], environment)
     if code:
         return code
-    at_once = min(params.trainer.parallel, len(names))
+    at_once = min(params.trainer.parallel_finetune, len(names))
     threads = str(max(1, (os.cpu_count() or 1) // at_once))
     # Two progress bars would write over each other.
     own = {**environment, "TERM": "dumb", "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", threads)}

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import write_json
-from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import DataError, ParamsError, TrackingError
+from vlp_models.errors import ParamsError, TrackingError
 from vlp_models.evaluation.ranking import candidates_of
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
+from vlp_models.registry.client import mlflow_errors
 from vlp_models.registry.promotion.gate import WORN
 from vlp_models.tasks import TASKS
 
@@ -146,11 +145,11 @@ def _about_the_gain(numbers: dict[str, Any]) -> list[str]:
     if numbers["deviation_seeds"]:
         lines.append(
             f"  seeds: {numbers['runs']} against {numbers['champion_runs']} runs of a design, a run deviates by "
-            f"{numbers['seed_deviation']:.2f}; of the gain's deviation, items make {numbers['deviation_items']:.2f}, "
+            f"{numbers['seed_std']:.2f}; of the gain's deviation, items make {numbers['deviation_items']:.2f}, "
             f"seeds {numbers['deviation_seeds']:.2f}"
         )
     if numbers.get("too_few") == "seeds":
-        lines.append("  more seeds would help: runs of one `design` (docs/promotion.md); more items hardly")
+        lines.append("  more seeds would help: runs of one `variant` (docs/promotion.md); more items hardly")
     return lines
 
 
@@ -228,32 +227,6 @@ def who() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return "unknown"
-
-
-@contextmanager
-def mlflow_errors(params: Params) -> Iterator[None]:
-    """What MLflow and its store raise, as an error that says where it was asked.
-
-    Raises:
-        TrackingError: it does not answer. DataError: it has not what was asked for.
-    """
-    import sqlite3
-
-    from vlp_models.registry.client import bucket_errors, is_away, tracking_uri
-
-    try:
-        yield
-    except Exception as error:
-        import requests
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
-
-        of_database = isinstance(error, (SQLAlchemyError, sqlite3.Error))
-        if not of_database and not isinstance(error, (MlflowException, requests.RequestException, *bucket_errors())):
-            raise
-        line = next(iter(str(error).splitlines()), type(error).__name__)
-        said = redact(f"MLflow at {tracking_uri(params.tracking, Path.cwd())}: {line}")
-        raise (TrackingError(said) if of_database or is_away(error) else DataError(said)) from error
 
 
 def _check_task(task: str) -> None:

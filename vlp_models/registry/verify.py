@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.common.source_hash import PACKAGE, hash_source_text
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.content_hashes import learned_from, no_longer_here
+from vlp_models.data.shards.contents import learned_from, no_longer_here
 from vlp_models.errors import VLPError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.registry.evaluations import LINEAGE_HASH, RECORD, latest_evaluation, read_file, read_scores
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 ROUNDED = 5e-5  # scores.json has four decimals
-TOLD = ("run", "model", "family", "design", "seed", "task")  # by tags and lineage alike
+TOLD = ("run", "model", "family", "variant", "seed", "task")  # by tags and lineage alike
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,7 +197,7 @@ class ShardDataset(Dataset[Sample]):
             yield np.stack([shard, begin - BLOCK, padded(last + size)], axis=1)
 
     def _stream(self, stream: StreamParams, by_block: bool) -> None:
-        store = Store(stream.address, stream.patience, stream.first_wait)
+        store = Store(stream.address, stream.timeout_seconds, stream.retry_seconds)
         if store.read("manifest.json") != (self._directory / "manifest.json").read_bytes():
             raise DataError(
                 f"{store.where('manifest.json')}: not that of {self._directory}: other shards lie there; upload these, "

@@ -190,13 +190,13 @@ ONCE = {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeo
 class Store:
     """
     address     a folder, or what fsspec understands: `s3://bucket/prefix`
-    patience    seconds that a server may be away
-    first_wait  seconds before the second try; doubled for each one after it
+    timeout_seconds    seconds that a server may be away
+    retry_seconds  seconds before the second try; doubled for each one after it
     """
 
     address: str
-    patience: float = 300.0
-    first_wait: float = 0.5
+    timeout_seconds: float = 300.0
+    retry_seconds: float = 0.5
     _system: AbstractFileSystem | None = field(default=None, repr=False, compare=False)
     _process: int = field(default=0, repr=False, compare=False)
 
@@ -210,23 +210,23 @@ class Store:
             DataError: the file is missing or shorter, access is denied, or the store did not answer in time.
             ParamsError: the package that speaks to this kind of store is not installed.
         """
-        started, wait, short, away = time.monotonic(), self.first_wait, 0, False
+        started, wait, short, away = time.monotonic(), self.retry_seconds, 0, False
         while True:
             try:
                 data = self._ask(name, begin, end)
             except (DataError, ParamsError):
                 raise
             except Exception as error:  # each store has errors of its own for being away
-                if time.monotonic() - started + wait > self.patience:
+                if time.monotonic() - started + wait > self.timeout_seconds:
                     raise DataError(
-                        f"{self.where(name)}: the store did not answer for {self.patience:g} seconds: "
+                        f"{self.where(name)}: the store did not answer for {self.timeout_seconds:g} seconds: "
                         f"{type(error).__name__}: {error}; the same command goes on from the last checkpoint"
                     ) from None
                 if not away:
                     away = True
                     print(
                         f"{self.where(name)}: the store is away ({type(error).__name__}); asked again for up to "
-                        f"{self.patience:g} seconds",
+                        f"{self.timeout_seconds:g} seconds",
                         file=sys.stderr,
                         flush=True,
                     )

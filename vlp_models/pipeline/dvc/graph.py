@@ -17,7 +17,7 @@ from typing import Any
 from vlp_models.common.packages import dependency
 from vlp_models.common.weight_files import watched
 from vlp_models.common.workspace import WITHDRAWN
-from vlp_models.data.content_hashes import CONTENTS, Kind, facts_file, learnt_file
+from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, learnt_file
 from vlp_models.params import EvaluateParams, FeaturesParams, FinetuneParams, Params, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
 from vlp_models.pipeline.dvc.external import read_by_detector, read_of_others, vocabulary_source
@@ -35,14 +35,13 @@ NO_EFFECT: dict[type, dict[str, str]] = {
         "checkpoint_every_steps": "resume is bitwise equal",
         "log_every_steps": "curves only",
         "torch_threads": "speed only",
-        "parallel": "how many fine-tunings `vlp run` trains at a time",
+        "parallel_finetune": "how many fine-tunings `vlp run` trains at a time",
     },
     EvaluateParams: {
         "batch_size": "speed and memory only",
         "gallery": "read by the report",
     },
     FeaturesParams: {
-        "batch_size": "regions are made one image at a time",
         "timm": "the backbone is in data/detector",
     },
 }
@@ -147,10 +146,10 @@ def plan(c: Context) -> Stage:
 
 def generate(c: Context) -> Stage:
     return _each(
-        {name: {"world": entry.world} for name, entry in c.params.generate.items()},
+        {name: {"generator": entry.generator} for name, entry in c.params.generate.items()},
         cmd="vlp stage generate ${key}",
         params=["generate.${key}"],
-        deps=[code("stages", "generate"), code("generators", "${item.world}")],
+        deps=[code("stages", "generate"), code("generators", "${item.generator}")],
         outs=["data/raw/${key}"],
     )
 
@@ -403,7 +402,7 @@ def reference(c: Context) -> Stage | None:
 
 
 def register(c: Context) -> Stage:
-    judged_by = ("promotion.split", "promotion.choose_on", "promotion.tasks")
+    judged_by = ("promotion.split", "promotion.select_on", "promotion.tasks")
     return {
         "cmd": "vlp stage register",
         "params": c.keys("tracking", *judged_by, *(["features"] if c.regions else [])),

@@ -81,7 +81,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
         "model": model.info.name,
         "family": model.info.family,
         "run": key,
-        "design": finetune.design or key,
+        "variant": finetune.variant or key,
         "task": finetune.task,
         "seed": finetune.seed,
         "git": git_commit(workspace.root),
@@ -90,7 +90,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     sources = dict.fromkeys(_datasets(finetune), 1)
     before = learnt(params, workspace, key)
     by_regions = model.reader.flags["regions"]  # what other models read makes no figure of this one
-    blank_too = model.task in settings.blank_control and not model.blank_images
+    blank_too = model.task in settings.blind_baseline and not model.blank_images
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
     counts: dict[str, int] = {}

@@ -132,7 +132,7 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
 
 def _identity(params: Params, source: RegionSource) -> dict[str, Any]:
     """What an image's regions depend on besides the image."""
-    settings = {name: v for name, v in to_plain(params.features).items() if name not in ("batch_size", "timm")}
+    settings = {name: v for name, v in to_plain(params.features).items() if name != "timm"}
     module = type(source).__module__
     packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if params.features.source == "timm" else [])]
     versions = {name: metadata.version(name) for name in packages}

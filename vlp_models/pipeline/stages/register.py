@@ -67,7 +67,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from rich.console import Console
 
-    from vlp_models.registry.client import answering, connect, tracking_uri
+    from vlp_models.registry.client import connect, tracking_errors, tracking_uri
     from vlp_models.registry.logger import replay
     from vlp_models.registry.versions import model_name, set_challenger
 
@@ -76,7 +76,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         client = connect(params.tracking, workspace.root)
         replay(params.tracking, workspace.root)
         receipts: dict[str, list[dict[str, Any]]] = {}
-        with answering(tracking_uri(params.tracking, workspace.root)):
+        with tracking_errors(tracking_uri(params.tracking, workspace.root)):
             for one in tried:
                 receipt, created = _register(client, params, workspace, one)
                 receipts.setdefault(one.task, []).append(receipt)
@@ -150,7 +150,7 @@ def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> 
         data=workspace.shards / "manifest.json",
         command=f"dvc repro finetune@{candidate.run}",
     )
-    about = {"run": candidate.run, "model": candidate.model, "family": candidate.family, "design": candidate.design}
+    about = {"run": candidate.run, "model": candidate.model, "family": candidate.family, "variant": candidate.variant}
     content = content_of(one.bundle)
     registered = register(
         client,

@@ -191,7 +191,7 @@ def against(
     found = gain_over_seeds(
         [side.evidence for side in ours],
         [side.evidence for side in theirs],
-        seed_deviation=rule.deviation(metric),
+        seed_std=rule.deviation(metric),
         resamples=params.resamples,
         seed=params.seed,
         sign=sign,
@@ -210,7 +210,7 @@ def against(
         "detectable": round(detectable, 4),
         "deviation_items": round(found.items, 4),
         "deviation_seeds": round(found.seeds, 4),
-        "seed_deviation": None if found.seed_deviation is None else round(found.seed_deviation, 4),
+        "seed_std": None if found.seed_std is None else round(found.seed_std, 4),
     }
     # The value itself, too: a resample's share alone could pass on a skewed metric, and of a better design this one
     # version need not be better.

@@ -85,7 +85,7 @@ def judge(
     challenger = measured(scores, yardstick) if scores else "missing metric: no scores per item are stored"
     if isinstance(challenger, str):
         return Verdict(reasons=[challenger], told=False)
-    verdict = by_itself(challenger, rule, (lineage or {}).get("validation"), params.allowed_unvalidated)
+    verdict = by_itself(challenger, rule, (lineage or {}).get("validation"), params.allow_unvalidated)
     if champion is not None:
         try:
             other, fresh = _champion_on(client, model, champion, challenger, yardstick, bench, lineage or {})

@@ -108,7 +108,7 @@ def _promote(
     state = put_in_order(client, ledger, task=task, model=model, by=by)
     rule = params.gate(task)
     yardstick = Yardstick(metric=rule.metric or metric, split=params.split, datasets=(dataset,) if dataset else ())
-    asked = _asked_for(client, state, model, version, runs, yardstick, rule.direction, params.choose_on)
+    asked = _asked_for(client, state, model, version, runs, yardstick, rule.direction, params.select_on)
     decide = functools.partial(_decision, client, task, model, asked, state)
     if asked.version is None or asked.why_not:
         return decide("unchanged", [asked.why_not])
@@ -199,7 +199,7 @@ def _asked_for(
     runs: Sequence[str],
     yardstick: Yardstick,
     direction: str,
-    choose_on: str,
+    select_on: str,
 ) -> _Asked:
     """The version to judge: the one asked for, else the best of all runs.
 
@@ -217,7 +217,7 @@ def _asked_for(
     # The best of several by the test itself would be judged on the noise that made it the best.
     read = evaluations(client, versions)
     found, yardstick = compared(versions, read, yardstick, direction, state.withdrawn)  # on what they have in common
-    on = dataclasses.replace(yardstick, split=choose_on)
+    on = dataclasses.replace(yardstick, split=select_on)
     chosen, _ = compared(versions, read, on, direction, state.withdrawn)
     if any(c.value is None and c.version not in state.withdrawn for c in chosen):
         on = yardstick
