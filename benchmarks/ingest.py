@@ -107,12 +107,12 @@ def make_project(root: Path, pairs: int) -> None:
     (evaluation / "pairs.csv").write_text("".join(lines))
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["data"] = {"tested": {"format": "pairs", "root": "data/raw/tested", "pairs": "pairs.csv"}}
-    params["incoming"] = {"settle_seconds": 0.0, "processes": 2, "max_bad_fraction": 0.05}
+    params["ingest"] = {"settle_seconds": 0.0, "processes": 2, "max_bad_fraction": 0.05}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     (root / ".gitignore").write_text((ROOT / ".gitignore").read_text())
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(command, cwd=root, check=True)
-    drop = root / "data" / "incoming" / "drop"
+    drop = root / "data" / "inbox" / "drop"
     drop.mkdir(parents=True)
     tasks = [(str(drop), first, min(first + 500, pairs), pairs) for first in range(0, pairs, 500)]
     with ProcessPoolExecutor(2) as pool, (drop / "pairs.csv").open("w") as listing:
@@ -188,7 +188,7 @@ def main() -> None:
             made = time.perf_counter() - start
             load = os.getloadavg()[0]
             first = ingest(root)
-            report = json.loads((root / "reports" / "incoming.json").read_text())
+            report = json.loads((root / "reports" / "ingest.json").read_text())
             counts = {key: report[key] for key in ("new", "duplicates", "leaks", "bad")}
             second = ingest(root)
             run = {

@@ -61,8 +61,8 @@ def artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[A
 
 
 def _new_data(reports: Path) -> Artifact | None:
-    incoming = _read(reports / "incoming.json")
-    return Artifact(key="incoming", description="The drop folder", rows=[_scalars(incoming)]) if incoming else None
+    ingested = _read(reports / "ingest.json")
+    return Artifact(key="ingest", description="The inbox", rows=[_scalars(ingested)]) if ingested else None
 
 
 def _drift(reports: Path) -> Artifact | None:

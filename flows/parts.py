@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.params import Params, to_plain
-from vlp_models.registry.receipts import is_report_outdated, lost
+from vlp_models.registry.receipts import find_lost_versions, is_report_outdated
 
 NO_DROP = "no drop folder"
 REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`
@@ -48,7 +48,9 @@ class Part:
 def retrain_parts(params: Params) -> list[Part]:
     """New data to promoted models."""
     training = training_parts(params, list(params.finetune))
-    register = Part(name="register", kind="register", targets=("register",), lost=partial(lost, params.tracking))
+    register = Part(
+        name="register", kind="register", targets=("register",), lost=partial(find_lost_versions, params.tracking)
+    )
     report = Part(
         name="report", kind="report", targets=("report",), again=lambda root: is_report_outdated(root / "reports")
     )
@@ -102,12 +104,12 @@ def promotion_part(params: Params, task: str) -> Part:
 
 
 def _new_data(params: Params) -> list[Part]:
-    section = getattr(params, "incoming", None)
-    drop, fetch = getattr(section, "drop", ""), getattr(section, "fetch", [])
-    skip = "" if drop or fetch else NO_DROP
+    section = getattr(params, "ingest", None)
+    inbox, fetch = getattr(section, "inbox", ""), getattr(section, "fetch", [])
+    skip = "" if inbox or fetch else NO_DROP
 
     def folder(root: Path) -> str | None:
-        return None if drop and not fetch and not (root / drop).exists() else ""
+        return None if inbox and not fetch and not (root / inbox).exists() else ""
 
     ingest = Part(name="ingest", kind="ingest", command=("ingest",), evidence=folder, nothing=NO_DROP, skip=skip)
     drift = _drift_evidence(params)
@@ -124,9 +126,9 @@ def _drift_evidence(params: Params) -> Callable[[Path], str | None]:
     """A refused drift has no record, so it is asked again even when no new data came since."""
 
     def evidence(root: Path) -> str | None:
-        if not (root / "reports" / "incoming.json").exists():
+        if not (root / "reports" / "ingest.json").exists():
             return None
-        content = _read(root / "reports" / "incoming.json").get("content")
+        content = _read(root / "reports" / "ingest.json").get("content")
         return _hash(content, _section(params, "drift")) if content else ""
 
     return evidence

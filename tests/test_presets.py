@@ -37,7 +37,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "tiny": ([], 600_784),
     "tiny-coco": ([], DEMO),
     "own-pairs": ([], FLICKR8K),
-    "incoming": ([], DEMO),
+    "ingest": ([], DEMO),
     "tden-two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),
     "flickr8k": ([], FLICKR8K),

@@ -51,7 +51,7 @@ def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "reports").mkdir(parents=True)
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["flow"] |= {"retry_delays": [1], "wait_minutes": 0}
-    raw.pop("incoming", None)
+    raw.pop("ingest", None)
     raw["pretrain"]["tden-two-pass"] = TWO_PASS
     (folder / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     shutil.copytree(ROOT / "presets", folder / "presets")

@@ -35,20 +35,20 @@ def test_an_event_sets_off_a_run_that_shows_what_it_did(site: Site) -> None:
     emit = next(command for command in readme_commands() if "event emit" in command)
     site.server.run(shlex.split(emit.removeprefix("prefect ")), site.project)
     run = str(site.server.wait_until_there_is("COMPLETED", 180)["id"])
-    assert site.server.flow_run(run)["parameters"]["reason"] == "dataset.updated vlp.dataset.incoming"
+    assert site.server.flow_run(run)["parameters"]["reason"] == "dataset.updated vlp.dataset.ingested"
     assert "promote vqa: refused" in site.server.flow_run(run)["state"]["message"]
     assert "promote vqa: refused" in site.told("Completed")
     states = site.server.task_states(run)
     assert states.pop("promote vqa") == "Refused"
     assert states.pop("ingest") == "Skipped"
-    states.pop("drift")  # asked where reports/incoming.json may hold something new
+    states.pop("drift")  # asked where reports/ingest.json may hold something new
     assert set(states.values()) == {"Completed"}
     assert {"validate", "features", "pretrain tden", "finetune tden-vqa", "evaluate", "register", "report"} <= set(
         states
     )
     artifacts = site.server.artifacts(run)
     links = {"report", "mlflow-captioning", "mlflow-vqa"}
-    assert set(artifacts) == {"parts", "incoming", "drift", "promotion", "candidates", "results", "validation"} | links
+    assert set(artifacts) == {"parts", "ingest", "drift", "promotion", "candidates", "results", "validation"} | links
     assert "40.8" in artifacts["results"], "the champion's value beside the challenger's"
     assert "gain 0.2 is below 0.5" in artifacts["promotion"]
     assert "caption length" in artifacts["drift"]

@@ -118,8 +118,8 @@ def test_what_the_registry_has_lost_is_registered_again_and_the_gate_asked_anew(
 @pytest.mark.pipeline
 def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
     params = load_params(project / "params.yaml")
-    (project / "data" / "incoming").mkdir(parents=True)
-    (project / "reports" / "incoming.json").write_text('{"new": 3, "content": "abc"}')
+    (project / "data" / "inbox").mkdir(parents=True)
+    (project / "reports" / "ingest.json").write_text('{"new": 3, "content": "abc"}')
     new_data = [dataclasses.replace(part, skip="") for part in retrain_parts(params)[:2]]
 
     def run() -> list[str]:

@@ -104,7 +104,7 @@ def write_reports(reports: Path) -> None:
     record = {"task": "vqa", "run": "vqa", "dataset": "scenes", "split": "test", "metric": "accuracy", "value": 41.0}
     (reports / "summary.json").write_text(json.dumps([record]))
     (reports / "validation.json").write_text(json.dumps({"tables": {"captions": {"good": 200, "bad": 1}}}))
-    (reports / "incoming.json").write_text(json.dumps({"new": 3, "duplicates": 1, "leaks": 0, "bad": 0}))
+    (reports / "ingest.json").write_text(json.dumps({"new": 3, "duplicates": 1, "leaks": 0, "bad": 0}))
     measure = {"name": "caption length", "value": 3.1, "limit": 2.0, "drifted": True}
     (reports / "drift.json").write_text(json.dumps({"gate": False, "drifted": True, "measures": [measure]}))
     (reports / "index.html").write_text("<html></html>")

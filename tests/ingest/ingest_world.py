@@ -32,15 +32,15 @@ def encoded(image: Image.Image, form: str = "JPEG", **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def make_project(root: Path, *, dvc: bool = False, **incoming: Any) -> Workspace:
-    """Datasets `tested` (pictures 1000 to 1009: train, val and test) and `incoming`, as its preset adds it."""
+def make_project(root: Path, *, dvc: bool = False, **ingest: Any) -> Workspace:
+    """Datasets `tested` (pictures 1000 to 1009: train, val and test) and `ingested`, as its preset adds it."""
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["generate"] = {}
     raw["data"] = {
         "tested": {"format": "pairs", "root": "data/raw/tested", "pairs": "pairs.csv"},
-        **yaml.safe_load((ROOT / "presets" / "incoming.yaml").read_text())["data"],
+        **yaml.safe_load((ROOT / "presets" / "ingest.yaml").read_text())["data"],
     }
-    raw["incoming"] |= {"settle_seconds": 0.0, "processes": 1, "track": dvc, "max_bad_fraction": 0.5} | incoming
+    raw["ingest"] |= {"settle_seconds": 0.0, "processes": 1, "track": dvc, "max_bad_fraction": 0.5} | ingest
     raw["features"]["source"] = "grid"
     raw["detector"]["source"] = "none"
     root.mkdir(exist_ok=True)
@@ -65,7 +65,7 @@ def params_of(workspace: Workspace) -> Params:
 
 def make_drop(workspace: Workspace, name: str, rows: list[tuple[str, str, str]], files: dict[str, bytes]) -> Path:
     """A drop of (image, caption, split) rows and image files."""
-    folder = workspace.root / "data" / "incoming" / name
+    folder = workspace.root / "data" / "inbox" / name
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
@@ -95,7 +95,7 @@ def held(workspace: Workspace) -> list[dict[str, Any]]:
 
 def quarantined(workspace: Workspace, name: str) -> dict[str, tuple[str, str, str]]:
     """image -> verdict, rule and reason of what a drop lost."""
-    path = workspace.reports / "incoming" / f"{name}.jsonl"
+    path = workspace.reports / "ingest" / f"{name}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return {row["image"] or row["from"]: (row["verdict"], row["rule"], row["reason"]) for row in rows}
 
@@ -103,5 +103,5 @@ def quarantined(workspace: Workspace, name: str) -> dict[str, tuple[str, str, st
 def take(workspace: Workspace) -> tuple[int, ...]:
     """Ingests; how many pairs were new, there already, leaks and bad."""
     report = ingest.run(params_of(workspace), workspace)
-    assert report == json.loads((workspace.reports / "incoming.json").read_text())
+    assert report == json.loads((workspace.reports / "ingest.json").read_text())
     return tuple(report[name] for name in COUNTS)

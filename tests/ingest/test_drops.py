@@ -21,7 +21,7 @@ def test_an_unfinished_drop_waits(tmp_path: Path) -> None:
     folder = simple_drop(workspace, "slow", range(1, 4))
     os.utime(folder / "1.jpg", (0, 0))  # an old date, as a copy that keeps dates has it
     assert take(workspace) == (0, 0, 0, 0)
-    report = json.loads((workspace.reports / "incoming.json").read_text())
+    report = json.loads((workspace.reports / "ingest.json").read_text())
     assert [entry["state"] for entry in report["drops"]] == ["unfinished"]
     assert folder.exists() and not held(workspace)
 
@@ -54,23 +54,23 @@ def test_too_many_bad_pairs_refuse_the_drop_and_no_other(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"a-bad.*1 of 2 pairs are bad.*max_bad_fraction \(30\.0%\).*image_present: 1"):
         ingest.run(params_of(workspace), workspace)
     assert {row["caption"] for row in held(workspace)} == {f"picture number {seed}" for seed in range(2, 5)}
-    assert (workspace.root / "data" / "incoming" / "a-bad").exists()
-    assert json.loads((workspace.reports / "incoming.json").read_text())["new"] == 3
+    assert (workspace.root / "data" / "inbox" / "a-bad").exists()
+    assert json.loads((workspace.reports / "ingest.json").read_text())["new"] == 3
 
 
 def test_what_is_taken_out_can_be_put_back(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
-    incoming = workspace.root / "data" / "incoming"
+    inbox = workspace.root / "data" / "inbox"
     simple_drop(workspace, "monday", range(1, 4))
     assert take(workspace) == (3, 0, 0, 0)
     (batch,) = (path.parent for path in (workspace.root / "data" / "accepted").glob("*/manifest.json"))
     (batch / "manifest.json").unlink()  # a removal that is cut off
-    (incoming / "done" / "monday").rename(incoming / "monday")
+    (inbox / "done" / "monday").rename(inbox / "monday")
     simple_drop(workspace, "tuesday", range(4, 6))
     with pytest.raises(DataError, match=rf"{batch.name}: a folder without manifest\.json, .*delete it"):
         ingest.run(params_of(workspace), workspace)
-    assert (incoming / "monday").exists() and not list(workspace.root.glob("data/.accepted.partial-*"))
-    report = json.loads((workspace.reports / "incoming.json").read_text())
+    assert (inbox / "monday").exists() and not list(workspace.root.glob("data/.accepted.partial-*"))
+    report = json.loads((workspace.reports / "ingest.json").read_text())
     states = {entry["name"]: entry["state"] for entry in report["drops"]}
     assert states == {"monday": "refused", "tuesday": "taken"}
     shutil.rmtree(batch)
@@ -81,7 +81,7 @@ def test_what_is_taken_out_can_be_put_back(tmp_path: Path) -> None:
         index.execute("INSERT INTO drops SELECT snapshot FROM batches")  # as version 2 had it
         (version,) = index.execute("PRAGMA user_version").fetchone()
         index.execute(f"PRAGMA user_version = {4 + version % 2}")
-    (incoming / "done" / "monday").rename(incoming / "monday")
+    (inbox / "done" / "monday").rename(inbox / "monday")
     assert take(workspace) == (3, 0, 0, 0)
 
 
@@ -89,9 +89,9 @@ def test_what_is_taken_out_can_be_put_back(tmp_path: Path) -> None:
 def test_a_batch_that_is_taken_out_does_not_come_back_by_itself(tmp_path: Path, stays: str) -> None:
     """Its drop is where it was."""
     workspace = make_project(tmp_path / "p")
-    incoming = workspace.root / "data" / "incoming"
+    inbox = workspace.root / "data" / "inbox"
     folder = simple_drop(workspace, "monday", range(1, 4))
-    (incoming / ("monday.dvc" if stays == "DVC has it" else "done")).write_text("")
+    (inbox / ("monday.dvc" if stays == "DVC has it" else "done")).write_text("")
     assert take(workspace) == (3, 0, 0, 0) and folder.exists()
     for batch in {row["batch"] for row in held(workspace)}:
         shutil.rmtree(workspace.root / "data" / "accepted" / batch)
@@ -105,16 +105,16 @@ def test_a_long_name_stops_no_other_drop(tmp_path: Path) -> None:
     for number, name in enumerate(("\u82b1" * 84, "\u82b2" * 85, "other")):  # 252 and 255 bytes
         simple_drop(workspace, name, range(2 * number, 2 * number + 2))
     assert take(workspace) == (6, 0, 0, 0)
-    assert len(list((workspace.reports / "incoming").glob("*.jsonl"))) == 3
+    assert len(list((workspace.reports / "ingest").glob("*.jsonl"))) == 3
     simple_drop(workspace, "\u82b2" * 85, range(6, 8))  # once more, where done/ has one
     simple_drop(workspace, "other", range(8, 10))
     assert take(workspace) == (4, 0, 0, 0)
-    assert len(list((workspace.root / "data/incoming/done").iterdir())) == 5
+    assert len(list((workspace.root / "data/inbox/done").iterdir())) == 5
 
 
 def test_a_listing_beside_its_images_and_a_damaged_index(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
-    folder = workspace.root / "data" / "incoming"
+    folder = workspace.root / "data" / "inbox"
     (folder / "photos").mkdir(parents=True)
     (folder / "photos" / "1.jpg").write_bytes(encoded(picture(1)))
     (folder / "today.csv").write_text("image,caption\nphotos/1.jpg,a loose picture\n")

@@ -31,7 +31,7 @@ from vlp_models.common.io import hash_path
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.ingest import ingest
-from vlp_models.params import IncomingParams
+from vlp_models.params import IngestParams
 from vlp_models.pipeline.stages import prepare, validate
 
 
@@ -95,8 +95,8 @@ def test_every_kind_of_pair_ends_where_it_belongs(tmp_path: Path) -> None:
     assert captions == {(f"a picture of {name}", "train") for name in names} | {("another caption", "train")}
     (batch,) = (workspace.root / "data" / "accepted").iterdir()
     assert len([path for path in (batch / "images").rglob("*") if path.is_file()]) == 4, "no picture without a pair"
-    assert not (workspace.root / "data" / "incoming" / "mixed").exists()
-    assert (workspace.root / "data" / "incoming" / "done" / "mixed" / "pairs.jsonl").exists()
+    assert not (workspace.root / "data" / "inbox" / "mixed").exists()
+    assert (workspace.root / "data" / "inbox" / "done" / "mixed" / "pairs.jsonl").exists()
 
 
 def test_nothing_is_taken_twice_and_nothing_new_changes_nothing(tmp_path: Path) -> None:
@@ -109,17 +109,17 @@ def test_nothing_is_taken_twice_and_nothing_new_changes_nothing(tmp_path: Path) 
     shutil.rmtree(workspace.root / ".work")  # the index is a cache
     simple_drop(workspace, "second", range(1, 9))
     assert take(workspace) == (0, 8, 0, 0)
-    assert sorted(p.name for p in (workspace.root / "data/incoming/done").iterdir()) == ["first", "second", "second-2"]
+    assert sorted(p.name for p in (workspace.root / "data/inbox/done").iterdir()) == ["first", "second", "second-2"]
     assert take(workspace) == (0, 0, 0, 0)
     before = hash_path(workspace.root)
     assert take(workspace) == (0, 0, 0, 0)
     assert hash_path(workspace.root) == before
 
-    prepare.run(params_of(workspace), workspace, "incoming")
-    images = read_table("images", workspace.interim("incoming")).to_pylist()
+    prepare.run(params_of(workspace), workspace, "ingested")
+    images = read_table("images", workspace.interim("ingested")).to_pylist()
     assert {row["split"] for row in images} == {"train"} and len(images) == 8
     first = held(workspace)[0]
-    assert f"incoming/{first['batch']}/{first['image']}" in {row["image_id"] for row in images}
+    assert f"ingested/{first['batch']}/{first['image']}" in {row["image_id"] for row in images}
 
 
 def test_a_drop_that_names_splits_protects_them_both_ways(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_drop_that_names_splits_protects_them_both_ways(tmp_path: Path) -> Non
     make_drop(workspace, "tests", [("e.jpg", "picture of e.jpg", ""), *rows], files)
     assert take(workspace) == (2, 1, 3, 0)
     reasons = {image: (verdict, reason) for image, (verdict, _, reason) in quarantined(workspace, "tests").items()}
-    assert reasons["a.jpg"][0] == "leak" and "is in train as incoming/" in reasons["a.jpg"][1]
+    assert reasons["a.jpg"][0] == "leak" and "is in train as ingested/" in reasons["a.jpg"][1]
     assert reasons["b.jpg"][0] == "leak" and "is in train as tested/0.png" in reasons["b.jpg"][1]
     assert reasons["c.jpg"][0] == "duplicate", "tested on already"
     assert reasons["e.jpg"][0] == "leak" and "is in test as f.jpg of this drop" in reasons["e.jpg"][1]
@@ -171,7 +171,7 @@ def test_changed_copies_of_tested_pictures_are_leaks_and_strangers_are_new(tmp_p
     shutil.rmtree(workspace.root / ".work")  # what is known of the first batch comes from the batch
     assert take(workspace) == (1, 0, 2, 0)
     lost = quarantined(workspace, "tests")
-    assert "is in train as incoming/" in lost["x.jpg"][2] and "mirrored" in lost["x.jpg"][2]
+    assert "is in train as ingested/" in lost["x.jpg"][2] and "mirrored" in lost["x.jpg"][2]
     assert "is in test as y.jpg of this drop" in lost["z.jpg"][2]
 
 
@@ -193,10 +193,10 @@ def test_both_doors_know_a_caption_by_the_same_letters(tmp_path: Path) -> None:
     [("", "of its own"), (".", "of its own"), ("../elsewhere", "outside"), ("/here/data", "relative to the project")],
 )
 def test_batches_lie_in_a_folder_that_dvc_can_version(dataset: str, said: str) -> None:
-    with pytest.raises(ParamsError, match=rf"`incoming\.dataset.*{said}"):
-        IncomingParams(dataset=dataset)
+    with pytest.raises(ParamsError, match=rf"`ingest.dataset.*{said}"):
+        IngestParams(dataset=dataset)
     if len(dataset) > 1:
-        assert IncomingParams(dataset=dataset, track=False)
+        assert IngestParams(dataset=dataset, track=False)
 
 
 def test_without_the_evaluation_data_nothing_is_taken(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_dvc_versions_batches_and_fetches_imports(tmp_path: Path, monkeypatch: p
     (workspace.root / "dvc.yaml").write_text(json.dumps({"stages": {"prepare": stage}}))  # JSON is YAML
     subprocess.run([*dvc, "repro", "-q"], cwd=workspace.root, check=True)
     assert take(workspace) == (0, 0, 0, 0)
-    assert json.loads((workspace.reports / "incoming.json").read_text())["drops"] == []
+    assert json.loads((workspace.reports / "ingest.json").read_text())["drops"] == []
 
     def status() -> dict[str, object]:
         done = subprocess.run([*dvc, "status", "--json"], cwd=workspace.root, capture_output=True, text=True)
@@ -282,7 +282,7 @@ def test_without_a_dvc_project_it_says_so_before_any_work(tmp_path: Path) -> Non
     workspace = make_project(tmp_path / "p", track=True)
     assert take(workspace) == (0, 0, 0, 0)
     simple_drop(workspace, "drop", range(1, 4))
-    with pytest.raises(DataError, match=r"not a DVC project; `dvc init`, or set incoming\.track: false"):
+    with pytest.raises(DataError, match=r"not a DVC project; `dvc init`, or set ingest.track: false"):
         ingest.run(params_of(workspace), workspace)
     assert not held(workspace)
 

@@ -16,13 +16,13 @@ import pytest
 from ingest_world import ROOT, encoded, held, make_drop, make_project, params_of, picture, simple_drop
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.curation.duplicates import workers
+from vlp_models.curation.duplicates import hashes
 from vlp_models.ingest import batch, index, ingest
 from vlp_models.ingest import versioning as ingest_dvc
 
 POINTS: dict[str, tuple[Any, str, int, bool]] = {
     # name: where, the function, at which call, before or after its work
-    "a picture is half read": (workers, "_hash_one", 7, False),
+    "a picture is half read": (hashes, "_hash_one", 7, False),
     "all is judged": (batch, "write_batch", 1, False),
     "the batch is written": (batch, "write_batch", 1, True),
     "the batch is in the dataset": (ingest, "publish", 1, True),
@@ -94,8 +94,8 @@ def test_a_second_run_completes_a_killed_one(tmp_path: Path, point: str, monkeyp
 def check(workspace: Workspace, captions: list[str]) -> None:
     """The dataset holds these pairs once each, the drop folder none, and no half batch lies about."""
     assert Counter(row["caption"] for row in held(workspace)) == Counter(captions)
-    assert not (workspace.root / "data" / "incoming" / "drop").exists()
-    assert (workspace.root / "data" / "incoming" / "done" / "drop").exists()
+    assert not (workspace.root / "data" / "inbox" / "drop").exists()
+    assert (workspace.root / "data" / "inbox" / "done" / "drop").exists()
     assert not list((workspace.root / "data").glob(".*.partial*"))
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from vlp_models.common.workspace import Workspace, need
-from vlp_models.curation.duplicates.hashes import examine
-from vlp_models.curation.duplicates.leaks import BATCH, FILE, batches, said
-from vlp_models.curation.duplicates.prints import Print
-from vlp_models.curation.duplicates.search import NearPictures, NearRules
+from vlp_models.curation.duplicates.fingerprints import Fingerprint
+from vlp_models.curation.duplicates.hashes import hash_image_file
+from vlp_models.curation.duplicates.leakage import BATCH, FINGERPRINTS, batches, describe_match
+from vlp_models.curation.duplicates.search import NearDuplicateIndex, NearRules
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError
@@ -32,7 +32,7 @@ class Picture:
 
     sha256: str
     pixels: str
-    print: Print = field(repr=False, compare=False)
+    print: Fingerprint = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Found:
 
 def rules_of(params: Params) -> NearRules:
     near = params.validate.near_duplicates
-    return NearRules(bits=near.max_hash_distance, keypoints=near.keypoints)
+    return NearRules(max_hash_distance=near.max_hash_distance, keypoints=near.keypoints)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Catalogue:
                 if known.source == own:
                     seen.add(known.image_id.removeprefix(f"{own}/").partition("/")[0])
                 yield known
-        for manifest in sorted((self.workspace.root / self.params.incoming.dataset).glob(f"*/{MANIFEST}")):
+        for manifest in sorted((self.workspace.root / self.params.ingest.dataset).glob(f"*/{MANIFEST}")):
             batch = manifest.parent
             if batch.name not in seen and not batch.name.startswith("."):
                 yield from _of_batch(batch, own, self.workspace)
@@ -97,16 +97,16 @@ def prepared(directory: Path) -> Iterator[Known]:
     Raises:
         DataError: damaged, or of an earlier version, without prints.
     """
-    prints, images = directory / FILE, directory / "images.parquet"
+    fingerprints, images = directory / FINGERPRINTS, directory / "images.parquet"
     columns = ["image_id", "source", "split", "path", "sha256"]
     try:
-        rows = zip(_rows(images, columns), _rows(prints), strict=True)
-        for row, print_ in rows:
-            if row["image_id"] != print_["image_id"]:
-                raise ValueError(f"{print_['image_id']} where {row['image_id']} is expected")
-            yield Known(**row, pixels=print_["pixels"].hex(), print=Print.from_bytes(print_["print"]))
+        rows = zip(_rows(images, columns), _rows(fingerprints), strict=True)
+        for row, fingerprint in rows:
+            if row["image_id"] != fingerprint["image_id"]:
+                raise ValueError(f"{fingerprint['image_id']} where {row['image_id']} is expected")
+            yield Known(**row, pixels=fingerprint["pixels"].hex(), print=Fingerprint.from_bytes(fingerprint["print"]))
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{prints}: {error}; `dvc repro -f prepare@{directory.name}` makes it anew") from None
+        raise DataError(f"{fingerprints}: {error}; `dvc repro -f prepare@{directory.name}` makes it anew") from None
 
 
 def _rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -116,16 +116,16 @@ def _rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str
 
 
 def _of_batch(batch: Path, name: str, workspace: Workspace) -> Iterator[Known]:
-    prints, last = read_prints(batch / PRINTS), ""
-    if prints is None:
+    fingerprints, last = read_prints(batch / PRINTS), ""
+    if fingerprints is None:
         raise DataError(
-            f"{batch}: of an earlier version, without prints; with `vlp use presets/incoming.yaml` and `dvc repro "
-            "prepare@incoming` its pictures are looked at"
+            f"{batch}: of an earlier version, without prints; with `vlp use presets/ingest.yaml` and `dvc repro "
+            "prepare@ingested` its pictures are looked at"
         )
     with (batch / PAIRS).open(encoding="utf-8") as lines:
         for row in map(json.loads, lines):
             if row["image"] != last:  # captions of one picture are neighbours
-                last, (_, print_) = row["image"], next(prints)
+                last, (_, fingerprint) = row["image"], next(fingerprints)
                 yield Known(
                     image_id=f"{name}/{batch.name}/{last}",
                     source=name,
@@ -133,7 +133,7 @@ def _of_batch(batch: Path, name: str, workspace: Workspace) -> Iterator[Known]:
                     path=workspace.relative(batch / last),
                     sha256=row["sha256"],
                     pixels=row["pixels"],
-                    print=Print.from_bytes(print_),
+                    print=Fingerprint.from_bytes(fingerprint),
                 )
 
 
@@ -158,7 +158,7 @@ def resolve(names: Sequence[str], pictures: Iterable[Known], params: Params, wor
         shown = _look(name, file, params) if file.is_file() else None
         if name in known and (shown is None or shown.sha256 != known[name].sha256):
             own = known[name]
-            shown = Asked(name=name, sha256=own.sha256, pixels=own.pixels, print=own.print)
+            shown = Asked(name=name, sha256=own.sha256, pixels=own.pixels, print=own.fingerprint)
         if shown is None:
             lost.append(name)
         else:
@@ -175,10 +175,12 @@ def _look(name: str, file: Path, params: Params) -> Asked:
     limits = params.validate
     try:
         # as of what is tested on: its mirrored copies must be known, too
-        found = examine(file, limits.max_image_pixels, keypoints=limits.near_duplicates.keypoints, tested=True)
+        found = hash_image_file(
+            file, limits.max_image_pixels, keypoints=limits.near_duplicates.keypoints, held_out=True
+        )
     except ImageError as error:
         raise DataError(f"{file}: {error.reason}") from None
-    return Asked(name=name, sha256=found.sha256.hex(), pixels=found.pixels.hex(), print=found.print)
+    return Asked(name=name, sha256=found.sha256.hex(), pixels=found.pixels.hex(), print=found.fingerprint)
 
 
 def find(asked: Sequence[Asked], pictures: Iterable[Known], rules: NearRules, *, exact: bool = False) -> list[Found]:
@@ -188,9 +190,9 @@ def find(asked: Sequence[Asked], pictures: Iterable[Known], rules: NearRules, *,
         exact: equal bytes or pixels only.
     """
     by_bytes, by_pixels = {one.sha256: one for one in asked}, {one.pixels: one for one in asked}
-    names, near = [one.name for one in asked], NearPictures([one.print for one in asked], rules)
+    names, near = [one.name for one in asked], NearDuplicateIndex([one.fingerprint for one in asked], rules)
     found: dict[str, Found] = {}
-    for held, prints in batches((picture, picture.print) for picture in pictures):
+    for held, fingerprints in batches((picture, picture.fingerprint) for picture in pictures):
         for picture in held:
             if picture.sha256 in by_bytes:
                 one, how = by_bytes[picture.sha256], "byte for byte"
@@ -200,7 +202,9 @@ def find(asked: Sequence[Asked], pictures: Iterable[Known], rules: NearRules, *,
                 continue
             how = "as asked" if one.name in (picture.image_id, picture.path) else how
             found[picture.image_id] = Found(picture=picture, of=one.name, how=how)
-        for match in () if exact else near.matches(prints):
-            picture = held[match.other]
-            found.setdefault(picture.image_id, Found(picture=picture, of=names[match.held], how=said(match)))
+        for match in () if exact else near.search(fingerprints):
+            picture = held[match.query]
+            found.setdefault(
+                picture.image_id, Found(picture=picture, of=names[match.indexed], how=describe_match(match))
+            )
     return [found[name] for name in sorted(found)]

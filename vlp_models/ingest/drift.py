@@ -12,8 +12,7 @@ import numpy as np
 
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.workspace import Workspace, measured, need
-from vlp_models.data.drift.measures import compare, compare_embeddings
-from vlp_models.data.drift.statistics import describe
+from vlp_models.data.drift import compare, compare_embeddings, describe
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.stages.reference import embed, reference_path
@@ -34,7 +33,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
         report["notes"].append(f"no {path.name} yet: `dvc repro reference` writes it after a training")
         return _finish(report, workspace)
     reference = read_json(path)
-    dataset = workspace.root / params.incoming.dataset
+    dataset = workspace.root / params.ingest.dataset
     batches = [
         path.parent.name for path in sorted(dataset.glob("*/manifest.json")) if not path.parent.name.startswith(".")
     ]

@@ -24,7 +24,7 @@ from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace, measured
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.ingest.index import MANIFEST
-from vlp_models.params import IncomingParams, Params
+from vlp_models.params import IngestParams, Params
 
 if TYPE_CHECKING:
     from vlp_models.ingest.drops import Drop
@@ -35,24 +35,24 @@ COUNTS = ("new", "duplicates", "leaks", "withdrawn", "bad")
 
 
 def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, Any]:
-    """Takes in every finished drop and writes reports/incoming.json; returns what it holds.
+    """Takes in every finished drop and writes reports/ingest.json; returns what it holds.
 
     Args:
         check: only look: what lies there, and whether it is finished.
 
     Raises:
-        DataError: a drop has more bad pairs than `incoming.max_bad_fraction`, or no readable listing (others are
+        DataError: a drop has more bad pairs than `ingest.max_bad_fraction`, or no readable listing (others are
             taken in all the same); another ingest is running; DVC failed; a dataset of params.yaml is not there.
         ParamsError: a number that can't be.
     """
     from vlp_models.ingest.drops import find_drops
     from vlp_models.ingest.versioning import fetch, track
 
-    p = params.incoming
+    p = params.ingest
     _check(p)
     report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "drops": [], "notes": []}
-    if not p.drop and not p.fetch:
-        print("ingest: incoming.drop and incoming.fetch are empty, so nothing is taken in (docs/new-data.md)")
+    if not p.inbox and not p.fetch:
+        print("ingest: ingest.inbox and ingest.fetch are empty, so nothing is taken in (docs/new-data.md)")
         return _finish(report, workspace, p, check)
     dataset = workspace.root / p.dataset
     with _only_one(workspace):
@@ -62,7 +62,7 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
                 shutil.rmtree(path, ignore_errors=True)
             if p.track:
                 track(workspace.root, dataset)  # what a killed run left untracked
-        drops, report["notes"] = find_drops(workspace.root / p.drop if p.drop else None, owned)
+        drops, report["notes"] = find_drops(workspace.root / p.inbox if p.inbox else None, owned)
         refused: list[str] = []
         if drops:
             refused = _take(drops, params, workspace, report, check)
@@ -72,13 +72,13 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
     return report
 
 
-def _check(p: IncomingParams) -> None:
-    from vlp_models.curation.duplicates.near import MAX_RADIUS
+def _check(p: IngestParams) -> None:
+    from vlp_models.curation.duplicates.search import MAX_RADIUS
 
-    if not -1 <= p.radius <= MAX_RADIUS or not 0 <= p.max_bad_fraction <= 1 or p.settle_seconds < 0:
+    if not -1 <= p.max_hash_distance <= MAX_RADIUS or not 0 <= p.max_bad_fraction <= 1 or p.settle_seconds < 0:
         raise ParamsError(
-            f"params.yaml: `incoming.radius` must be -1 to {MAX_RADIUS}, `max_bad_fraction` 0 to 1, `settle_seconds` "
-            f"not below 0; found {p.radius}, {p.max_bad_fraction}, {p.settle_seconds}"
+            f"params.yaml: `ingest.max_hash_distance` must be -1 to {MAX_RADIUS}, `max_bad_fraction` 0 to 1, `settle_seconds` "
+            f"not below 0; found {p.max_hash_distance}, {p.max_bad_fraction}, {p.settle_seconds}"
         )
 
 
@@ -86,7 +86,7 @@ def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[
     from vlp_models.ingest.index import HashIndex
     from vlp_models.ingest.versioning import need_project
 
-    p, keypoints = params.incoming, params.validate.near_duplicates.keypoints
+    p, keypoints = params.ingest, params.validate.near_duplicates.keypoints
     dataset = workspace.root / p.dataset
     if p.track:
         need_project(workspace.root)
@@ -106,7 +106,7 @@ def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[
             if index.taken(snapshot.id):
                 entry["state"] = "known"
                 if not check:
-                    report["notes"] += _put_away(drop, snapshot.id, index, workspace.root / p.drop)
+                    report["notes"] += _put_away(drop, snapshot.id, index, workspace.root / p.inbox)
                 if drop.owned:
                     report["drops"].remove(entry)  # it stays for ever; nothing to say
             elif not drop.owned and time.time() - snapshot.changed < p.settle_seconds:
@@ -137,7 +137,7 @@ def _take_one(
     """One drop into one batch; returns why it was refused, if it was."""
     from vlp_models.ingest.versioning import track
 
-    p = params.incoming
+    p = params.ingest
     dataset = workspace.root / p.dataset
     with _partial(dataset) as partial:
         try:
@@ -161,7 +161,7 @@ def _take_one(
             if p.track:
                 track(workspace.root, dataset)
     entry["state"] = "taken"
-    notes += _put_away(drop, snapshot, index, workspace.root / p.drop)
+    notes += _put_away(drop, snapshot, index, workspace.root / p.inbox)
     return ""
 
 
@@ -175,15 +175,15 @@ def _judge(
     workspace: Workspace,
 ) -> tuple[str, str]:
     """Makes a batch of the drop in `partial` and adds the counts to `entry`; the batch's name, or why there is none."""
+    from vlp_models.curation.duplicates.hashes import HashJob
     from vlp_models.curation.duplicates.search import NearRules
     from vlp_models.curation.duplicates.withdrawn import read_withdrawn
-    from vlp_models.curation.duplicates.workers import Job
     from vlp_models.ingest import batch as batches
     from vlp_models.ingest.decide import decide
     from vlp_models.ingest.reading import Staging
     from vlp_models.ingest.sources import processes, protect
 
-    p, limits = params.incoming, params.validate
+    p, limits = params.ingest, params.validate
     staging = Staging(workspace.root / ".work" / "ingest" / "drop.sqlite")
     try:
         try:
@@ -191,8 +191,10 @@ def _judge(
         except DataError as error:
             return "", str(error)
         protect(index, params, workspace, evaluates=staging.evaluates())
-        near = NearRules(bits=limits.near_duplicates.max_hash_distance, keypoints=limits.near_duplicates.keypoints)
-        job = Job(
+        near = NearRules(
+            max_hash_distance=limits.near_duplicates.max_hash_distance, keypoints=limits.near_duplicates.keypoints
+        )
+        job = HashJob(
             folder=drop.folder,
             keep=partial,
             max_pixels=limits.max_image_pixels,
@@ -200,15 +202,20 @@ def _judge(
             keypoints=near.keypoints,
         )
         staging.hash_images(job, processes(p))
-        decide(staging, index, p.radius, near, read_withdrawn(workspace.withdrawn, near))
+        decide(staging, index, p.max_hash_distance, near, read_withdrawn(workspace.withdrawn, near))
         entry |= staging.counts()
-        listed = workspace.reports / "incoming" / f"{_short(drop.name)}.jsonl"
+        listed = workspace.reports / "ingest" / f"{_short(drop.name)}.jsonl"
         listed.parent.mkdir(parents=True, exist_ok=True)
         batches.write_quarantine(listed, staging)
         if entry["bad"] > p.max_bad_fraction * entry["rows"] or not entry["rows"]:
             entry["rules"] = batches.rules(staging)
             return "", _refusal(drop, entry, p, listed)
-        about = {"drop": drop.name, "listing": drop.listing.name, "snapshot": snapshot, "radius": p.radius}
+        about = {
+            "drop": drop.name,
+            "listing": drop.listing.name,
+            "snapshot": snapshot,
+            "max_hash_distance": p.max_hash_distance,
+        }
         return batches.write_batch(partial, staging, about), ""
     finally:
         staging.close()
@@ -240,15 +247,15 @@ def _short(name: str) -> str:
 
 
 def dataset_name(params: Params) -> str:
-    """The name under which params.yaml reads the dataset; "incoming" where it does not."""
-    root = Path(params.incoming.dataset)
-    return next((name for name, source in params.data.items() if Path(source.root) == root), "incoming")
+    """The name under which params.yaml reads the dataset; "ingested" where it does not."""
+    root = Path(params.ingest.dataset)
+    return next((name for name, source in params.data.items() if Path(source.root) == root), "ingested")
 
 
-def _refusal(drop: Drop, entry: dict[str, Any], p: IncomingParams, listed: Path) -> str:
+def _refusal(drop: Drop, entry: dict[str, Any], p: IngestParams, listed: Path) -> str:
     worst = ", ".join(f"{rule}: {count:,}" for rule, count in list(entry["rules"].items())[:5])
     return (
-        f"{drop.listing}: {entry['bad']:,} of {entry['rows']:,} pairs are bad, more than incoming.max_bad_fraction "
+        f"{drop.listing}: {entry['bad']:,} of {entry['rows']:,} pairs are bad, more than ingest.max_bad_fraction "
         f"({p.max_bad_fraction:.1%}); nothing of it was taken. {worst}. Each with its reason: {listed}. Correct the "
         "drop, or raise the limit"
     )
@@ -308,13 +315,13 @@ def _only_one(workspace: Workspace) -> Iterator[None]:
         yield
 
 
-def _finish(report: dict[str, Any], workspace: Workspace, p: IncomingParams, check: bool) -> dict[str, Any]:
+def _finish(report: dict[str, Any], workspace: Workspace, p: IngestParams, check: bool) -> dict[str, Any]:
     dataset = workspace.root / p.dataset
     names = sorted(path.parent.name for path in dataset.glob("*/manifest.json") if path.parent.name[0] != ".")
     report["batches"] = len(names)
     report["content"] = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16] if names else ""
     if not check:
-        path = workspace.reports / "incoming.json"
+        path = workspace.reports / "ingest.json"
         write_json(path, report)
     _say(report, check)
     return report

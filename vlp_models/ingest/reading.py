@@ -1,7 +1,7 @@
 """A drop's listing and its pictures, read into a SQLite file beside the batch in the making.
 
 Rows wait on disk, so memory does not depend on how many there are. A row that is bad is counted under the rule it
-broke: those of validation, for captions, and those of data/images.py and incoming/drops.py, for pictures.
+broke: those of validation, for captions, and those of data/images.py and ingest/drops.py, for pictures.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlp_models.curation.duplicates.prints import Print
-from vlp_models.curation.duplicates.workers import Job, hash_all, stored_name
+from vlp_models.curation.duplicates.fingerprints import Fingerprint
+from vlp_models.curation.duplicates.hashes import HashJob, hash_all, stored_name
 from vlp_models.curation.validation.columns import text_columns
 from vlp_models.curation.validation.rules import Rule, holds, rules_for
 from vlp_models.curation.validation.text import caption_key
@@ -91,7 +91,7 @@ class Staging:
         """Whether the drop names pairs to test on."""
         return self.connection.execute("SELECT 1 FROM images WHERE split != 'train' LIMIT 1").fetchone() is not None
 
-    def hash_images(self, job: Job, processes: int) -> None:
+    def hash_images(self, job: HashJob, processes: int) -> None:
         """Checks, hashes and keeps every picture that a sound row names."""
         cursor = self.connection.cursor().execute(
             "SELECT id, path, split != 'train' FROM images WHERE id IN "
@@ -121,24 +121,24 @@ class Staging:
             if isinstance(found, ImageError):
                 bad.append((found.rule, printable(found.reason), number))
             else:
-                hashes = (found.sha256, found.pixels, signed(found.perceptual), found.print.to_bytes())
+                hashes = (found.sha256, found.pixels, signed(found.perceptual), found.fingerprint.to_bytes())
                 good.append((*hashes, found.width, found.height, stored_name(found), number))
             if len(good) + len(bad) >= BLOCK:
                 write()
         write()
 
-    def prints(self, *, tested: bool = False) -> Iterator[tuple[int, Print]]:
+    def fingerprints(self, *, tested: bool = False) -> Iterator[tuple[int, Fingerprint]]:
         """(id, print) of every picture without a verdict, or of those that are tested on alone."""
         where = "AND split != 'train'" if tested else ""
         cursor = self.connection.cursor().execute(
             f"SELECT id, print FROM images WHERE print IS NOT NULL AND verdict IS NULL {where} ORDER BY id"
         )
         while rows := cursor.fetchmany(BLOCK // 8):
-            yield from ((number, Print.from_bytes(content)) for number, content in rows)
+            yield from ((number, Fingerprint.from_bytes(content)) for number, content in rows)
 
-    def print_of(self, number: int) -> Print | None:
+    def print_of(self, number: int) -> Fingerprint | None:
         (content,) = self.connection.execute("SELECT print FROM images WHERE id = ?", (number,)).fetchone()
-        return None if content is None else Print.from_bytes(content)
+        return None if content is None else Fingerprint.from_bytes(content)
 
     def counts(self) -> dict[str, int]:
         """Pairs by what became of them, and `rows`, their sum."""

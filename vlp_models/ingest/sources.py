@@ -6,10 +6,10 @@ from pathlib import Path
 
 from vlp_models.common.parallel import cpus
 from vlp_models.common.workspace import Workspace
-from vlp_models.curation.duplicates.workers import Job, hash_all
+from vlp_models.curation.duplicates.hashes import HashJob, hash_all
 from vlp_models.data.formats import read_source
 from vlp_models.ingest.index import HashIndex
-from vlp_models.params import IncomingParams, Params
+from vlp_models.params import IngestParams, Params
 
 
 def protect(index: HashIndex, params: Params, workspace: Workspace, *, evaluates: bool) -> None:
@@ -21,20 +21,20 @@ def protect(index: HashIndex, params: Params, workspace: Workspace, *, evaluates
     Raises:
         DataError: a dataset is not there: without it nobody can say that nothing of it leaks.
     """
-    own = Path(params.incoming.dataset)
+    own = Path(params.ingest.dataset)
     others = {name: source for name, source in params.data.items() if Path(source.root) != own}
     index.forget_sources(others)
-    job = Job.of_dataset(params.validate)
+    job = HashJob.in_place(params.validate)
     for name, source in others.items():
         whole = evaluates or index.knows_train(name)
         rows = read_source(name, source, workspace.root)["images"]
         listed = [
             (row["image_id"], row["split"] or "", row["path"]) for row in rows if whole or row["split"] != "train"
         ]
-        unreadable = index.sync_source(name, listed, lambda paths: hash_all(paths, job, processes(params.incoming)))
+        unreadable = index.sync_source(name, listed, lambda paths: hash_all(paths, job, processes(params.ingest)))
         if unreadable:
             print(f"data.{name}: {unreadable:,} of {len(listed):,} pictures can't be read, so nothing is told of them")
 
 
-def processes(p: IncomingParams) -> int:
+def processes(p: IngestParams) -> int:
     return p.processes or cpus()

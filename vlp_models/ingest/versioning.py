@@ -33,7 +33,7 @@ def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path
             (out,) = entry["outs"]
             folder = Path(os.path.normpath(path.parent / entry.get("wdir", ".") / out["path"]))
         except (OSError, yaml.YAMLError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: not a .dvc file of one folder ({error!r}); see incoming.fetch") from None
+            raise DataError(f"{path}: not a .dvc file of one folder ({error!r}); see ingest.fetch") from None
         folders.append(folder)
         (imports if entry.get("deps") else others).append(name)
     if not only_list:
@@ -56,7 +56,7 @@ def track(root: Path, dataset: Path) -> None:
 
 def need_project(root: Path) -> None:
     if not (root / ".dvc").is_dir():
-        raise DataError(f"{root}: not a DVC project; `dvc init`, or set incoming.track: false")
+        raise DataError(f"{root}: not a DVC project; `dvc init`, or set ingest.track: false")
 
 
 def _dvc(root: Path, *arguments: str) -> None:

@@ -25,7 +25,7 @@ from vlp_models.params.data import (
     ValidateParams,
 )
 from vlp_models.params.flow import FlowParams
-from vlp_models.params.incoming import DriftParams, IncomingParams
+from vlp_models.params.ingest import DriftParams, IngestParams
 from vlp_models.params.nesting import check_nesting
 from vlp_models.params.operations import EvaluateParams, TrackingParams
 from vlp_models.params.optimizer import GroupParams, OptimizerParams
@@ -59,7 +59,7 @@ __all__ = [
     "GateParams",
     "GeneratorParams",
     "GroupParams",
-    "IncomingParams",
+    "IngestParams",
     "ModelParams",
     "ObjectiveParams",
     "OptimizerParams",
@@ -110,7 +110,7 @@ class Params:
     tracking: TrackingParams
     promotion: PromotionParams = field(default_factory=PromotionParams)
     cluster: ClusterParams = field(default_factory=ClusterParams)
-    incoming: IncomingParams = field(default_factory=IncomingParams)
+    ingest: IngestParams = field(default_factory=IngestParams)
     drift: DriftParams = field(default_factory=DriftParams)
     flow: FlowParams = field(default_factory=FlowParams)
 

@@ -383,13 +383,13 @@ def evaluate(c: Context) -> Stage:
 
 
 def reference(c: Context) -> Stage | None:
-    run = c.params.drift.against or next(iter(c.params.pretrain), "")
+    run = c.params.drift.run or next(iter(c.params.pretrain), "")
     if not run:
         return None
     return {
         "desc": "statistics of a model's training data, for `vlp drift`",
         "cmd": "vlp stage reference",
-        "params": [f"pretrain.{run}", *c.keys("defaults.pretrain", "drift.against", "incoming.dataset")],
+        "params": [f"pretrain.{run}", *c.keys("defaults.pretrain", "drift.run", "ingest.dataset")],
         "deps": [
             f"checkpoints/pretrain/{run}",
             "data/validated",

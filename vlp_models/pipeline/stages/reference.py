@@ -14,13 +14,13 @@ import numpy as np
 
 from vlp_models.common.io import write_text
 from vlp_models.common.workspace import Workspace, measured, need
-from vlp_models.data.drift.statistics import describe, project
+from vlp_models.data.drift import describe, project
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.outofcore import Database
+from vlp_models.data.joins import Database
 from vlp_models.data.tables import HELD, SCHEMAS, read_batches
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
-from vlp_models.models.outline import kinds
+from vlp_models.models.meta_model import kinds
 from vlp_models.params import Params, PretrainParams
 from vlp_models.params.schema import nearest
 
@@ -53,7 +53,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 ((row["width"], row["height"]) for row in _rows(database, chosen)),
                 Tokenizer.load(need(workspace.tokenizer, "tokenizer")),
             )
-            found["batches"] = batches_of((row["path"] for row in _rows(database, chosen)), params.incoming.dataset)
+            found["batches"] = batches_of((row["path"] for row in _rows(database, chosen)), params.ingest.dataset)
             by_hash = (row["image_id"] for row in _rows(database, f"{chosen} ORDER BY sha256, image_id"))
             found["embedding"] = {
                 "detector_id": store.detector_id if store else "",
@@ -70,9 +70,9 @@ def learnt_by(params: Params) -> PretrainParams:
     Raises:
         ParamsError: there is none.
     """
-    name = params.drift.against or next(iter(params.pretrain), "")
+    name = params.drift.run or next(iter(params.pretrain), "")
     if name not in params.pretrain:
-        raise ParamsError(f"params.yaml: `drift.against: {name}`: no such pretraining{nearest(name, params.pretrain)}")
+        raise ParamsError(f"params.yaml: `drift.run: {name}`: no such pretraining{nearest(name, params.pretrain)}")
     return params.pretrain[name]
 
 
@@ -91,7 +91,7 @@ def _rows(database: Database, query: str) -> Iterator[dict[str, Any]]:
 
 
 def batches_of(paths: Iterable[str], dataset: str) -> list[str]:
-    """The batches of the incoming dataset that these images lie in."""
+    """The batches of the ingested dataset that these images lie in."""
     root = Path(dataset)
     parts = (Path(path).relative_to(root).parts for path in paths if Path(path).is_relative_to(root))
     return sorted({part[0] for part in parts})

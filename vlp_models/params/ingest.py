@@ -13,15 +13,15 @@ from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, Share
 
 
 @dataclass(frozen=True, kw_only=True)
-class IncomingParams:
+class IngestParams:
     """`vlp ingest`: from drops of image-caption pairs to batches of a versioned dataset."""
 
-    drop: str = "data/incoming"  # where drops arrive; empty: nothing is taken in
+    inbox: str = "data/inbox"  # where drops arrive; empty: nothing is taken in
     dataset: str = "data/accepted"  # grows by one folder per accepted drop
     fetch: list[str] = field(default_factory=list)  # .dvc files to update or pull; their folders are drops
     settle_seconds: NonNegativeFloat = 300.0  # a drop is finished once nothing in it has changed for so long
     # bits (of 64) in which two perceptual hashes may differ and still be one picture; -1: exact only
-    radius: Annotated[int, Field(ge=-1, le=32)] = 4
+    max_hash_distance: Annotated[int, Field(ge=-1, le=32)] = 4
     max_bad_fraction: Share = 0.05  # of a drop's pairs; above it the drop stays where it is
     processes: NonNegativeInt = 0  # 0: one per CPU
     track: bool = True  # `dvc add` each batch
@@ -29,25 +29,25 @@ class IncomingParams:
     def __post_init__(self) -> None:
         path = PurePosixPath(self.dataset)
         if path == PurePosixPath():
-            raise ParamsError("params.yaml: `incoming.dataset`: name a folder of its own, such as data/accepted")
+            raise ParamsError("params.yaml: `ingest.dataset`: name a folder of its own, such as data/accepted")
         if self.track and path.is_absolute():
             raise ParamsError(
-                f"params.yaml: `incoming.dataset: {self.dataset}` is absolute; write it relative to the project. "
-                "A folder outside, where DVC can't version it, takes `incoming.track: false`"
+                f"params.yaml: `ingest.dataset: {self.dataset}` is absolute; write it relative to the project. "
+                "A folder outside, where DVC can't version it, takes `ingest.track: false`"
             )
         if self.track and ".." in path.parts:
             raise ParamsError(
-                f"params.yaml: `incoming.dataset: {self.dataset}` lies outside the project, where DVC can't "
-                "version it; choose a folder inside, or set `incoming.track: false`"
+                f"params.yaml: `ingest.dataset: {self.dataset}` lies outside the project, where DVC can't "
+                "version it; choose a folder inside, or set `ingest.track: false`"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriftParams:
-    """`vlp drift`: limits of what is tolerated; each measure is described in data/drift/measures.py."""
+    """`vlp drift`: limits of what is tolerated; each measure is described in data/drift.py."""
 
     gate: bool = False  # true: a drift makes `vlp drift` exit with 4
-    against: str = ""  # the pretraining run whose data new pairs are compared with; empty: the first one
+    run: str = ""  # the pretraining run whose data new pairs are compared with; empty: the first one
     max_length_psi: NonNegativeFloat = 0.2
     max_vocabulary_divergence: NonNegativeFloat = 0.1
     max_unknown_words: Share = 0.05
