@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.process import StageFailed, environment, supervised
+from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
 from vlp_models.pipeline.dvc.dvc_yaml import is_ours
-from vlp_models.pipeline.dvc.recorded import forget_notes, take_back, told
-from vlp_models.pipeline.dvc.repair import preflight
+from vlp_models.pipeline.dvc.lock_file import repair
 
-__all__ = ["is_stale", "plan", "preflight", "repro"]
+__all__ = ["is_stale", "plan", "repair", "repro"]
 
 
 def is_stale(root: Path, targets: list[str]) -> bool:
@@ -56,12 +56,12 @@ def repro(
         changed = changed or line.startswith("Running stage") or "is cached - skipping run" in line
         log(line)
 
-    forget_notes(root)
+    clear_records(root)
     try:
         supervised(root, [sys.executable, "-m", "dvc", "repro", *targets], watch, timeout=timeout, hold=hold)
     finally:
-        if edited := take_back(root):
-            log(told(edited))
+        if edited := remove_wrong_entries(root):
+            log(explain_removal(edited))
     if edited:
-        raise StageFailed(told(edited))
+        raise StageFailed(explain_removal(edited))
     return changed

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flows.dvc import is_stale, plan, preflight, repro
+from flows.dvc import is_stale, plan, repair, repro
 from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import DRIFTED, Part
@@ -156,7 +156,7 @@ def run_plainly(root: Path, parts: list[Part], params: FlowParams, *, name: str,
 
     try:
         with hold_workspace(root, f"{name} without a server", params.wait_minutes * 60, log) as hold:
-            for line in preflight(root):
+            for line in repair(root):
                 log(line)
             plan(root, log, hold=hold)
             run = Run(root, hold)

@@ -20,7 +20,7 @@ from prefect.runtime import flow_run as current
 from prefect.states import Cancelled, Completed
 
 from flows.artifacts import artifacts
-from flows.dvc import plan, preflight
+from flows.dvc import plan, repair
 from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import Part
@@ -129,7 +129,7 @@ def gpu_slot(limit: str, log: Callable[[str], None]) -> Iterator[None]:
 @task(task_run_name="prepare the workspace", cache_policy=NO_CACHE, persist_result=False)
 @without_secrets()
 def prepare_workspace(root: str) -> None:
-    for line in preflight(Path(root)):
+    for line in repair(Path(root)):
         get_run_logger().warning(line)
     plan(Path(root), get_run_logger().info)
 

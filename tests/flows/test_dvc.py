@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc import is_stale, preflight, repro
+from flows.dvc import is_stale, repair, repro
 from flows.process import StageFailed
 
 
@@ -31,12 +31,12 @@ def test_a_failing_stage_is_reported_with_its_output(project: Path) -> None:
     assert not (project / "shards").exists()
 
 
-def test_preflight_removes_a_damaged_lock_and_nothing_else(project: Path) -> None:
+def test_repair_removes_a_damaged_lock_and_nothing_else(project: Path) -> None:
     lock = project / ".dvc" / "tmp" / "rwlock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     lock.write_text("")  # what a DVC killed in mid-write leaves
-    assert preflight(project) == ["removed a damaged .dvc/tmp/rwlock: no DVC process is alive"]
+    assert repair(project) == ["removed a damaged .dvc/tmp/rwlock: no DVC process is alive"]
     assert not lock.exists()
     lock.write_text("{}")
-    assert preflight(project) == []
+    assert repair(project) == []
     assert lock.exists()

@@ -10,7 +10,7 @@ import pytest
 
 from vlp_models.cli.run import run_stage
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.pipeline.dvc.recorded import note, take_back
+from vlp_models.pipeline.dvc.consistency import record_params, remove_wrong_entries
 from vlp_models.pipeline.stages import prepare, tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -90,25 +90,25 @@ stages:
   report:
     cmd: vlp stage report
 """
-NOTED = b"tokenizer: {min_frequency: 2, rate: 1e-3}\ntrainer: {devices: 1}\n"
+NOTED = "tokenizer: {min_frequency: 2, rate: 1e-3}\ntrainer: {devices: 1}\n"
 
 
 @pytest.mark.parametrize(("frequency", "taken"), [(2, []), (3, ["tokenizer"])])
 def test_an_edit_behind_a_stages_last_look_is_not_recorded(tmp_path: Path, frequency: int, taken: list[str]) -> None:
     lock, text = tmp_path / "dvc.lock", LOCK.replace("{frequency}", str(frequency))
     lock.write_text(text)
-    assert take_back(tmp_path) == []  # no stage has run
-    note(tmp_path, "tokenizer", NOTED)
-    assert take_back(tmp_path) == taken
+    assert remove_wrong_entries(tmp_path) == []  # no stage has run
+    record_params(tmp_path, "tokenizer", NOTED)
+    assert remove_wrong_entries(tmp_path) == taken
     head, rest = text.index("  tokenizer"), text.index("  report")
     assert lock.read_text() == (text[:head] + text[rest:] if taken else text)
     lock.write_text(text)
-    assert take_back(tmp_path) == []  # notes are of one run
+    assert remove_wrong_entries(tmp_path) == []  # notes are of one run
 
 
 @pytest.mark.parametrize("left", ["", LOCK[:60]], ids=["emptied", "cut off"])
 def test_a_lock_file_that_dvc_left_damaged_is_not_touched(tmp_path: Path, left: str) -> None:
     (tmp_path / "dvc.lock").write_text(left)
-    note(tmp_path, "tokenizer", NOTED)
-    assert take_back(tmp_path) == []
+    record_params(tmp_path, "tokenizer", NOTED)
+    assert remove_wrong_entries(tmp_path) == []
     assert (tmp_path / "dvc.lock").read_text() == left

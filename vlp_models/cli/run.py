@@ -26,55 +26,33 @@ ON_CLUSTER = ("features", "shards")
 
 
 def run_stage(name: str, key: str, params_file: str) -> None:
-    """One stage; features and shards on the cluster of params.yaml, if it names one (flows/cluster.py).
+    """Run one stage; features and shards on the cluster of params.yaml, if it names one (flows/cluster.py).
 
     Raises:
-        ParamsError: what the stage depends on in params.yaml is not what it was when the stage began, so DVC would
-            record a result of other params.
-        DataError: so is what `prepare` read.
+        ParamsError: there is no such stage, or its params were edited while it ran: DVC would record the new ones.
+        DataError: the dataset that `prepare` read was changed meanwhile.
     """
     import importlib
 
     from vlp_models.common.workspace import Workspace
-    from vlp_models.params import parse_params, read_yaml
-    from vlp_models.pipeline.dvc.unchanged import check_unchanged, what_is_there
+    from vlp_models.params import load_params, nearest
+    from vlp_models.pipeline.dvc.consistency import unchanged_inputs
+    from vlp_models.pipeline.dvc.graph import STAGES
     from vlp_models.pipeline.guard import guarded, run_by_dvc
 
-    raw, workspace = read_yaml(params_file), Workspace()
-    params = parse_params(raw, params_file)
-    with guarded(workspace, f"{name}@{key}" if key else name):
-        before = what_is_there(params, workspace, name, key)
+    if name not in STAGES:
+        raise ParamsError(f"no stage `{name}`{nearest(name, STAGES)}")
+    params, workspace = load_params(params_file), Workspace()
+    unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
+    with guarded(workspace, f"{name}@{key}" if key else name), unchanged as params:
         if name in ON_CLUSTER and params.cluster.address:
-            # A process: what is under the flows does not import them.
+            # A subprocess, because imports point down: vlp_models does not import flows.
             command = [sys.executable, "-m", "flows.cluster", name, "--params", params_file]
             code = subprocess.run(command).returncode
             if code:
                 raise SystemExit(code)
         else:
             importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
-        if run_by_dvc():
-            check_unchanged(before, what_is_there(params, workspace, name, key), name, key)
-            _check_unchanged(raw, params_file, workspace, name, key)
-
-
-def _check_unchanged(raw: dict[str, Any], params_file: str, workspace: Workspace, name: str, key: str) -> None:
-    """DVC reads params.yaml again when a stage has ended, and records what then stands there."""
-    from vlp_models.params import read_yaml
-    from vlp_models.pipeline.dvc.dvc_yaml import params_of, read_pipeline
-    from vlp_models.pipeline.dvc.recorded import note, value_at
-
-    seen, now = Path(params_file).read_bytes(), read_yaml(params_file)
-    changed = [
-        place
-        for place in params_of(read_pipeline(workspace.root), name, key)
-        if value_at(raw, place) != value_at(now, place)
-    ]
-    if changed:
-        raise ParamsError(
-            f"{params_file}: `{changed[0]}` was edited while {name}{' ' + key if key else ''} ran, which used what "
-            "stood there before; its result is not recorded. Run the same command again"
-        )
-    note(workspace.root, f"{name}@{key}" if key else name, seen)
 
 
 def write_plan() -> bool:
@@ -115,20 +93,20 @@ def run_pipeline(targets: list[str]) -> int:
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.dvc.recorded import forget_notes, take_back, told
-    from vlp_models.pipeline.dvc.repair import preflight
+    from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
+    from vlp_models.pipeline.dvc.lock_file import repair
 
     start = time.perf_counter()
     params, workspace = load_params(), Workspace()
     with file_lock(workspace.root / ".work" / "run.lock", "`vlp run`"):
         if write_plan():
             print("dvc.yaml: written anew from params.yaml", file=sys.stderr)
-        for line in preflight(workspace.root):
+        for line in repair(workspace.root):
             print(line, file=sys.stderr)
-        forget_notes(workspace.root)
+        clear_records(workspace.root)
         code = _run_dvc(params, workspace, targets)
-        if edited := take_back(workspace.root):
-            print(told(edited), file=sys.stderr)
+        if edited := remove_wrong_entries(workspace.root):
+            print(explain_removal(edited), file=sys.stderr)
             code = code or 1
         _send_waiting(params, workspace)
         if not code and (not targets or "register" in targets):
@@ -140,10 +118,10 @@ def run_pipeline(targets: list[str]) -> int:
 
 def _register_again(params: Params, workspace: Workspace) -> int:
     """Puts back what the registry has lost since `register` ran, which DVC can't see. Returns DVC's code."""
-    from vlp_models.registry.receipts import lost
+    from vlp_models.registry.receipts import find_lost_versions
 
     try:
-        gone = lost(params.tracking, workspace.root)
+        gone = find_lost_versions(params.tracking, workspace.root)
     except TrackingError as error:
         print(f"whether the registry holds what was registered is not known: {error}", file=sys.stderr)
         return 0
@@ -262,13 +240,13 @@ def predict(task: str, images: Sequence[str | list[str]], texts: list[str] | Non
     from vlp_models.cli.history import find_version
     from vlp_models.params import load_params
     from vlp_models.registry.client import connect
-    from vlp_models.registry.versions import checked_bundle, load_predictor, model_name
+    from vlp_models.registry.versions import download_verified_bundle, load_predictor, model_name
     from vlp_models.serving.predictor import Predictor
 
     params = load_params()
     client = connect(params.tracking, Path.cwd())
     if "/" in model or "@" in model:
-        predictor: Predictor = Predictor(checked_bundle(find_version(client, params, model)))
+        predictor: Predictor = Predictor(download_verified_bundle(find_version(client, params, model)))
     else:
         predictor = load_predictor(client, model or model_name(params.tracking, task))
     return predictor.predict(images, texts)
@@ -281,8 +259,7 @@ def print_verification(version: str, *, as_json: bool = False) -> int:
     from vlp_models.cli.history import find_version
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.promote import mlflow_errors
-    from vlp_models.registry.client import connect
+    from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.verify import verify
 
     params, workspace = load_params(), Workspace()
@@ -326,7 +303,7 @@ def forget(
     from vlp_models.forgetting.forget import look, take_aliases, take_out
     from vlp_models.forgetting.told import lines, plain
     from vlp_models.params import load_params
-    from vlp_models.pipeline.promote import who
+    from vlp_models.pipeline.promote import current_user
 
     params, workspace = load_params(), Workspace()
     alone = nullcontext() if dry_run else file_lock(workspace.root / ".work" / "run.lock", "`vlp run`")
@@ -341,9 +318,9 @@ def forget(
         if not sure():
             print("nothing was changed", file=sys.stderr)
             return 1
-        new = take_out(params, workspace, looked, keep_print=keep_print, by=by or who())
+        new = take_out(params, workspace, looked, keep_print=keep_print, by=by or current_user())
         print(f"{WITHDRAWN}: {new} pictures more; `git add {WITHDRAWN}` and dvc.yaml, and commit", file=sys.stderr)
-        for line in take_aliases(params, workspace, looked, by=by or who()) if aliases else ():
+        for line in take_aliases(params, workspace, looked, by=by or current_user()) if aliases else ():
             print(line, file=sys.stderr)
         write_plan()
     if not retrain:

@@ -12,19 +12,16 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import read_withdrawn
-from vlp_models.data.content_hashes import CONTENTS, learned_from, no_longer_here
+from vlp_models.data.shards.contents import CONTENTS, learned_from, no_longer_here
 from vlp_models.data.tables import HELD, read_batches
 from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Asked, Found, Known, find, prepared
-from vlp_models.pipeline.dvc.outs import outs_of
+from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, parse_stages, read_stages
 
 COMMITS = 100  # whose dvc.lock is looked at
 FILES = ("manifest.json", "index-train.parquet", "index-val.parquet", "index-test.parquet")
@@ -108,10 +105,12 @@ class DataVersions:
         images, complete = self._equal(rows), bool(rows)
         for out in (name for name in outs if name.startswith("data/interim/")):
             files = _cached(self.workspace.root, outs[out])
-            if not {"images.parquet", "prints.parquet"} <= files.keys():
+            if not {"images.parquet", "fingerprints.parquet"} <= files.keys():
                 complete = False
                 continue
-            folder = _linked(place.parent / f"{md5}-{Path(out).name}", files, ("images.parquet", "prints.parquet"))
+            folder = _linked(
+                place.parent / f"{md5}-{Path(out).name}", files, ("images.parquet", "fingerprints.parquet")
+            )
             try:
                 then = list(find(self.asked, prepared(folder), self.rules, exact=self.exact))
             except DataError:
@@ -127,7 +126,7 @@ class DataVersions:
 
     def _ids(self) -> frozenset[str]:
         """Of those that lie here, and of those that were withdrawn before but are still in shards or models."""
-        withdrawn = read_withdrawn(self.workspace.withdrawn, self.rules).entries
+        withdrawn = read_withdrawn(self.workspace.withdrawn, self.rules).images
         asked = {one.sha256 for one in self.asked} | {one.pixels for one in self.asked}
         earlier = {name for entry in withdrawn if {entry.sha256, entry.pixels} & asked for name in entry.images}
         return frozenset(earlier | {one.picture.image_id for one in self.found})
@@ -144,7 +143,7 @@ def _images(table: Path) -> set[tuple[str, str]]:
 
 def _in_step(workspace: Workspace) -> bool:
     """Whether data/shards was made of data/validated as DVC has it; without a dvc.lock, it is taken for granted."""
-    stages = _lock(workspace.root / "dvc.lock").get("stages", {})
+    stages = read_stages(workspace.root / LOCK_FILE) or {}
     made = {out["path"]: out.get("md5") for out in stages.get("validate", {}).get("outs", [])}
     read = {dep["path"]: dep.get("md5") for dep in stages.get("shards", {}).get("deps", [])}
     return read.get("data/validated") == made.get("data/validated")
@@ -154,8 +153,8 @@ def _committed(root: Path) -> Iterator[Mapping[str, str]]:
     """Outputs and md5s of the dvc.lock of earlier commits, the latest first."""
     for commit in _git(root, "rev-list", f"--max-count={COMMITS}", "HEAD", "--", "dvc.lock").split():
         try:
-            yield outs_of(yaml.safe_load(_git(root, "show", f"{commit}:dvc.lock")) or {})
-        except (yaml.YAMLError, AttributeError, KeyError, TypeError):
+            yield output_hashes(parse_stages(_git(root, "show", f"{commit}:dvc.lock")) or {})
+        except (AttributeError, KeyError, TypeError):
             continue  # a damaged one that was committed
 
 
@@ -165,14 +164,6 @@ def _git(root: Path, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-def _lock(file: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _cached(root: Path, md5: str) -> dict[str, Path]:

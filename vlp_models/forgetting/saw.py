@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 from vlp_models.common.io import hash_path, read_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.content_hashes import learned_from
+from vlp_models.data.shards.contents import learned_from
 from vlp_models.errors import VLPError
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
 from vlp_models.forgetting.order import Sight
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
-from vlp_models.pipeline.dvc.lock_file import md5_of, recorded
+from vlp_models.pipeline.dvc.lock_file import md5_of, recorded_md5
 from vlp_models.pipeline.provenance import NOTE, noted
 from vlp_models.pipeline.stages.detector import first_step_with
 from vlp_models.pipeline.stages.tokenizer import shaped_by
@@ -174,7 +174,7 @@ class Checkpoints:
             return Verdict(name=name, state="never", how="it was not trained here")
         p = build(DetectorParams, manifest["params"], where="detector", file="data/detector/manifest.json")
         boxed = self.workspace.validated / "boxed.parquet"
-        if recorded(self.workspace.root, "detector", "data/validated/boxed.parquet") not in (None, md5_of(boxed)):
+        if recorded_md5(self.workspace.root, "detector", "data/validated/boxed.parquet") not in (None, md5_of(boxed)):
             return Verdict(name=name, state="unknown", how="it was trained on other boxes than those that lie here")
         step = first_step_with(p, self.workspace, self._images_here())
         if step is None:
@@ -186,8 +186,8 @@ class Checkpoints:
         p = build(TokenizerParams, manifest["params"], where="tokenizer", file="data/tokenizer/manifest.json")
         p = replace(p, sources=self.params.tokenizer.sources)  # which the manifest does not name
         then, now = (
-            recorded(self.workspace.root, "tokenizer", "data/validated"),
-            recorded(self.workspace.root, "validate", "data/validated"),
+            recorded_md5(self.workspace.root, "tokenizer", "data/validated"),
+            recorded_md5(self.workspace.root, "validate", "data/validated"),
         )
         if then != now:
             return Verdict(name=TOKENIZER, state="unknown", how="it was made of other texts than those that lie here")

@@ -14,7 +14,7 @@ from types import FrameType
 from vlp_models.common.lock import file_lock
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import Terminated
-from vlp_models.pipeline.dvc.repair import keep_lock_file
+from vlp_models.pipeline.dvc.lock_file import back_up
 
 PATIENCE = 60.0  # seconds a stage waits for another process of the same stage, which may be saving its state
 LOOK_EVERY = 1.0
@@ -44,7 +44,7 @@ def guarded(workspace: Workspace, stage: str) -> Iterator[None]:
     lock = workspace.root / ".work" / "locks" / f"{stage.replace('@', '-')}.lock"
     with file_lock(lock, f"`vlp stage {stage.replace('@', ' ')}`", wait=PATIENCE):
         if run_by_dvc():
-            keep_lock_file(workspace.root)
+            back_up(workspace.root)
             threading.Thread(target=_stop_with_dvc, args=(_above(),), daemon=True).start()
         yield
 

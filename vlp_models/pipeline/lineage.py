@@ -21,7 +21,7 @@ from vlp_models.data.shards.contents import no_longer_here
 from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
 from vlp_models.params import ModelParams, Params, split_start, to_plain
-from vlp_models.pipeline.dvc.outs import outs_of
+from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, read_stages
 from vlp_models.registry.logger import DataInput
 from vlp_models.tasks import TASKS
 
@@ -42,7 +42,7 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
         "seed": params.finetune[run].seed,
         "git_commit": git_commit(workspace.root),
         "locks": {name: hash_path(workspace.root / name) for name in LOCKS if (workspace.root / name).exists()},
-        "dvc": _dvc_outs(workspace.root / "dvc.lock"),
+        "dvc": output_hashes(read_stages(workspace.root / LOCK_FILE) or {}),
         "params": to_plain(params),
         "data": _data(workspace),
         "validation": validation_record(workspace, config),
@@ -51,7 +51,7 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
     }
 
 
-def cohort_of(params: Params, workspace: Workspace, run: str) -> str:
+def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
     """The same for runs that differ in their seeds alone: one hash over their design, the data that they learned from
     (texts, words, who made the regions), the weights that they began with, the settings of the models and trainings
     that they come from but for seeds and names, and the code of these."""
@@ -204,15 +204,6 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
     if tokenizer is None and workspace.tokenizer.exists():
         tokenizer = hash_path(workspace.tokenizer)
     return [*parents, {"role": "tokenizer", "path": "data/tokenizer", "sha256": tokenizer}]
-
-
-def _dvc_outs(lock: Path) -> dict[str, str]:
-    """Output -> DVC's md5, from dvc.lock."""
-    import yaml
-
-    if not lock.exists():
-        return {}
-    return outs_of(yaml.safe_load(lock.read_text(encoding="utf-8")) or {})
 
 
 def git_commit(root: Path) -> str:

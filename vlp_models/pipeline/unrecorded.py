@@ -17,7 +17,7 @@ from pathlib import Path
 from vlp_models.common.io import hash_path, link_or_copy, output_directory, read_json, write_json, write_text
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
-from vlp_models.pipeline.dvc.repair import lock_entry
+from vlp_models.pipeline.dvc.lock_file import stage_entry
 from vlp_models.pipeline.guard import run_by_dvc
 
 FINISHED = "finished"  # in the work directory
@@ -76,5 +76,5 @@ def drop(work: Path) -> None:
 
 
 def _recorded(workspace: Workspace, stage: str) -> str:
-    entry = json.dumps(lock_entry(workspace.root, stage), sort_keys=True, default=str)
+    entry = json.dumps(stage_entry(workspace.root, stage), sort_keys=True, default=str)
     return hashlib.sha256(entry.encode()).hexdigest()

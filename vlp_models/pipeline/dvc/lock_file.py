@@ -1,25 +1,122 @@
-"""What dvc.lock recorded of a stage's inputs and outputs."""
+"""Read, back up and repair dvc.lock.
+
+DVC writes .dvc/tmp/rwlock and dvc.lock in place: killed at that moment, or on a full disk, it leaves an empty or
+truncated file, and every later command fails (seen with DVC 3.67: dvc/utils/serialize/_common.py, `_dump_data`).
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from vlp_models.pipeline.dvc.repair import lock_entry
+import psutil
+import yaml
+
+from vlp_models.common.io import write_text
+
+LOCK_FILE = "dvc.lock"
+BACKUP = f".work/{LOCK_FILE}"  # the last intact one
 
 
-def recorded(root: Path, stage: str, path: str) -> str | None:
-    """The md5 that dvc.lock has for a path that a stage depends on, or makes; None where it says nothing."""
-    entry = lock_entry(root, stage) or {}
-    for place in (*entry.get("deps", []), *entry.get("outs", [])):
-        if place["path"] == path:
-            return str(place.get("md5", "")) or None
+def read_stages(path: Path) -> dict[str, Any] | None:
+    """Return the stages of a lock file; None if it is missing or damaged, {} if it is empty."""
+    try:
+        return parse_stages(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def parse_stages(text: str) -> dict[str, Any] | None:
+    """Return the stages of a lock file's content; None if it is damaged, {} if it is empty."""
+    if not text.strip():
+        return {}
+    if not text.endswith("\n"):  # truncated where it happens to be valid YAML
+        return None
+    try:
+        content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (ValueError, yaml.YAMLError):
+        return None
+    stages = content.get("stages") if isinstance(content, dict) else None
+    return stages if isinstance(stages, dict) and all(isinstance(s, dict) for s in stages.values()) else None
+
+
+def stage_entry(root: Path, stage: str) -> Any:
+    """Return what dvc.lock records of a stage (`finetune@vqa`), or None."""
+    return (read_stages(root / LOCK_FILE) or {}).get(stage)
+
+
+def recorded_md5(root: Path, stage: str, path: str) -> str | None:
+    """Return the md5 that dvc.lock records for a dependency or output of a stage, or None."""
+    entry = stage_entry(root, stage) or {}
+    for file in (*entry.get("deps", []), *entry.get("outs", [])):
+        if file["path"] == path:
+            return str(file.get("md5", "")) or None
     return None
 
 
+def output_hashes(stages: Mapping[str, Any]) -> dict[str, str]:
+    """Return output path -> md5 of all stages; empty for an output without one."""
+    return {out["path"]: out.get("md5", "") for stage in stages.values() for out in stage.get("outs", [])}
+
+
 def md5_of(file: Path) -> str | None:
-    """As DVC takes it of a file; None of one that is not there."""
+    """Return a file's md5 as DVC computes it, or None if there is no such file."""
     if not file.is_file():
         return None
     with file.open("rb") as content:
         return hashlib.file_digest(content, "md5").hexdigest()
+
+
+def repair(root: Path) -> list[str]:
+    """Restore or remove the files that a killed DVC damaged; do nothing while a DVC process is alive here.
+
+    Returns:
+        What was done, one line each.
+    """
+    rwlock, lock_file, backup = root / ".dvc" / "tmp" / "rwlock", root / LOCK_FILE, root / BACKUP
+    rwlock_damaged = _is_damaged_json(rwlock)
+    stages, saved = read_stages(lock_file), read_stages(backup)
+    # An empty lock file is damaged as well: DVC truncates it before it writes.
+    damaged = lock_file.exists() and (stages is None or (not stages and bool(saved or not lock_file.stat().st_size)))
+    if not (rwlock_damaged or damaged or stages) or dvc_is_running(root):
+        return []
+    if not damaged:
+        back_up(root)  # DVC may be killed before its first stage does so
+    done = []
+    if rwlock_damaged:
+        rwlock.unlink()
+        done.append(f"removed a damaged {rwlock.relative_to(root)}: no DVC process is alive")
+    if damaged and saved:
+        write_text(lock_file, backup.read_text(encoding="utf-8"), sync=True)
+        done.append(f"{LOCK_FILE} was damaged: restored from {BACKUP}, as it was before the last stage")
+    elif damaged:
+        aside = lock_file.with_suffix(".lock.damaged")
+        lock_file.replace(aside)
+        done.append(f"{LOCK_FILE} was damaged: moved to {aside.name}; `git checkout {LOCK_FILE}` may restore it")
+    return done
+
+
+def back_up(root: Path) -> None:
+    """Copy an intact dvc.lock to .work. A stage that DVC started calls this: DVC is not writing then."""
+    if read_stages(root / LOCK_FILE):
+        write_text(root / BACKUP, (root / LOCK_FILE).read_text(encoding="utf-8"), sync=True)
+
+
+def dvc_is_running(root: Path) -> bool:
+    """Return whether a `dvc` process of this user runs in `root` or below it."""
+    root = root.resolve()
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        names = [Path(word).name for word in (process.info["cmdline"] or [])[:3]]  # dvc | python dvc | python -m dvc
+        if "dvc" in names and process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(root):
+            return True
+    return False
+
+
+def _is_damaged_json(path: Path) -> bool:
+    try:
+        return path.exists() and not isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (ValueError, OSError):
+        return True

@@ -14,25 +14,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours, render
 from vlp_models.pipeline.dvc.external import packages
-from vlp_models.pipeline.dvc.graph import pipeline
-
-STAGES = (
-    "generate",
-    "prepare",
-    "validate",
-    "detector",
-    "features",
-    "tokenizer",
-    "shards",
-    "initial",
-    "pretrain",
-    "finetune",
-    "augment",
-    "evaluate",
-    "reference",
-    "register",
-    "report",
-)
+from vlp_models.pipeline.dvc.graph import STAGES, build_pipeline
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -42,7 +24,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
         MissingToolError: a package that params.yaml names is not installed.
     """
-    from vlp_models.models.outline import kinds
+    from vlp_models.models.meta_model import kinds
     from vlp_models.pipeline.check_params import check_runs
     from vlp_models.serving.bundle import SERVED_BY
 
@@ -73,32 +55,32 @@ def check_current(params: Params, workspace: Workspace) -> None:
 
 def planned(params: Params, workspace: Workspace) -> str:
     """What dvc.yaml must be."""
-    from vlp_models.models.outline import kinds
+    from vlp_models.models.meta_model import kinds
     from vlp_models.pipeline.check_params import learning_views
 
     raw = read_yaml(workspace.root / "params.yaml")
     withdrawn = workspace.withdrawn.exists()
-    return render(pipeline(params, raw, kinds=kinds(params), views=learning_views(params), withdrawn=withdrawn))
+    return render(build_pipeline(params, raw, kinds=kinds(params), views=learning_views(params), withdrawn=withdrawn))
 
 
 def code_modules() -> dict[str, dict[str, str]]:
     """What has a list of its own: kind -> name -> the module, or the place, that it begins with."""
     from vlp_models.data.formats import FORMATS
     from vlp_models.models import FAMILIES
-    from vlp_models.models.readers import IMAGE_READERS, READERS
+    from vlp_models.models.convert import IMAGE_READERS, READERS
     from vlp_models.synthetic import GENERATORS
     from vlp_models.tasks import TASKS
 
     looked_up = {
         "models": FAMILIES,
-        "words": READERS,
-        "image_weights": IMAGE_READERS,
+        "text_init": READERS,
+        "image_init": IMAGE_READERS,
         "tasks": TASKS,
         "formats": FORMATS,
         "generators": GENERATORS,
     }
     return {
-        "stages": {name: f"vlp_models.pipeline.stages.{name}" for name in STAGES},
+        "stages": {name: f"vlp_models.pipeline.stages.{name}" for name in STAGES if name != "plan"},
         **{
             kind: {name: place for name, place in places.items() if place.startswith(f"{ROOT.name}.")}
             for kind, places in looked_up.items()

@@ -1,0 +1,146 @@
+"""Make sure that dvc.lock records what a stage really used.
+
+DVC reads params.yaml and hashes a stage's inputs when the stage has ended, not when it starts. An edit in between would
+be recorded with a result that it did not produce. Two checks prevent that:
+
+- at its end, a stage compares its params and, for `prepare`, the dataset's folder with what it started with, and fails
+  if they differ (`unchanged_inputs`);
+- after `dvc repro`, stages that dvc.lock records with other params than they used are removed from it, so that they run
+  again (`remove_wrong_entries`). This catches an edit between the stage's check and DVC's read.
+
+Not detected: files of a dataset's sub-folder that are rewritten in place, and what changes in a dataset between the
+stage's check and DVC's hashing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from vlp_models.common.io import write_text
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import Params, parse_params, read_yaml
+from vlp_models.pipeline.dvc.dvc_yaml import params_of, read_pipeline
+from vlp_models.pipeline.dvc.external import read_of_others
+from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
+
+PARAMS = "params.yaml"
+FOLDER = ".work/params"  # STAGE.yaml: params.yaml as the stage used it
+
+
+@contextmanager
+def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: str) -> Iterator[Params]:
+    """Yield the params for a stage that DVC runs; on leaving the block, check that its inputs are still the same.
+
+    Raises:
+        ParamsError: a value that the stage depends on was edited during the block.
+        DataError: a file or folder that `prepare` reads was changed during the block.
+    """
+    used = read_yaml(params_file)
+    params = parse_params(used, params_file)
+    before = _input_files(params, workspace, stage, key)
+    yield params
+    after = _input_files(params, workspace, stage, key)
+    name = f"{stage} {key}".strip()
+    changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    if changed:
+        raise DataError(
+            f"{changed[0]}: changed while {name} ran, which may have read the old content; its result is not recorded. "
+            "Run the same command again"
+        )
+    content, now = Path(params_file).read_text(encoding="utf-8"), read_yaml(params_file)
+    for place in params_of(read_pipeline(workspace.root), stage, key):
+        if _value_at(used, place) != _value_at(now, place):
+            raise ParamsError(
+                f"{params_file}: `{place}` was edited while {name} ran, which used the old value; its result is not "
+                "recorded. Run the same command again"
+            )
+    record_params(workspace.root, f"{stage}@{key}" if key else stage, content)
+
+
+def record_params(root: Path, stage: str, content: str) -> None:
+    """Store params.yaml as a stage used it, for `remove_wrong_entries`."""
+    write_text(root / FOLDER / f"{stage}.yaml", content)
+
+
+def clear_records(root: Path) -> None:
+    """Delete the records of earlier runs: dvc.lock may be another commit's by now."""
+    for record in (root / FOLDER).glob("*.yaml"):
+        record.unlink()
+
+
+def remove_wrong_entries(root: Path) -> list[str]:
+    """Remove the stages from dvc.lock that are recorded with other params than they used; call it when DVC has ended.
+
+    A damaged dvc.lock is left to `lock_file.repair`.
+
+    Returns:
+        The names of the removed stages.
+    """
+    from ruamel.yaml import YAML
+
+    lock_file = root / LOCK_FILE
+    if not read_stages(lock_file):
+        return []
+    safe, round_trip = YAML(typ="safe"), YAML()  # DVC uses ruamel as well: values compare equal
+    round_trip.width = 4096
+    lock = round_trip.load(lock_file.read_bytes())
+    stages = lock["stages"]
+    wrong = []
+    for record in sorted((root / FOLDER).glob("*.yaml")):
+        used, entry = safe.load(record.read_bytes()), stages.get(record.stem, {})
+        recorded = entry.get("params", {}).get(PARAMS, {})
+        if any(_value_at(used, place) != value for place, value in recorded.items()):
+            wrong.append(record.stem)
+    for stage in wrong:
+        del stages[stage]
+    if wrong:
+        text = StringIO()
+        round_trip.dump(lock, text)
+        write_text(lock_file, text.getvalue(), sync=True)
+    clear_records(root)
+    return wrong
+
+
+def explain_removal(stages: list[str]) -> str:
+    """Return the message for stages that `remove_wrong_entries` removed."""
+    return (
+        f"{PARAMS} was edited as {', '.join(stages)} ended, with the old values in use; the result is not recorded. "
+        "Run the same command again"
+    )
+
+
+def _input_files(params: Params, workspace: Workspace, stage: str, key: str) -> dict[Path, int]:
+    """Return a hash per path that `prepare` reads; nothing for other stages, whose inputs only DVC's stages write.
+
+    The paths are the list of withdrawn images, the dataset's folder (the names, times and sizes of its direct entries),
+    and files outside of it that the dataset names.
+    """
+    if stage != "prepare" or key not in params.data:
+        return {}
+    found: dict[Path, int] = {}
+    root = workspace.root / params.data[key].root
+    for file in (workspace.withdrawn, *(workspace.root / path for path in read_of_others(params.data[key]))):
+        if file.exists():
+            found[file] = _hash_status(file.stat())
+    if root.is_dir():
+        with os.scandir(root) as entries:  # may be a million images: sum their hashes, keep none
+            visible = (entry for entry in entries if not entry.name.startswith("."))
+            found[root] = sum(hash((e.name, _hash_status(e.stat(follow_symlinks=False)))) for e in visible)
+    return found
+
+
+def _hash_status(status: os.stat_result) -> int:
+    return hash((status.st_mtime_ns, status.st_size))
+
+
+def _value_at(params: Any, key: str) -> Any:
+    """Return the value of a dotted key such as `pretrain.tden`, or None."""
+    for part in key.split("."):
+        params = params.get(part) if isinstance(params, dict) else None
+    return params
