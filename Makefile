@@ -119,4 +119,4 @@ bench: install
 	@for name in $(SPEED); do echo "== $$name"; python benchmarks/$$name.py || exit 1; done
 
 clean:
-	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards data/contents data/reference.json
+	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards data/contents data/training_stats.json

@@ -151,5 +151,5 @@ def test_alone_it_needs_neither_a_detector_nor_features(clone: Path) -> None:
     assert not {"detector", "features"} & set(stages)
     deps = [dep for stage in stages.values() for dep in stage.get("do", stage).get("deps", [])]
     assert not [dep for dep in deps if dep.startswith(("data/detector", "data/features", "reports/detector"))]
-    run(clone, "vlp", "run", "reference")
-    assert read(clone / "data" / "reference.json")["embedding"] == {"detector_id": "", "points": [], "seed": 1}
+    run(clone, "vlp", "run", "training_stats")
+    assert read(clone / "data" / "training_stats.json")["embedding"] == {"detector_id": "", "points": [], "seed": 1}

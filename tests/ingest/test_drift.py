@@ -1,4 +1,4 @@
-"""reference and vlp drift: what was trained on is remembered in numbers, and new batches are held against it."""
+"""training_stats and vlp drift: what was trained on is remembered in numbers, and new batches are held against it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.ingest import drift, ingest
 from vlp_models.params import load_params
-from vlp_models.pipeline.stages import features, prepare, reference, report, tokenizer, validate
+from vlp_models.pipeline.stages import features, prepare, report, tokenizer, training_stats, validate
 
 COLOURS = ("red", "green", "blue")
 
@@ -38,20 +38,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     params = params_of(workspace)
     for name in params.data:
         prepare.run(params, workspace, name)
-    for stage in (validate, features, tokenizer, reference):
+    for stage in (validate, features, tokenizer, training_stats):
         stage.run(params, workspace)
     return workspace
 
 
-def test_the_reference_is_small_complete_and_repeatable(trained: Workspace) -> None:
-    path = reference.reference_path(trained)
+def test_training_stats_are_small_complete_and_repeatable(trained: Workspace) -> None:
+    path = training_stats.training_stats_path(trained)
     found = json.loads(path.read_text())
     assert found["captions"] == 64 and found["images"] == 64, "of the train split: 60 and the 4 of `tested`"
     assert len(found["batches"]) == 1
     assert len(found["embedding"]["points"]) == 64 and found["embedding"]["detector_id"] == "grid-4-8"
     assert path.stat().st_size < 200_000
     before = hash_path(path)
-    reference.run(params_of(trained), trained)
+    training_stats.run(params_of(trained), trained)
     assert hash_path(path) == before
 
 
@@ -95,4 +95,4 @@ def test_before_the_first_training_there_is_nothing_to_compare(tmp_path: Path) -
     drop(workspace, "first", range(3))
     found = drift.run(params_of(workspace), workspace)
     assert (found["drifted"], found["measures"]) == (False, [])
-    assert "dvc repro reference" in found["notes"][0]
+    assert "dvc repro training_stats" in found["notes"][0]

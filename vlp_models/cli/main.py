@@ -46,7 +46,7 @@ class Stage(StrEnum):
     shards = "shards"
     initial = "initial"
     pretrain = "pretrain"
-    reference = "reference"
+    training_stats = "training_stats"
     finetune = "finetune"
     augment = "augment"
     evaluate = "evaluate"

@@ -1,4 +1,4 @@
-"""`vlp drift`: the batches that the last trained model has not seen, against what it has (data/reference.json)."""
+"""`vlp drift`: the batches that the last trained model has not seen, against what it has (data/training_stats.json)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlp_models.common.workspace import Workspace, measured, need
 from vlp_models.data.drift import compare, compare_embeddings, describe
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import Params, to_plain
-from vlp_models.pipeline.stages.reference import embed, reference_path
+from vlp_models.pipeline.stages.training_stats import embed, training_stats_path
 
 FEWEST = 20  # images, below which embeddings are not compared
 
@@ -27,10 +27,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
         DataError: a batch or the tokenizer is missing or damaged.
     """
     p = params.drift
-    path = reference_path(workspace)
+    path = training_stats_path(workspace)
     report: dict[str, Any] = {"gate": p.gate, "drifted": False, "measures": [], "notes": [], "batches": []}
     if not path.exists():
-        report["notes"].append(f"no {path.name} yet: `dvc repro reference` writes it after a training")
+        report["notes"].append(f"no {path.name} yet: `dvc repro training_stats` writes it after a training")
         return _finish(report, workspace)
     reference = read_json(path)
     dataset = workspace.root / params.ingest.dataset

@@ -77,8 +77,8 @@ def _check(p: IngestParams) -> None:
 
     if not -1 <= p.max_hash_distance <= MAX_RADIUS or not 0 <= p.max_bad_fraction <= 1 or p.settle_seconds < 0:
         raise ParamsError(
-            f"params.yaml: `ingest.max_hash_distance` must be -1 to {MAX_RADIUS}, `max_bad_fraction` 0 to 1, `settle_seconds` "
-            f"not below 0; found {p.max_hash_distance}, {p.max_bad_fraction}, {p.settle_seconds}"
+            f"params.yaml: `ingest.max_hash_distance` must be -1 to {MAX_RADIUS}, `max_bad_fraction` 0 to 1, "
+            f"`settle_seconds` not below 0; found {p.max_hash_distance}, {p.max_bad_fraction}, {p.settle_seconds}"
         )
 
 

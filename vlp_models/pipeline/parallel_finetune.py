@@ -23,8 +23,9 @@ class Supervised(Protocol):
 
 
 def finetune_beside(params: Params, root: Path, environment: dict[str, str], supervised: Supervised) -> int:
-    """Trains the stale fine-tunings that start from pretrained models, `trainer.parallel_finetune` at a time; what they need is
-    brought up to date first. Returns the first exit code that is not 0.
+    """Train the stale fine-tunings that start from pretrained models, `trainer.parallel_finetune` at a time.
+
+    Their inputs are brought up to date first. Returns the first exit code that is not 0.
 
     Does nothing where there is nothing to gain: a GPU (it is shared worse than CPUs), or fewer than two such runs.
     """

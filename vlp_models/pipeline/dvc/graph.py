@@ -14,8 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vlp_models.common.packages import dependency
-from vlp_models.common.weight_files import watched
+from vlp_models.common.packages import dependency, watched
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, learnt_file
 from vlp_models.params import EvaluateParams, FeaturesParams, FinetuneParams, Params, TrainerParams
@@ -382,22 +381,22 @@ def evaluate(c: Context) -> Stage:
     )
 
 
-def reference(c: Context) -> Stage | None:
+def training_stats(c: Context) -> Stage | None:
     run = c.params.drift.run or next(iter(c.params.pretrain), "")
     if not run:
         return None
     return {
         "desc": "statistics of a model's training data, for `vlp drift`",
-        "cmd": "vlp stage reference",
+        "cmd": "vlp stage training_stats",
         "params": [f"pretrain.{run}", *c.keys("defaults.pretrain", "drift.run", "ingest.dataset")],
         "deps": [
             f"checkpoints/pretrain/{run}",
             "data/validated",
             *(["data/features"] if c.regions else []),
             "data/tokenizer",
-            code("stages", "reference"),
+            code("stages", "training_stats"),
         ],
-        "outs": ["data/reference.json"],
+        "outs": ["data/training_stats.json"],
     }
 
 
@@ -457,7 +456,7 @@ BUILDERS = (
     finetune,
     augment,
     evaluate,
-    reference,
+    training_stats,
     register,
     report,
 )

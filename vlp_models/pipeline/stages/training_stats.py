@@ -1,4 +1,4 @@
-"""reference: what a model was trained on, in numbers, so that new data can be compared without the old.
+"""training_stats: what a model was trained on, in numbers, so that new data can be compared without the old.
 
 Runs after pretrain, and again whenever that does: the statistics are always those of the last trained model.
 """
@@ -29,14 +29,14 @@ SEED = 1  # of their projection
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes data/reference.json.
+    """Writes data/training_stats.json.
 
     Raises:
         DataError: an input is missing.
     """
     import json
 
-    with measured(workspace, "reference"):
+    with measured(workspace, "training_stats"):
         validated = need(workspace.validated, "validate")
         # what a workspace without models of regions holds of them is left over from earlier params
         regions = "regions" in kinds(params).values()
@@ -60,8 +60,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 "seed": SEED,
                 "points": _sample(by_hash, store) if store else [],
             }
-        write_text(reference_path(workspace), json.dumps(found, sort_keys=True, ensure_ascii=False) + "\n")
-    print(f"reference: {found['captions']:,} captions, {found['images']:,} images of the train split")
+        write_text(training_stats_path(workspace), json.dumps(found, sort_keys=True, ensure_ascii=False) + "\n")
+    print(f"training_stats: {found['captions']:,} captions, {found['images']:,} images of the train split")
 
 
 def learnt_by(params: Params) -> PretrainParams:
@@ -76,8 +76,8 @@ def learnt_by(params: Params) -> PretrainParams:
     return params.pretrain[name]
 
 
-def reference_path(workspace: Workspace) -> Path:
-    return workspace.root / "data" / "reference.json"
+def training_stats_path(workspace: Workspace) -> Path:
+    return workspace.root / "data" / "training_stats.json"
 
 
 def _learnt(sources: list[str]) -> str:
