@@ -22,7 +22,7 @@ TUNING = FineTuning(budgets=(100,))
 
 def drawn(share: float, updates: int = UPDATES, **more: Any) -> Pretraining:
     """lambda: seq2seq's share."""
-    return Pretraining(objectives=BOTH, mix="draw", shares=(share, 1 - share), updates=updates, **more)
+    return Pretraining(objectives=BOTH, mix="sample", shares=(share, 1 - share), updates=updates, **more)
 
 
 def arm(name: str, label: str, *pretraining: Pretraining, **more: Any) -> Arm:
@@ -38,7 +38,7 @@ ARMS = (
     arm(
         "classes-as-pretext",
         "region classes as pretext, not as input",
-        Pretraining(objectives=(*BOTH, "moc"), mix="draw", shares=(0.5, 0.17, 0.33), updates=UPDATES),
+        Pretraining(objectives=(*BOTH, "moc"), mix="sample", shares=(0.5, 0.17, 0.33), updates=UPDATES),
         config={"region_classes": "pretext"},
     ),
 )

@@ -22,7 +22,7 @@ DIRECT = FineTuning(budgets=(200,))  # of models that are trained on captioning 
 
 
 def turns(*objectives: str, cycles: int = CYCLES, **more: Any) -> Pretraining:
-    return Pretraining(objectives=objectives, updates=cycles * len(objectives), mix="turns", **more)
+    return Pretraining(objectives=objectives, updates=cycles * len(objectives), mix="alternate", **more)
 
 
 def arm(name: str, label: str, *pretraining: Pretraining, **more: Any) -> Arm:

@@ -20,16 +20,16 @@ from vlp_models.data.batch import Batch, Pixels, Text
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.metrics.retrieval import IMAGE_TO_TEXT, TEXT_TO_IMAGE, rank, score_ranks
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.foreign import Asked, Imported
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.convert.mapping import Asked, Imported
+from vlp_models.models.convert.vlmo import read_vlmo
+from vlp_models.models.convert.vlmo_images import convert_beit
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.vlmo.model import VLMo
-from vlp_models.models.vlmo.public.beit import convert_beit
-from vlp_models.models.vlmo.public.convert import read_vlmo
 from vlp_models.params import GroupParams, to_plain
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
-from vlp_models.training.groups import Freezing
+from vlp_models.training.optim import Freezing
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from plain_vlmo import random_state
@@ -216,7 +216,7 @@ def texts_alone(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
 
 
 def retrieval(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
-    task = task_model(found, "retrieval", twins_are_negatives=True).to(dtype)
+    task = task_model(found, "retrieval", same_image_negatives=True).to(dtype)
     model, batch = task.model, wide(pairs(), dtype)
     assert isinstance(model, VLMo)
     with torch.no_grad():

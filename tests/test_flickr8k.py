@@ -98,7 +98,7 @@ def small(params: Params) -> list[str]:
         for name in getattr(params, kind):
             changes |= {f"{kind}.{name}.max_steps": 2, f"{kind}.{name}.batch_size": 8}
     for name, run in params.pretrain.items():
-        if run.recipe.mix == "turns":
+        if run.recipe.mix == "alternate":
             changes[f"pretrain.{name}.max_steps"] = len(run.recipe.objectives)
     return [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in changes.items()]
 

@@ -45,9 +45,9 @@ SHORT = [
     "finetune.tden-retrieval.batch_size=8",
     "evaluate.bootstrap=20",
     "evaluate.beam_size=2",
-    "evaluate.consensus=6",
+    "evaluate.consensus_samples=6",
     "evaluate.consensus_temperature=2",
-    "evaluate.consensus_neighbours=4",
+    "evaluate.consensus_neighbors=4",
     "tracking.uri=",
 ]
 TINY = [

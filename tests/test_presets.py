@@ -179,11 +179,11 @@ def test_xgpts_settings_are_the_papers(tmp_path: Path) -> None:
     """Section 5.3: 512 samples an update, the four objectives in turns on one batch, less weight to three in-domain."""
     params = applied(tmp_path, ["xgpt-cc3m", "xgpt-coco"])
     out, inside = params.pretrain["xgpt-cc3m"], params.pretrain["xgpt-coco"]
-    assert (out.optimizer.lr, out.optimizer.floor, out.optimizer.schedule) == (1e-4, 2e-5, "inverse_sqrt")
+    assert (out.optimizer.lr, out.optimizer.min_lr, out.optimizer.schedule) == (1e-4, 2e-5, "inverse_sqrt")
     assert inside.start == "pretrain/xgpt-cc3m" and params.finetune["xgpt-coco-captioning"].max_epochs == 30
     for run, weight in ((out, 1.0), (inside, 0.3)):
         assert run.batch_size * run.accumulate == 512 and run.optimizer.betas == [0.9, 0.98] and run.max_regions == 100
-        assert (run.recipe.mix, run.recipe.reuse_batch, run.snapshots.keep) == ("turns", True, 4)
+        assert (run.recipe.mix, run.recipe.reuse_batch, run.snapshots.keep) == ("alternate", True, 4)
         weights = {name: objective.weight for name, objective in run.recipe.objectives.items()}
         assert weights == {"ic": 1.0, "imlm": weight, "ida": weight, "tifg": weight}
     for run in (inside, params.finetune["xgpt-coco-captioning"]):

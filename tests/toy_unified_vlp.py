@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tiny_unified_vlp import tiny_unified_vlp
 from torch import nn
-from toy_world import CLASSES, FEATURE_DIM, Toy
+from toy_dataset import CLASSES, FEATURE_DIM, Toy
 from two_pass_toys import generator, recipe_of, tiny
 
 from vlp_models.models import DataFacts, build_model
@@ -48,9 +48,9 @@ def rank_cases(case: Callable[..., Any], rows: Callable[..., Any]) -> dict[str, 
     both = ["bidirectional", "seq2seq"]
     every = {name: ([name], 7, "sum", "none", {}) for name in both}
     every["both"] = (both, 7, "sum", "none", {"mask_scheme": "mask"})
-    every["drawn"] = (both, 7, "draw", "none", {})
-    every["drawn_single"] = (both, 1, "draw", "none", {})
-    every["pretext"] = ([*both, "moc"], 7, "draw", "none", {"region_classes": "pretext"})
+    every["drawn"] = (both, 7, "sample", "none", {})
+    every["drawn_single"] = (both, 1, "sample", "none", {})
+    every["pretext"] = ([*both, "moc"], 7, "sample", "none", {"region_classes": "pretext"})
     every |= {f"two_pass_{scheme}": (both, 7, "sum", scheme, {}) for scheme in "abc"}
     return {
         f"unified_vlp_{name}": lambda a=arguments: made(*a[:4], **a[4])  # type: ignore[misc]

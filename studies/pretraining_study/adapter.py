@@ -20,9 +20,8 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import greedy
 from vlp_models.models.protocols import Contrasts, Embeds, Fuses, Generates, ScoresPairs
-from vlp_models.objectives.classification import classification
 from vlp_models.objectives.contrastive import image_text_contrast
-from vlp_models.objectives.loss import soft_label_answers
+from vlp_models.objectives.loss import cross_entropy, soft_label_answers
 from vlp_models.objectives.matching import match_in_batch
 from vlp_models.objectives.moving_average import update_moving_averages
 from vlp_models.params import GroupParams, ObjectiveParams, OptimizerParams, RecipeParams, ScheduledSamplingParams
@@ -114,7 +113,7 @@ class StepLoss:
             objectives={name: ObjectiveParams(weight=weight, share=share) for name, weight, share in rows},
             mix=wanted.mix,
             mask_probability=wanted.mask_probability,
-            reuse_batch=wanted.mix == "turns",
+            reuse_batch=wanted.mix == "alternate",
         )
         self._loss = make_loss(model, recipe, ScheduledSamplingParams(scheme=wanted.scheduled_sampling), name=family)
         self.updates_per_batch = getattr(self._loss, "updates_per_batch", 1)
@@ -219,7 +218,7 @@ def matching_loss(model: nn.Module, batch: Batch, others: int, generator: torch.
         drawn_BK = torch.multinomial(other_BB, min(others, int(other_BB.sum(1).min())), generator=generator)
         images_BK = torch.cat([torch.arange(len(ids))[:, None], drawn_BK], 1)
         scores_BK = pair_scores(model, batch.image, batch.text, images_BK)
-        return classification(scores_BK, torch.zeros(len(ids), dtype=torch.int64), name="match").mean
+        return cross_entropy(scores_BK, torch.zeros(len(ids), dtype=torch.int64), name="match").mean
     texts_BE, images_BE = model.embed_text(batch.text), model.embed_image(batch.image)
     if isinstance(model, Contrasts):
         return image_text_contrast(texts_BE, images_BE, batch.image_ids, model.contrast_scale()).mean

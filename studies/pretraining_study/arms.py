@@ -13,8 +13,8 @@ TASKS = ("captioning", "vqa", "retrieval")
 class Pretraining:
     """One pretraining; an arm may have several in a chain, each with an optimiser and a schedule of its own.
 
-    updates          the optimiser's. Of `turns`, a cycle of the objectives learns from one batch
-    mix, shares      as a recipe's: `draw` needs shares, as many as objectives
+    updates          the optimiser's. Of `alternate`, a cycle of the objectives learns from one batch
+    mix, shares      as a recipe's: `sample` needs shares, as many as objectives
     weights          of the losses, as many as objectives; none given: 1 each
     passes           one, or two with scheduled sampling (Li et al. 2021, equations 1 to 3)
     reads            pairs; texts alone; images alone; or texts beside an image with nothing to see, for a model that
@@ -25,7 +25,7 @@ class Pretraining:
 
     objectives: tuple[str, ...]
     updates: int
-    mix: Literal["sum", "draw", "turns"] = "sum"
+    mix: Literal["sum", "sample", "alternate"] = "sum"
     shares: tuple[float, ...] = ()
     weights: tuple[float, ...] = ()
     scheduled_sampling: Literal["none", "a", "b", "c"] = "none"

@@ -256,7 +256,7 @@ def _layers(study: Study) -> str:
 def _told_part(part: Pretraining) -> str:
     """One pretraining, in words."""
     names = [name.upper() for name in part.objectives]
-    if part.mix == "draw":
+    if part.mix == "sample":
         told = "drawn: " + ", ".join(f"{s:g} {name}" for s, name in zip(part.shares, part.objectives, strict=True) if s)
     else:
         weights = part.weights or (1.0,) * len(names)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from golden_xgpt import VARIANTS, numbers
 from tiny_xgpt import toy_xgpt
-from toy_world import Toy, make_toy, untimed
+from toy_dataset import Toy, make_toy, untimed
 
 FILE = Path(__file__).parents[1] / "golden" / "golden_xgpt.json"
 
@@ -26,8 +26,8 @@ def curve(toy: Toy, work: Path) -> list[dict[str, Any]]:
     """Two epochs of turns on one batch each, inverse square root, without dropout, whose numbers depend on layout."""
     model = toy_xgpt(toy.tokenizer.vocab_size, dropout=0.0, attention_dropout=0.0)
     shares = {"ic": 2.0, "imlm": 1.0, "ida": 1.0, "tifg": 1.0}
-    optimizer = {"schedule": "inverse_sqrt", "floor": 2e-4, "betas": [0.9, 0.98]}
-    _, result = toy.fit(work, model, objectives=shares, mix="turns", reuse_batch=True, optimizer=optimizer)
+    optimizer = {"schedule": "inverse_sqrt", "min_lr": 2e-4, "betas": [0.9, 0.98]}
+    _, result = toy.fit(work, model, objectives=shares, mix="alternate", reuse_batch=True, optimizer=optimizer)
     return untimed(result.rows)
 
 

@@ -78,7 +78,7 @@ def test_each_sample_learns_one_objective_in_shares(make_batch):
     model = tiny_unified_vlp()
     for share in (0.0, 0.25, 0.75, 1.0):
         params = recipe_of(
-            {"bidirectional": 1.0, "seq2seq": 1.0}, mix="draw", shares={"bidirectional": 1 - share, "seq2seq": share}
+            {"bidirectional": 1.0, "seq2seq": 1.0}, mix="sample", shares={"bidirectional": 1 - share, "seq2seq": share}
         )
         loss = make_loss(model, params, ScheduledSamplingParams(), name="u")
         seq2seq, batches = 0, 20
@@ -90,7 +90,7 @@ def test_each_sample_learns_one_objective_in_shares(make_batch):
         assert seq2seq / (64 * batches) == pytest.approx(share, abs=4 * (share * (1 - share) / 1280) ** 0.5)
     with pytest.raises(ParamsError, match=r"objectives\.seq2seq\.share: -0\.25` must be zero or more"):
         shares = {"bidirectional": 1.25, "seq2seq": -0.25}
-        recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="draw", shares=shares)
+        recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="sample", shares=shares)
         make_loss(model, recipe, ScheduledSamplingParams(), name="u")
 
 
@@ -268,8 +268,8 @@ def test_two_passes(make_batch, scheme):
 
 
 def test_two_passes_of_drawn_objectives_are_refused():
-    recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="draw")
-    with pytest.raises(ParamsError, match="it needs `mix: sum`, not draw"):
+    recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="sample")
+    with pytest.raises(ParamsError, match="it needs `mix: sum`, not sample"):
         make_loss(tiny_unified_vlp(), recipe, ScheduledSamplingParams(scheme="a"), name="u")
 
 

@@ -22,9 +22,9 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.vlmo.image_tokens import nearest_codes, random_codes
 from vlp_models.models.vlmo.pretraining import masked_words
-from vlp_models.objectives.contrastive import Pairs, image_text_contrast
+from vlp_models.objectives.contrastive import EmbeddedPairs, image_text_contrast
 from vlp_models.objectives.masked_modeling import select_blocks, select_words
-from vlp_models.objectives.matching import draw_hard_negatives, not_the_same_image
+from vlp_models.objectives.matching import different_image_mask, draw_hard_negatives
 
 ALL = ("itc", "itm", "mlm", "mim")
 
@@ -63,7 +63,7 @@ def test_contrast_is_that_of_the_large_batch_with_the_others_embeddings() -> Non
     for part in parts:
         texts, images = embedded()
         rest = [i for i in range(7) if i not in range(7)[part]]
-        others = Pairs(
+        others = EmbeddedPairs(
             texts_KE=texts[rest].detach(), images_KE=images[rest].detach(), image_ids=tuple(ids[i] for i in rest)
         )
         one = image_text_contrast(texts[part], images[part], ids[part], scale, others=others)
@@ -90,7 +90,7 @@ def test_itc_and_mlm_and_itm_are_their_definitions() -> None:
     torch.testing.assert_close(result["mlm"].mean, F.cross_entropy(logits, batch.text.ids_BT[masked]))
     assert float(result["mlm"].count) == float(masked.sum()) > 0
 
-    negative = not_the_same_image(batch.image_ids)
+    negative = different_image_mask(batch.image_ids)
     image_of, _ = draw_hard_negatives(texts @ images.T * model.contrast_scale(), negative, generator)
     text_of, _ = draw_hard_negatives(images @ texts.T * model.contrast_scale(), negative, generator)
     assert all(negative[i, j] for i, j in enumerate(image_of.tolist()))
@@ -281,7 +281,7 @@ def test_two_texts_of_one_image_are_no_negatives_beside_as_many_images() -> None
 
 def test_two_pairs_of_one_image_are_negatives_where_the_config_says_so() -> None:
     """Then they learn as if their images had different ids."""
-    names, config = ("itc", "itm"), {"twins_are_negatives": True, "contrast": "both"}
+    names, config = ("itc", "itm"), {"same_image_negatives": True, "contrast": "both"}
     model, twins, apart = build_tiny(**config), random_batch(image_ids="abac"), random_batch(image_ids="abcd")
     for one, other in zip(losses(model, twins, names).values(), losses(model, apart, names).values(), strict=True):
         torch.testing.assert_close(one.mean, other.mean, rtol=0, atol=0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_xgpt import VARIANTS, tiny_xgpt, toy_xgpt
-from toy_world import KilledAt, Toy, make_toy, same_weights, untimed
+from toy_dataset import KilledAt, Toy, make_toy, same_weights, untimed
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
@@ -198,15 +198,15 @@ def test_two_passes_by_the_fragment(make_batch: Any) -> None:
     assert not torch.allclose(first, second)
     with pytest.raises(ParamsError, match="`scheme: a` fits"):
         make_loss(model, recipe({"imlm": 1.0}), ScheduledSamplingParams(scheme="b"), name="xgpt")
-    with pytest.raises(ParamsError, match="needs `mix: sum`, not turns"):
-        make_loss(model, recipe({"imlm": 1.0}, "turns"), ScheduledSamplingParams(scheme="a"), name="xgpt")
+    with pytest.raises(ParamsError, match="needs `mix: sum`, not alternate"):
+        make_loss(model, recipe({"imlm": 1.0}, "alternate"), ScheduledSamplingParams(scheme="a"), name="xgpt")
     with pytest.raises(ParamsError, match="names none that predicts masked words"):
         make_loss(model, recipe({"ic": 1.0}), ScheduledSamplingParams(scheme="a"), name="xgpt")
 
 
 def test_turns_are_updates_of_one_objective_each_from_one_batch(toy: Toy, tmp_path: Path) -> None:
     model = toy_xgpt(toy.tokenizer.vocab_size, dropout=0.0, attention_dropout=0.0)
-    _, result = toy.fit(tmp_path, model, objectives=TURNS, mix="turns", reuse_batch=True, max_epochs=1)
+    _, result = toy.fit(tmp_path, model, objectives=TURNS, mix="alternate", reuse_batch=True, max_epochs=1)
     rows = [{key for key in row if key in ALL} for row in result.rows]
     assert rows[:8] == [{name} for name in ALL] * 2 and result.steps == 24  # six batches, four turns each
     assert {"val_ic", "val_imlm", "val_ida", "val_tifg", "val_tifg_squared"} <= set(result.rows[-1])
@@ -218,7 +218,9 @@ def test_the_weight_of_an_objective_changes_its_updates(make_batch: Any) -> None
     for weight in (1.0, 0.3):
         model = tiny_xgpt()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98))
-        made = make_loss(model, recipe({"ic": 1.0, "imlm": weight}, "turns"), ScheduledSamplingParams(), name="xgpt")
+        made = make_loss(
+            model, recipe({"ic": 1.0, "imlm": weight}, "alternate"), ScheduledSamplingParams(), name="xgpt"
+        )
         for update in range(4):
             optimizer.zero_grad()
             made(batch, update=update, generator=torch.Generator().manual_seed(update)).mean.backward()
@@ -227,10 +229,10 @@ def test_the_weight_of_an_objective_changes_its_updates(make_batch: Any) -> None
     assert (ends[0] - ends[1]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("mix", ["turns", "draw"])
+@pytest.mark.parametrize("mix", ["alternate", "sample"])
 def test_stopped_and_resumed_it_is_the_same_to_the_bit(toy: Toy, tmp_path: Path, mix: str) -> None:
     """With dropout, per-sample draws or turns on one batch, in the middle of a cycle."""
-    settings: dict[str, Any] = {"objectives": TURNS, "mix": mix, "reuse_batch": mix == "turns", "accumulate": 2}
+    settings: dict[str, Any] = {"objectives": TURNS, "mix": mix, "reuse_batch": mix == "alternate", "accumulate": 2}
     whole, uncut = toy.fit(tmp_path / "whole", toy_xgpt(toy.tokenizer.vocab_size, dropout=0.1), **settings)
     with pytest.raises(InterruptedError):
         tracker = KilledAt(tmp_path / "cut", 6)

@@ -46,4 +46,4 @@ def test_baselines() -> None:
     reward = torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]])
     greedy = advantages(reward, "greedy", torch.tensor([1.0, 2.0]))
     assert greedy.tolist() == [[0.0, 1.0, 5.0], [-2.0, -2.0, 1.0]]
-    assert advantages(reward, "mean_of_others").tolist() == [[-3.0, -1.5, 4.5], [-1.5, -1.5, 3.0]]
+    assert advantages(reward, "leave_one_out").tolist() == [[-3.0, -1.5, 4.5], [-1.5, -1.5, 3.0]]

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
-from toy_world import write_workspace
+from toy_dataset import write_workspace
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, Written, read_written
@@ -30,7 +30,7 @@ XGPT = {"family": "xgpt", "config": {"hidden": 16, "heads": 2, "intermediate": 3
 WRITER = {"task": "captioning", "start": "pretrain/xgpt", "max_epochs": 6, "optimizer": {"lr": 1e-2}}
 SECTIONS: dict[str, Any] = {
     "models": {"xgpt": XGPT},
-    "pretrain": {"xgpt": {"model": "xgpt", "max_epochs": 1, "recipe": {"mix": "turns", "objectives": {"ic": 1.0}}}},
+    "pretrain": {"xgpt": {"model": "xgpt", "max_epochs": 1, "recipe": {"mix": "alternate", "objectives": {"ic": 1.0}}}},
     "finetune": {
         "writer": WRITER,
         "more": {"task": "retrieval", "start": "pretrain/tden", "augment": "said", "max_steps": 6},
@@ -42,7 +42,7 @@ SECTIONS: dict[str, Any] = {
         },
     },
 }
-AUGMENT = {"said": {"start": "finetune/writer", "captions": 2, "draws": 6, "max_caption_len": 8, "top_p": 1.0}}
+AUGMENT = {"said": {"start": "finetune/writer", "captions": 2, "samples": 6, "max_caption_len": 8, "top_p": 1.0}}
 
 
 def validated_images(workspace: Workspace) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def test_captions_are_of_training_images_new_and_different(written: tuple[Params
     assert max(map(len, texts.values())) == 2 and all(len(set(said)) == len(said) for said in texts.values())
     assert len({row["caption_id"] for row in rows}) == len(rows)
     manifest = json.loads((directory / "manifest.json").read_text())
-    assert manifest["stage"] == "augment@said" and manifest["params"]["draws"] == 6
+    assert manifest["stage"] == "augment@said" and manifest["params"]["samples"] == 6
     assert manifest["counts"]["captions"] == len(rows) and manifest["counts"]["images"] == len(train) == 44
     assert set(manifest["counts"]) == {"images", "captions", "repeated", "empty", "unfinished", "special"}
     assert manifest["counts"]["repeated"] > 0  # a captioner that has learned anything says what people said
@@ -223,7 +223,7 @@ def test_the_likeliest_new_texts_are_chosen(written: tuple[Params, Workspace]) -
     ]
     why_not = {"repeated": 2, "empty": 1, "unfinished": 1, "special": 1}
     assert choose(captioner, drawn, ["A  red star"], p) == (["a blue star", "a star"], why_not)
-    more = dataclasses.replace(p, captions=9, draws=9)
+    more = dataclasses.replace(p, captions=9, samples=9)
     assert choose(captioner, drawn, ["a red star"], more)[0] == ["a blue star", "a star", "the star"]
 
 
@@ -241,7 +241,7 @@ def sections(**changes: Any) -> dict[str, Any]:
     [
         ({"said": {"start": "pretrain/xgpt"}}, "written by a fine-tuning of the task captioning"),
         ({"said": {"start": "finetune/tden-vqa"}}, "of the task captioning"),
-        ({"said": {"draws": 1}}, "`draws: 1` must be at least `captions: 2`"),
+        ({"said": {"samples": 1}}, "`samples: 1` must be at least `captions: 2`"),
         ({"said": {"top_p": 0.0}}, "`top_p` must be above 0"),
         ({"said": {"sources": ["scene"]}}, "did you mean `scenes`"),
         (

@@ -10,7 +10,7 @@ import pytest
 from soho_toys import build as build_soho
 from tiny_vlmo import build_tiny
 
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params.schema import to_plain
 from vlp_models.pipeline.training_job import start_from
 
@@ -19,7 +19,7 @@ TOLD = {"family": "vlmo", "name": "m", "max_text_len": 9, "max_regions": 0, "fea
 
 @pytest.mark.parametrize(
     ("build", "fields"),
-    [(build_tiny, ["twins_are_negatives"]), (build_soho, ["mean", "std"])],  # a list's default is made anew each time
+    [(build_tiny, ["same_image_negatives"]), (build_soho, ["mean", "std"])],  # a list's default is made anew each time
 )
 def test_a_config_from_before_a_field_is_of_the_same_architecture(build: Callable[..., Any], fields: list[str]) -> None:
     model = build()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_world import TINY, TRAINER, write_workspace
+from toy_dataset import TINY, TRAINER, write_workspace
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError, DataError
@@ -28,7 +28,11 @@ XGPT = {"xgpt": {"family": "xgpt", "config": {"hidden": 16, "heads": 2, "interme
 TURNS: dict[str, Any] = {
     "model": "xgpt",
     "max_epochs": EPOCHS // 4,  # four updates a batch
-    "recipe": {"mix": "turns", "reuse_batch": True, "objectives": dict.fromkeys(("ic", "imlm", "ida", "tifg"), 1.0)},
+    "recipe": {
+        "mix": "alternate",
+        "reuse_batch": True,
+        "objectives": dict.fromkeys(("ic", "imlm", "ida", "tifg"), 1.0),
+    },
     "snapshots": {"keep": 4, "metric": "val_ic"},
 }
 

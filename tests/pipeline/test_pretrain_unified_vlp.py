@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from test_pretrain import start, stop_at
+from toy_dataset import TRAINER, write_workspace
 from toy_unified_vlp import SIZES
-from toy_world import TRAINER, write_workspace
 
 from vlp_models.params import to_plain
 
@@ -18,12 +18,12 @@ EPOCHS, STEPS = 20, 120
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("mix", ["draw", "two passes"])
+@pytest.mark.parametrize("mix", ["sample", "two passes"])
 def test_killed_and_stopped_it_gives_the_same_bytes(tmp_path: Path, mix: str) -> None:
     """Dropout on; kill -9 at a random step, rerun; SIGTERM at a later one, exit 75; rerun."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     shares = {"seq2seq": {"share": 0.75}, "bidirectional": {"share": 0.25}}
-    run = {"model": "u", "max_epochs": EPOCHS, "recipe": {"mix": "draw", "objectives": shares}}
+    run = {"model": "u", "max_epochs": EPOCHS, "recipe": {"mix": "sample", "objectives": shares}}
     if mix == "two passes":
         run |= {
             "recipe": {"mix": "sum", "objectives": {"seq2seq": 1.0, "bidirectional": 1.0}},

@@ -20,7 +20,7 @@ from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES
 from vlp_models.params import EvaluateParams, ModelParams, Params
 from vlp_models.registry import versions as registry
-from vlp_models.registry.versions import bundle_of
+from vlp_models.registry.versions import download_bundle
 from vlp_models.serving.page.handlers import NO_PHOTO, Eye, Page
 from vlp_models.serving.page.photos import GIVEN, WEIGHED, open_photo, shown
 from vlp_models.serving.page.version_card import origin
@@ -64,7 +64,7 @@ def test_a_chosen_caption_is_called_so_and_the_beams_own_stands_beside_it(
     assert page.caption_labels() == ("Caption, the best of a beam of 3", "") and not page.caption(str(photo)).beam
     assert page.captioner is not None
     plain, task_model = page.caption(str(photo)), page.captioner.predictor.task_model
-    task_model.set_search(EvaluateParams(consensus=9, consensus_neighbours=neighbours))
+    task_model.set_search(EvaluateParams(consensus_samples=9, consensus_neighbors=neighbours))
     task_model.prepare_search(here.shards, {})
     chosen = page.caption(str(photo))
     assert chosen.beam == plain.caption and chosen.greedy == plain.greedy
@@ -182,9 +182,9 @@ def test_a_version_whose_files_are_gone_leaves_the_others_on_the_page(
     def gone(version: Any) -> Path:
         if version.name.endswith("captioning"):
             raise MlflowException("No such artifact")
-        return bundle_of(version)
+        return download_bundle(version)
 
-    monkeypatch.setattr(registry, "bundle_of", gone)
+    monkeypatch.setattr(registry, "download_bundle", gone)
     page = make_page(params, here)
     assert "its files can't be had (No such artifact)" in page.missing["captioning"]
     assert page.captioner is None and page.search is not None

@@ -71,8 +71,8 @@ def test_turns_learn_from_one_batch_each_in_its_turn(regions: Data, monkeypatch:
     four = ("ic", "imlm", "ida", "tifg")
     weights = (1.0, 0.3, 0.3, 0.3)
     parts = (
-        Pretraining(objectives=four, updates=8, mix="turns"),
-        Pretraining(objectives=four, updates=4, mix="turns", weights=weights, where="target"),
+        Pretraining(objectives=four, updates=8, mix="alternate"),
+        Pretraining(objectives=four, updates=4, mix="alternate", weights=weights, where="target"),
     )
     learn(Arm(name="a", label="a", family="xgpt", pretraining=parts), regions)
     assert [objective for _, (objective,) in read] == list(four) * 3

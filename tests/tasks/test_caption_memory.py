@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from toy_dataset import Toy, write_workspace
 from toy_tasks import learn, make, predict
-from toy_world import Toy, write_workspace
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import blanked
@@ -19,13 +19,13 @@ from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.params import EvaluateParams, build
 from vlp_models.pipeline.searches import check_searches
 from vlp_models.pipeline.stages import finetune, pretrain
-from vlp_models.tasks import caption_memory
-from vlp_models.tasks.caption_memory import CAPTIONS, FEATURES, CaptionMemory
+from vlp_models.tasks import caption_search as caption_memory
+from vlp_models.tasks.caption_search import CAPTIONS, FEATURES, CaptionMemory
 from vlp_models.tasks.captioning import Captioning
 from vlp_models.training import run as training
 
-UNDECIDED = EvaluateParams(consensus=8, consensus_temperature=1.5)
-LOOKING = replace(UNDECIDED, consensus_neighbours=3)
+UNDECIDED = EvaluateParams(consensus_samples=8, consensus_temperature=1.5)
+LOOKING = replace(UNDECIDED, consensus_neighbors=3)
 
 
 def captioner(toy: Toy, settings: EvaluateParams) -> Captioning:
@@ -155,5 +155,5 @@ def test_more_photos_than_can_be_looked_through_are_told_before_training(
 
 
 def test_neighbours_need_candidates() -> None:
-    with pytest.raises(ParamsError, match="`consensus` says how many"):
-        build(EvaluateParams, {"consensus_neighbours": 60}, where="evaluate")
+    with pytest.raises(ParamsError, match="set `consensus_samples` as well"):
+        build(EvaluateParams, {"consensus_neighbors": 60}, where="evaluate")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from toy_dataset import Toy
 from toy_tasks import any_generator, double, learn, make
-from toy_world import Toy
 
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
@@ -38,7 +38,7 @@ def slow_loss(embed: np.ndarray, images: np.ndarray, ids: list[str], margin: flo
     return total
 
 
-@pytest.mark.parametrize("options", [{}, {"negatives": "hardest", "margin": 0.5}, {"twins_are_negatives": True}])
+@pytest.mark.parametrize("options", [{}, {"negatives": "hardest", "margin": 0.5}, {"same_image_negatives": True}])
 def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[str, Any]) -> None:
     task_model = make(toy, "retrieval", options=options).double().eval()
     samples = samples_of(toy, "train", "captions", 6)
@@ -49,7 +49,7 @@ def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[
     with torch.no_grad():
         texts = task_model.model.embed_text(batch.text).numpy()
         images = task_model.model.embed_image(batch.image).numpy()
-    names = list(batch.sample_ids if "twins_are_negatives" in options else batch.image_ids)
+    names = list(batch.sample_ids if "same_image_negatives" in options else batch.image_ids)
     expected = slow_loss(texts, images, names, options.get("margin", 0.2), "negatives" in options)
     assert task_model.loss(batch, generator=any_generator()).mean.item() == pytest.approx(expected, rel=1e-9)
 
@@ -78,7 +78,7 @@ def slow_contrast(texts: np.ndarray, images: np.ndarray, ids: list[str], tempera
 
 
 def test_a_model_without_a_temperature_learns_by_contrast_with_a_given_one(toy: Toy) -> None:
-    options = {"learn": "contrast", "temperature": 0.1}
+    options = {"loss": "contrastive", "temperature": 0.1}
     task_model = make(toy, "retrieval", options=options).double().eval()
     samples = samples_of(toy, "train", "captions", 6)
     samples[3] = replace(samples[3], image_id=samples[0].image_id, regions=samples[0].regions)
@@ -95,11 +95,11 @@ def test_a_model_without_a_temperature_learns_by_contrast_with_a_given_one(toy: 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"learn": "contrast"}, "no temperature of its own"),
-        ({"temperature": 0.05}, r"set `options\.learn: contrast`"),
-        ({"scorer": "pairs", "learn": "contrast"}, "here it is pairs"),
-        ({"scorer": "pairs", "learn": "contrast", "temperature": 0.05}, "here it is pairs"),
-        ({"learn": "contrast", "temperature": 0.0}, "from 0.001 to 10"),
+        ({"loss": "contrastive"}, "no temperature of its own"),
+        ({"temperature": 0.05}, r"set `options\.loss: contrastive`"),
+        ({"scorer": "pairs", "loss": "contrastive"}, "here it is pairs"),
+        ({"scorer": "pairs", "loss": "contrastive", "temperature": 0.05}, "here it is pairs"),
+        ({"loss": "contrastive", "temperature": 0.0}, "from 0.001 to 10"),
     ],
 )
 def test_a_temperature_belongs_to_contrast(toy: Toy, options: dict[str, Any], why: str) -> None:

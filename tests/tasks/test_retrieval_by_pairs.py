@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from toy_dataset import Toy
 from toy_pairs import Fusing, by_pairs
 from toy_tasks import any_generator, learn, make
-from toy_world import Toy
 
 from vlp_models.data.batch import Image, Text
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import ParamsError
 from vlp_models.tasks.base import TaskModel
-from vlp_models.tasks.pair_scores import behind, shortlisted
-from vlp_models.tasks.retrieval import Retrieval
+from vlp_models.tasks.retrieval import Retrieval, behind, shortlisted
 
 
 class Both(Fusing):
@@ -114,7 +113,7 @@ def _place(toy: Toy) -> Any:
 
 
 def test_it_learns_to_match(toy: Toy) -> None:
-    task_model = by_pairs(toy, drawn=5)
+    task_model = by_pairs(toy, pair_negatives=5)
     before = np.mean([row["captions"][0]["rank"] for row in ranked(task_model, samples_of(toy, "val"))])
     dataset = ShardDataset(toy.shards, "train", "captions")
     loss = task_model.loss(task_model.collate([dataset[i] for i in range(8)]), generator=any_generator())
@@ -171,15 +170,15 @@ def test_what_the_model_can_not_do_is_refused(toy: Toy) -> None:
         by_pairs(toy, shortlist=3)
     with pytest.raises(ParamsError, match="can't score pairs"):
         by_pairs(toy, Embedding, scorer="pairs")
-    with pytest.raises(ParamsError, match="drawn"):
-        by_pairs(toy, drawn=0)
-    with pytest.raises(ParamsError, match="twins_are_negatives"):
-        by_pairs(toy, twins_are_negatives=True)
+    with pytest.raises(ParamsError, match="pair_negatives"):
+        by_pairs(toy, pair_negatives=0)
+    with pytest.raises(ParamsError, match="same_image_negatives"):
+        by_pairs(toy, same_image_negatives=True)
 
 
 def test_captions_beside_each_other_share_their_image(toy: Toy) -> None:
     """With one other image to draw there is nothing to chance: the loss is that of an image for each caption."""
-    model = by_pairs(toy, drawn=1)
+    model = by_pairs(toy, pair_negatives=1)
     dataset = ShardDataset(toy.shards, "train", "captions", {"toy": 2})
     half = len(dataset) // 2
     samples = [replace(dataset[i], draw=1) for i in (0, half, 5, half + 5)]

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from toy_dataset import CLASSES, FEATURE_DIM, TRAINER, KilledAt, Toy, same_weights
 from toy_tasks import any_generator
-from toy_world import CLASSES, FEATURE_DIM, TRAINER, KilledAt, Toy, same_weights
 
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import SEP
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
-from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.decoding.sampling import sample
 from vlp_models.params import OptimizerParams, to_plain
 from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 from vlp_models.tasks.self_critical import FREQUENCIES, SelfCriticalLoss, self_critical_loss
@@ -65,7 +65,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 @pytest.mark.parametrize(
     ("baseline", "structure"),
-    [("greedy", "decoupled"), ("mean_of_others", "decoupled"), ("greedy", "two_stream"), ("greedy", "single_stream")],
+    [("greedy", "decoupled"), ("leave_one_out", "decoupled"), ("greedy", "two_stream"), ("greedy", "single_stream")],
 )
 def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, baseline: str, structure: str) -> None:
     task = captioner(toy, structure=structure)
@@ -261,6 +261,6 @@ def test_images_without_captions_are_left_out_and_counted(
 
 def test_settings_that_can_not_be_are_refused(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="samples: 1"):
-        make(captioner(toy), toy, tmp_path, samples=1, baseline="mean_of_others")
+        make(captioner(toy), toy, tmp_path, samples=1, baseline="leave_one_out")
     with pytest.raises(ParamsError, match="label_smoothing"):
         make(captioner(toy, options={"label_smoothing": 0.1}), toy, tmp_path)

@@ -8,16 +8,15 @@ from typing import Literal
 
 import pytest
 import torch
+from toy_dataset import COLOURS, Toy
 from toy_tasks import any_generator, double, learn, make, predict
-from toy_world import COLOURS, Toy
 
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.params import EvaluateParams
 from vlp_models.tasks import task_class
-from vlp_models.tasks.base import TaskOptions, read_options
-from vlp_models.tasks.load import load_task_model
+from vlp_models.tasks.base import TaskOptions, load_task_model, read_options
 from vlp_models.tasks.nlvr import NLVR
 
 
@@ -93,7 +92,7 @@ def test_a_length_penalty_makes_captions_longer(toy: Toy) -> None:
 def test_a_consensus_is_of_what_was_drawn_and_does_not_depend_on_the_batch(toy: Toy) -> None:
     captioning = make(toy, "captioning")
     learn(captioning, toy, 20)  # it has not made up its mind
-    captioning.set_search(EvaluateParams(consensus=8, consensus_temperature=1.5))
+    captioning.set_search(EvaluateParams(consensus_samples=8, consensus_temperature=1.5))
     assert captioning.search == "beam 3, the most alike of it and 8 drawn at 1.5, at most 24 tokens"
     together = predict(captioning, toy, "val")
     dataset = ShardDataset(toy.shards, "val", "images")

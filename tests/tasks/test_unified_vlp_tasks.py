@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from toy_dataset import COLOURS, Toy
 from toy_tasks import any_generator, learn, make, predict
 from toy_unified_vlp import unified
-from toy_world import COLOURS, Toy
 
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import ParamsError
@@ -22,12 +22,12 @@ def truth(toy: Toy, split: str) -> dict[str, str]:
     return {dataset[i].image_id: dataset[i].text for i in range(len(dataset))}
 
 
-@pytest.mark.parametrize("targets", ["every", "masked"])
+@pytest.mark.parametrize("targets", ["all", "masked"])
 def test_it_learns_to_caption(toy: Toy, targets: str) -> None:
     """From every word at once, and from hidden words as the paper does; greedy and beams say what is there."""
     own = unified(toy)
     task = make(own, "captioning", options={"targets": targets, "mask_probability": 0.4})
-    learn(task.train(), own, 150 if targets == "every" else 400)
+    learn(task.train(), own, 150 if targets == "all" else 400)
     task.beam_size = 3
     said, wanted = predict(task, own, "val"), truth(own, "val")
     right = [row["caption"] == wanted[row["image_id"]] for row in said]
@@ -37,7 +37,7 @@ def test_it_learns_to_caption(toy: Toy, targets: str) -> None:
 
 def test_validation_is_on_every_word(toy: Toy) -> None:
     own = unified(toy)
-    masked, every = (make(own, "captioning", options={"targets": t}) for t in ("masked", "every"))
+    masked, every = (make(own, "captioning", options={"targets": t}) for t in ("masked", "all"))
     dataset = ShardDataset(own.shards, "val", "captions")
     batch = masked.collate([dataset[i] for i in range(8)])
     losses = [task.eval().loss(batch, generator=any_generator()) for task in (masked, every)]
@@ -72,7 +72,7 @@ def test_a_task_it_cannot_do_is_named(toy: Toy) -> None:
 
 
 def test_only_a_model_of_masks_learns_from_hidden_words(toy: Toy) -> None:
-    with pytest.raises(ParamsError, match="does not generate by masked words; `targets: every` fits"):
+    with pytest.raises(ParamsError, match="does not generate by masked words; `targets: all` fits"):
         make(toy, "captioning", options={"targets": "masked"})
     with pytest.raises(ParamsError, match="no meaning in self-critical training"):
         make(unified(toy), "captioning", options={"targets": "masked", "self_critical": {"samples": 2}})
@@ -116,12 +116,12 @@ def test_self_critical_training_raises_the_reward(toy: Toy, tmp_path: Path) -> N
 
 def test_a_killed_pretraining_with_draws_ends_the_same(toy: Toy, tmp_path: Path) -> None:
     """Dropout on, objectives drawn per sample, two micro-batches an update; bitwise."""
-    from toy_world import KilledAt, same_weights, untimed
+    from toy_dataset import KilledAt, same_weights, untimed
 
     own = unified(toy)
     settings = {
         "objectives": {"seq2seq": 0.75, "bidirectional": 0.25},
-        "mix": "draw",
+        "mix": "sample",
         "batch_size": 4,
         "accumulate": 2,
     }

@@ -27,10 +27,10 @@ from tiny_xgpt import tiny_xgpt
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from toy_dataset import Toy
 from toy_pairs import by_pairs
 from toy_tasks import double, make
 from toy_tasks import learn as learn_captions
-from toy_world import Toy
 from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
 
 from vlp_models.data.batch import Batch, Regions, Text
@@ -64,7 +64,7 @@ class Case:
 
 
 def cases(folder: Path) -> dict[str, Callable[[], Case]]:
-    """Each is built when it is called. folder: of a toy world (toy_world.make_toy)."""
+    """Each is built when it is called. folder: of a toy world (toy_dataset.make_toy)."""
     every: dict[str, Callable[[], Case]] = {}
     for name in ALL:
         every[name] = lambda name=name: pretraining([name])
@@ -90,7 +90,7 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
     for size in (7, 3):
         every[f"retrieval_by_pairs_{size}"] = lambda size=size: pairs(folder, size)
     every["smoothed"] = lambda: fine_tuning(folder, "captioning", 7, options={"label_smoothing": 0.1})
-    for baseline, size in (("greedy", 7), ("greedy", 1), ("mean_of_others", 7)):
+    for baseline, size in (("greedy", 7), ("greedy", 1), ("leave_one_out", 7)):
         every[f"self_critical_{baseline}_{size}"] = lambda b=baseline, s=size: reward(folder, b, s)
     every |= toy_unified_vlp.rank_cases(Case, rows)
     return every
@@ -140,7 +140,7 @@ def pairs(folder: Path, size: int) -> Case:
     """A caption's own image among two of its process's: one process alone takes each share by itself, with its draws.
     Of three rows the first process has one, and nothing to tell it from."""
     toy = toy_in(folder)
-    model = by_pairs(toy, drawn=2).double()
+    model = by_pairs(toy, pair_negatives=2).double()
     dataset = ShardDataset(toy.shards, "train", model.view)
 
     def rows_of(first: int, last: int) -> Batch:
@@ -289,7 +289,7 @@ def gathered(rank: int) -> dict[str, Tensor]:
 
 def drawn_objectives(rank: int) -> Tensor:
     """Which of two objectives each of this process's rows learns; the first process has three of seven."""
-    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="draw"), known=ALL)
+    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample"), known=ALL)
     masks = recipe.assign(0, 3 if rank == 0 else 4, generator(1), torch.device("cpu"))
     assert masks["mlm"] is not None
     return masks["mlm"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rank_cases import cases, learn
 from safetensors.torch import load_file
-from toy_world import make_toy
+from toy_dataset import make_toy
 from two_pass_toys import ALL, generator, recipe_of
 
 from vlp_models.training.recipe import make_recipe
@@ -78,7 +78,7 @@ def test_a_moving_average_follows_all_processes_once_an_update(learned: Path) ->
 
 
 def test_a_sample_draws_the_same_objective_whoever_holds_it(learned: Path) -> None:
-    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="draw"), known=ALL)
+    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample"), known=ALL)
     alone = recipe.assign(0, 7, generator(1), torch.device("cpu"))["mlm"]
     drawn = [load_file(learned / f"gathered-{rank}.safetensors")["drawn"] for rank in range(RANKS)]
     assert alone is not None and alone.any() and not alone.all()

@@ -9,15 +9,20 @@ import pytest
 import torch
 from token_toys import WEIGHTS, Tokens
 from torch import nn
-from toy_world import CLASSES, FEATURE_DIM, KilledAt, Toy, same_weights, untimed
+from toy_dataset import CLASSES, FEATURE_DIM, KilledAt, Toy, same_weights, untimed
 
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import TransformerBlock
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import build
-from vlp_models.training.groups import Freezing, named_groups
-from vlp_models.training.muon import Muon
-from vlp_models.training.optim import CombinedOptimizer, build_optimizer, learning_rate_factor
+from vlp_models.training.optim import (
+    CombinedOptimizer,
+    Freezing,
+    Muon,
+    build_optimizer,
+    learning_rate_factor,
+    named_groups,
+)
 
 
 def model() -> nn.ModuleDict:
@@ -104,11 +109,11 @@ def test_names_are_the_models_own_or_its_children() -> None:
 
 
 def test_inverse_root_with_a_floor_by_hand() -> None:
-    params = OptimizerParams(lr=4e-4, warmup_fraction=0.04, schedule="inverse_sqrt", floor=1e-4)
+    params = OptimizerParams(lr=4e-4, warmup_fraction=0.04, schedule="inverse_sqrt", min_lr=1e-4)
     factors = [learning_rate_factor(k, total=100, params=params) for k in (0, 3, 4, 15, 24, 35, 63, 64, 99)]
     assert factors == pytest.approx([1 / 4, 1.0, (4 / 5) ** 0.5, 0.5, 0.4, 1 / 3, 0.25, 0.25, 0.25])
     with pytest.raises(ParamsError, match="is above `lr"):
-        build(OptimizerParams, {"lr": 1e-4, "floor": 1e-3}, where="o")
+        build(OptimizerParams, {"lr": 1e-4, "min_lr": 1e-3}, where="o")
 
 
 class Normed(Tokens):

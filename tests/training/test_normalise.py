@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from test_distributed_fit import run
 from token_toys import WEIGHTS, Tokens
-from toy_world import CLASSES, FEATURE_DIM, KilledAt, Toy, make_toy, untimed
+from toy_dataset import CLASSES, FEATURE_DIM, KilledAt, Toy, make_toy, untimed
 
 from vlp_models.objectives.loss import Loss, Part, WeightedLosses
 from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
@@ -109,7 +109,7 @@ def test_a_cycle_of_turns_learns_from_one_batch(toy: Toy, tmp_path: Path) -> Non
     def learn_turns(work: Path, **more: Any) -> tuple[Tokens, Any]:
         model = Watched(toy.tokenizer.vocab_size, FEATURE_DIM, len(CLASSES))
         turns = {"msg": 2.0, "mlm": 1.0}
-        settings = {**PLAIN, "mix": "turns", "reuse_batch": True, "batch_size": 16, "checkpoint_every_steps": 1}
+        settings = {**PLAIN, "mix": "alternate", "reuse_batch": True, "batch_size": 16, "checkpoint_every_steps": 1}
         _, result = toy.fit(work, model, objectives=turns, **settings, **more)
         return model, result
 

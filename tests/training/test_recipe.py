@@ -40,14 +40,14 @@ def test_sum_weighs_the_means_of_all() -> None:
 
 
 def test_turns_follow_the_order_and_the_shares_and_have_weights_apart() -> None:
-    made = recipe({"msg": 0.3, "mlm": 1.0}, mix="turns", shares={"msg": 2, "mlm": 1})
+    made = recipe({"msg": 0.3, "mlm": 1.0}, mix="alternate", shares={"msg": 2, "mlm": 1})
     assert [made.objectives(k)[0] for k in range(6)] == ["msg", "msg", "mlm", "msg", "msg", "mlm"]
     assert made.weigh({"msg": loss(3.0, 1, "msg")}, 0).mean.item() == pytest.approx(0.9)
     assert made.updates_per_batch == 1
-    assert recipe({"msg": 1.0, "mlm": 1.0}, mix="turns", reuse_batch=True).updates_per_batch == 2
+    assert recipe({"msg": 1.0, "mlm": 1.0}, mix="alternate", reuse_batch=True).updates_per_batch == 2
 
 
-@pytest.mark.parametrize("mix", ["draw", "turns"])
+@pytest.mark.parametrize("mix", ["sample", "alternate"])
 def test_validation_is_what_is_learnt_on_average(mix: str) -> None:
     """Not the sum of losses of which an update takes one."""
     made = recipe({"msg": 1.0, "mlm": 0.5}, mix=mix, shares={"msg": 3.0, "mlm": 1.0})
@@ -58,7 +58,7 @@ def test_validation_is_what_is_learnt_on_average(mix: str) -> None:
 
 
 def test_every_sample_draws_one_objective_by_the_shares() -> None:
-    made = recipe({"mlm": 1.0, "msg": 1.0, "ism": 1.0}, mix="draw", shares={"mlm": 1.0, "msg": 2.0, "ism": 0.0})
+    made = recipe({"mlm": 1.0, "msg": 1.0, "ism": 1.0}, mix="sample", shares={"mlm": 1.0, "msg": 2.0, "ism": 0.0})
     masks = made.assign(5, 6000, generator(3), CPU)
     assert list(masks) == ["mlm", "msg"]
     mlm_B, msg_B = masks.values()
@@ -104,7 +104,7 @@ class Values:
 def test_drawn_samples_weigh_as_often_as_they_are_drawn() -> None:
     """The mean gradient over many draws is that of shares as weights."""
     model = Words()
-    made = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="draw", shares={"mlm": 1, "msg": 3}), known=KNOWN)
+    made = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample", shares={"mlm": 1, "msg": 3}), known=KNOWN)
     loss_of = PretrainingLoss(model=model, recipe=made, mask_probability=0.1)
     for seed in range(300):
         loss_of(Values([1.0, 2.0, 3.0, 6.0] * 4), update=seed, generator=generator(seed)).mean.backward()  # type: ignore[arg-type]
@@ -119,9 +119,9 @@ def test_a_turn_learns_exactly_one_wanted_objective(shares: list[int], update: i
     named = dict(zip(sorted(KNOWN), map(float, shares), strict=True))
     if not any(shares):
         with pytest.raises(ParamsError):
-            recipe(dict.fromkeys(KNOWN, 1.0), mix="turns", shares=named)
+            recipe(dict.fromkeys(KNOWN, 1.0), mix="alternate", shares=named)
         return
-    (name,) = recipe(dict.fromkeys(sorted(KNOWN), 1.0), mix="turns", shares=named).objectives(update)
+    (name,) = recipe(dict.fromkeys(sorted(KNOWN), 1.0), mix="alternate", shares=named).objectives(update)
     assert named[name] > 0
 
 
@@ -130,9 +130,9 @@ def test_a_turn_learns_exactly_one_wanted_objective(shares: list[int], update: i
     [
         ({"moc": 1.0}, {}, "it can learn: ism, mlm, msg"),
         ({"mlm": -1.0}, {}, "zero or more"),
-        ({"mlm": 1.0}, {"mix": "turns", "shares": {"mlm": 0.5}}, "whole number"),
+        ({"mlm": 1.0}, {"mix": "alternate", "shares": {"mlm": 0.5}}, "whole number"),
         ({"mlm": 1.0}, {"shares": {"mlm": 0.5}}, "did you mean `weight`"),
-        ({"mlm": 1.0}, {"mix": "draw", "reuse_batch": True}, "is for `mix: turns`, not draw"),
+        ({"mlm": 1.0}, {"mix": "sample", "reuse_batch": True}, "is for `mix: alternate`, not sample"),
         ({}, {}, "nothing to learn"),
     ],
 )
@@ -142,6 +142,6 @@ def test_what_can_not_be_is_refused(weights: dict[str, float], settings: dict[st
 
 
 def test_a_number_in_params_is_a_weight() -> None:
-    read = build(RecipeParams, {"objectives": {"mlm": 0.3, "msg": {"share": 2}}, "mix": "turns"}, where="r")
+    read = build(RecipeParams, {"objectives": {"mlm": 0.3, "msg": {"share": 2}}, "mix": "alternate"}, where="r")
     made = make_recipe(read, known=KNOWN)
     assert (made.weights, made.shares) == ({"mlm": 0.3, "msg": 1.0}, {"mlm": 1.0, "msg": 2.0})

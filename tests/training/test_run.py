@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_world import KilledAt, Toy, same_weights, untimed
+from toy_dataset import KilledAt, Toy, same_weights, untimed
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.shards.dataset import ShardDataset
@@ -23,7 +23,7 @@ STEPS = 12
 
 @pytest.mark.parametrize(
     ("accumulate", "ema", "mix", "workers", "muon"),
-    [(1, 0.0, "sum", 0, 0.0), (4, 0.9, "turns", 0, 0.0), (1, 0.0, "draw", 2, 3e-3)],
+    [(1, 0.0, "sum", 0, 0.0), (4, 0.9, "alternate", 0, 0.0), (1, 0.0, "sample", 2, 3e-3)],
 )
 def test_killed_after_any_update_it_ends_the_same(
     toy: Toy, tmp_path: Path, accumulate: int, ema: float, mix: str, workers: int, muon: float

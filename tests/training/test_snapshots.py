@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from toy_world import KilledAt, Toy, same_weights, untimed
+from toy_dataset import KilledAt, Toy, same_weights, untimed
 
 from vlp_models.errors import ParamsError
 from vlp_models.params import SnapshotParams
+from vlp_models.training.averaging import Snapshots
 from vlp_models.training.resume import clear
-from vlp_models.training.snapshots import Snapshots
 
 SETTINGS: dict[str, Any] = {"max_epochs": 5, "optimizer": {"lr": 0.02}}
 
@@ -37,7 +37,7 @@ def kept(result: Any, count: int, metric: str = "val_loss", sign: int = 1) -> li
 def test_the_result_is_what_the_best_validations_had(toy: Toy, tmp_path: Path, average: bool) -> None:
     model = toy.model()
     keeping = Keeping(model)
-    snapshots = SnapshotParams(keep=3, metric="val_msg_accuracy", better="higher", average=average)
+    snapshots = SnapshotParams(keep=3, metric="val_msg_accuracy", mode="max", average=average)
     _, result = toy.fit(tmp_path, model, tracker=keeping, snapshots=snapshots, checkpoint_every_steps=1, **SETTINGS)
     best = kept(result, 3, "val_msg_accuracy", -1)
     assert len(best) == 3
@@ -49,8 +49,8 @@ def test_the_result_is_what_the_best_validations_had(toy: Toy, tmp_path: Path, a
 
 
 def test_a_validation_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
-    for better, wanted in (("lower", [30, 20, 10]), ("higher", [20, 30, 10])):
-        snapshots = Snapshots(tmp_path, SnapshotParams(keep=3, better=better))
+    for mode, wanted in (("min", [30, 20, 10]), ("max", [20, 30, 10])):
+        snapshots = Snapshots(tmp_path, SnapshotParams(keep=3, mode=mode))
         snapshots.load_state_dict({"best": {10: math.nan, 20: 1.0, 30: 0.5}, "saved": []})
         assert snapshots._ranked() == wanted
 

@@ -156,8 +156,8 @@ def test_what_can_not_be_is_explained() -> None:
         two_pass(Scripted(word_paths={"decoder": ("msg",)}), "b", weights={"msg": 1.0})
     with pytest.raises(ParamsError, match=r"ramp\.end: 1\.5` must be a share"):
         two_pass(Scripted(), "a", ramp=RampParams(end=1.5))
-    with pytest.raises(ParamsError, match="it needs `mix: sum`, not draw"):
-        make_loss(Scripted(), recipe_of(ALL, mix="draw"), ScheduledSamplingParams(scheme="a"), name="x")
+    with pytest.raises(ParamsError, match="it needs `mix: sum`, not sample"):
+        make_loss(Scripted(), recipe_of(ALL, mix="sample"), ScheduledSamplingParams(scheme="a"), name="x")
 
 
 def test_schedule_of_c_by_hand() -> None:

@@ -28,17 +28,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Pixels, Text
-from vlp_models.models.adopt import Adopted
-from vlp_models.models.figures import Figure
-from vlp_models.objectives.contrast import Pairs
+from vlp_models.models.partial_load import PartialLoad
+from vlp_models.objectives.contrastive import EmbeddedPairs
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.masking import Corruption
+from vlp_models.objectives.masked_modeling import Corruption
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +136,7 @@ class Pretrains(Protocol):
         generator: torch.Generator,
         mask_probability: float,
     ) -> dict[str, Loss]:
-        """One unweighted loss per asked objective; the recipe (sum, draw, turns) weighs and mixes them.
+        """One unweighted loss per asked objective; the recipe (sum, sample, alternate) weighs and mixes them.
 
         objectives: name -> bool [N], which samples learn it; None: all of them.
         """
@@ -149,7 +148,7 @@ class EmbedsPairs(Pretrains, Protocol):
     """Pretraining by contrast whose candidates are those of a whole update. `pretraining_losses` then takes `others`
     besides: of each contrast, the embedded pairs of the update's other micro-batches."""
 
-    def contrast_pairs(self, batch: Batch) -> Sequence[Pairs]:
+    def contrast_pairs(self, batch: Batch) -> Sequence[EmbeddedPairs]:
         """Of each contrast the pairs' embeddings, as `pretraining_losses` computes them from the same state of chance:
         before anything else that draws from torch's global generator."""
         ...
@@ -215,14 +214,13 @@ class GroupsParameters(Protocol):
 
 
 @runtime_checkable
-class Adopts(Protocol):
-    def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
-        """Takes over what fits of another checkpoint of this family; `config` is its `model_config`.
+class LoadsPartially(Protocol):
+    """Starts from checkpoints of its family with another config: `load_partial(model, weights, config)`.
 
-        Raises:
-            CheckpointError: of another architecture, or nothing fits.
-        """
-        ...
+    A method `fit_weights(weights, config) -> dict` may adapt their shapes first.
+    """
+
+    partial_load: ClassVar[PartialLoad]
 
 
 @runtime_checkable
@@ -242,3 +240,42 @@ class ShowsItself(Protocol):
     def figures(self, batches: Iterable[Batch]) -> list[Figure]:
         """What the report shows of a pretrained model, from some images of the val split."""
         ...
+
+
+MAX_IMAGES = 256  # of the val split, that a model is shown for its figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """box: x1, y1, x2, y2 as fractions of the image's width and height."""
+
+    image_id: str
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    name: str
+    note: str
+    patches: tuple[Patch, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """about: what is shown, in a sentence or two."""
+
+    title: str
+    about: str
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> Figure:
+        groups = tuple(
+            Group(
+                name=group["name"],
+                note=group["note"],
+                patches=tuple(Patch(image_id=p["image_id"], box=tuple(p["box"])) for p in group["patches"]),
+            )
+            for group in value["groups"]
+        )
+        return cls(title=value["title"], about=value["about"], groups=groups)

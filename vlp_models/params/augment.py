@@ -15,14 +15,14 @@ class AugmentParams:
     start     the captioner: finetune/RUN of the task captioning
     sources   datasets whose training images it describes; empty: all
     captions  of an image, at most; fewer where fewer different ones are drawn
-    draws     of an image; of those that are new, the likeliest `captions` by token are kept
+    samples   of an image; of those that are new, the likeliest `captions` by token are kept
     top_p     each token comes from the likeliest ones that have this share of the probability together
     """
 
     start: str
     sources: list[str] = field(default_factory=list)
     captions: PositiveInt = 2
-    draws: PositiveInt = 5
+    samples: PositiveInt = 5
     temperature: PositiveFloat = 1.0
     top_p: Share = 0.9
     max_caption_len: PositiveInt = 24  # tokens, [SEP] included
@@ -30,8 +30,8 @@ class AugmentParams:
     seed: NonNegativeInt = 1
 
     def __post_init__(self) -> None:
-        if self.draws < self.captions:
-            raise ValueError(f"`draws: {self.draws}` must be at least `captions: {self.captions}`")
+        if self.samples < self.captions:
+            raise ValueError(f"`samples: {self.samples}` must be at least `captions: {self.captions}`")
         if not self.top_p:
             raise ValueError("`top_p` must be above 0")
 

@@ -16,10 +16,10 @@ class EvaluateParams:
     beam_size: PositiveInt = 3
     length_penalty: NonNegativeFloat = 0.0  # a beam's score is divided by length ** this; 0: as in the papers
     # Captions drawn beside the beam's, of which the one most like the others is said (metrics/alike.py); 0: the beam's
-    consensus: NonNegativeInt = 0
+    consensus_samples: NonNegativeInt = 0
     consensus_temperature: Annotated[float, Field(ge=0.01, le=100)] = 0.6  # at which they are drawn
     # Above 0: the one most like the captions of so many photos of the run's that look alike (tasks/caption_memory.py)
-    consensus_neighbours: NonNegativeInt = 0
+    consensus_neighbors: NonNegativeInt = 0
     max_caption_len: PositiveInt = 24
     splits: list[Split] = field(default_factory=lambda: ["val", "test"])
     blind_baseline: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked
@@ -27,10 +27,9 @@ class EvaluateParams:
     gallery: NonNegativeInt = 24
 
     def __post_init__(self) -> None:
-        if self.consensus_neighbours and not self.consensus:
+        if self.consensus_neighbors and not self.consensus_samples:
             raise ValueError(
-                "`consensus_neighbours` chooses among drawn captions, of which `consensus` says how many; 20 is a good "
-                "first guess"
+                "`consensus_neighbors` selects among sampled captions: set `consensus_samples` as well, to 20 for a start"
             )
 
 

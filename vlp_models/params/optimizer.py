@@ -29,7 +29,7 @@ class GroupParams:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerParams:
-    """groups: name -> what is different there; a model's names are those of its parts (training/groups.py)."""
+    """groups: name -> what is different there; a model's names are those of its parts (training/optim.py)."""
 
     lr: NonNegativeFloat
     kind: Literal["adamw", "adam"] = "adamw"
@@ -42,7 +42,7 @@ class OptimizerParams:
     schedule: Literal["linear", "cosine", "constant", "steps", "inverse_sqrt"] = "linear"
     decay_at: list[float] = field(default_factory=list)  # steps: after which shares of the updates `lr` falls
     decay_by: float = 0.1  # steps: by this factor each time
-    floor: NonNegativeFloat = 0.0  # `lr` does not fall below it after warm-up; other rates in proportion
+    min_lr: NonNegativeFloat = 0.0  # `lr` does not fall below it after warm-up; other rates in proportion
     clip_norm: NonNegativeFloat = 1.0  # 0: off
     ema_decay: Share = 0.0  # 0: off
     groups: dict[str, GroupParams] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class OptimizerParams:
             )
         if not 0 < self.decay_by < 1:
             raise ValueError(f"`decay_by: {self.decay_by}` must lie between 0 and 1")
-        if self.lr and self.floor > self.lr:
-            raise ValueError(f"`floor: {self.floor}` is above `lr: {self.lr}`")
+        if self.lr and self.min_lr > self.lr:
+            raise ValueError(f"`min_lr: {self.min_lr}` is above `lr: {self.lr}`")
         if len(self.betas) != 2:
             raise ValueError(f"`betas: {self.betas}` must be two")

@@ -28,7 +28,7 @@ class ScheduledSamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveParams:
-    """weight: of its loss. share: of the samples (`draw`), or of the updates, in whole numbers (`turns`)."""
+    """weight: of its loss. share: of the samples (`sample`), or of the updates, in whole numbers (`alternate`)."""
 
     weight: NonNegativeFloat = 1.0
     share: NonNegativeFloat = 1.0
@@ -41,15 +41,15 @@ class ObjectiveParams:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeParams:
-    """mix: `sum` learns every objective from every sample; `draw` draws one for each sample; `turns` learns one an
-    update, in order. reuse_batch: a cycle of `turns` learns from one batch, not each turn from another.
+    """mix: `sum` learns every objective from every sample; `sample` draws one for each sample; `alternate` learns one an
+    update, in order. reuse_batch: a cycle of `alternate` learns from one batch, not each turn from another.
 
     contrast_over: whose pairs contrast tells apart, of several micro-batches: those of each, or of the whole update,
     which costs another pass of the encoders without gradients (Gao et al. 2021), and one more of all but the first
     micro-batch, to count what its losses are over."""
 
     objectives: dict[str, ObjectiveParams]
-    mix: Literal["sum", "draw", "turns"] = "sum"
+    mix: Literal["sum", "sample", "alternate"] = "sum"
     contrast_over: Literal["batch", "update"] = "batch"
     mask_probability: Share = 0.15
     reuse_batch: bool = False

@@ -14,11 +14,11 @@ class SnapshotParams:
 
     keep     0: off, the last weights are the result
     metric   of the validation (`val_loss`, `val_mlm_accuracy`, ...)
-    better   which of its values is better
+    mode     min: lower is better; max: higher is better
     average  false: the best alone
     """
 
     keep: NonNegativeInt = 0
     metric: str = "val_loss"
-    better: Literal["lower", "higher"] = "lower"
+    mode: Literal["min", "max"] = "min"
     average: bool = True

@@ -1,6 +1,16 @@
-"""How a captioner looks for its words: by a beam, or for what the beam's caption and drawn ones agree on.
+"""How captions are found: beam search, or the candidate most similar to other candidates or to captions of similar images.
 
-What a version is scored by is what it is served with: the search is kept beside the scores, and in the bundle.
+`evaluate.consensus_samples: K` samples K captions in addition to the beam's and chooses one of them:
+- without `consensus_neighbors`, the one most similar to the others (minimum Bayes risk, metrics/consensus.py);
+- with it, the one most similar to the captions of the N most similar training images: consensus reranking, J. Mao et
+  al., "Deep Captioning with Multimodal Recurrent Neural Networks" (2015), after J. Devlin et al., "Exploring Nearest
+  Neighbor Approaches for Image Captioning" (2015). Images are compared by the cosine of their pooled region features
+  (data/pooled.py), captions by CIDEr-D (metrics/cider_d.py) with the index's own document frequencies; punctuation is
+  ignored, as in the official scores.
+
+A version is served with the search it was scored with: settings and index are saved with the scores and in the bundle.
+
+Shape suffixes: N images in the index, F feature dimension.
 """
 
 from __future__ import annotations
@@ -20,190 +30,191 @@ from torch import nn
 
 from vlp_models.common.io import read_json, write_json
 from vlp_models.data.batch import Batch, Regions
-from vlp_models.data.shards.dataset import ShardDataset, pooled
+from vlp_models.data.pooled import pooled
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, VLPError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.coco_tools import DROPPED
-from vlp_models.metrics.consensus import most_alike
-from vlp_models.models.decoding.sampling import sample as draw
+from vlp_models.metrics.consensus import most_similar
+from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import Hypothesis, beam_search, greedy
 from vlp_models.models.protocols import Generates, SetsAside
 from vlp_models.params import EvaluateParams, build
 
-FILE = "search.json"
-DRAWS = 1  # the seed of what is drawn for a consensus: every image has the same
-MOST = 20_000  # captions at once times tokens of each, in a foreign search.json: a state is held for all of them
-KEPT = (  # of `evaluate`: what a caption depends on
+SETTINGS = "search.json"
+FEATURES, CAPTIONS, FREQUENCIES = "index.safetensors", "index.json", "index-frequencies.safetensors"
+SAMPLING_SEED = 1  # every image gets the same random numbers
+MAX_TOKENS_AT_ONCE = 20_000  # captions x tokens in an untrusted search.json: decoding keeps a state for each
+MAX_IMAGES = 200_000  # each caption's search compares all of them
+SEARCH_PARAMS = (  # the keys of `evaluate` that a caption depends on
     "beam_size",
     "length_penalty",
-    "consensus",
+    "consensus_samples",
     "consensus_temperature",
-    "consensus_neighbours",
+    "consensus_neighbors",
     "max_caption_len",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """Of each image.
+class FoundCaptions:
+    """One of each per image.
 
-    said    the caption
-    beam    the best of the beam; the same as `said` unless there is a consensus
-    greedy  the most probable token each time
+    caption  the chosen caption
+    beam     the best of the beam; equal to `caption` unless there is a consensus
+    greedy   the most probable token at each step
     """
 
-    said: list[Hypothesis]
+    caption: list[Hypothesis]
     beam: list[Hypothesis]
     greedy: list[Hypothesis]
 
 
 class CaptionSearch:
-    """memory: what `consensus_neighbours` asks for; made by `prepare` or `load`."""
+    """The search settings of a captioner, and its index of training captions (`prepare` or `load`)."""
 
     def __init__(self, tokenizer: Tokenizer, feature_dim: int) -> None:
         """feature_dim: of the regions that the model reads."""
         self.settings = EvaluateParams()
-        self.memory: CaptionMemory | None = None
+        self.index: CaptionIndex | None = None
         self._tokenizer = tokenizer
         self._feature_dim = feature_dim
 
-    def find(self, model: Generates, batch: Batch) -> Found:
+    def find(self, model: Generates, batch: Batch) -> FoundCaptions:
+        """Decode every image of the batch greedily, by beam, and by consensus if configured."""
         settings = self.settings
-        plain = greedy(model, batch.image, **self._ends)
-        best = plain
+        greedy_captions = greedy(model, batch.image, **self._decoder_args)
+        beam = greedy_captions
         if settings.beam_size > 1:
-            best = beam_search(
+            beam = beam_search(
                 model,
                 batch.image,
                 beam_size=settings.beam_size,
                 length_penalty=settings.length_penalty,
                 set_aside=_sets_aside(model),
-                **self._ends,
+                **self._decoder_args,
             )
-        said = self._most_alike(model, batch, best) if settings.consensus else best
-        return Found(said=said, beam=best, greedy=plain)
+        caption = self._choose_by_consensus(model, batch, beam) if settings.consensus_samples else beam
+        return FoundCaptions(caption=caption, beam=beam, greedy=greedy_captions)
 
-    def in_words(self, model: nn.Module) -> str:
-        s = self.settings
-        aside = ", finished captions set aside" if _sets_aside(model) and s.beam_size > 1 else ""
-        ranked = f", length penalty {s.length_penalty:g}" if s.length_penalty and s.beam_size > 1 else ""
-        drawn = f"{s.consensus} drawn at {s.consensus_temperature:g}"
-        alike = f", the most alike of it and {drawn}" if s.consensus else ""
-        if s.consensus_neighbours:
-            alike = f", of it and {drawn} the most like captions of {s.consensus_neighbours} similar photos"
-        return f"beam {s.beam_size}{ranked}{aside}{alike}, at most {s.max_caption_len} tokens"
-
-    @property
-    def best(self) -> str:
-        """What `Found.beam` is, in words."""
-        return f"the best of a beam of {self.settings.beam_size}"
-
-    @property
-    def chosen(self) -> str:
-        """What `Found.said` is, in words."""
-        s = self.settings
-        if not s.consensus:
-            return self.best
-        others = "those of similar photos" if s.consensus_neighbours else "the others"
-        return f"of the beam's and {s.consensus} drawn the one most like {others}"
-
-    def prepare(self, shards: Path, sources: Mapping[str, int], max_regions: int, kept: Path | None) -> None:
-        """
-        Args:
-            sources: what the run learnt from.
-            kept: a folder of `save` whose memory is taken, if it has one; else, and without it, one is made of the
-                shards: a version that was registered before is compared with others by the search of today.
-
-        Raises:
-            DataError: see `CaptionMemory.of`.
-            CheckpointError: see `CaptionMemory.load`.
-        """
-        if not self.settings.consensus_neighbours:
-            return
-        if kept is not None and (kept / FEATURES).exists():
-            self.memory = CaptionMemory.load(kept, self._tokenizer, self._feature_dim)
-            return
-        try:
-            self.memory = CaptionMemory.of(shards, sources, self._tokenizer, max_regions)
-        except DataError as error:
-            if kept is None:
-                raise
-            raise DataError(
-                f"{kept.parent}: registered without captions to look up, and none can be made here ({error}); "
-                "`vlp run` registers its run anew, with them"
-            ) from None
-
-    def save(self, directory: Path) -> None:
-        directory.mkdir()
-        write_json(directory / FILE, {name: getattr(self.settings, name) for name in KEPT})
-        if self.settings.consensus_neighbours and self.memory is not None:
-            self.memory.save(directory)
-
-    def load(self, directory: Path) -> None:
-        """
-        Raises:
-            CheckpointError: nothing that `save` wrote.
-        """
-        file = directory / FILE
-        try:
-            said = {name: value for name, value in dict(read_json(file)).items() if name in KEPT}
-            settings = build(EvaluateParams, said, where="search", file=str(file))
-            if max(settings.beam_size, settings.consensus) * settings.max_caption_len > MOST:
-                raise ValueError(f"more than {MOST:,} tokens at once")
-            self.settings = settings
-        except (VLPError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{file}: does not say how captions are searched for ({error})") from None
-        if self.settings.consensus_neighbours:
-            self.memory = CaptionMemory.load(directory, self._tokenizer, self._feature_dim)
-
-    def _most_alike(self, model: Generates, batch: Batch, best: Sequence[Hypothesis]) -> list[Hypothesis]:
-        """For each image, of `best` and those drawn beside it, the one that is most like the others, or like the
-        captions of photos that look alike."""
-        settings, seeded = self.settings, torch.Generator().manual_seed(DRAWS)
-        drawn = draw(
+    def _choose_by_consensus(self, model: Generates, batch: Batch, beam: Sequence[Hypothesis]) -> list[Hypothesis]:
+        """Choose one of the beam's caption and the sampled ones for each image."""
+        settings, generator = self.settings, torch.Generator().manual_seed(SAMPLING_SEED)
+        sampled = sample(
             model,
             batch.image,
-            num_samples=settings.consensus,
-            draws_KT=torch.rand(settings.consensus, settings.max_caption_len, generator=seeded),
+            num_samples=settings.consensus_samples,
+            draws_KT=torch.rand(settings.consensus_samples, settings.max_caption_len, generator=generator),
             temperature=settings.consensus_temperature,
-            **self._ends,
+            **self._decoder_args,
         )
-        groups = [[one, *others] for one, others in zip(best, drawn, strict=True)]
+        groups = [[first, *others] for first, others in zip(beam, sampled, strict=True)]
         words = [[self._tokenizer.merge(h.ids) for h in group] for group in groups]
-        if not settings.consensus_neighbours:
-            return [group[most_alike(said)] for group, said in zip(groups, words, strict=True)]
-        if self.memory is None:
-            raise RuntimeError("`prepare` or `load` comes first")
-        looks_BF = cast(Regions, batch.image).pooled_BF().float().cpu().numpy()
+        if not settings.consensus_neighbors:
+            return [group[most_similar(own)] for group, own in zip(groups, words, strict=True)]
+        if self.index is None:
+            raise RuntimeError("call `prepare` or `load` first")
+        # (B, R, F) regions -> (B, F): the query is the mean region feature
+        queries_BF = cast(Regions, batch.image).pooled_BF().float().cpu().numpy()
         return [
-            group[self.memory.choose(image_id, look_F, said, settings.consensus_neighbours)]
-            for group, said, image_id, look_F in zip(groups, words, batch.image_ids, looks_BF, strict=True)
+            group[self.index.choose(image_id, query_F, own, settings.consensus_neighbors)]
+            for group, own, image_id, query_F in zip(groups, words, batch.image_ids, queries_BF, strict=True)
         ]
 
     @property
-    def _ends(self) -> dict[str, Any]:
-        """How the decoders begin and end."""
+    def _decoder_args(self) -> dict[str, Any]:
         return {
             "max_len": self.settings.max_caption_len,
             "bos_id": self._tokenizer.cls_id,
             "eos_id": self._tokenizer.sep_id,
         }
 
+    def describe(self, model: nn.Module) -> str:
+        """Return the search as text, such as `beam 5, length penalty 0.5, at most 20 tokens`."""
+        s = self.settings
+        aside = ", finished captions set aside" if _sets_aside(model) and s.beam_size > 1 else ""
+        penalty = f", length penalty {s.length_penalty:g}" if s.length_penalty and s.beam_size > 1 else ""
+        consensus = ""
+        if s.consensus_samples:
+            target = f"captions of {s.consensus_neighbors} similar images" if s.consensus_neighbors else "the others"
+            sampled = f"{s.consensus_samples} sampled at {s.consensus_temperature:g}"
+            consensus = f", consensus with {sampled} by similarity to {target}"
+        return f"beam {s.beam_size}{penalty}{aside}{consensus}, at most {s.max_caption_len} tokens"
 
-def _sets_aside(model: object) -> bool:
-    return isinstance(model, SetsAside) and model.sets_aside
+    @property
+    def beam_label(self) -> str:
+        """What `FoundCaptions.beam` is, for a label."""
+        return f"best of a beam of {self.settings.beam_size}"
+
+    @property
+    def caption_label(self) -> str:
+        """What `FoundCaptions.caption` is, for a label."""
+        s = self.settings
+        if not s.consensus_samples:
+            return self.beam_label
+        target = "captions of similar images" if s.consensus_neighbors else "the others"
+        return f"of the beam's and {s.consensus_samples} sampled captions, the one most similar to {target}"
+
+    def prepare(self, shards: Path, sources: Mapping[str, int], max_regions: int, saved: Path | None) -> None:
+        """Build or load the caption index if the settings need one.
+
+        Args:
+            sources: the run's training datasets.
+            saved: a folder written by `save`, whose index is used if it has one. Otherwise the index is built from the
+                shards, so that an older version is compared under today's search.
+
+        Raises:
+            DataError: see `CaptionIndex.build`.
+            CheckpointError: see `CaptionIndex.load`.
+        """
+        if not self.settings.consensus_neighbors:
+            return
+        if saved is not None and (saved / FEATURES).exists():
+            self.index = CaptionIndex.load(saved, self._tokenizer, self._feature_dim)
+            return
+        try:
+            self.index = CaptionIndex.build(shards, sources, self._tokenizer, max_regions)
+        except DataError as error:
+            if saved is None:
+                raise
+            raise DataError(
+                f"{saved.parent}: registered without a caption index, and none can be built here ({error}); "
+                "register its run again with `vlp run`"
+            ) from None
+
+    def save(self, directory: Path) -> None:
+        """Write the settings and the index."""
+        directory.mkdir()
+        write_json(directory / SETTINGS, {name: getattr(self.settings, name) for name in SEARCH_PARAMS})
+        if self.settings.consensus_neighbors and self.index is not None:
+            self.index.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: damaged, or not written by `save`.
+        """
+        file = directory / SETTINGS
+        try:
+            stored = {name: value for name, value in dict(read_json(file)).items() if name in SEARCH_PARAMS}
+            settings = build(EvaluateParams, stored, where="search", file=str(file))
+            if max(settings.beam_size, settings.consensus_samples) * settings.max_caption_len > MAX_TOKENS_AT_ONCE:
+                raise ValueError(f"more than {MAX_TOKENS_AT_ONCE:,} tokens at once")
+            self.settings = settings
+        except (VLPError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{file}: invalid caption search settings ({error})") from None
+        if self.settings.consensus_neighbors:
+            self.index = CaptionIndex.load(directory, self._tokenizer, self._feature_dim)
 
 
-MOST_PHOTOS = 200_000  # photos: each caption's search goes through all of them
-FEATURES, CAPTIONS, FREQUENCIES = "memory.safetensors", "memory.json", "memory-frequencies.safetensors"
+class CaptionIndex:
+    """Training images by their pooled region features, with their captions.
 
-
-class CaptionMemory:
-    """
-    features_NF  float16, of length one
-    captions     of each photo, as written
-    image_ids    of each photo; a photo does not count as its own neighbour
+    features_NF  float16, unit length
+    captions     of each image, as written
+    image_ids    of each image; an image is not its own neighbor
     """
 
     def __init__(
@@ -214,42 +225,45 @@ class CaptionMemory:
         tokenizer: Tokenizer,
         frequencies: DocumentFrequencies | None = None,
     ) -> None:
-        """frequencies: of their n-grams; None: they are counted, a second for some thousand captions."""
+        """frequencies: of the captions' n-grams; None: count them (a second for some thousand captions)."""
         self.features_NF = features_NF
         self.captions = captions
         self.image_ids = image_ids
         self._tokenizer = tokenizer
-        self._looks_NF = features_NF.astype(np.float32)
+        self._float_features_NF = features_NF.astype(np.float32)
         self._texts = dict(zip(image_ids, captions, strict=True))
-        self.frequencies = frequencies or DocumentFrequencies.of(map(self._words, image_ids))
+        self.frequencies = frequencies or DocumentFrequencies.count(map(self._words, image_ids))
 
     @classmethod
-    def of(cls, shards: Path, sources: Mapping[str, int], tokenizer: Tokenizer, max_regions: int) -> CaptionMemory:
-        """
+    def build(cls, shards: Path, sources: Mapping[str, int], tokenizer: Tokenizer, max_regions: int) -> CaptionIndex:
+        """Index the training images of `sources` that have a caption.
+
         Raises:
-            DataError: see `captioned`.
+            DataError: see `open_captioned_images`.
         """
-        photos = captioned(shards, sources)
-        captions = photos.references()
-        numbers = {image_id: number for number, image_id in enumerate(photos.image_ids())}
-        features_NF = pooled(photos, list(numbers.values()), max_regions).astype(np.float16)
+        images = open_captioned_images(shards, sources)
+        captions = images.references()
+        numbers = {image_id: number for number, image_id in enumerate(images.image_ids())}
+        features_NF = pooled(images, list(numbers.values()), max_regions).astype(np.float16)
         return cls(features_NF, [captions[image_id] for image_id in numbers], list(numbers), tokenizer)
 
     def choose(
-        self, image_id: str, look_F: NDArray[np.float32], candidates: Sequence[Sequence[str]], count: int
+        self, image_id: str, query_F: NDArray[np.float32], candidates: Sequence[Sequence[str]], count: int
     ) -> int:
-        """The place of the candidate (in words) that is most like the captions of the `count` photos that look most
-        alike; the first of equals. Of a photo with nothing to see, the first."""
-        near = self.nearest(image_id, look_F, count)
+        """Return the position of the candidate most similar to the captions of the `count` most similar images.
+
+        The first of equals; 0 for a query of zeros. Candidates are split into words.
+        """
+        near = self.nearest(image_id, query_F, count)
         if not near:
             return 0
         return int(self._scorer.mean_score(near, [_without_punctuation(words) for words in candidates]).argmax())
 
-    def nearest(self, image_id: str, look_F: NDArray[np.float32], count: int) -> list[str]:
-        """The photos that look most alike, nearest first. None for a look of zeros."""
-        if not look_F.any():
+    def nearest(self, image_id: str, query_F: NDArray[np.float32], count: int) -> list[str]:
+        """Return the most similar images, nearest first; [] for a query of zeros."""
+        if not query_F.any():
             return []
-        order = np.argsort(-(self._looks_NF @ look_F), kind="stable")[: count + 1]
+        order = np.argsort(-(self._float_features_NF @ query_F), kind="stable")[: count + 1]
         return [self.image_ids[n] for n in order if self.image_ids[n] != image_id][:count]
 
     @cached_property
@@ -260,55 +274,59 @@ class CaptionMemory:
         return [_without_punctuation(self._tokenizer.split(text)) for text in self._texts[image_id]]
 
     def save(self, directory: Path) -> None:
+        """Write features, captions and document frequencies."""
         save_file({"features": np.ascontiguousarray(self.features_NF)}, directory / FEATURES)
         self.frequencies.save(directory / FREQUENCIES)
         write_json(directory / CAPTIONS, list(zip(self.image_ids, map(list, self.captions), strict=True)))
 
     @classmethod
-    def load(cls, directory: Path, tokenizer: Tokenizer, feature_dim: int) -> CaptionMemory:
-        """
+    def load(cls, directory: Path, tokenizer: Tokenizer, feature_dim: int) -> CaptionIndex:
+        """Read what `save` wrote.
+
         Raises:
-            CheckpointError: none that `save` wrote, or of features of another width than the model reads.
+            CheckpointError: damaged, not written by `save`, or of another feature dimension than the model reads.
         """
         try:
             rows = read_json(directory / CAPTIONS)
             features_NF = load_file(directory / FEATURES)["features"]
             if not all(isinstance(texts, list) for _, texts in rows):
-                raise ValueError("a photo's captions are no list")
+                raise ValueError("an image's captions are not a list")
             captions = [tuple(str(text) for text in texts) for _, texts in rows]
-            if (
-                features_NF.dtype != np.float16
-                or features_NF.shape != (len(rows), feature_dim)
-                or len(rows) > MOST_PHOTOS
-            ):
+            if features_NF.dtype != np.float16 or features_NF.shape != (len(rows), feature_dim):
                 raise ValueError(
-                    f"{features_NF.dtype} {features_NF.shape}: not {len(rows)} photos of {feature_dim} numbers"
+                    f"features are {features_NF.dtype} {features_NF.shape}, expected float16 ({len(rows)}, {feature_dim})"
                 )
+            if len(rows) > MAX_IMAGES:
+                raise ValueError(f"{len(rows):,} images; the limit is {MAX_IMAGES:,}")
             if not np.isfinite(features_NF).all() or not all(captions):
-                raise ValueError("a photo without a caption, or of features that are no numbers")
+                raise ValueError("an image has no caption, or its features are not finite")
             frequencies = DocumentFrequencies.load(directory / FREQUENCIES)
             return cls(features_NF, captions, [str(image_id) for image_id, _ in rows], tokenizer, frequencies)
         except (DataError, OSError, SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise CheckpointError(f"{directory}: no memory of captions: {error}; register the version anew") from None
+            raise CheckpointError(f"{directory}: invalid caption index: {error}; register the version again") from None
 
 
-def captioned(shards: Path, sources: Mapping[str, int], *, regions: bool = True) -> ShardDataset:
-    """The photos of the train split that have a caption, each once, however often an epoch has it.
+def open_captioned_images(shards: Path, sources: Mapping[str, int], *, regions: bool = True) -> ShardDataset:
+    """Open the training images that have a caption, each once.
 
     Args:
-        regions: to be read with them; without, the index alone is asked.
+        regions: read them with their regions; False: only the index.
 
     Raises:
-        DataError: there are none, they have no regions, or they are more than can be searched.
+        DataError: no such image, no regions, or more images than the search can compare.
     """
-    photos = ShardDataset(shards, "train", "images", dict.fromkeys(sources, 1), regions=regions, captioned=True)
-    if not 0 < len(photos) <= MOST_PHOTOS:
+    images = ShardDataset(shards, "train", "images", dict.fromkeys(sources, 1), regions=regions, captioned=True)
+    if not 0 < len(images) <= MAX_IMAGES:
         raise DataError(
-            f"{shards}: {len(photos):,} captioned training images; `evaluate.consensus_neighbours` looks through 1 "
-            f"to {MOST_PHOTOS:,} of them. Set it to 0"
+            f"{shards}: {len(images):,} captioned training images; `evaluate.consensus_neighbors` supports 1 to "
+            f"{MAX_IMAGES:,}. Set it to 0"
         )
-    return photos
+    return images
 
 
 def _without_punctuation(words: Iterable[str]) -> list[str]:
     return [word for word in words if word not in DROPPED]
+
+
+def _sets_aside(model: object) -> bool:
+    return isinstance(model, SetsAside) and model.sets_aside

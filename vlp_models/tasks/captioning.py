@@ -25,8 +25,8 @@ from vlp_models.metrics.caption import (
 from vlp_models.metrics.consensus import ConsensusCaptions
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Generates, GeneratesByMasks
+from vlp_models.objectives.generation import sentence_generation
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.msg import sentence_generation
 from vlp_models.params import EvaluateParams
 from vlp_models.tasks.base import RequestFormat, TaskModel, TaskOptions, TrainingLoss
 from vlp_models.tasks.caption_search import CaptionSearch, open_captioned_images
@@ -53,21 +53,21 @@ class SelfCriticalParams:
     """Self-critical training (tasks/self_critical.py); the run starts from one trained with cross-entropy."""
 
     samples: int = 5  # captions sampled per image and step
-    baseline: Literal["greedy", "mean_of_others"] = "greedy"  # the second needs two samples or more
+    baseline: Literal["greedy", "leave_one_out"] = "greedy"  # the second needs two samples or more
     sampling_dropout: bool = False  # sample with dropout on, as the public code does
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptioningOptions(TaskOptions):
     """
-    targets        every: predict every word of a caption from the ones before it. masked: predict a few masked words,
+    targets        all: predict every word of a caption from the ones before it. masked: predict a few masked words,
                    as a masked language model was pretrained (Unified VLP's paper); validation is on every word
     mask_probability  with `masked`: the share of a caption's words that is masked
     self_critical  train with CIDEr-D as reward instead of cross-entropy; reads images, not image-caption pairs
     """
 
     label_smoothing: float = 0.0
-    targets: Literal["every", "masked"] = "every"
+    targets: Literal["all", "masked"] = "all"
     mask_probability: float = 0.15
     self_critical: SelfCriticalParams | None = None
 
@@ -78,7 +78,7 @@ class CaptioningOptions(TaskOptions):
             raise ParamsError(
                 f"params.yaml: `options.mask_probability: {self.mask_probability}` must be above 0, up to 1"
             )
-        if self.self_critical and self.targets != "every":
+        if self.self_critical and self.targets != "all":
             raise ParamsError(
                 "params.yaml: `options.targets: masked` does not apply to self-critical training; remove it"
             )
@@ -108,7 +108,7 @@ class Captioning(TaskModel):
         if options.targets == "masked" and not isinstance(model, GeneratesByMasks):
             raise ParamsError(
                 f"params.yaml: `options.targets: masked`: the model `{info.name}` does not generate by masked words; "
-                "set `targets: every`"
+                "set `targets: all`"
             )
         self.caption_search = CaptionSearch(tokenizer, info.feature_dim)
 
@@ -123,7 +123,7 @@ class Captioning(TaskModel):
     @classmethod
     def can_share_images(cls, model: type[nn.Module] | nn.Module, options: Any) -> bool:
         """Return False for a reward, whose images come without captions, and for `masked`, which masks per batch."""
-        return not options.self_critical and options.targets == "every"
+        return not options.self_critical and options.targets == "all"
 
     def read(self, samples: Sequence[Sample]) -> Batch:
         return self.reader.collate(samples, share_images=self.can_share_images(self.model, self.options))
@@ -159,7 +159,7 @@ class Captioning(TaskModel):
         self.eval()
         found = self.caption_search.find(cast(Generates, self.model), batch)
         captions = {"caption": found.caption, "greedy": found.greedy}
-        if self.caption_search.settings.consensus:
+        if self.caption_search.settings.consensus_samples:
             captions["beam"] = found.beam
         return [
             {"image_id": sample.image_id, **{name: self.tokenizer.decode(c[i].ids) for name, c in captions.items()}}
@@ -172,17 +172,17 @@ class Captioning(TaskModel):
 
     @classmethod
     def check_search(cls, settings: EvaluateParams, shards: Path, sources: Mapping[str, int]) -> None:
-        if settings.consensus_neighbours:
+        if settings.consensus_neighbors:
             open_captioned_images(shards, sources, regions=False)
 
     def set_search(self, settings: EvaluateParams) -> None:
         """Configure the search; a text-only control does not look up similar images."""
-        self.caption_search.settings = replace(settings, consensus_neighbours=0) if self.blank_images else settings
+        self.caption_search.settings = replace(settings, consensus_neighbors=0) if self.blank_images else settings
 
     def prepare_search(self, shards: Path, sources: Mapping[str, int], saved: Path | None = None) -> None:
-        if self.caption_search.settings.consensus_neighbours and not self.reader.flags["regions"]:
+        if self.caption_search.settings.consensus_neighbors and not self.reader.flags["regions"]:
             raise ParamsError(
-                f"params.yaml: `evaluate.consensus_neighbours`: the model `{self.info.name}` reads pixels, and images "
+                f"params.yaml: `evaluate.consensus_neighbors`: the model `{self.info.name}` reads pixels, and images "
                 "are compared by their region features; set it to 0"
             )
         self.caption_search.prepare(shards, sources, self.info.max_regions, saved)

@@ -36,7 +36,7 @@ from vlp_models.data.tokenizer import SEP, Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.models.decoding.sampling import sample
-from vlp_models.models.decoding.search import Hypothesis, Started, Steps, device_of, greedy
+from vlp_models.models.decoding.search import DecodingModel, EncodedImages, Hypothesis, device_of, greedy
 from vlp_models.models.protocols import Generates
 from vlp_models.objectives.generation import advantages, self_critical
 from vlp_models.objectives.loss import Loss, Part
@@ -59,7 +59,7 @@ class SelfCriticalLoss:
         Raises:
             ParamsError: settings that can't be.
         """
-        if params.samples < 1 + (params.baseline == "mean_of_others"):
+        if params.samples < 1 + (params.baseline == "leave_one_out"):
             raise ParamsError(
                 f"params.yaml: `options.self_critical.samples: {params.samples}` is too few for the baseline "
                 f"{params.baseline}"
@@ -130,12 +130,12 @@ class SelfCriticalLoss:
             seed = int(torch.randint(2**62, (), generator=generator))
             generator = torch.Generator(device).manual_seed(seed)
 
-        def draw(model: Steps) -> list[list[Hypothesis]]:
+        def draw(model: DecodingModel) -> list[list[Hypothesis]]:
             return sample(model, batch.image, num_samples=self.params.samples, generator=generator, **self._ends)
 
         plain: list[Hypothesis] = []
         with _drawing(self.captioning, dropout=False):
-            started = Started(model=self._model, state=self._model.start(batch.image, max_len=self.max_len))
+            started = EncodedImages(model=self._model, state=self._model.start(batch.image, max_len=self.max_len))
             if self.params.baseline == "greedy":
                 plain = greedy(started, batch.image, **self._ends)
             if not self.params.sampling_dropout:

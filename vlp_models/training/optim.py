@@ -1,23 +1,245 @@
-"""AdamW, Adam, SGD and Muon, each for its parts of the model, with warm-up and decay."""
+"""Optimizers (AdamW, Adam, SGD, Muon), their learning rates, and the parts of a model with settings of their own.
+
+`optimizer` of a run in params.yaml sets the defaults, and `optimizer.groups` what differs for named parts of the model,
+including which ones are frozen.
+
+Muon: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. Math, options and defaults are
+those of torch.optim.Muon, which always iterates in bfloat16. Here the iteration runs in float32 on hardware without
+native bfloat16 (it takes a quarter of the time there), and matrices of equal shape are processed together.
+
+Shape suffixes: N matrices of one shape, H rows, W columns.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.device import has_native_bfloat16
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import WITH_MATRICES
 from vlp_models.params import GroupParams, OptimizerParams
-from vlp_models.training.groups import chosen_groups
-from vlp_models.training.muon import Muon
+from vlp_models.params.schema import nearest
+
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration
+NEWTON_SCHULZ_STEPS = 5
+EPS = 1e-7
+MAX_BATCHED_SIDE = 512  # larger matrices use the processor fully on their own, and stacking would only copy them
+
+Adjust = Literal["original", "match_rms_adamw"]
+
+
+@runtime_checkable
+class HasParameterGroups(Protocol):
+    """A model that names its parts."""
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]: ...
+
+
+def named_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return name -> parameters: the model's own `parameter_groups`, or its top-level children.
+
+    A task's model contains the pretrained one as `model`: the result has that model's groups and the other children
+    (`head`). A parameter that two parts share belongs to the first.
+    """
+    if isinstance(module, HasParameterGroups):
+        return module.parameter_groups()
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, child in module.named_children():
+        groups |= named_groups(child) if name == "model" else {name: list(child.parameters())}
+    seen: set[int] = set()
+    for name, parameters in groups.items():
+        groups[name] = [p for p in parameters if id(p) not in seen]
+        seen |= set(map(id, parameters))
+    return {name: parameters for name, parameters in groups.items() if parameters}
+
+
+def select_groups(module: nn.Module, params: Mapping[str, GroupParams]) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters of the groups that `params` names.
+
+    Raises:
+        ParamsError: the model has no such group, or two groups share a parameter.
+    """
+    known = named_groups(module) if params else {}
+    owner: dict[int, str] = {}
+    for name in params:
+        if name not in known:
+            place = f"params.yaml: `optimizer.groups.{name}`"
+            raise ParamsError(f"{place}: the model has no such part{nearest(name, known)}")
+        for parameter in known[name]:
+            if owner.setdefault(id(parameter), name) != name:
+                raise ParamsError(
+                    f"params.yaml: `optimizer.groups`: {owner[id(parameter)]} and {name} share a parameter"
+                )
+    return {name: known[name] for name in params}
+
+
+class Freezing:
+    """Keep parts of a model unchanged, parameters and running statistics, forever or for the first epochs.
+
+    A frozen module is in eval mode: no dropout, and its running statistics stay. Parameters that are always frozen need
+    no gradient. The gradients of those frozen for some epochs are dropped before each update, because DDP and FSDP must
+    know all trained parameters from the start. An optimizer skips parameters without a gradient: no decay, no momentum.
+    """
+
+    def __init__(self, module: nn.Module, params: Mapping[str, GroupParams]) -> None:
+        """
+        Raises:
+            ParamsError: see `select_groups`.
+        """
+        self._module = module
+        self._until: dict[int, float] = {}  # id of a parameter -> the first epoch, from 0, in which it is trained
+        for name, parameters in select_groups(module, params).items():
+            group = params[name]
+            for parameter in parameters:
+                if group.frozen:
+                    parameter.requires_grad_(False)
+                if group.frozen or group.frozen_epochs:
+                    self._until[id(parameter)] = float("inf") if group.frozen else group.frozen_epochs
+
+    def train(self, epoch: int) -> None:
+        """Set training mode, except for what is frozen in this epoch."""
+        self._module.train()
+        frozen = {id(p) for p in self.frozen(epoch)}
+        for module in self._module.modules() if frozen else ():
+            parameters = list(module.parameters())
+            if parameters and all(id(p) in frozen for p in parameters):
+                module.eval()
+
+    def frozen(self, epoch: int) -> Iterable[nn.Parameter]:
+        return [p for p in self._module.parameters() if epoch < self._until.get(id(p), 0)]
+
+    def drop_gradients(self, epoch: int) -> None:
+        for parameter in self.frozen(epoch):
+            parameter.grad = None
+
+
+def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.Optimizer:
+    """Return AdamW or Adam; with `muon_lr`, Muon for the matrices of the transformer blocks; with `groups`, their own
+    settings.
+
+    Muon makes the singular values of each update equal. On the synthetic data, tiny models trained from scratch needed
+    fewer samples with it (docs/log.md, docs/log-nlvr.md). It adds a cost per update, not per sample.
+
+    Raises:
+        ParamsError: the model lacks a group, or nothing is left to train.
+    """
+    trained = [p for p in module.parameters() if p.requires_grad]
+    if not trained:
+        raise ParamsError("params.yaml: `optimizer.groups` freezes every part of the model; nothing is left to train")
+    groups = select_groups(module, params.groups)
+    grouped = {id(p) for parameters in groups.values() for p in parameters}
+    ungrouped = [p for p in trained if id(p) not in grouped]
+    in_blocks = set(map(id, block_matrices(module)))
+    parts = _group_optimizers(ungrouped, params, GroupParams(), in_blocks)
+    for name, parameters in groups.items():
+        group = params.groups[name]
+        own = [p for p in parameters if p.requires_grad]
+        parts += _group_optimizers(own, params, group, in_blocks if group.kind is None else set(map(id, own)))
+    return parts[0] if len(parts) == 1 else CombinedOptimizer(parts)
+
+
+def _group_optimizers(
+    parameters: list[nn.Parameter], params: OptimizerParams, group: GroupParams, muon_candidates: set[int]
+) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of one group.
+
+    Args:
+        group: what differs from `params`.
+        muon_candidates: ids of the parameters whose matrices Muon may update.
+    """
+    decay = params.weight_decay if group.weight_decay is None else group.weight_decay
+    lr = params.lr if group.lr is None else group.lr
+    kind = group.kind or params.kind
+    # A group that sets a rate but no kind scales Muon's rate in the same proportion.
+    muon_lr = params.muon_lr * (lr / params.lr if params.lr else 1.0) if group.kind is None else 0.0
+    if kind == "muon":
+        kind, muon_lr, lr = params.kind, lr if group.lr is not None else params.muon_lr or lr, params.lr
+    matrices = [p for p in parameters if muon_lr and p.ndim == 2 and id(p) in muon_candidates]
+    in_muon = set(map(id, matrices))
+    others = parameter_groups([p for p in parameters if id(p) not in in_muon], decay)
+    optimizers: list[torch.optim.Optimizer] = []
+    if others and kind == "sgd":
+        optimizers.append(torch.optim.SGD(others, lr=lr, momentum=0.9 if group.momentum is None else group.momentum))
+    elif others:
+        adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+        devices = {parameter.device.type for parameter in parameters}
+        optimizers.append(
+            adam(
+                others,
+                lr=lr,
+                betas=(params.betas[0], params.betas[1]),
+                eps=params.eps,
+                fused=devices <= {"cpu", "cuda"},  # saves about a tenth of a small model's step
+            )
+        )
+    if matrices:
+        dtype = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[params.muon_dtype]
+        momentum = 0.95 if group.momentum is None else group.momentum
+        optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=decay, momentum=momentum, dtype=dtype))
+    return optimizers
+
+
+def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Return two groups: matrices with weight decay; biases, normalization and other vectors without, as in BERT."""
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for parameter in parameters:
+        (decayed if parameter.ndim >= 2 else plain).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def block_matrices(module: nn.Module) -> list[Tensor]:
+    """Return the weights of the linear layers in transformer blocks: no embeddings, heads or poolers."""
+    blocks = [m for m in module.modules() if isinstance(m, WITH_MATRICES)]
+    layers = dict.fromkeys(m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
+    return [layer.weight for layer in layers if layer.weight.requires_grad]
+
+
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, total: int, params: OptimizerParams
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return a scheduler that multiplies every group's rate by `learning_rate_factor`."""
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate_factor(step, total=total, params=params)
+    )
+
+
+def learning_rate_factor(step: int, *, total: int, params: OptimizerParams) -> float:
+    """Return the factor for `lr` at update `step` (from 0) of `total`.
+
+    It rises linearly over the first `warmup_fraction` of the updates. Then it falls to zero (linear, cosine), stays
+    (constant), is multiplied by `decay_by` at each fraction `decay_at` of all updates (steps), or falls with the
+    inverse square root of the update's number (inverse_sqrt; Vaswani et al. 2017). After warm-up it is at least
+    `min_lr / lr`.
+    The first and the last update both have a rate above zero.
+    """
+    warmup = round(params.warmup_fraction * total)
+    if step < warmup:
+        return (step + 1) / warmup
+    left = max(0.0, (total - step) / max(1, total - warmup))
+    if params.schedule in ("constant", "steps"):
+        factor = params.decay_by ** sum(step >= round(share * total) for share in params.decay_at)
+    elif params.schedule == "inverse_sqrt":
+        factor = math.sqrt(max(1, warmup) / (step + 1))
+    elif params.schedule == "linear":
+        factor = left
+    else:
+        factor = 0.5 * (1 - math.cos(math.pi * left))
+    return max(params.min_lr / params.lr if params.lr else 0.0, factor)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers, each with parameters of its own, as one: one step, one schedule, one state."""
+    """Several optimizers with parameters of their own as one: one step, one schedule, one state."""
 
     def __init__(self, parts: Iterable[torch.optim.Optimizer]) -> None:
         self.parts = tuple(parts)
@@ -25,7 +247,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self) -> None:
-        """A schedule that sets the rate in `param_groups` must set the parts' own."""
+        """Expose the parts' own group dicts, so that a scheduler sets the parts' rates."""
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -46,114 +268,95 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share_groups()
 
 
-def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices decay; biases, normalisation and other vectors don't, as BERT has it."""
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for parameter in parameters:
-        (decayed if parameter.ndim >= 2 else plain).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+def orthogonalize(
+    matrices_NHW: Tensor, *, dtype: torch.dtype, steps: int = NEWTON_SCHULZ_STEPS, eps: float = EPS
+) -> Tensor:
+    """Bring the singular values of each matrix close to 1 (between 0.7 and 1.2) by Newton-Schulz iteration."""
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    x = matrices_NHW.to(dtype)
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:  # the Gram matrix of the shorter side is cheaper
+        x = x.mT
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
 
 
-def block_matrices(module: nn.Module) -> list[Tensor]:
-    """The weights of the linear layers inside transformer blocks: neither embeddings, nor heads, nor poolers."""
-    blocks = [m for m in module.modules() if isinstance(m, WITH_MATRICES)]
-    layers = dict.fromkeys(m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
-    return [layer.weight for layer in layers if layer.weight.requires_grad]
+class Muon(torch.optim.Optimizer):
+    """B = momentum * B + (1 - momentum) * gradient, then w = w (1 - lr * decay) - lr * ratio * orthogonalize(update).
 
+    The update is B, or with Nesterov momentum the next B for the same gradient. The ratio is 0.2 * sqrt(max(H, W)) for
+    `match_rms_adamw`, so that AdamW's learning rates fit, and sqrt(max(1, H / W)) for `original`.
 
-def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.Optimizer:
-    """AdamW or Adam; with `muon_lr`, Muon (training/muon.py) for the matrices of the blocks; with `groups`, what these
-    say for their parts.
-
-    Muon makes the singular values of each update equal. On the synthetic data tiny models trained from nothing learned
-    from fewer samples with it (docs/log.md, docs/log-nlvr.md). Its cost is per update, not per sample.
-
-    Raises:
-        ParamsError: a group that the model does not have; nothing left to train.
+    dtype: of the iteration; None: bfloat16 where the hardware has it, otherwise float32. float64 weights stay float64.
     """
-    trained = [p for p in module.parameters() if p.requires_grad]
-    if not trained:
-        raise ParamsError("params.yaml: `optimizer.groups` freezes every part of the model; nothing is left to train")
-    chosen = chosen_groups(module, params.groups)
-    taken = {id(p) for parameters in chosen.values() for p in parameters}
-    rest = [p for p in trained if id(p) not in taken]
-    of_blocks = set(map(id, block_matrices(module)))
-    parts = _optimizers(rest, params, GroupParams(), of_blocks)
-    for name, parameters in chosen.items():
-        group = params.groups[name]
-        own = [p for p in parameters if p.requires_grad]
-        parts += _optimizers(own, params, group, of_blocks if group.kind is None else set(map(id, own)))
-    return parts[0] if len(parts) == 1 else CombinedOptimizer(parts)
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        adjust: Adjust = "match_rms_adamw",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
+        super().__init__(params, defaults | {"adjust": adjust})
+        self._dtype = dtype
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.ndim != 2:
+                    raise ValueError(f"Muon needs matrices, not a parameter of shape {tuple(parameter.shape)}")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._step_group(group)
+        return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        weights = [p for p in group["params"] if p.grad is not None]
+        if not weights:
+            return
+        gradients = [p.grad for p in weights]
+        for p in weights:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        momenta = [self.state[p]["momentum_buffer"] for p in weights]
+        momentum = group["momentum"]
+        torch._foreach_lerp_(momenta, gradients, 1 - momentum)
+        directions = torch._foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        for indices in _stackable(weights):
+            first = weights[indices[0]]
+            rows, columns = first.shape
+            dtype = self._iteration_dtype(first.device, first.dtype)
+            updates_NHW = orthogonalize(torch.stack([directions[i] for i in indices]), dtype=dtype)
+            square = max(rows, columns) if group["adjust"] == "match_rms_adamw" else max(1, rows / columns)
+            ratio = math.sqrt(square) * (0.2 if group["adjust"] == "match_rms_adamw" else 1.0)
+            for i, update in zip(indices, updates_NHW.unbind(), strict=True):
+                weights[i].add_(update, alpha=-group["lr"] * ratio)
+
+    def _iteration_dtype(self, device: torch.device, weight_dtype: torch.dtype) -> torch.dtype:
+        if self._dtype is not None:
+            return self._dtype
+        if weight_dtype == torch.float64:
+            return torch.float64
+        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
 
 
-def _optimizers(
-    parameters: list[nn.Parameter], params: OptimizerParams, group: GroupParams, for_muon: set[int]
-) -> list[torch.optim.Optimizer]:
-    """Of one group; `group` says what differs from `params`. for_muon: whose matrices Muon would have."""
-    decay = params.weight_decay if group.weight_decay is None else group.weight_decay
-    lr = params.lr if group.lr is None else group.lr
-    kind = group.kind or params.kind
-    # A group with a rate but no kind of its own has it in Muon, too, in the same proportion.
-    muon_lr = params.muon_lr * (lr / params.lr if params.lr else 1.0) if group.kind is None else 0.0
-    if kind == "muon":
-        kind, muon_lr, lr = params.kind, lr if group.lr is not None else params.muon_lr or lr, params.lr
-    matrices = [p for p in parameters if muon_lr and p.ndim == 2 and id(p) in for_muon]
-    taken = set(map(id, matrices))
-    others = parameter_groups([p for p in parameters if id(p) not in taken], decay)
-    found: list[torch.optim.Optimizer] = []
-    if others and kind == "sgd":
-        found.append(torch.optim.SGD(others, lr=lr, momentum=0.9 if group.momentum is None else group.momentum))
-    elif others:
-        made = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
-        devices = {parameter.device.type for parameter in parameters}
-        found.append(
-            made(
-                others,
-                lr=lr,
-                betas=(params.betas[0], params.betas[1]),
-                eps=params.eps,
-                fused=devices <= {"cpu", "cuda"},  # about a tenth of a small model's step
-            )
-        )
-    if matrices:
-        dtype = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[params.muon_dtype]
-        momentum = 0.95 if group.momentum is None else group.momentum
-        found.append(Muon(matrices, lr=muon_lr, weight_decay=decay, momentum=momentum, dtype=dtype))
-    return found
-
-
-def learning_rate_factor(step: int, *, total: int, params: OptimizerParams) -> float:
-    """What `lr` is multiplied with at update `step` (from 0) of `total`.
-
-    Rises linearly over the first `warmup_fraction` of the updates, then falls to zero (linear, cosine), stays
-    (constant), is multiplied with `decay_by` after each share `decay_at` of all updates (steps), or falls with the root
-    of the updates' number (inverse_sqrt; Vaswani et al. 2017). Not below `floor / lr`, once warm.
-    The first update already moves, and the last one still does.
-    """
-    warmup = round(params.warmup_fraction * total)
-    if step < warmup:
-        return (step + 1) / warmup
-    floor = params.floor / params.lr if params.lr else 0.0
-    return max(floor, _decayed(step, warmup, total, params))
-
-
-def _decayed(step: int, warmup: int, total: int, params: OptimizerParams) -> float:
-    if params.schedule in ("constant", "steps"):
-        return params.decay_by ** sum(step >= round(share * total) for share in params.decay_at)
-    if params.schedule == "inverse_sqrt":
-        return math.sqrt(max(1, warmup) / (step + 1))
-    left = max(0.0, (total - step) / max(1, total - warmup))
-    return left if params.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
-
-
-def build_scheduler(
-    optimizer: torch.optim.Optimizer, total: int, params: OptimizerParams
-) -> torch.optim.lr_scheduler.LambdaLR:
-    return torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate_factor(step, total=total, params=params)
-    )
+def _stackable(weights: list[Tensor]) -> list[list[int]]:
+    """Group the indices of small weights of equal shape, device and type; a large weight is a group of its own."""
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for i, weight in enumerate(weights):
+        small = max(weight.shape) <= MAX_BATCHED_SIDE
+        groups[(weight.shape, weight.device, weight.dtype, None if small else i)].append(i)
+    return list(groups.values())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import EmbedsPairs, Pretrains
-from vlp_models.objectives.contrastive import Pairs, joined
+from vlp_models.objectives.contrastive import EmbeddedPairs, concatenate_pairs
 from vlp_models.objectives.loss import Count, Loss, WeightedLosses
 from vlp_models.objectives.ranks import draw_uniform
 from vlp_models.params import RecipeParams
@@ -22,33 +22,33 @@ from vlp_models.params import RecipeParams
 class Recipe:
     """Which objectives an update learns, from which samples, and with what weight.
 
-    `sum`: all of them, from every sample (TDEN, VLMo, SOHO). `draw`: every sample learns one, drawn with these shares
-    (Unified VLP). `turns`: one an update, in order, each as many updates in a row as its share says (XGPT).
+    `sum`: all of them, from every sample (TDEN, VLMo, SOHO). `sample`: every sample learns one, drawn with these shares
+    (Unified VLP). `alternate`: one an update, in order, each as many updates in a row as its share says (XGPT).
 
     weights, shares: of the objectives that are learnt at all.
-    reuse_batch: of `turns`: a cycle of turns learns from one batch.
+    reuse_batch: of `alternate`: a cycle of turns learns from one batch.
 
-    What is minimised on average is, of `sum`, the sum of weight * loss. Of `draw` and `turns` it is the mean of
-    weight * loss with the shares as its weights: `draw` learns that in each update, `turns` over a cycle.
+    What is minimised on average is, of `sum`, the sum of weight * loss. Of `sample` and `alternate` it is the mean of
+    weight * loss with the shares as its weights: `sample` learns that in each update, `alternate` over a cycle.
     """
 
-    mix: Literal["sum", "draw", "turns"]
+    mix: Literal["sum", "sample", "alternate"]
     weights: Mapping[str, float]
     shares: Mapping[str, float]
     reuse_batch: bool = False
 
     @property
     def cycle(self) -> tuple[str, ...]:
-        """`turns`: the objective of each update, after which they begin anew."""
+        """`alternate`: the objective of each update, after which they begin anew."""
         return tuple(name for name, share in self.shares.items() for _ in range(int(share)))
 
     @property
     def updates_per_batch(self) -> int:
-        return len(self.cycle) if self.mix == "turns" and self.reuse_batch else 1
+        return len(self.cycle) if self.mix == "alternate" and self.reuse_batch else 1
 
     def objectives(self, update: int | None) -> tuple[str, ...]:
         """What update number `update` (from 0) learns; all that are ever learnt for None (validation)."""
-        if update is None or self.mix != "turns":
+        if update is None or self.mix != "alternate":
             return tuple(self.weights)
         return (self.cycle[update % len(self.cycle)],)
 
@@ -57,10 +57,10 @@ class Recipe:
     ) -> dict[str, Tensor | None]:
         """Objective -> bool [B], which samples learn it; None for all of them, as in every validation.
 
-        `draw` draws for the batch of all processes, so that each sample learns one objective whoever holds it.
+        `sample` draws for the batch of all processes, so that each sample learns one objective whoever holds it.
         """
         names = self.objectives(update)
-        if update is None or self.mix != "draw":
+        if update is None or self.mix != "sample":
             return dict.fromkeys(names)
         shares = torch.tensor([self.shares[name] for name in names], dtype=torch.float64)
         edges = (shares.cumsum(0) / shares.sum())[:-1].float().to(device)
@@ -69,7 +69,7 @@ class Recipe:
 
     def weigh(self, losses: Mapping[str, Loss], update: int | None) -> WeightedLosses:
         """The losses with the weights that this update gives them."""
-        shared = self.mix == "draw" or (self.mix == "turns" and update is None)
+        shared = self.mix == "sample" or (self.mix == "alternate" and update is None)
         total = sum(self.shares.values())
         return WeightedLosses(
             losses=losses,
@@ -96,18 +96,18 @@ def make_recipe(params: RecipeParams, *, known: Collection[str], section: str = 
         for key in ("weight", "share"):
             if not 0 <= getattr(objective, key) < float("inf"):
                 raise ParamsError(f"{where}.objectives.{name}.{key}: {getattr(objective, key)}` must be zero or more")
-        if params.mix == "turns" and objective.share != int(objective.share):
+        if params.mix == "alternate" and objective.share != int(objective.share):
             raise ParamsError(
                 f"{where}.objectives.{name}.share: {objective.share}` must be a whole number of updates, for "
-                "`mix: turns`; `weight` may be any number"
+                "`mix: alternate`; `weight` may be any number"
             )
         if params.mix == "sum" and objective.share != 1:
             raise ParamsError(
                 f"{where}.objectives.{name}.share: {objective.share}` has no meaning for `mix: sum`; did you mean "
                 "`weight`?"
             )
-    if params.reuse_batch and params.mix != "turns":
-        raise ParamsError(f"{where}.reuse_batch` is for `mix: turns`, not {params.mix}")
+    if params.reuse_batch and params.mix != "alternate":
+        raise ParamsError(f"{where}.reuse_batch` is for `mix: alternate`, not {params.mix}")
     learnt = {name: one for name, one in params.objectives.items() if one.weight > 0 and one.share > 0}
     if not learnt:
         raise ParamsError(f"{where}.objectives` names nothing to learn")
@@ -130,7 +130,9 @@ class PretrainingLoss:
     recipe: Recipe
     mask_probability: float
     looks_ahead: bool = False
-    _window: list[tuple[tuple[str, ...], Sequence[Pairs]]] = field(default_factory=list, repr=False, compare=False)
+    _window: list[tuple[tuple[str, ...], Sequence[EmbeddedPairs]]] = field(
+        default_factory=list, repr=False, compare=False
+    )
 
     @property
     def updates_per_batch(self) -> int:
@@ -154,11 +156,11 @@ class PretrainingLoss:
             seed(number)
             self._window.append((batch.sample_ids, cast(EmbedsPairs, self.model).contrast_pairs(batch)))
 
-    def _others(self, batch: Batch) -> list[Pairs] | None:
+    def _others(self, batch: Batch) -> list[EmbeddedPairs] | None:
         """Of each of the model's contrasts, what the update's other micro-batches hold; None if there are none."""
         own = [sample_ids for sample_ids, _ in self._window].index(batch.sample_ids)
         rest = [pairs for number, (_, pairs) in enumerate(self._window) if number != own]
-        return [joined(of_branch) for of_branch in zip(*rest, strict=True)] or None
+        return [concatenate_pairs(of_branch) for of_branch in zip(*rest, strict=True)] or None
 
     def count_items(
         self, batch: Batch, *, update: int | None, generator: torch.Generator

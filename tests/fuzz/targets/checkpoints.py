@@ -100,7 +100,7 @@ def _bundle_search(name: str) -> Callable[[Path], Prepared]:
 
         tokenizer = Tokenizer.train(["a red dog"], 30, 1, True)
         search = CaptionSearch(tokenizer, feature_dim=2)
-        search.settings = EvaluateParams(consensus=2, consensus_neighbours=1)
+        search.settings = EvaluateParams(consensus_samples=2, consensus_neighbors=1)
         features = np.array([[1, 0], [0, 1]], np.float16)
         search.memory = CaptionMemory(features, [("a dog",), ("a red dog",)], ["s/1", "s/2"], tokenizer)
         search.save(folder / "search")
@@ -135,12 +135,12 @@ def _torch_weights(folder: Path) -> Prepared:
     """Another program's weights, as they are taken over into a model."""
     import torch
 
-    from vlp_models.common.state_dicts import load_exactly, read_state_dict
+    from vlp_models.common.state_dicts import load_strict, read_state_dict
 
     torch.manual_seed(0)
     model, path = torch.nn.Linear(3, 2), folder / "weights.pth"
     torch.save(model.state_dict(), path)
-    return in_place(path, lambda: load_exactly(model, read_state_dict(path), path, "the model"))
+    return in_place(path, lambda: load_strict(model, read_state_dict(path), path, "the model"))
 
 
 TARGETS = (

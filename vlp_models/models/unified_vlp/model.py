@@ -9,7 +9,7 @@ and VQA", AAAI 2020. Public code: LuoweiZhou/VLP.
 
 What the paper says: a region is what it looks like, what the detector calls it and where it is (eq. 1, regions.py).
 15% of a sentence's tokens are hidden as in BERT and told by cross-entropy; the two objectives differ in the attention
-mask alone, and a share lambda of the samples learns seq2seq (`recipe: {mix: draw}`, whose shares are lambda and
+mask alone, and a share lambda of the samples learns seq2seq (`recipe: {mix: sample}`, whose shares are lambda and
 1 - lambda). A segment embedding says which objective it is, and what is image. There is no matching of images and
 texts, and no masked region; table 6's masked region classification is `region_classes: pretext`. Captioning fine-tunes
 seq2seq, VQA the product of [CLS]'s and [SEP]'s last states, two layers on top. Generation: a [MASK] is put behind what
@@ -53,16 +53,14 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch, Image, Regions, Text
 from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.adopt import Adopted
-from vlp_models.models.layers.decoding import DecodingState
+from vlp_models.models.layers.attention import padding_mask, prefix_mask
+from vlp_models.models.layers.blocks import init_weights
+from vlp_models.models.layers.cache import DecodingState
 from vlp_models.models.layers.embeddings import TextEmbedding
 from vlp_models.models.layers.heads import TokenHead
-from vlp_models.models.layers.init import init_weights
-from vlp_models.models.layers.masks import padding_mask, prefix_mask
 from vlp_models.models.layers.packing import Packing, take
-from vlp_models.models.layers.prefix import PrefixBlock
+from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import Fused, MaskedPass
-from vlp_models.models.unified_vlp.adopting import adopt
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 from vlp_models.models.unified_vlp.learning import (
     BIDIRECTIONAL,
@@ -76,12 +74,17 @@ from vlp_models.models.unified_vlp.learning import (
     rows_behind,
     rows_of,
 )
-from vlp_models.models.unified_vlp.prefix import Prefix
+from vlp_models.models.unified_vlp.prefix import Prefix, PrefixBlock
 from vlp_models.models.unified_vlp.regions import RegionEmbedding
-from vlp_models.objectives.loss import Count, Loss
-from vlp_models.objectives.masking import Corruption, mask_tokens, select_number, select_regions, word_positions
-from vlp_models.objectives.moc import masked_object_classification
-from vlp_models.objectives.token_loss import cross_entropy
+from vlp_models.objectives.loss import Count, Loss, cross_entropy
+from vlp_models.objectives.masked_modeling import (
+    Corruption,
+    mask_tokens,
+    masked_object_classification,
+    select_number,
+    select_regions,
+    word_positions,
+)
 
 IMAGE_SEGMENT = {BIDIRECTIONAL: 0, SEQ2SEQ: 2}  # the sentence's is the next one
 
@@ -93,6 +96,9 @@ class UnifiedVLP(nn.Module):
     """
 
     config_class: ClassVar[type] = UnifiedVLPConfig
+    partial_load: ClassVar[PartialLoad] = PartialLoad(
+        same=("hidden", "heads", "intermediate", "feature_dim", "region_slots", "region_classes", "compat_reference")
+    )
     inputs: ModelInputs
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {BIDIRECTIONAL: (BIDIRECTIONAL,), SEQ2SEQ: (SEQ2SEQ,)}
     objectives: tuple[str, ...]
@@ -458,7 +464,3 @@ class UnifiedVLP(nn.Module):
         for name, child in self.named_children():
             groups.setdefault(group_of.get(name, "heads"), []).extend(child.parameters())
         return groups
-
-    def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
-        """Takes over what fits of another Unified VLP's weights (`adopting.py`)."""
-        return adopt(self, weights, config)

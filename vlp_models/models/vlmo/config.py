@@ -23,7 +23,7 @@ class PublicSwitches:
     contrast: Literal["unimodal", "both"] = "unimodal"  # both
     max_scale: NonNegativeFloat = 100.0  # of one divided by the temperature; 0: no limit, as there
     # True: pairs of one image are each other's negatives, in contrast and in matching; nothing there knows of them
-    twins_are_negatives: bool = False
+    same_image_negatives: bool = False
     whole_words: bool = False  # True: MLM masks all pieces of a word together
     second_image_type: bool = False  # True: the second of a sample's images (NLVR2) has a type of its own
     # mlp: Linear, LayerNorm, GELU onto twice the width between the pooler and a task's classifier (VQA's there)

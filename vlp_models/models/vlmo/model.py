@@ -46,7 +46,6 @@ hidden, E embedding, H heads, V vocabulary, G the pairs of all processes.
 from __future__ import annotations
 
 import dataclasses
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
@@ -70,19 +69,18 @@ from vlp_models.models.vlmo.embeddings import PatchEmbedding, WordEmbedding
 from vlp_models.models.vlmo.image_tokens import ImageTokens
 from vlp_models.models.vlmo.interpolation import fit_weights
 from vlp_models.models.vlmo.pretraining import (
+    FusionPairs,
     Learners,
-    PairsToJudge,
-    check_learnable,
+    check_objectives,
     draw_pairs,
     hidden_patches,
     masked_words,
 )
 from vlp_models.models.vlmo.transformer import MoMEBlock, PositionBias, Route
-from vlp_models.objectives.classification import classification
-from vlp_models.objectives.contrastive import Pairs, image_text_contrast
+from vlp_models.objectives.contrastive import EmbeddedPairs, image_text_contrast
 from vlp_models.objectives.loss import Count, Loss, cross_entropy
-from vlp_models.objectives.masked_modeling import masked_language_modelling
-from vlp_models.objectives.matching import not_the_same_image
+from vlp_models.objectives.masked_modeling import masked_language_modeling
+from vlp_models.objectives.matching import different_image_mask
 from vlp_models.objectives.ranks import sizes_over_ranks
 
 Biases = tuple[Tensor, ...]  # of each layer [H, tokens, tokens]; empty: positions are absolute
@@ -297,7 +295,7 @@ class VLMo(nn.Module):
         objectives: Learners,
         generator: torch.Generator,
         mask_probability: float,
-        others: Sequence[Pairs] | None = None,
+        others: Sequence[EmbeddedPairs] | None = None,
     ) -> dict[str, Loss]:
         """One unweighted loss per objective: `itc`, `itm` and `mlm` of pairs; `mlm` of texts alone; `mim` of images.
 
@@ -306,7 +304,7 @@ class VLMo(nn.Module):
         Raises:
             ParamsError: an objective is unknown, or the batch lacks what it is about.
         """
-        check_learnable(objectives, self.objectives, batch)
+        check_objectives(objectives, self.objectives, batch)
         losses: dict[str, Loss] = {}
         masked_NT, ids_NT = masked_words(batch.text, self.config, objectives, generator, mask_probability)
         if batch.image is None:
@@ -326,7 +324,7 @@ class VLMo(nn.Module):
         ids_NT: Tensor,
         objectives: Learners,
         generator: torch.Generator,
-        others: Sequence[Pairs] | None,
+        others: Sequence[EmbeddedPairs] | None,
     ) -> dict[str, Loss]:
         """ITC, ITM and MLM of pairs. masked_NT, ids_NT: the words that MLM tells, and the texts without them."""
         losses: dict[str, Loss] = {}
@@ -335,7 +333,7 @@ class VLMo(nn.Module):
         biases = self.biases(max(text_len, ids_NT.shape[1]))
         patches_BSD, owner_N = self.encode_image(batch.image), batch.text.owners(len(batch.image))
         names = self._names(batch, owner_N)
-        pairs = PairsToJudge(patches_BSD=patches_BSD, owner_N=owner_N)
+        pairs = FusionPairs(patches_BSD=patches_BSD, owner_N=owner_N)
         if "mlm" in objectives:
             pairs.add_own(ids_NT, batch.text.mask_BT)
         if {"itc", "itm"} & set(objectives):
@@ -361,7 +359,7 @@ class VLMo(nn.Module):
             losses["mlm"] = self.word_loss(text_MD, words, rest_NT, batch.text, masked_NT)
         if "itm" in objectives:
             logits = self.match_head(self.pool(text_MD, words)[own:])
-            losses["itm"] = classification(logits, matched_R, name="itm")
+            losses["itm"] = cross_entropy(logits, matched_R, name="itm")
         return losses
 
     def pretraining_counts(
@@ -374,7 +372,7 @@ class VLMo(nn.Module):
             counts["mim"] = self.hidden_patches(batch.image, objectives["mim"], generator).sum()
         if {"itc", "itm"} & set(objectives):
             names = self._names(batch, batch.text.owners(len(batch.image)))
-            contested_N = not_the_same_image(names, self.norm.weight.device).any(1)
+            contested_N = different_image_mask(names, self.norm.weight.device).any(1)
             if "itm" in objectives:
                 learners_N = objectives["itm"]
                 learners_N = torch.ones_like(contested_N) if learners_N is None else learners_N
@@ -415,13 +413,13 @@ class VLMo(nn.Module):
 
     def _names(self, batch: Batch, owner_N: Tensor | None) -> tuple[str, ...]:
         """Of each text; two that are equal are no negatives of each other: the image that it is about, or with
-        `twins_are_negatives` one that no other text has."""
-        if self.config.twins_are_negatives:
+        `same_image_negatives` one that no other text has."""
+        if self.config.same_image_negatives:
             return tuple(f"{number} {name}" for number, name in enumerate(owned(batch.sample_ids, owner_N)))
         return owned(batch.image_ids, owner_N)
 
     @torch.no_grad()
-    def contrast_pairs(self, batch: Batch) -> list[Pairs]:
+    def contrast_pairs(self, batch: Batch) -> list[EmbeddedPairs]:
         """Of each branch of contrast, what this batch's pairs are embedded to."""
         if batch.image is None or batch.text is None:
             raise ParamsError("`contrast_over: update` is for pairs; a view of images or texts alone has no contrast")
@@ -430,7 +428,9 @@ class VLMo(nn.Module):
         biases = self.biases(batch.text.ids_BT.shape[1])
         found = self.contrast_vectors(self.encode_image(batch.image), batch.text, biases)
         return [
-            Pairs(texts_KE=t_NE, images_KE=i_BE if owner_N is None else i_BE.index_select(0, owner_N), image_ids=names)
+            EmbeddedPairs(
+                texts_KE=t_NE, images_KE=i_BE if owner_N is None else i_BE.index_select(0, owner_N), image_ids=names
+            )
             for i_BE, t_NE in found
         ]
 
@@ -440,7 +440,7 @@ class VLMo(nn.Module):
         image_ids: tuple[str, ...],
         owner_N: Tensor | None,
         learners: Tensor | None,
-        others: Sequence[Pairs] | None = None,
+        others: Sequence[EmbeddedPairs] | None = None,
     ) -> Loss:
         """ITC; of two branches the mean. others: of each branch, the embeddings of the update's other micro-batches."""
         scales = [self.log_scale, *([self.fused_log_scale] if self.config.contrast == "both" else [])]
@@ -467,7 +467,7 @@ class VLMo(nn.Module):
     ) -> Loss:
         """MLM. places_RT: the masked words among all texts of the pass; masked_NT: among the batch's own."""
         logits_MV = self.word_head(take(text_MD, words.rows_at(places_RT)))
-        return masked_language_modelling(logits_MV, text.ids_BT[places_RT if masked_NT is None else masked_NT])
+        return masked_language_modeling(logits_MV, text.ids_BT[places_RT if masked_NT is None else masked_NT])
 
     def image_loss(self, image: Image, learners: Tensor | None, generator: torch.Generator) -> Loss:
         """MIM: the visual tokens of hidden patches, by the vision experts (BEiT, section 2.3)."""
@@ -500,9 +500,9 @@ class VLMo(nn.Module):
 
     def figures(self, batches: Iterable[Batch]) -> list[Figure]:
         """Which expert saw what of these images and texts (seen.py)."""
-        from vlp_models.models.vlmo.expert_usage import seen_by_experts
+        from vlp_models.models.vlmo.expert_usage import expert_usage_figures
 
-        return seen_by_experts(self, batches)
+        return expert_usage_figures(self, batches)
 
     def fit_weights(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
         """Adapt the weights of another VLMo to this one's image size and text length (interpolation.py).

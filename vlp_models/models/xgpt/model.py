@@ -15,7 +15,7 @@ word is its token and its position. 12 layers, 768 wide, 8 heads; encoder and de
 over past words and attention over the encoder's last layer. IMLM hides one fragment of half the words, 80% of it by
 [MASK], 10% by random words, 10% not at all. IDA replaces spans of Poisson(3) words by one [MASK] each, and each word's
 embedding by the sum of the regions it attends to. TIFG generates x^I by mean squared error. The losses are learnt in
-turns (`mix: turns`), each with an update of its own. Beam 2, no length penalty.
+turns (`mix: alternate`), each with an update of its own. Beam 2, no length penalty.
 
 Where the paper is silent, what is done here:
 - BERT-based, so: post-LN, exact GELU, 3072 wide inside, learned positions, LayerNorm and dropout after embeddings,
@@ -36,7 +36,7 @@ Where the paper is silent, what is done here:
 - Of text alone (`view: texts`), IMLM is MASS, with which the paper pretrains on texts.
 
 The recipe's `mask_probability` has no part in this: `imlm_fragment` and `ida_share` of the config say what is hidden.
-Two-pass scheduled sampling (training/passes.py) knows one path: in the second pass IMLM's encoder reads what the first
+Two-pass scheduled sampling (training/scheduled_sampling.py) knows one path: in the second pass IMLM's encoder reads what the first
 one told of the fragment where placeholders stood. Only real tokens are computed (layers/packing.py), and vocabulary
 logits only where a word is told.
 
@@ -57,33 +57,39 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch, Image, Regions, Text
 from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.adopt import Adopted
-from vlp_models.models.layers.attention import KeyValues
-from vlp_models.models.layers.decoding import DecodingState
-from vlp_models.models.layers.init import init_weights
-from vlp_models.models.layers.masks import causal_mask, padding_mask
+from vlp_models.models.layers.attention import causal_mask, padding_mask
+from vlp_models.models.layers.blocks import init_weights
+from vlp_models.models.layers.cache import DecodingState, KeyValues
 from vlp_models.models.layers.packing import Packing, take
+from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import MaskedPass
-from vlp_models.models.xgpt.adopting import adopt
-from vlp_models.models.xgpt.block import Block
 from vlp_models.models.xgpt.config import XGPTConfig
-from vlp_models.models.xgpt.embeddings import RegionEmbedding, TextEmbedding
-from vlp_models.models.xgpt.matching import Matching
-from vlp_models.models.xgpt.refining import AttentionOnAttention
+from vlp_models.models.xgpt.layers import AttentionOnAttention, Block, Matching, RegionEmbedding, TextEmbedding
 from vlp_models.models.xgpt.state import ImageStates, Memory, SpanCorruption
+from vlp_models.objectives.generation import region_generation, sentence_generation
 from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.masking import Corruption, mask_tokens
-from vlp_models.objectives.msg import sentence_generation
-from vlp_models.objectives.spans import draw_spans, replace_spans, select_fragment
-from vlp_models.objectives.tifg import region_generation
+from vlp_models.objectives.masked_modeling import Corruption, mask_tokens
+from vlp_models.objectives.span_masking import draw_spans, replace_spans, select_fragment
 
 Learners = Mapping[str, Tensor | None]  # objective -> bool [N], which samples learn it; None: all
 
 
 class XGPT(nn.Module):
-    """Meets `Generates`, `Pretrains`, `PredictsMaskedWords` and `Adopts` of models/protocols.py, on regions."""
+    """Meets `Generates`, `Pretrains`, `PredictsMaskedWords` and `LoadsPartially` of models/protocols.py, on regions."""
 
     config_class: ClassVar[type] = XGPTConfig
+    partial_load: ClassVar[PartialLoad] = PartialLoad(
+        same=(
+            "hidden",
+            "heads",
+            "intermediate",
+            "feature_dim",
+            "separate_region_norms",
+            "refiner_gate",
+            "refiner_norm",
+        ),
+        meanings={"signal": r"\.signal$", "tifg_target": r"^region_head\."},
+    )
     inputs: ClassVar[ModelInputs] = ModelInputs(image=RegionInput())
     objectives: ClassVar[tuple[str, ...]] = ("ic", "imlm", "ida", "tifg")
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("imlm",)}
@@ -390,10 +396,6 @@ class XGPT(nn.Module):
     def reorder(self, state: DecodingState, index_N: Tensor) -> DecodingState:
         """Hypothesis i continues hypothesis index[i]; their number may change."""
         return state.reorder(index_N)
-
-    def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
-        """Takes over what fits of another XGPT's weights (`adopting.py`)."""
-        return adopt(self, weights, config)
 
 
 def _rows(x: Tensor | Any, rows_N: Tensor | None) -> Tensor:

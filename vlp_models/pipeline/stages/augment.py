@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import output_directory
-from vlp_models.common.workspace import Workspace, measured, need, write_manifest
+from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import AugmentParams, Params, to_plain
 from vlp_models.params.schema import nearest
@@ -48,10 +48,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.augment:
         raise ParamsError(f"params.yaml: no entry `augment.{key}`{nearest(key, params.augment)}")
     p = params.augment[key]
-    with measured(workspace, f"augment@{key}"):
+    with record_timing(workspace, f"augment@{key}"):
         inputs = read_inputs(workspace)
-        directory = need(workspace.checkpoint(p.start), stage_of(p.start))
-        allowed = training_images(read_table("images", need(workspace.validated, "validate")), p.sources)
+        directory = require_output(workspace.checkpoint(p.start), stage_of(p.start))
+        allowed = training_images(read_table("images", require_output(workspace.validated, "validate")), p.sources)
         captioner = load_task_model(
             directory, device=pick_device(params.trainer.accelerator, params.trainer.torch_threads)
         )
@@ -80,7 +80,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 counts.update(why_not, images=1, captions=len(kept))
         if not rows:
             raise DataError(
-                f"augment {key}: {p.start} wrote nothing new of {counts['images']:,} training images; more `draws`, or "
+                f"augment {key}: {p.start} wrote nothing new of {counts['images']:,} training images; raise `samples`, "
+                "or "
                 "a higher `temperature`, would"
             )
         with output_directory(workspace.augmented(key)) as output:
@@ -110,7 +111,7 @@ def training_images(images: pa.Table, sources: Sequence[str]) -> set[str]:
 
 
 def draw(captioner: TaskModel, samples: Sequence[Sample], p: AugmentParams, number: int) -> list[list[Hypothesis]]:
-    """`p.draws` captions of each image; chance is a function of the seed and the batch's number."""
+    """`p.samples` captions of each image; chance is a function of the seed and the batch's number."""
     import numpy as np
     import torch
 
@@ -125,7 +126,7 @@ def draw(captioner: TaskModel, samples: Sequence[Sample], p: AugmentParams, numb
         max_len=p.max_caption_len,
         bos_id=captioner.tokenizer.cls_id,
         eos_id=captioner.tokenizer.sep_id,
-        num_samples=p.draws,
+        num_samples=p.samples,
         generator=torch.Generator().manual_seed(seed),
         temperature=p.temperature,
         top_p=p.top_p,

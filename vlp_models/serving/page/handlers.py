@@ -15,11 +15,9 @@ import numpy as np
 from PIL import Image
 
 from vlp_models.errors import VLPError
-from vlp_models.serving.page.cells import GRID, weigh_cells
-from vlp_models.serving.page.origin import Origin, limits
-from vlp_models.serving.page.photo import open_photo, shown, with_boxes
-from vlp_models.serving.page.regions import Remembering, Weighed, given, weigh
-from vlp_models.serving.page.search import PhotoSearch
+from vlp_models.serving.page.occlusion import GRID, Remembering, Weighed, given, weigh, weigh_cells
+from vlp_models.serving.page.photos import PhotoSearch, open_photo, shown, with_boxes
+from vlp_models.serving.page.version_card import Origin, limits
 from vlp_models.serving.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -187,7 +185,7 @@ class Page:
         if self.captioner is None:
             return "Caption", ""
         searched = cast("Captioning", self.captioner.predictor.task_model).searched
-        return f"Caption, {searched.chosen}", f"Caption, {searched.best}" if searched.settings.consensus else ""
+        return f"Caption, {searched.chosen}", f"Caption, {searched.best}" if searched.settings.consensus_samples else ""
 
     def answers(self, task: str) -> str:
         """One line: the version that answers, or why none does."""

@@ -1,0 +1,156 @@
+"""Weight averages as the result of a run: an exponential moving average, or the best validations' snapshots."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vlp_models.common.io import atomic_write
+from vlp_models.common.log import get_logger
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.params import SnapshotParams
+from vlp_models.params.schema import nearest
+from vlp_models.training.module import TrainingModule
+
+logger = get_logger(__name__)
+
+
+class WeightAverage(Callback):
+    """Exponential moving average: average = decay * average + (1 - decay) * weights after every update.
+
+    Buffers (running statistics, codebooks) are copied without averaging. The average is part of the resume state.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self._average: dict[str, Tensor] = {}
+        self._step = -1
+
+    @torch.no_grad()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        self._step = trainer.global_step
+        current = pl_module.model.state_dict()
+        source = self._average or current
+        self._average = {name: source[name].detach().to(tensor.device).clone() for name, tensor in current.items()}
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        weights = {name for name, _ in pl_module.model.named_parameters(remove_duplicate=False)}
+        for name, tensor in pl_module.model.state_dict().items():
+            if name in weights and tensor.is_floating_point():
+                self._average[name].lerp_(tensor, 1 - self.decay)
+            else:
+                self._average[name].copy_(tensor)
+
+    def copy_to(self, model: nn.Module) -> None:
+        """Replace the weights of `model` by the average."""
+        if self._average:
+            model.load_state_dict(self._average)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": dict(self._average)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._average = dict(state_dict["average"])
+
+
+class Snapshots(Callback):
+    """Keep the weights of the `keep` best validations in `work`; the average is often better than any of them (XGPT
+    averages four).
+
+    The resume state lists the best. Files that one of the last two resume points lists are kept even if they are no
+    longer among the best, so that a run resumed from there finds them. This must come before the resume points, and
+    after the callback that validates.
+    """
+
+    def __init__(self, work: Path, params: SnapshotParams) -> None:
+        self.params = params
+        self._work = work
+        self._best: dict[int, float] = {}  # update -> the metric's value
+        self._listed: list[list[int]] = []  # the updates that each of the last two resume points lists
+
+    def offer(self, module: TrainingModule, step: int, validation: dict[str, float]) -> None:
+        """Save the weights if this validation is one of the best; call it on every process.
+
+        Raises:
+            ParamsError: the validation has no such metric.
+            CheckpointError: the file can't be written.
+        """
+        metric = self.params.metric
+        if metric not in validation:
+            raise ParamsError(f"params.yaml: `snapshots.metric: {metric}`{nearest(metric, validation)}")
+        self._best[step] = validation[metric]
+        self._best = {kept: self._best[kept] for kept in self._ranked()[: self.params.keep]}
+        if step in self._best and module.trainer.is_global_zero:
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in module.model.state_dict().items()}
+            try:
+                with atomic_write(self._file(step)) as partial:
+                    save_file(weights, partial)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self._file(step)}: can't be written: {error}; make room on the disk"
+                ) from error
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.strategy.barrier()  # the first process has written the last snapshot
+
+    def copy_to(self, model: nn.Module) -> None:
+        """Replace the weights of `model` by the average of the kept ones, or by the best ones.
+
+        Buffers (running statistics, counters) are those of the best. Without any validation the last weights stay.
+
+        Raises:
+            CheckpointError: a file is missing.
+        """
+        ranked = self._ranked()
+        if not ranked:
+            logger.warning("snapshots: the run had no validation; using the last weights")
+            return
+        try:
+            kept = [load_file(self._file(step)) for step in (ranked if self.params.average else ranked[:1])]
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self._work}: a snapshot is missing: {error}; delete the folder to start over"
+            ) from error
+        result = dict(kept[0])
+        for name, _ in model.named_parameters(remove_duplicate=False):
+            if len(kept) > 1:
+                result[name] = torch.stack([weights[name].double() for weights in kept]).mean(0).to(kept[0][name].dtype)
+        model.load_state_dict(result)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Called when a resume point is written: also deletes the files that no resume point lists any more."""
+        self._listed = [*self._listed, list(self._best)][-2:]
+        listed = {step for steps in self._listed for step in steps}
+        for file in self._work.glob("snapshot-*.safetensors"):
+            if int(file.stem.partition("-")[2]) not in listed:
+                file.unlink(missing_ok=True)
+        return {"best": dict(self._best), "listed": self._listed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._best = {int(step): float(value) for step, value in state_dict["best"].items()}
+        self._listed = [list(steps) for steps in state_dict["listed"]]
+
+    def _ranked(self) -> list[int]:
+        """Return the updates, best first; the earlier of equal ones first, NaN last."""
+        sign = 1 if self.params.mode == "min" else -1
+
+        def rank(step: int) -> tuple[bool, float, int]:
+            value = self._best[step]
+            return math.isnan(value), 0.0 if math.isnan(value) else sign * value, step
+
+        return sorted(self._best, key=rank)
+
+    def _file(self, step: int) -> Path:
+        return self._work / f"snapshot-{step:08d}.safetensors"
