@@ -18,7 +18,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import TaskRunner
 
-from vlp_models.common.parallel import in_flight
+from vlp_models.common.executors import in_flight
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import MissingToolError, ParamsError, VLPError
 from vlp_models.params import ClusterParams, load_params
@@ -29,7 +29,7 @@ STAGES = ("features", "shards")
 
 
 class PrefectMapper:
-    """A `Mapper` (vlp_models/common/parallel.py) whose parts are tasks of the flow that it is used in."""
+    """A `Mapper` (vlp_models/common/executors.py) whose parts are tasks of the flow that it is used in."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._name = name

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from drawn_workspace import make_workspace, params_with
 
+from vlp_models.common.executors import LocalMapper, in_flight
 from vlp_models.common.io import hash_path
-from vlp_models.common.parallel import LocalMapper, in_flight
 from vlp_models.common.workspace import Workspace
 from vlp_models.data import features as storage
 from vlp_models.data.tables import write_table

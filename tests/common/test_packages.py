@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.common.packages import check_noted, dependency, note, package_files
+from vlp_models.common.packages import check_recorded, dependency, package_files, record_packages
 from vlp_models.errors import DataError, MissingToolError, ParamsError
 
 SOURCE, WHERE = "package:toy-words", "models.m.text_init"
@@ -31,24 +31,24 @@ def test_a_packages_content_is_what_dvc_watches(tmp_path: Path, monkeypatch: pyt
     assert list(package_files(SOURCE, WHERE)) == ["toy_words/model/config.json"]
     assert dependency(SOURCE) == "packages/toy-words.json" and dependency("some/folder") == "some/folder"
     file = tmp_path / "packages" / "toy-words.json"
-    check_noted(SOURCE, tmp_path, WHERE)  # nobody has noted it yet
-    note([(SOURCE, WHERE), ("some/folder", WHERE)], tmp_path)
+    check_recorded(SOURCE, tmp_path, WHERE)  # nobody has noted it yet
+    record_packages([(SOURCE, WHERE), ("some/folder", WHERE)], tmp_path)
     noted = json.loads(file.read_text())
     assert (noted["package"], noted["version"]) == ("toy-words", "1.0")
     assert list(noted["files"]) == ["toy_words/model/config.json"]
-    check_noted(SOURCE, tmp_path, WHERE)
+    check_recorded(SOURCE, tmp_path, WHERE)
 
     stamp = file.stat().st_mtime_ns
-    note([(SOURCE, WHERE)], tmp_path)
+    record_packages([(SOURCE, WHERE)], tmp_path)
     assert file.stat().st_mtime_ns == stamp, "what is as it was is not written again"
     install(tmp_path / "site", content='{"other": 1}')
     with pytest.raises(DataError, match=r"packages/toy-words\.json: its files are others .*`vlp plan`"):
-        check_noted(SOURCE, tmp_path, WHERE)
+        check_recorded(SOURCE, tmp_path, WHERE)
     install(tmp_path / "site", version="2.0")
     with pytest.raises(DataError, match=r"1\.0 was noted, 2\.0 is installed"):
-        check_noted(SOURCE, tmp_path, WHERE)
-    note([(SOURCE, WHERE)], tmp_path)
-    check_noted(SOURCE, tmp_path, WHERE)
+        check_recorded(SOURCE, tmp_path, WHERE)
+    record_packages([(SOURCE, WHERE)], tmp_path)
+    check_recorded(SOURCE, tmp_path, WHERE)
 
 
 def test_a_package_that_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from toy_world import CLASSES, FEATURE_DIM, Toy, make_toy, same_weights
+from toy_dataset import CLASSES, FEATURE_DIM, Toy, make_toy, same_weights
 
 from vlp_models.errors import CheckpointError
-from vlp_models.models.checkpoint import load_model, load_strictly, read_config, write_checkpoint, write_sums
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import (
+    CheckpointInfo,
+    load_model,
+    load_strictly,
+    read_config,
+    write_checkpoint,
+    write_sums,
+)
 from vlp_models.params import to_plain
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.common.source_hash import ROOT, files_behind, identity
+from vlp_models.common.source_hash import ROOT, code_hash, hash_sources
 from vlp_models.models.meta_model import kinds
 from vlp_models.params import load_params, read_yaml
 from vlp_models.pipeline.check_params import learning_views
@@ -43,7 +43,7 @@ def test_imports_are_followed_also_inside_functions_but_not_those_for_types(tmp_
         unrelated="",
     )
     (root / "room" / "page.j2").write_text("a template")
-    found = files_behind(["vlp_models.a"], root)
+    found = hash_sources(["vlp_models.a"], root)
     assert set(found) == {
         "__init__.py",
         "a.py",
@@ -55,11 +55,11 @@ def test_imports_are_followed_also_inside_functions_but_not_those_for_types(tmp_
         "deep/__init__.py",
         "deep/down.py",
     }
-    before = identity(["vlp_models.a"], root)
+    before = code_hash(["vlp_models.a"], root)
     (root / "unrelated.py").write_text("changed = 1\n")
-    assert identity(["vlp_models.a"], root) == before
+    assert code_hash(["vlp_models.a"], root) == before
     (root / "deep" / "down.py").write_text("changed = 1\n")
-    assert identity(["vlp_models.a"], root) != before
+    assert code_hash(["vlp_models.a"], root) != before
 
 
 def test_relative_imports_are_followed(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_relative_imports_are_followed(tmp_path: Path) -> None:
         room__c="",
         other="y = 2\n",
     )
-    assert set(files_behind(["vlp_models.room.a"], root)) == {
+    assert set(hash_sources(["vlp_models.room.a"], root)) == {
         "__init__.py",
         "other.py",
         "room/__init__.py",
@@ -85,17 +85,17 @@ def test_a_new_line_in_a_table_of_names_changes_nothing_that_was_there(tmp_path:
     table = root / "tasks" / "__init__.py"
     text = 'TASKS: dict[str, str] = {\n    "old": "vlp_models.tasks.old:Old",\n}\nOTHER = 1\n'
     table.write_text(text)
-    before = files_behind(["vlp_models.tasks.old:Old"], root)
+    before = hash_sources(["vlp_models.tasks.old:Old"], root)
     table.write_text(text.replace("}", '    "more": "vlp_models.tasks.more:More",\n}'))
-    assert files_behind(["vlp_models.tasks.old:Old"], root) == before
-    assert files_behind(["vlp_models.tasks.old:Another"], root) != before, "another class of the same file"
+    assert hash_sources(["vlp_models.tasks.old:Old"], root) == before
+    assert hash_sources(["vlp_models.tasks.old:Another"], root) != before, "another class of the same file"
     table.write_text(text.replace("OTHER = 1", "OTHER = 2"))
-    assert files_behind(["vlp_models.tasks.old:Old"], root) != before
+    assert hash_sources(["vlp_models.tasks.old:Old"], root) != before
 
 
 def test_a_module_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such module"):
-        files_behind(["vlp_models.absent"], package(tmp_path, a=""))
+        hash_sources(["vlp_models.absent"], package(tmp_path, a=""))
 
 
 def declared(stage: str) -> set[str]:
@@ -110,12 +110,12 @@ def declared(stage: str) -> set[str]:
             dep = dep.replace(f"${{item.{key}}}", value)
         if dep.startswith(f"{CODE}/"):
             kind, name = Path(dep).parent.name, Path(dep).stem
-            files |= set(files_behind([code_modules()[kind][name]]))
+            files |= set(hash_sources([code_modules()[kind][name]]))
     return files
 
 
 def test_how_a_request_is_read_makes_no_evaluation_stale() -> None:
-    assert not [name for name in files_behind(["vlp_models.pipeline.stages.evaluate"]) if name.startswith("serving/")]
+    assert not [name for name in hash_sources(["vlp_models.pipeline.stages.evaluate"]) if name.startswith("serving/")]
 
 
 @pytest.mark.parametrize("stage", ["prepare", "pretrain", "finetune", "evaluate", "register", "report"])

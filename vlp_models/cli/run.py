@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.lock import file_lock
+from vlp_models.common.packages import weights_dependency
 from vlp_models.common.redaction import redact, redacted
-from vlp_models.common.weight_files import watched
 from vlp_models.errors import DataError, ParamsError, TrackingError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def write_plan() -> bool:
         MissingToolError: a package it names is not installed.
     """
     from vlp_models.common.io import write_text
-    from vlp_models.common.packages import note
+    from vlp_models.common.packages import record_packages
     from vlp_models.common.workspace import Workspace
     from vlp_models.models.meta_model import kinds
     from vlp_models.params import load_params
@@ -74,7 +74,7 @@ def write_plan() -> bool:
 
     params, workspace = load_params(), Workspace()
     check_runs(params)
-    note(packages(params, regions="regions" in kinds(params).values()), workspace.root)
+    record_packages(packages(params, regions="regions" in kinds(params).values()), workspace.root)
     if not is_ours(workspace.root):
         print(f"{FILE}: written by hand, as its first line says; left as it is", file=sys.stderr)
         return False
@@ -137,7 +137,7 @@ def _not_imported(params: Params, workspace: Workspace) -> list[str]:
         f"models.{name}.{key}": source
         for name, model in params.models.items()
         for key, source in (("init", model.init), ("image_init", model.image_init))
-        if watched(source) and not (workspace.root / watched(source)).exists()
+        if weights_dependency(source) and not (workspace.root / weights_dependency(source)).exists()
     }
     return [
         f"params.yaml: `{where}`: {weights} not found; "

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
 
 def use_cuda(accelerator: str) -> bool:
     """Return whether to compute on a GPU: there is one, and `trainer.accelerator` allows it."""
@@ -17,3 +25,39 @@ def pick_device(accelerator: str, torch_threads: int = 0) -> str:
     if torch_threads:
         torch.set_num_threads(torch_threads)
     return "cuda" if use_cuda(accelerator) else "cpu"
+
+
+def has_native_bfloat16(device: torch.device) -> bool:
+    """Return whether the hardware itself multiplies bfloat16 matrices: GPUs from Ampere on; CPUs with AVX512-BF16, AMX,
+    or Arm's BF16.
+
+    (oneDNN also reports support for bfloat16 on CPUs where it only emulates it.)
+    """
+    import torch
+
+    if device.type == "cuda":
+        return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 8
+    return device.type == "cpu" and bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu_flags())
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
+
+
+def cpu_count(most: int = 0) -> int:
+    """How many processors this process may use, at most `most` where that is given."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(found, most) if most else found
+
+
+def is_main_process() -> bool:
+    """Whether this process leads its run, by the environment that torchrun, SLURM or Lightning's launcher sets."""
+    names = ["RANK"] if "RANK" in os.environ else ["LOCAL_RANK", "NODE_RANK"]
+    if "RANK" not in os.environ and "SLURM_NTASKS" in os.environ:
+        names = ["SLURM_PROCID"]
+    return all(int(os.environ.get(name) or 0) == 0 for name in names)

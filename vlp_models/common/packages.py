@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import hash_file, write_json
-from vlp_models.errors import DataError, MissingToolError, ParamsError
+from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
 
 PREFIX = "package:"
 FOLDER = "packages"
@@ -85,7 +85,7 @@ def data_files(found: metadata.Distribution) -> dict[str, Path]:
     return {place: path for place, path in sorted(files.items()) if path.is_file()}
 
 
-def describe(source: str, where: str) -> dict[str, Any]:
+def describe_package(source: str, where: str) -> dict[str, Any]:
     """Name, version, and the files' sha256.
 
     Raises:
@@ -100,7 +100,7 @@ def describe(source: str, where: str) -> dict[str, Any]:
     }
 
 
-def note(sources: Iterable[tuple[str, str]], root: Path) -> None:
+def record_packages(sources: Iterable[tuple[str, str]], root: Path) -> None:
     """Writes packages/NAME.json of each package, where it says something else; a package that several name, once.
 
     Args:
@@ -111,26 +111,70 @@ def note(sources: Iterable[tuple[str, str]], root: Path) -> None:
     """
     for source, where in dict(sources).items():
         if source.startswith(PREFIX):
-            found = describe(source, where)
-            if _noted(root / dependency(source)) != found:
+            found = describe_package(source, where)
+            if _read_record(root / dependency(source)) != found:
                 write_json(root / dependency(source), found)
 
 
-def check_noted(source: str, root: Path, where: str) -> None:
+def check_recorded(source: str, root: Path, where: str) -> None:
     """
     Raises:
         DataError: the installed package is another than the one that DVC knows of. ParamsError: see `find_package`.
     """
-    noted = _noted(root / dependency(source))
-    if noted is not None and noted != (found := describe(source, where)):
+    noted = _read_record(root / dependency(source))
+    if noted is not None and noted != (found := describe_package(source, where)):
         before, now = noted.get("version"), found["version"]
         other = f"{before} was noted, {now} is installed" if before != now else "its files are others than were noted"
         raise DataError(f"{dependency(source)}: {other}; `vlp plan` notes what is installed, or install what was noted")
 
 
-def _noted(file: Path) -> dict[str, Any] | None:
+def _read_record(file: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return None
     return value if isinstance(value, dict) else None
+
+
+LIBRARIES = ("timm", "torchvision")
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+
+
+def weights_dependency(weights: str) -> str:
+    """What DVC watches in place of `weights`; empty where there are none, or a library has them."""
+    return "" if library_of(weights) else dependency(weights)
+
+
+def is_source(weights: str) -> bool:
+    """Whether `weights` is one of the above, and no folder with a checkpoint of this project."""
+    return bool(library_of(weights)) or weights.startswith(PREFIX) or weights.endswith(SUFFIXES)
+
+
+def library_of(weights: str) -> str:
+    """`timm` or `torchvision`, where the weights are that library's own; else empty."""
+    return next((name for name in LIBRARIES if weights == name or weights.startswith(f"{name}:")), "")
+
+
+def find_weights_file(weights: str, root: Path, where: str) -> Path:
+    """The file of a path or of a package.
+
+    Args:
+        root: what a path starts from.
+        where: the place in params.yaml that says `weights`, for messages.
+
+    Raises:
+        ParamsError, MissingToolError: see `find_package`.
+        CheckpointError: the package holds no weights file, or several.
+        DataError: the installed package is another than packages/NAME.json has noted.
+    """
+    if not weights.startswith(PREFIX):
+        return root / weights
+    found = find_package(weights, f"{where}: {weights}")
+    check_recorded(weights, root, where)
+    paths = [path for path in data_files(found).values() if path.suffix in SUFFIXES]
+    if len(paths) != 1:
+        listed = ", ".join(sorted(path.name for path in paths)) or "none"
+        raise CheckpointError(
+            f"{where}: {weights}: holds not one weights file ({', '.join(SUFFIXES)}) but: {listed}; give a file's path"
+        )
+    return paths[0]

@@ -31,11 +31,15 @@ class ProgressBar:
         """Count `by` more units as completed; `note` is shown behind them."""
         self.update(self._completed + by, note)
 
-    def update(self, completed: int, note: str = "") -> None:
-        """Set the completed units; `note` is shown behind them."""
+    def update(self, completed: int, note: str = "", force: bool = False) -> None:
+        """Set the completed units; `note` is shown behind them.
+
+        Args:
+            force: where stderr is not a terminal, print a line even if the last one is recent.
+        """
         self._completed = completed
         self._progress.update(self._task, completed=completed, note=note)
-        if self._progress.disable and time.monotonic() - self._shown >= LINE_EVERY:
+        if self._progress.disable and (force or time.monotonic() - self._shown >= LINE_EVERY):
             self.print_line(note)
 
     def print_line(self, note: str = "") -> None:

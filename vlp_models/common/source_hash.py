@@ -41,7 +41,7 @@ def refuse_other_package(folder: Path) -> None:
         )
 
 
-def files_behind(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
+def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     """{path below the package: sha256} of the modules and all that they import, by path.
 
     modules: dotted names, such as `vlp_models.pipeline.stages.pretrain`, or `module:name` targets, such as
@@ -72,16 +72,16 @@ def _counts(other: Path) -> bool:
     return other.suffix not in (".py", ".pyc") and not other.name.startswith(".")
 
 
-def identity(modules: Iterable[str], root: Path = ROOT) -> str:
+def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
     """One hash for all these files."""
     digest = hashlib.sha256()
-    for name, sha256 in files_behind(modules, root).items():
+    for name, sha256 in hash_sources(modules, root).items():
         digest.update(f"{sha256}  {name}\n".encode())
     return digest.hexdigest()
 
 
 def hash_source(path: Path) -> str:
-    """The sha256 by which `files_behind` knows a file: without the tables."""
+    """The sha256 by which `hash_sources` knows a file: without the tables."""
     return _sha256(path, path.stat().st_mtime_ns)
 
 

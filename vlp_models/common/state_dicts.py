@@ -101,7 +101,7 @@ def _check_size(path: Path, size: int) -> None:
         raise CheckpointError(f"{path}: {size >> 30} GiB; the limit is {MAX_BYTES >> 30}")
 
 
-def load_exactly(model: nn.Module, state: Mapping[str, Tensor], where: object, said_by: str) -> None:
+def load_strict(model: nn.Module, state: Mapping[str, Tensor], where: object, said_by: str) -> None:
     """Strict loading, with all that does not fit in one message.
 
     Args:
@@ -125,12 +125,12 @@ def load_exactly(model: nn.Module, state: Mapping[str, Tensor], where: object, s
         ],
     }
     if any(problems.values()):
-        lines = [f"  {len(keys)} {what}: {some(keys)}" for what, keys in problems.items() if keys]
+        lines = [f"  {len(keys)} {what}: {shorten_list(keys)}" for what, keys in problems.items() if keys]
         raise CheckpointError(f"{where}: weights of another architecture than {said_by} says:\n" + "\n".join(lines))
     model.load_state_dict(state)
 
 
-def some(names: Sequence[str], shown: int = SHOWN) -> str:
+def shorten_list(names: Sequence[str], shown: int = SHOWN) -> str:
     """The first of them, and how many more there are."""
     rest = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")

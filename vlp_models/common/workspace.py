@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.device import is_main_process
 from vlp_models.common.io import hash_path, write_json
 from vlp_models.errors import DataError
 
@@ -108,7 +108,7 @@ class Workspace:
         return str(path.relative_to(self.root.absolute())) if path.is_relative_to(self.root.absolute()) else str(path)
 
 
-def home_of(root: Path) -> Path:
+def project_root(root: Path) -> Path:
     """The project that a workspace belongs to: of DVC's temporary copies (`dvc exp run --temp`), the one they were made
     from, whose registry and records they share."""
     parts = root.absolute().parts
@@ -118,7 +118,7 @@ def home_of(root: Path) -> Path:
     return root
 
 
-def need(path: Path, made_by: str) -> Path:
+def require_output(path: Path, made_by: str) -> Path:
     """`path`, or a `DataError` that names the stage that makes it."""
     if not path.exists():
         raise DataError(f"{path}: not there yet; `dvc repro {made_by}` makes it")
@@ -136,16 +136,8 @@ def write_manifest(directory: Path, *, stage: str, params: Any, counts: dict[str
     write_json(directory / "manifest.json", {"stage": stage, "params": params, "counts": counts, **more})
 
 
-def is_main_process() -> bool:
-    """Whether this process leads its run, by the environment that torchrun, SLURM or Lightning's launcher sets."""
-    names = ["RANK"] if "RANK" in os.environ else ["LOCAL_RANK", "NODE_RANK"]
-    if "RANK" not in os.environ and "SLURM_NTASKS" in os.environ:
-        names = ["SLURM_PROCID"]
-    return all(int(os.environ.get(name) or 0) == 0 for name in names)
-
-
 @contextmanager
-def measured(workspace: Workspace, stage: str) -> Iterator[None]:
+def record_timing(workspace: Workspace, stage: str) -> Iterator[None]:
     """Writes the stage's seconds and peak memory (MB), of the main process, to `.work/timings/<stage>.json`."""
     start = time.perf_counter()
     yield

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.packages import PREFIX, check_noted, package_files
+from vlp_models.common.packages import PREFIX, check_recorded, package_files
 from vlp_models.data.tokenizer import CONTINUATION, UNK, Tokenizer, read_vocabulary
 from vlp_models.errors import CheckpointError, DataError
 
@@ -42,7 +42,7 @@ def find_folder(source: str, root: Path, where: str) -> Path:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; `{where}` is a folder with a BERT's files, or {PREFIX}NAME")
         return folder
-    check_noted(source, root, where)
+    check_recorded(source, root, where)
     places = {path.parent for path in package_files(source, where).values()}
     found = [place for place in places if (place / CONFIG).exists() and any((place / n).exists() for n in WEIGHTS)]
     if len(found) != 1:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vlp_models.common.workspace import Workspace, need
+from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.hashes import hash_image_file
 from vlp_models.curation.duplicates.leakage import BATCH, FINGERPRINTS, batches, describe_match
@@ -21,7 +21,8 @@ from vlp_models.curation.duplicates.search import NearDuplicateIndex, NearRules
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError
-from vlp_models.ingest.index import MANIFEST, PAIRS, PRINTS, read_prints
+from vlp_models.ingest.index import FINGERPRINTS as BATCH_FINGERPRINTS
+from vlp_models.ingest.index import MANIFEST, PAIRS, read_prints
 from vlp_models.ingest.ingest import dataset_name
 from vlp_models.params import Params
 
@@ -32,7 +33,7 @@ class Picture:
 
     sha256: str
     pixels: str
-    print: Fingerprint = field(repr=False, compare=False)
+    fingerprint: Fingerprint = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class Catalogue:
     def __iter__(self) -> Iterator[Known]:
         own, seen = dataset_name(self.params), set[str]()
         for name in self.params.data:
-            for known in prepared(need(self.workspace.interim(name), f"prepare@{name}")):
+            for known in prepared(require_output(self.workspace.interim(name), f"prepare@{name}")):
                 if known.source == own:
                     seen.add(known.image_id.removeprefix(f"{own}/").partition("/")[0])
                 yield known
@@ -104,7 +105,11 @@ def prepared(directory: Path) -> Iterator[Known]:
         for row, fingerprint in rows:
             if row["image_id"] != fingerprint["image_id"]:
                 raise ValueError(f"{fingerprint['image_id']} where {row['image_id']} is expected")
-            yield Known(**row, pixels=fingerprint["pixels"].hex(), print=Fingerprint.from_bytes(fingerprint["print"]))
+            yield Known(
+                **row,
+                pixels=fingerprint["pixels"].hex(),
+                fingerprint=Fingerprint.from_bytes(fingerprint["fingerprint"]),
+            )
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{fingerprints}: {error}; `dvc repro -f prepare@{directory.name}` makes it anew") from None
 
@@ -116,7 +121,7 @@ def _rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str
 
 
 def _of_batch(batch: Path, name: str, workspace: Workspace) -> Iterator[Known]:
-    fingerprints, last = read_prints(batch / PRINTS), ""
+    fingerprints, last = read_prints(batch / BATCH_FINGERPRINTS), ""
     if fingerprints is None:
         raise DataError(
             f"{batch}: of an earlier version, without prints; with `vlp use presets/ingest.yaml` and `dvc repro "
@@ -133,7 +138,7 @@ def _of_batch(batch: Path, name: str, workspace: Workspace) -> Iterator[Known]:
                     path=workspace.relative(batch / last),
                     sha256=row["sha256"],
                     pixels=row["pixels"],
-                    print=Fingerprint.from_bytes(fingerprint),
+                    fingerprint=Fingerprint.from_bytes(fingerprint),
                 )
 
 
@@ -158,7 +163,7 @@ def resolve(names: Sequence[str], pictures: Iterable[Known], params: Params, wor
         shown = _look(name, file, params) if file.is_file() else None
         if name in known and (shown is None or shown.sha256 != known[name].sha256):
             own = known[name]
-            shown = Asked(name=name, sha256=own.sha256, pixels=own.pixels, print=own.fingerprint)
+            shown = Asked(name=name, sha256=own.sha256, pixels=own.pixels, fingerprint=own.fingerprint)
         if shown is None:
             lost.append(name)
         else:
@@ -180,7 +185,7 @@ def _look(name: str, file: Path, params: Params) -> Asked:
         )
     except ImageError as error:
         raise DataError(f"{file}: {error.reason}") from None
-    return Asked(name=name, sha256=found.sha256.hex(), pixels=found.pixels.hex(), print=found.fingerprint)
+    return Asked(name=name, sha256=found.sha256.hex(), pixels=found.pixels.hex(), fingerprint=found.fingerprint)
 
 
 def find(asked: Sequence[Asked], pictures: Iterable[Known], rules: NearRules, *, exact: bool = False) -> list[Found]:

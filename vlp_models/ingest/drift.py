@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.io import read_json, write_json
-from vlp_models.common.workspace import Workspace, measured, need
+from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.data.drift import compare, compare_embeddings, describe
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import Params, to_plain
@@ -42,8 +42,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
     if not new or not any(True for _ in rows):
         report["notes"].append("no new pairs to train on since the model was trained")
         return _finish(report, workspace)
-    with measured(workspace, "drift"):
-        tokenizer = Tokenizer.load(need(workspace.tokenizer, "tokenizer"))
+    with record_timing(workspace, "drift"):
+        tokenizer = Tokenizer.load(require_output(workspace.tokenizer, "tokenizer"))
         sizes = ((row["width"], row["height"]) for row in rows.images())
         found = describe((row["caption"] for row in rows), sizes, tokenizer, most_words=None)
         report |= {"batches": new, "captions": found["captions"], "images": found["images"]}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import write_json
-from vlp_models.common.workspace import Workspace, measured
+from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.ingest.index import MANIFEST
 from vlp_models.params import IngestParams, Params
@@ -114,7 +114,7 @@ def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[
             elif check:
                 entry |= {"state": "ready", "files": snapshot.files}
             else:
-                with measured(workspace, "ingest"):
+                with record_timing(workspace, "ingest"):
                     problem = _take_one(drop, snapshot.id, entry, report["notes"], index, params, workspace)
                 if problem:
                     refused.append(problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlp_models.common.parallel import cpus
+from vlp_models.common.device import cpu_count
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.hashes import HashJob, hash_all
 from vlp_models.data.formats import read_source
@@ -37,4 +37,4 @@ def protect(index: HashIndex, params: Params, workspace: Workspace, *, evaluates
 
 
 def processes(p: IngestParams) -> int:
-    return p.processes or cpus()
+    return p.processes or cpu_count()

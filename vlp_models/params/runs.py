@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vlp_models.common.weight_files import is_source
+from vlp_models.common.packages import is_source
 from vlp_models.params.augment import AugmentedParams
 from vlp_models.params.optimizer import OptimizerParams
 from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt

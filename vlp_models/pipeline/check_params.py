@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vlp_models.common.weight_files import library_of
+from vlp_models.common.packages import library_of
 from vlp_models.errors import ParamsError
 from vlp_models.models.meta_model import inputs_of, outline
 from vlp_models.params import ModelParams, Params

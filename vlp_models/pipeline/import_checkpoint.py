@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import output_directory, write_text
-from vlp_models.common.packages import PREFIX
-from vlp_models.common.weight_files import is_source
+from vlp_models.common.packages import PREFIX, is_source
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError

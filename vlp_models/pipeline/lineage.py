@@ -13,9 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from vlp_models.common.io import hash_path, read_json
-from vlp_models.common.packages import dependency
-from vlp_models.common.source_hash import PACKAGE, identity
-from vlp_models.common.weight_files import watched
+from vlp_models.common.packages import dependency, weights_dependency
+from vlp_models.common.source_hash import PACKAGE, code_hash
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.shards.contents import no_longer_here
 from vlp_models.data.tables import open_parquet, read_table
@@ -71,7 +70,7 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
         if kind != "initial":
             own = to_plain(getattr(params, kind)[key])
             settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "variant", "model")})
-            code |= {f"{PACKAGE}.stages.{kind}", FAMILIES[family]}
+            code |= {f"{PACKAGE}.pipeline.stages.{kind}", FAMILIES[family]}
     places = [TASKS[params.finetune[run].task], *code]
     about = {
         "variant": params.variant_of(run),
@@ -80,14 +79,14 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
         "settings": settings,
         "data": {name: digest for name, digest in sorted(inputs.items()) if name != "start"},
         "detector": config.get("detector_id"),
-        "code": identity(sorted(place for place in places if place.startswith(f"{PACKAGE}."))),
+        "code": code_hash(sorted(place for place in places if place.startswith(f"{PACKAGE}."))),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _begun_with(model: ModelParams, workspace: Workspace) -> dict[str, str]:
     """Where the weights come from that the model began with, each with what is known of its content."""
-    places = [watched(model.init or model.image_init), dependency(model.text_init)]
+    places = [weights_dependency(model.init or model.image_init), dependency(model.text_init)]
     files = {place: workspace.root / place for place in places if place}
     return {place: hash_path(file) if file.exists() else "" for place, file in files.items()}
 

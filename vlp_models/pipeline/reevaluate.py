@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from vlp_models.common.io import output_directory, read_json
 from vlp_models.common.lock import file_lock
-from vlp_models.common.workspace import SEARCH, Workspace, need
+from vlp_models.common.workspace import SEARCH, Workspace, require_output
 from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.data.pixels import PixelInput
 from vlp_models.data.tables import ID_COLUMN, read_table
@@ -58,7 +58,7 @@ def reevaluated(
     from vlp_models.pipeline.stages import evaluate
 
     info = bundle_info(bundle)
-    need(workspace.validated / "manifest.json", "validate")
+    require_output(workspace.validated / "manifest.json", "validate")
     settings = dataclasses.replace(params, finetune={RUN: _run_like(params, lineage, info)})
     with _alone_in(workspace.root / ".work") as temporary:
         own = Workspace(temporary)
@@ -120,7 +120,7 @@ def _without_regions(params: Params, workspace: Workspace, own: Workspace, reads
 
     if not isinstance(reads.image, PixelInput) or _holds_pixels(workspace):
         _link(own.validated, workspace.validated)
-        _link(own.shards, need(workspace.shards, "shards"))
+        _link(own.shards, require_output(workspace.shards, "shards"))
         _link(own.contents, workspace.contents)
     else:
         _copy_splits(workspace, own, set(params.evaluate.splits))
@@ -221,19 +221,19 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
     """
     from vlp_models.registry.client import connect
     from vlp_models.registry.evaluations import read_lineage
-    from vlp_models.registry.versions import by_alias, checked_bundle, model_name
+    from vlp_models.registry.versions import download_verified_bundle, find_version_by_alias, model_name
 
     if task not in TASKS:
         raise ParamsError(f"{task}: no such task{nearest(task, TASKS)}")
     client = connect(params.tracking, workspace.root)
     name = model_name(params.tracking, task)
-    version = by_alias(client, name, alias)
+    version = find_version_by_alias(client, name, alias)
     if version is None:
         raise DataError(f"{name}: no version has the alias `{alias}`")
     lineage = read_lineage(client, version) or {}
     target = workspace.reports / "aliases" / f"{task}-{alias}"
     with (
-        reevaluated(params, workspace, checked_bundle(version), lineage, as_served=True) as scored,
+        reevaluated(params, workspace, download_verified_bundle(version), lineage, as_served=True) as scored,
         output_directory(target) as directory,
     ):
         # what is looked up stays in the bundle: `vlp forget` knows it there

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from vlp_models.common.io import hash_file
-from vlp_models.common.state_dicts import some
-from vlp_models.common.weight_files import file_of, library_of
+from vlp_models.common.packages import find_weights_file, library_of
+from vlp_models.common.state_dicts import shorten_list
 from vlp_models.errors import CheckpointError
 from vlp_models.models.convert.mapping import Asked
 from vlp_models.models.convert.timm import read_timm
@@ -41,12 +41,12 @@ def begin_with_image_weights(
         refuse_other(_plain(imported.config), _plain(dataclasses.asdict(model.config)), imported.config)  # type: ignore[call-overload]
         adopted = adopt_weights(model, imported.weights)
         if adopted.left_out:
-            raise CheckpointError(f"the model has no place for {some(adopted.left_out)}")
+            raise CheckpointError(f"the model has no place for {shorten_list(adopted.left_out)}")
     except CheckpointError as error:
         raise CheckpointError(f"params.yaml: `{where}: {p.image_init}`: {error}") from None
     own = model.state_dict()
     told = {"taken": in_short(adopted.taken, own), "fresh": in_short(adopted.fresh, own), "notes": list(imported.notes)}
-    file = None if library_of(p.image_init) else file_of(p.image_init, root, where)
+    file = None if library_of(p.image_init) else find_weights_file(p.image_init, root, where)
     kept = {"source": p.image_init, **({"files": {file.name: hash_file(file)}} if file else {}), **told}
     parameters = sum(own[name].numel() for name in adopted.taken)
     modules = sorted({name.partition(".")[0] for name in adopted.taken})

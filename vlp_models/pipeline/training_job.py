@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from vlp_models.common.device import is_main_process
 from vlp_models.common.io import output_directory, write_json, write_text
-from vlp_models.common.source_hash import identity
-from vlp_models.common.workspace import Workspace, fingerprint, is_main_process, need, write_manifest
-from vlp_models.data.content_hashes import CONTENTS, Kind, learnt_file
+from vlp_models.common.source_hash import code_hash
+from vlp_models.common.workspace import Workspace, fingerprint, require_output, write_manifest
 from vlp_models.data.inputs import RegionInput
+from vlp_models.data.shards.contents import CONTENTS, Kind, learnt_file
 from vlp_models.data.shards.dataset import ShardsManifest, check_sources, read_manifest
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
@@ -44,8 +45,8 @@ def read_inputs(workspace: Workspace) -> Inputs:
     Raises:
         DataError: an earlier stage has not run.
     """
-    shards = need(workspace.shards, "shards")
-    tokenizer = need(workspace.tokenizer, "tokenizer")
+    shards = require_output(workspace.shards, "shards")
+    tokenizer = require_output(workspace.tokenizer, "tokenizer")
     return Inputs(
         shards=shards,
         manifest=read_manifest(shards),
@@ -69,7 +70,7 @@ def learned_files(
     """
     check_sources(sources, inputs.manifest.sources)
     name = f"{CONTENTS}/{learnt_file(kind, view, sources)}"
-    files = {name: need(workspace.root / name, "shards")}
+    files = {name: require_output(workspace.root / name, "shards")}
     if stream.address:  # the order of samples follows from how they are packed
         files |= {path.name: path for path in sorted(workspace.shards.glob("index-*.parquet"))}
     return files
@@ -183,7 +184,7 @@ def work_directory(
         hardware |= {"strategy": trainer.strategy, "num_nodes": trainer.num_nodes}
     if trainer.stream.address:
         hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}  # they decide the order of samples
-    value = {"trainer": hardware, **settings, "code": identity(modules)}
+    value = {"trainer": hardware, **settings, "code": code_hash(modules)}
     work = workspace.work(stage.replace("@", "-"), fingerprint(value, files))
     if is_main_process():
         note(work, provenance_of(settings, files, trainer.stream), detector_id)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import hash_file
-from vlp_models.common.workspace import Workspace, need
+from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, read_yaml, split_start
 from vlp_models.params.schema import nearest
@@ -66,10 +66,10 @@ def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: in
         raise ParamsError(f"--steps: more than {EVERY}, or nothing is left to resume")
     kind, name = split_start(run)
     start = params.start_of(kind, name)
-    need(workspace.shards, "shards")
-    need(workspace.tokenizer, "tokenizer")
+    require_output(workspace.shards, "shards")
+    require_output(workspace.tokenizer, "tokenizer")
     if start:
-        need(workspace.checkpoint(start), start.replace("/", "@", 1))
+        require_output(workspace.checkpoint(start), start.replace("/", "@", 1))
     (workspace.root / ".work").mkdir(exist_ok=True)
     for left in (workspace.root / ".work").glob(f"{FOLDER}*"):  # after a kill of this command itself
         shutil.rmtree(left, ignore_errors=True)

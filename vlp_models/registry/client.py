@@ -1,4 +1,7 @@
-"""The way to MLflow: where it is, and how long to wait for it."""
+"""Connect to MLflow, translate its errors, and look up registered models and versions.
+
+Imports neither models nor torch, so that an unattended run with nothing new to do starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact
-from vlp_models.common.workspace import home_of
-from vlp_models.errors import BusyError, TrackingError
-from vlp_models.params import TrackingParams
-from vlp_models.registry.moved import follow
+from vlp_models.common.workspace import project_root
+from vlp_models.errors import BusyError, DataError, TrackingError
+from vlp_models.params import Params, TrackingParams
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,32 +29,35 @@ DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # what goes wrong is told once, in our words and with its reason
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # errors are reported once, by us, with their cause
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # of a run that ends: with the name and password of the server
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the URL may contain the server's user name and password
     "GIT_PYTHON_REFRESH": "quiet",
 }
 SQLITE = "sqlite:///"
+NOT_FOUND_CODES = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")
+# A missing file as a bucket or a server reports it; MLflow passes both on as internal errors.
+_MISSING_FILE = re.compile(r"An error occurred \((?:404|NoSuchKey)\)|\b404 Client Error")
 
 
 def tracking_uri(params: TrackingParams, root: Path) -> str:
-    """The tracking URI; MLFLOW_TRACKING_URI wins, a relative SQLite path is taken from the project's root.
+    """Return the tracking URI. MLFLOW_TRACKING_URI wins; a relative SQLite path starts at the project root.
 
-    DVC's temporary copies of a project (`dvc exp run --temp`) have its registry.
+    DVC's temporary copies of a project (`dvc exp run --temp`) use the registry of the original.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or params.uri
     if uri.startswith(SQLITE) and not uri.startswith(SQLITE + "/"):
-        return f"{SQLITE}{(home_of(root) / uri.removeprefix(SQLITE)).absolute()}"
+        return f"{SQLITE}{(project_root(root) / uri.removeprefix(SQLITE)).absolute()}"
     return uri
 
 
-def is_there(uri: str) -> bool:
-    """False for a local database that does not exist; asking MLflow would make an empty one."""
+def database_exists(uri: str) -> bool:
+    """Return False for a local database that does not exist (connecting would create an empty one)."""
     return not uri.startswith(SQLITE) or Path(uri.removeprefix(SQLITE).partition("?")[0]).exists()
 
 
 def connect(params: TrackingParams, root: Path) -> MlflowClient:
-    """A client, with `mlflow` itself pointed at the same place and the experiment there.
+    """Return a client; also point `mlflow` at the same server and create the experiment if it does not exist.
 
     Raises:
         TrackingError: MLflow does not answer.
@@ -63,52 +68,35 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     import warnings
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    # Advice on type hints and input examples: we give a signature, and hints would refuse image arrays.
+    # Advice on type hints and input examples: we pass a signature, and hints would reject image arrays.
     warnings.filterwarnings("ignore", module=r"mlflow\..*")
     import mlflow
     from mlflow import MlflowClient
 
     uri = tracking_uri(params, root)
-    named = os.environ.get("MLFLOW_TRACKING_URI") or params.uri  # read now: MLflow sets it
-    ours = uri != named and not _elsewhere(params.artifacts)  # a database and files below the root
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
-    with answering(uri), _alone(uri, home_of(root)):
-        _open_at_all(uri)
-        if ours:
-            follow(Path(uri.removeprefix(SQLITE)), home_of(root), params.artifacts)
+    with tracking_errors(uri), _database_lock(uri, project_root(root)):
+        if uri.startswith(SQLITE):
+            # MLflow retries a database that cannot be opened for over three minutes; fail at once instead.
+            with closing(sqlite3.connect(uri.removeprefix(SQLITE).partition("?")[0], timeout=10)) as database:
+                database.execute("pragma schema_version").fetchone()
         client = MlflowClient()
-        _set_experiment(client, params, root, uri)
+        if client.get_experiment_by_name(params.experiment) is None:
+            location: str | None = params.artifacts
+            if uri.startswith("http"):
+                location = None  # the server's default
+            elif not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", params.artifacts):  # a path, not an address like s3://...
+                location = (project_root(root) / params.artifacts).absolute().as_uri()
+            client.create_experiment(params.experiment, artifact_location=location)
+        mlflow.set_experiment(params.experiment)
     return client
 
 
 @contextmanager
-def answering(uri: str) -> Iterator[None]:
-    """
-    Raises:
-        TrackingError: what the block asks of MLflow fails.
-    """
-    try:
-        yield
-    except failures(sqlite3.Error) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        reason = next((line for line in lines if "rror" in line), lines[0])[:200]
-        raise TrackingError(
-            f"MLflow at {redact(uri)} does not answer as it should ({redact(reason)}); see that it runs (tracking.uri "
-            "in params.yaml) and has room on its disk, then run again: nothing finished is lost"
-        ) from error
-
-
-def _open_at_all(uri: str) -> None:
-    """MLflow tries a database that can't be opened again for more than three minutes; training would wait for it."""
-    if uri.startswith(SQLITE):
-        with closing(sqlite3.connect(uri.removeprefix(SQLITE).partition("?")[0], timeout=10)) as database:
-            database.execute("pragma schema_version").fetchone()
-
-
-@contextmanager
-def _alone(uri: str, home: Path) -> Iterator[None]:
-    """MLflow makes a new database's tables when it is first asked, and of two that ask at once one fails."""
+def _database_lock(uri: str, home: Path) -> Iterator[None]:
+    """Hold a lock while a SQLite database is opened: MLflow creates its tables on first use, and two processes that do
+    so at once get in each other's way."""
     if not uri.startswith(SQLITE):
         yield
         return
@@ -116,31 +104,50 @@ def _alone(uri: str, home: Path) -> Iterator[None]:
         yield
 
 
-def _set_experiment(client: MlflowClient, params: TrackingParams, root: Path, uri: str) -> None:
-    import mlflow
+@contextmanager
+def tracking_errors(uri: str) -> Iterator[None]:
+    """Raise every MLflow, store or file error of the block as a TrackingError.
 
-    if client.get_experiment_by_name(params.experiment) is None:
-        location: str | None = params.artifacts
-        if uri.startswith("http"):
-            location = None  # the server's own
-        elif not _elsewhere(params.artifacts):
-            location = (home_of(root) / params.artifacts).absolute().as_uri()
-        client.create_experiment(params.experiment, artifact_location=location)
-    mlflow.set_experiment(params.experiment)
+    Raises:
+        TrackingError: a request to MLflow failed.
+    """
+    try:
+        yield
+    except store_errors(sqlite3.Error) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = next((line for line in lines if "rror" in line), lines[0])[:200]
+        raise TrackingError(
+            f"MLflow at {redact(uri)} failed ({redact(reason)}); check that it is running (`tracking.uri` in "
+            "params.yaml) and has room on its disk, then run again: finished work is kept"
+        ) from error
 
 
-def _elsewhere(artifacts: str) -> bool:
-    """Whether `tracking.artifacts` is an address (s3://bucket/folder, mlflow-artifacts:/), not a path from the root."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", artifacts) is not None
+@contextmanager
+def mlflow_errors(params: Params) -> Iterator[None]:
+    """Raise errors of MLflow and its stores with the server's address; file errors of the block's own pass through.
 
+    Raises:
+        TrackingError: MLflow or a store does not answer.
+        DataError: it answers that it does not have what was requested.
+    """
+    try:
+        yield
+    except Exception as error:
+        import requests
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
 
-GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")
-# Of a file that is not there, in the words of a bucket and of a server: MLflow tells it as an error of its own.
-_NOT_THERE = re.compile(r"An error occurred \((?:404|NoSuchKey)\)|\b404 Client Error")
+        is_database_error = isinstance(error, (SQLAlchemyError, sqlite3.Error))
+        known = (MlflowException, requests.RequestException, *bucket_errors())
+        if not is_database_error and not isinstance(error, known):
+            raise
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        message = redact(f"MLflow at {tracking_uri(params.tracking, Path.cwd())}: {line}")
+        raise (TrackingError(message) if is_database_error or is_away(error) else DataError(message)) from error
 
 
 def bucket_errors() -> tuple[type[Exception], ...]:
-    """What a bucket's client raises, where it is installed: few of them are OSErrors."""
+    """Return the error types of a bucket's client if it is installed; most of them are not OSErrors."""
     try:
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
@@ -148,71 +155,71 @@ def bucket_errors() -> tuple[type[Exception], ...]:
     return BotoCoreError, ClientError
 
 
-def failures(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What may be raised where a registry, or a store behind it, is read; and `others`."""
+def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the error types that reading a registry or its artifact store may raise, and `others`."""
     from mlflow.exceptions import MlflowException
 
     return *others, OSError, MlflowException, *bucket_errors()
 
 
 def is_away(error: Exception) -> bool:
-    """Whether it says nothing of what a store holds: the store did not answer."""
+    """Return whether the error means that a store did not answer, so it says nothing about what the store holds."""
     import requests
     from mlflow.exceptions import MlflowException
 
     away = isinstance(error, (ConnectionError, TimeoutError, requests.RequestException, *bucket_errors()))
     if isinstance(error, MlflowException):
-        away = error.error_code not in GONE
-    elif isinstance(error, OSError) and error.errno is not None:  # without, it is a reader's word on a file's contents
+        away = error.error_code not in NOT_FOUND_CODES
+    elif isinstance(error, OSError) and error.errno is not None:  # without errno it is a parser's complaint
         away = not isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError))
-    return away and not _NOT_THERE.search(str(error))
+    return away and not _MISSING_FILE.search(str(error))
 
 
-def check_answered(error: Exception, what: str) -> None:
-    """
-    Args:
-        what: was asked for.
+def raise_if_away(error: Exception, what: str) -> None:
+    """Raise if `error` says that a store is away or busy; return if it says something about `what`.
 
     Raises:
-        TrackingError, BusyError: `error` is one; or it tells of a store that is away.
+        TrackingError, BusyError: no decision is possible now.
     """
     if isinstance(error, (TrackingError, BusyError)):
         raise error
     if is_away(error):
         line = next(iter(str(error).splitlines()), type(error).__name__)
-        raise TrackingError(f"{what}: the store does not answer ({line}); nothing was decided, ask again") from None
+        raise TrackingError(
+            f"{what}: the artifact store does not answer ({line}); nothing was decided, run again"
+        ) from None
 
 
-def holds(client: MlflowClient, name: str, number: int, content: str) -> bool:
-    """Whether the registry has this version, with this content and its files."""
-    found = [v for v in _versions_with(client, name, content) if int(v.version) == number]
-    return bool(found) and _has_files(found[0])
-
-
-def model_called(client: MlflowClient, name: str) -> RegisteredModel | None:
-    """The registered model of just this name; None where there is none."""
+def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:
+    """Return the registered model of exactly this name, or None."""
     return next((m for m in client.search_registered_models(f"name='{name}'") if m.name == name), None)
 
 
-def version_with(client: MlflowClient, name: str, content: str) -> ModelVersion | None:
-    """The newest version of that content whose files are still there."""
-    return next(filter(_has_files, _versions_with(client, name, content)), None)
+def find_version_by_content(client: MlflowClient, name: str, content: str) -> ModelVersion | None:
+    """Return the newest version with this content whose files still exist, or None."""
+    return next(filter(_has_files, _versions_with_content(client, name, content)), None)
 
 
-def _versions_with(client: MlflowClient, name: str, content: str) -> list[ModelVersion]:
+def has_version(client: MlflowClient, name: str, number: int, content: str) -> bool:
+    """Return whether the registry holds this version with this content and its files."""
+    found = [v for v in _versions_with_content(client, name, content) if int(v.version) == number]
+    return bool(found) and _has_files(found[0])
+
+
+def _versions_with_content(client: MlflowClient, name: str, content: str) -> list[ModelVersion]:
     found = [v for v in client.search_model_versions(f"name='{name}'") if v.tags.get("content") == content]
     return sorted(found, key=lambda version: -int(version.version))
 
 
 def _has_files(version: ModelVersion) -> bool:
-    """That a store answers with an error says nothing of the files: it is raised."""
+    """Return whether the version's files exist; a store that does not answer raises."""
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
     try:
         return bool(mlflow.artifacts.list_artifacts(f"models:/{version.name}/{version.version}"))
     except MlflowException as error:
-        if error.error_code not in GONE:
+        if error.error_code not in NOT_FOUND_CODES:
             raise
     except (FileNotFoundError, NotADirectoryError):
         pass

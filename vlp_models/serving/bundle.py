@@ -18,10 +18,10 @@ from typing import Any
 
 from vlp_models.common.io import hash_file, hash_path, link_or_copy, write_json
 from vlp_models.common.limits import check_numbers
-from vlp_models.common.source_hash import PACKAGE, files_behind, hash_source
+from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, VLPError
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.vision.extractors import FROM_IMAGES
 
 BUNDLE = "bundle"  # the folder's own name: MLflow keeps it
@@ -29,7 +29,7 @@ CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"
 CONTENT = "content.json"
 CODE = "code"  # the folder beside `artifacts/` that MLflow keeps a version's own code in
 UNHASHED = (CONTENT, "README.md")  # the card tells of scores, which are measured again
-SERVED_BY = (f"{PACKAGE}.tracking.pyfunc_model", f"{PACKAGE}.serving.predictor")
+SERVED_BY = (f"{PACKAGE}.registry.pyfunc_model", f"{PACKAGE}.serving.predictor")
 
 
 def bundle_info(bundle: Path) -> CheckpointInfo:
@@ -120,7 +120,7 @@ def check_content(bundle: Path) -> None:
 
 def write_content(bundle: Path, modules: Sequence[str]) -> None:
     """modules: names of what predicting begins with."""
-    code = {name: sha256 for name, sha256 in files_behind(modules).items() if sha256}
+    code = {name: sha256 for name, sha256 in hash_sources(modules).items() if sha256}
     write_json(bundle / CONTENT, {"format": "vlp-bundle/1", "files": _files(bundle), "code": code})
 
 

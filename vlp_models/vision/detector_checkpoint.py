@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.models.detection import FasterRCNN
 
 from vlp_models.common.limits import check_numbers
-from vlp_models.common.state_dicts import load_exactly, read_state_dict
+from vlp_models.common.state_dicts import load_strict, read_state_dict
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import DetectorBackbone, to_plain
 from vlp_models.vision.detector import BACKGROUND, PUBLISHED, DetectorConfig, build_detector
@@ -86,7 +86,7 @@ def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) 
         raise CheckpointError(
             f"{directory / CONFIG}: not a detector's config ({error}); `dvc repro detector`"
         ) from None
-    load_exactly(model, read_state_dict(directory / weights), directory / weights, "detector.backbone")
+    load_strict(model, read_state_dict(directory / weights), directory / weights, "detector.backbone")
     if weights == WEIGHTS:
         check_identity(directory / WEIGHTS, record, "detector")
     model.to(device).eval()
@@ -202,7 +202,7 @@ def _build_published(
     if backbone == _FIRST and len(classes) == COCO_CLASSES and not counted:
         config = dataclasses.replace(config, norm_eps=0.0)
     model = build_detector(config, len(classes))
-    load_exactly(model, state, where, "detector.backbone")
+    load_strict(model, state, where, "detector.backbone")
     return Detector(model=model.eval(), config=config, classes=classes, detector_id="")
 
 

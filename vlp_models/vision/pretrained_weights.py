@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from vlp_models.common.packages import find_weights_file, library_of
 from vlp_models.common.state_dicts import read_state_dict
-from vlp_models.common.weight_files import file_of, library_of
 from vlp_models.errors import CheckpointError, ParamsError
 
 
@@ -18,7 +18,7 @@ def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> d
     """A state dict by timm's names.
 
     Args:
-        weights: as vlp_models/common/weight_files.py has it; `timm` alone is timm's own of `model`.
+        weights: as vlp_models/common/packages.py has it; `timm` alone is timm's own of `model`.
         model: timm's name of the architecture.
         where: the place in params.yaml that says `weights`, for messages.
 
@@ -31,17 +31,17 @@ def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> d
     if library == "torchvision":
         raise ParamsError(f"{where}: torchvision's own weights are detectors'; `timm` has its backbones'")
     if library == "timm":
-        return fetch_timm(whose(weights, model), where)
-    state = read_state_dict(file_of(weights, root, where))
-    if not is_original(state):
+        return fetch_timm(pretrained_model_name(weights, model), where)
+    state = read_state_dict(find_weights_file(weights, root, where))
+    if not is_original_efficientnet(state):
         return state
     try:
-        return to_timm(state, _stage_lengths(model, where))
+        return efficientnet_to_timm(state, _stage_lengths(model, where))
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {weights}: {error}") from None
 
 
-def whose(weights: str, model: str) -> str:
+def pretrained_model_name(weights: str, model: str) -> str:
     """timm's name of what the weights were trained as, whose data config is then that of the pictures: NAME of
     `timm:NAME`, else `model`."""
     return (weights.partition(":")[2] if library_of(weights) == "timm" else "") or model
@@ -164,11 +164,11 @@ SEPARABLE = INVERTED | {"_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"
 BLOCK = re.compile(r"_blocks\.(\d+)\.([a-z0-9_]+)\.(.+)")
 
 
-def is_original(state: Mapping[str, Tensor]) -> bool:
+def is_original_efficientnet(state: Mapping[str, Tensor]) -> bool:
     return "_conv_stem.weight" in state
 
 
-def to_timm(state: Mapping[str, Tensor], stages: Sequence[int]) -> dict[str, Tensor]:
+def efficientnet_to_timm(state: Mapping[str, Tensor], stages: Sequence[int]) -> dict[str, Tensor]:
     """
     Args:
         stages: how many blocks each of timm's stages has; there, blocks are numbered through.

@@ -23,7 +23,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from vlp_models.common.limits import LEAST_SIDE
-from vlp_models.common.state_dicts import load_exactly, read_state_dict
+from vlp_models.common.state_dicts import load_strict, read_state_dict
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.params import TimmParams, build, to_plain
@@ -37,8 +37,8 @@ from vlp_models.vision.detector_checkpoint import (
     write_config,
 )
 from vlp_models.vision.image_io import one_thread, to_tensor
-from vlp_models.vision.pretrained_weights import check_model, data_config, read_backbone_weights, whose
-from vlp_models.vision.region_source import FromImages
+from vlp_models.vision.pretrained_weights import check_model, data_config, pretrained_model_name, read_backbone_weights
+from vlp_models.vision.region_source import ImageRegionSource
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Layout = Literal["NCHW", "NHWC", "NLC"]
@@ -168,7 +168,7 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
     if p.side and p.side != side and fresh.pretrained_cfg.get("fixed_input_size"):
         raise ParamsError(f"{SECTION}.side: {p.side}`: {p.model} takes pictures of {side} pixels and no others")
     state = read_backbone_weights(p.weights, p.model, root, f"{SECTION}.weights`")
-    data = data_config(whose(p.weights, p.model))
+    data = data_config(pretrained_model_name(p.weights, p.model))
     interpolation = data["interpolation"]
     config = BackboneConfig(
         model=p.model,
@@ -180,7 +180,7 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
         interpolation=interpolation if interpolation in INTERPOLATIONS else "bicubic",
     )
     model = Backbone(config).eval()
-    load_exactly(model.net, state, p.weights, f"{SECTION}.model: {p.model}`")
+    load_strict(model.net, state, p.weights, f"{SECTION}.model: {p.model}`")
     model.config = dataclasses.replace(config, feature_dim=_feature_dim(model))
     return LoadedBackbone(model=model, classes=_class_names(config.num_classes, p, root))
 
@@ -218,7 +218,7 @@ def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
             f"{directory / CONFIG}: names {max(0, len(classes) - 1)} classes, but the classifier has "
             f"{config.num_classes}; `dvc repro --force detector` makes it anew"
         )
-    load_exactly(model.net, read_state_dict(directory / WEIGHTS), directory / WEIGHTS, CONFIG)
+    load_strict(model.net, read_state_dict(directory / WEIGHTS), directory / WEIGHTS, CONFIG)
     check_identity(directory / WEIGHTS, record, "backbone")
     return LoadedBackbone(model=model.to(device).eval(), classes=classes, detector_id=record["detector_id"])
 
@@ -370,5 +370,5 @@ class CellExtractor:
         return ((scaled_HW3 - self._mean) / self._std).permute(2, 0, 1)[None].contiguous()
 
 
-class CellSource(FromImages):
+class CellSource(ImageRegionSource):
     """A `RegionSource` of cells."""

@@ -1,78 +1,187 @@
-"""What a picture is known by: hashes of its bytes and its pixels, a perceptual one, and its print."""
+"""Hash image files: bytes, pixels, perceptual hash and fingerprint, one by one or in several processes."""
 
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
-from vlp_models.curation.duplicates.perceptual import SIDE, hash_of_grey
-from vlp_models.curation.duplicates.prints import Print, on_white, take_print
-from vlp_models.data.images import as_seen, format_of, open_checked, read_file, turned, undecodable
+from vlp_models.common.executors import exit_with_parent, in_flight
+from vlp_models.curation.duplicates.fingerprints import Fingerprint, fingerprint_image, perceptual_hash
+from vlp_models.data.images import (
+    FORMATS,
+    ImageError,
+    as_seen,
+    format_of,
+    open_checked,
+    read_file,
+    read_inside,
+    turned,
+    undecodable,
+)
 from vlp_models.errors import VLPError
+from vlp_models.params import ValidateParams
+
+CHUNK = 64  # images a worker hashes at a time
+FEW = 512  # images that this process hashes before a worker process would have started
+EXTENSIONS = {format_: suffix for suffix, format_ in reversed(FORMATS.items())}  # JPEG -> .jpg
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageHashes:
-    sha256: bytes  # of the file
-    pixels: bytes  # sha256 of size, mode and decoded pixels, as they are to be seen (EXIF rotation applied)
-    perceptual: int | None  # 64 bits, unsigned; None for a picture without structure
-    width: int  # in pixels as seen (EXIF rotation applied), as height
+    """The identity of one image file.
+
+    sha256         of the file's bytes
+    pixels         sha256 of size, mode and decoded pixels, as displayed (EXIF rotation applied)
+    perceptual     64 bits, unsigned; None for an image without structure
+    width, height  in pixels as displayed
+    format         Pillow's name: JPEG, PNG, ...
+    """
+
+    sha256: bytes
+    pixels: bytes
+    perceptual: int | None
+    width: int
     height: int
-    format: str  # Pillow's name: JPEG, PNG, ...
-    print: Print
+    format: str
+    fingerprint: Fingerprint
 
 
 def hash_image(
-    content: bytes, suffix: str, max_pixels: int, *, keypoints: bool = False, tested: bool = False
+    content: bytes, suffix: str, max_pixels: int, *, keypoints: bool = False, held_out: bool = False
 ) -> ImageHashes:
-    """Checks and decodes an image file's bytes, whole, and hashes it.
+    """Check, decode and hash an image file's bytes.
 
     Args:
-        keypoints: its print is to hold some.
-        tested: it is tested on, so that its mirrored copies must be known as well.
+        keypoints: include keypoints in the fingerprint.
+        held_out: the image is in an evaluation split, so its mirrored copies must be found as well.
 
     Raises:
-        ImageError: under one of the rules of `images.open_checked`, or image_decodes (truncated or damaged).
+        ImageError: a rule of `images.open_checked` is broken, or the file is truncated or damaged (image_decodes).
     """
     with open_checked(content, suffix, max_pixels) as image:
         found = format_of(image)
         try:
             image.load()
-            seen = turned(image).convert("RGBA") if image.has_transparency_data else as_seen(image)
-            perceptual = perceptual_hash(seen)
-            taken = take_print(seen, keypoints=keypoints, mirror=tested)
-            pixels = hashlib.sha256(f"{seen.width}x{seen.height} {seen.mode}\0".encode())
-            pixels.update(seen.tobytes())
+            shown = turned(image).convert("RGBA") if image.has_transparency_data else as_seen(image)
+            perceptual = perceptual_hash(shown)
+            fingerprint = fingerprint_image(shown, keypoints=keypoints, mirrored=held_out)
+            pixels = hashlib.sha256(f"{shown.width}x{shown.height} {shown.mode}\0".encode())
+            pixels.update(shown.tobytes())
         except VLPError:
             raise
-        except Exception as error:  # also of a mode that has no way to RGB: no stage could read it
+        except Exception as error:  # a mode without a conversion to RGB raises here, too: no stage could read it
             raise undecodable(error) from None
     return ImageHashes(
         sha256=hashlib.sha256(content).digest(),
         pixels=pixels.digest(),
         perceptual=perceptual,
-        width=seen.width,
-        height=seen.height,
+        width=shown.width,
+        height=shown.height,
         format=found,
-        print=taken,
+        fingerprint=fingerprint,
     )
 
 
-def examine(path: Path, max_pixels: int, *, keypoints: bool = False, tested: bool = False) -> ImageHashes:
-    """Checks and hashes one file.
+def hash_image_file(path: Path, max_pixels: int, *, keypoints: bool = False, held_out: bool = False) -> ImageHashes:
+    """Check and hash one file.
 
     Raises:
-        ImageError: as `hash_image`, or under image_present: there is no such file, or it can't be read.
+        ImageError: see `hash_image`; also if the file is missing or unreadable (image_present).
     """
-    return hash_image(read_file(path), path.suffix, max_pixels, keypoints=keypoints, tested=tested)
+    return hash_image(read_file(path), path.suffix, max_pixels, keypoints=keypoints, held_out=held_out)
 
 
-def perceptual_hash(image: Image.Image) -> int | None:
-    """64 bits of an RGB or RGBA picture; None where it is (nearly) of one colour. Transparent parts count as white."""
-    return hash_of_grey(
-        np.asarray(on_white(image).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float64)
-    )
+@dataclass(frozen=True, kw_only=True)
+class HashJob:
+    """Settings shared by all images of one `hash_all` call.
+
+    folder  root of relative paths, which must not leave it; None: paths are used as they are
+    keep    where valid images are copied to, by content (`stored_name`); None: nowhere
+    """
+
+    folder: Path | None
+    keep: Path | None
+    max_pixels: int
+    min_side: int
+    keypoints: bool
+
+    @staticmethod
+    def in_place(limits: ValidateParams) -> HashJob:
+        """Settings for images that stay where they are; `validate` applies the size limits later."""
+        keypoints = limits.near_duplicates.keypoints
+        return HashJob(folder=None, keep=None, max_pixels=limits.max_image_pixels, min_side=0, keypoints=keypoints)
+
+
+Item = tuple[int, str, bool]  # number, path, whether the image is in an evaluation split
+
+
+def stored_name(hashes: ImageHashes) -> str:
+    """Return the path of an image inside an ingested batch: by content, in 256 folders."""
+    digest = hashes.sha256.hex()
+    return f"images/{digest[:2]}/{digest}{EXTENSIONS[hashes.format]}"
+
+
+def hash_all(items: Iterable[Item], job: HashJob, processes: int) -> Iterator[tuple[int, ImageHashes | ImageError]]:
+    """Yield (number, hashes or error) of each image, in the order given, with bounded memory.
+
+    Worker processes exit with their parent.
+    """
+    stream = iter(items)
+    first = list(islice(stream, FEW))
+    stream = chain(first, stream)
+    chunks = iter(lambda: list(islice(stream, CHUNK)), [])
+    if processes <= 1 or len(first) < FEW:
+        for chunk in chunks:
+            yield from _hash_chunk(chunk, job)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that the parent's threads hold
+    with ProcessPoolExecutor(processes, context, initializer=exit_with_parent) as pool:
+        try:
+            for found in in_flight(lambda chunk: pool.submit(_hash_chunk, chunk, job), chunks, 4 * processes):
+                yield from found
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _hash_chunk(chunk: list[Item], job: HashJob) -> list[tuple[int, ImageHashes | ImageError]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of odd EXIF, and of sizes that `max_pixels` limits anyway
+        return [(number, _hash_one(path, held_out, job)) for number, path, held_out in chunk]
+
+
+def _hash_one(path: str, held_out: bool, job: HashJob) -> ImageHashes | ImageError:
+    try:
+        content = read_inside(job.folder, path) if job.folder else read_file(Path(path))
+        suffix = os.path.splitext(path)[1]  # noqa: PTH122
+        hashes = hash_image(content, suffix, job.max_pixels, keypoints=job.keypoints, held_out=held_out)
+        if min(hashes.width, hashes.height) < job.min_side:
+            size = f"{hashes.width}x{hashes.height} pixels; the shorter side must have at least {job.min_side}"
+            raise ImageError("image_side", size)
+        if job.keep:
+            _store(content, f"{job.keep}/{stored_name(hashes)}")
+        return hashes
+    except ImageError as error:
+        return error
+
+
+def _store(content: bytes, target: str) -> None:
+    """Write the very bytes that were checked, so nobody can swap the file in between. Equal images share a file."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(target, flags, 0o644)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        _store(content, target)
+        return
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vlp_models.common.packages import dependency
-from vlp_models.common.weight_files import library_of
+from vlp_models.common.packages import dependency, library_of
 from vlp_models.params import Params, SourceParams
 
 

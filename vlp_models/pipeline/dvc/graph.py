@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vlp_models.common.packages import dependency, watched
+from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, learnt_file
 from vlp_models.params import EvaluateParams, FeaturesParams, FinetuneParams, Params, TrainerParams
@@ -243,7 +243,8 @@ def initial(c: Context) -> Stage:
     for name, model in models.items():
         entries[name] = {
             "family": model.family,
-            "init": watched(model.init or model.image_init) or (BOXES if model.vision_warmup.steps else NOTHING),
+            "init": weights_dependency(model.init or model.image_init)
+            or (BOXES if model.vision_warmup.steps else NOTHING),
             "facts": f"{CONTENTS}/{facts_file(c.kinds[name])}",
         }
         if any_text:  # a BERT's files, and the code that maps its names

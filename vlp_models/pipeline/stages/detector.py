@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import hash_file, output_directory, write_json
-from vlp_models.common.workspace import Workspace, measured, write_manifest
+from vlp_models.common.workspace import Workspace, record_timing, write_manifest
 from vlp_models.data.joins import read_boxed
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DetectorParams, Params, TimmParams, to_plain
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchvision.models.detection import FasterRCNN
 
     from vlp_models.vision.detector import DetectorConfig
-    from vlp_models.vision.training import LabelledImage, TrainingOptions
+    from vlp_models.vision.training import LabeledImage, TrainingOptions
 
 Report = dict[str, Any]
 EVALUATION_BATCH = 32
@@ -40,7 +40,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     backbone = params.features.source == "timm"
     if not backbone:
         _check(p, params)
-    with measured(workspace, "detector"), output_directory(workspace.detector) as directory:
+    with record_timing(workspace, "detector"), output_directory(workspace.detector) as directory:
         if backbone:
             report: Report = _make_backbone(params.features.timm, workspace, directory)
         elif p.source == "none":
@@ -91,7 +91,7 @@ def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
     import torch
 
     from vlp_models.vision.detector_checkpoint import save_detector
-    from vlp_models.vision.training import labelled_images
+    from vlp_models.vision.training import labeled_images
 
     if params.trainer.torch_threads:
         torch.set_num_threads(params.trainer.torch_threads)
@@ -105,7 +105,7 @@ def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
     else:
         model, config, classes, training = _load(p, rows, workspace)
     report["detector_id"] = save_detector(directory, model, config, classes, training)
-    val = labelled_images(rows, "val", classes[1:], (), workspace.root)
+    val = labeled_images(rows, "val", classes[1:], (), workspace.root)
     report["counts"]["val_images"] = len(val)
     if val:
         from vlp_models.vision.training import average_precision
@@ -154,15 +154,15 @@ def _train(
 
 def _learnt(
     p: DetectorParams, train_rows: list[dict[str, Any]], workspace: Workspace
-) -> tuple[list[LabelledImage], tuple[str, ...], tuple[str, ...]]:
+) -> tuple[list[LabeledImage], tuple[str, ...], tuple[str, ...]]:
     """The images that it learns from, in order; its classes, the background first; and the words it knows."""
     import numpy as np
 
     from vlp_models.vision.detector import BACKGROUND
-    from vlp_models.vision.training import categories_of, labelled_images, words_of
+    from vlp_models.vision.training import categories_of, labeled_images, words_of
 
     categories, words = categories_of(train_rows), words_of(train_rows)
-    images = labelled_images(train_rows, "train", categories, words, workspace.root)
+    images = labeled_images(train_rows, "train", categories, words, workspace.root)
     if 0 < p.max_images < len(images):
         chosen = np.random.default_rng(p.seed).permutation(len(images))[: p.max_images]
         images = [images[number] for number in sorted(chosen.tolist())]
@@ -191,7 +191,7 @@ def first_step_with(p: DetectorParams, workspace: Workspace, image_ids: Set[str]
 def _load(
     p: DetectorParams, rows: list[dict[str, Any]], workspace: Workspace
 ) -> tuple[FasterRCNN, DetectorConfig, tuple[str, ...], dict[str, Any]]:
-    from vlp_models.common.weight_files import file_of, library_of
+    from vlp_models.common.packages import find_weights_file, library_of
     from vlp_models.vision.detector_checkpoint import fetch_published, load_published
 
     where = "params.yaml: `detector.weights`"
@@ -200,7 +200,7 @@ def _load(
         detector = fetch_published(p.weights, p.backbone, where)
         training |= {"weights": p.weights}
     else:
-        path = file_of(p.weights, workspace.root, where)
+        path = find_weights_file(p.weights, workspace.root, where)
         names = sorted({item["category"] for row in rows for item in row["objects"]})
         detector = load_published(path, p.backbone, names)
         training |= {"file": path.name, "sha256": hash_file(path)}

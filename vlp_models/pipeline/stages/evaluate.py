@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import output_directory, write_json, write_text
-from vlp_models.common.workspace import SEARCH, Workspace, measured, need, write_manifest
+from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output, write_manifest
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
@@ -50,7 +50,7 @@ def run(
     """
     if key not in params.finetune:
         raise ParamsError(f"evaluate: no run `{key}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
-    with measured(workspace, f"evaluate@{key}"):
+    with record_timing(workspace, f"evaluate@{key}"):
         _evaluate(params, workspace, key, search, as_served)
 
 
@@ -63,9 +63,9 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     from vlp_models.tasks.scoring import Place
 
     finetune, settings = params.finetune[key], params.evaluate
-    need(workspace.shards / "manifest.json", "shards")
+    require_output(workspace.shards / "manifest.json", "shards")
     model = load_task_model(
-        need(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"),
+        require_output(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"),
         device=pick_device(params.trainer.accelerator, params.trainer.torch_threads),
     )
     if model.task != finetune.task:

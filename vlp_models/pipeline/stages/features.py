@@ -17,10 +17,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.device import cpu_count
+from vlp_models.common.executors import LocalMapper, Mapper
 from vlp_models.common.io import link_or_copy, output_directory, write_text
-from vlp_models.common.parallel import LocalMapper, Mapper, cpus
-from vlp_models.common.source_hash import identity
-from vlp_models.common.workspace import Workspace, fingerprint, measured, need, write_manifest
+from vlp_models.common.source_hash import code_hash
+from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
 from vlp_models.data import features as storage
 from vlp_models.data.features import KeptFeatures, keep_features
 from vlp_models.data.tables import read_table, write_table
@@ -48,8 +49,8 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
     """
     p = params.features
     _check(p)
-    with measured(workspace, "features"):
-        validated = need(workspace.validated, "validate")
+    with record_timing(workspace, "features"):
+        validated = require_output(workspace.validated, "validate")
         images = read_table("images", validated).sort_by("image_id").to_pylist()
         _kept.cache_clear()
         source = _open(params, workspace)
@@ -125,7 +126,7 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
     from vlp_models.vision.extractors import open_source
 
     if p.source != "grid":
-        need(workspace.detector, "detector")
+        require_output(workspace.detector, "detector")
     cuda = torch.cuda.is_available() and params.trainer.accelerator != "cpu"
     return open_source(to_plain(p), workspace.detector, workspace.root, "cuda" if cuda else "cpu")
 
@@ -140,7 +141,7 @@ def _identity(params: Params, source: RegionSource) -> dict[str, Any]:
         "features": settings,
         "detector_id": source.detector_id,
         "classes": list(source.classes),
-        "code": identity([module, storage.__name__]),
+        "code": code_hash([module, storage.__name__]),
         "versions": versions,
         "device": source.device,
     }
@@ -201,7 +202,7 @@ def _speed(images: int, seconds: float) -> str:
 
 def _processes(source: RegionSource, chunks: int) -> int:
     """One a CPU, but each with two chunks to do: fewer are not worth starting a process. A GPU has one."""
-    return 1 if source.device == "cuda" else max(1, min(cpus(), chunks // 2))
+    return 1 if source.device == "cuda" else max(1, min(cpu_count(), chunks // 2))
 
 
 def _make_chunk(

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlp_models.common.workspace import Workspace, measured, need
+from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, to_plain
 from vlp_models.params.schema import nearest
 
 if TYPE_CHECKING:
-    from vlp_models.models.info import CheckpointInfo
+    from vlp_models.models.checkpoint import CheckpointInfo
     from vlp_models.pipeline.training_job import Inputs
     from vlp_models.tasks.base import TaskModel
 
@@ -27,10 +27,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         CheckpointError: the start is damaged, or was made from other features or another vocabulary.
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
-    from vlp_models.data.shards.augmented import read_written
+    from vlp_models.data.shards.dataset import read_written
     from vlp_models.models import FAMILIES
     from vlp_models.models.checkpoint import read_config
-    from vlp_models.models.outline import kind_at
+    from vlp_models.models.meta_model import kind_at
     from vlp_models.pipeline.searches import check_searches
     from vlp_models.pipeline.training_job import (
         check_same_data,
@@ -52,9 +52,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`{nearest(key, params.finetune)}")
     p = params.finetune[key]
     stage, run_name = f"finetune@{key}", f"finetune/{key}"
-    with measured(workspace, stage):
+    with record_timing(workspace, stage):
         inputs = read_inputs(workspace)
-        start = need(workspace.checkpoint(p.start), stage_of(p.start))
+        start = require_output(workspace.checkpoint(p.start), stage_of(p.start))
         before = read_config(start)
         task = task_class(p.task)
         view = task.learning_view(read_options(task, p.options, where=f"finetune.{key}.options"))
@@ -63,7 +63,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         files = {**learned, **inputs.files, "start": start}
         written = []
         if p.augment.captions:
-            augmented = need(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
+            augmented = require_output(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
             files["augment"] = augmented
             written = read_written(augmented, inputs.shards)
         settings = {"finetune": {key: to_plain(p)}}

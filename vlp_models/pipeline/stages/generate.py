@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlp_models.common.io import output_directory
-from vlp_models.common.workspace import Workspace, measured, write_manifest
+from vlp_models.common.workspace import Workspace, record_timing, write_manifest
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.lookup import check_known, load
@@ -22,6 +22,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     entry = params.generate[key]
     check_known(entry.generator, GENERATORS, f"generate.{key}.generator")
     write = load(GENERATORS[entry.generator])
-    with measured(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
+    with record_timing(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
         counts = write(entry, directory)
         write_manifest(directory, stage="generate", params=to_plain(entry), counts=counts)

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from vlp_models.common.io import output_directory
-from vlp_models.common.workspace import Workspace, measured, write_manifest
+from vlp_models.common.workspace import Workspace, record_timing, write_manifest
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import ModelParams, Params, to_plain
 from vlp_models.params.schema import nearest
@@ -43,7 +43,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.models:
         raise ParamsError(f"params.yaml: no model `{key}`{nearest(key, params.models)}")
     p = params.models[key]
-    with measured(workspace, f"initial@{key}"):
+    with record_timing(workspace, f"initial@{key}"):
         inputs = read_inputs(workspace)
         torch.manual_seed(p.seed)
         model = build_model(p.family, p.config, data_facts(inputs), where=f"models.{key}.config")

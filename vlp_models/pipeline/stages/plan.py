@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vlp_models.common.io import output_directory, write_json
 from vlp_models.common.packages import check_installed
-from vlp_models.common.source_hash import ROOT, files_behind
+from vlp_models.common.source_hash import ROOT, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
@@ -38,7 +38,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         for kind, names in code_modules().items():
             for name, module in names.items():
                 served = SERVED_BY if (kind, name) == ("stages", "register") else ()  # a version is its code as well
-                write_json(directory / "code" / kind / f"{name}.json", files_behind([module, *served]))
+                write_json(directory / "code" / kind / f"{name}.json", hash_sources([module, *served]))
 
 
 def check_current(params: Params, workspace: Workspace) -> None:

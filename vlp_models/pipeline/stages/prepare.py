@@ -14,17 +14,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from vlp_models.common.device import cpu_count
 from vlp_models.common.io import output_directory
-from vlp_models.common.parallel import cpus
-from vlp_models.common.workspace import Workspace, measured, write_manifest
-from vlp_models.curation.duplicates.hashes import ImageHashes
-from vlp_models.curation.duplicates.leaks import PrintWriter
+from vlp_models.common.workspace import Workspace, record_timing, write_manifest
+from vlp_models.curation.duplicates.hashes import HashJob, ImageHashes, Item, hash_all
+from vlp_models.curation.duplicates.leakage import FingerprintWriter
 from vlp_models.curation.duplicates.search import NearRules
-from vlp_models.curation.duplicates.withdrawn import Withdrawn, read_withdrawn
-from vlp_models.curation.duplicates.workers import Item, Job, hash_all
+from vlp_models.curation.duplicates.withdrawn import WithdrawnList, read_withdrawn
 from vlp_models.data.formats import read_source
-from vlp_models.data.formats.base import Row, Tables, spooled
-from vlp_models.data.formats.leaving_out import leave_out
+from vlp_models.data.formats.base import Row, Tables, leave_out, spooled
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, TableWriter, read_batches
 from vlp_models.errors import DataError, ParamsError
@@ -43,7 +41,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.data:
         raise ParamsError(f"`vlp stage prepare {key}`: params.data has {', '.join(params.data) or 'no dataset'}")
     source = params.data[key]
-    with measured(workspace, f"prepare@{key}"):
+    with record_timing(workspace, f"prepare@{key}"):
         _check_root(params, key, workspace.root / source.root)
         with output_directory(workspace.interim(key)) as directory:
             with spooled(directory):
@@ -51,10 +49,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             found = len(tables["images"])
             near = params.validate.near_duplicates
             withdrawn = read_withdrawn(
-                workspace.withdrawn, NearRules(bits=near.max_hash_distance, keypoints=near.keypoints)
+                workspace.withdrawn, NearRules(max_hash_distance=near.max_hash_distance, keypoints=near.keypoints)
             )
-            with PrintWriter(directory) as prints:
-                failed = _check_images(tables, key, params, workspace, prints, withdrawn)
+            with FingerprintWriter(directory) as fingerprints:
+                failed = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
             if not (tables["images"] or tables["texts"]):
                 raise DataError(_no_image(key, source, found, failed))
             tables.close()
@@ -85,7 +83,12 @@ def _check_root(params: Params, key: str, root: Path) -> None:
 
 
 def _check_images(
-    tables: Tables, key: str, params: Params, workspace: Workspace, prints: PrintWriter, withdrawn: Withdrawn
+    tables: Tables,
+    key: str,
+    params: Params,
+    workspace: Workspace,
+    fingerprints: FingerprintWriter,
+    withdrawn: WithdrawnList,
 ) -> str:
     """Fills in width, height and sha256, and writes the prints; rows whose file fails move to quarantine. Returns what
     is said of the first that does."""
@@ -103,7 +106,7 @@ def _check_images(
     gone: dict[str, str] = {}
 
     rows = (row for table in read_batches([waiting], HELD) for row in table.to_pylist())
-    job = Job.of_dataset(params.validate)
+    job = HashJob.in_place(params.validate)
     results = track(
         _examined(rows, job, lambda path: None if source.allow_external_images else _outside(path, folders, key)),
         description="checking images",
@@ -121,7 +124,7 @@ def _check_images(
             rule, reason = result.rule, f"{path}: {result.reason}"
         elif row["width"] is None or (row["width"], row["height"]) == (result.width, result.height):
             size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
-            prints.add(row["image_id"], result)
+            fingerprints.add(row["image_id"], result)
             checked.append({**row, **size, "path": path})
             continue
         else:
@@ -140,7 +143,7 @@ def _check_images(
 
 
 def _examined(
-    rows: Iterable[Row], job: Job, refused: Callable[[Path], ImageError | None]
+    rows: Iterable[Row], job: HashJob, refused: Callable[[Path], ImageError | None]
 ) -> Iterator[tuple[Row, ImageHashes | ImageError]]:
     """The rows in their order, each with what its picture is, or what is wrong with it. Those refused aren't opened."""
     under_way: deque[tuple[Row, ImageError | None]] = deque()
@@ -156,17 +159,17 @@ def _examined(
         while under_way and (error := under_way[0][1]):
             yield under_way.popleft()[0], error
 
-    for _, result in hash_all(asked(), job, cpus(MOST)):
+    for _, result in hash_all(asked(), job, cpu_count(MOST)):
         yield from refusals()
         yield under_way.popleft()[0], result
     yield from refusals()
 
 
-def _withdrawn(image_id: str, found: ImageHashes | ImageError, withdrawn: Withdrawn) -> str:
+def _withdrawn(image_id: str, found: ImageHashes | ImageError, withdrawn: WithdrawnList) -> str:
     """How a picture is known to be a withdrawn one; empty: it is none. Of a file that is gone its id tells."""
     if isinstance(found, ImageError):
-        return "by its id" if withdrawn.had(image_id) else ""
-    return withdrawn.why(found)
+        return "by its id" if withdrawn.has_id(image_id) else ""
+    return withdrawn.match(found)
 
 
 def _folders(root: Path, images: str) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from vlp_models.common.io import write_json
-from vlp_models.common.workspace import Workspace, measured, need
+from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.schema import nearest
@@ -59,9 +59,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         raise ParamsError(f"params.yaml: no pretraining run `{key}`{nearest(key, params.pretrain)}")
     p, own = params.pretrain[key], params.models[params.pretrain[key].model]
     stage, run_name, start_name = f"pretrain@{key}", f"pretrain/{key}", params.start_of("pretrain", key)
-    with measured(workspace, stage):
+    with record_timing(workspace, stage):
         inputs = read_inputs(workspace)
-        start = need(workspace.checkpoint(start_name), stage_of(start_name))
+        start = require_output(workspace.checkpoint(start_name), stage_of(start_name))
         kind = kind_at(params, f"initial/{p.model}")
         learned = learned_files(workspace, inputs, kind, p.view, p.sources, params.trainer.stream)
         files = {**learned, **inputs.files, "start": start}

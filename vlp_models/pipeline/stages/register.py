@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import write_json
-from vlp_models.common.workspace import SEARCH, Workspace, measured, need
+from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output
 from vlp_models.data.tables import read_table
 from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, candidates
@@ -72,7 +72,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.registry.versions import model_name, set_challenger
 
     console = Console(stderr=True)
-    with measured(workspace, "register"), _bundles(params, workspace) as tried:
+    with record_timing(workspace, "register"), _bundles(params, workspace) as tried:
         client = connect(params.tracking, workspace.root)
         replay(params.tracking, workspace.root)
         receipts: dict[str, list[dict[str, Any]]] = {}
@@ -104,9 +104,11 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
             for place, candidate in enumerate(several):
                 bundle = Path(temporary) / candidate.run / BUNDLE
                 bundle.mkdir(parents=True)
-                checkpoint = need(workspace.checkpoint(f"finetune/{candidate.run}"), f"finetune@{candidate.run}")
+                checkpoint = require_output(
+                    workspace.checkpoint(f"finetune/{candidate.run}"), f"finetune@{candidate.run}"
+                )
                 if checkpoint_info(checkpoint).detector_id:
-                    need(workspace.detector, "detector")
+                    require_output(workspace.detector, "detector")
                 info = write_bundle(
                     bundle,
                     checkpoint=checkpoint,
@@ -138,10 +140,10 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
 
 def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> tuple[dict[str, Any], bool]:
     """The version's receipt, and whether it is new."""
-    from vlp_models.pipeline.lineage_tags import cohort_of, lineage_files, lineage_record, lineage_tags
+    from vlp_models.pipeline.lineage_tags import lineage_files, lineage_record, lineage_tags, variant_hash
     from vlp_models.registry.card import model_card
     from vlp_models.registry.logger import find_training_run
-    from vlp_models.registry.versions import COHORT, model_name, register
+    from vlp_models.registry.versions import VARIANT_HASH, model_name, register
 
     candidate, name = one.candidate, model_name(params.tracking, one.task)
     facts = lineage_tags(
@@ -166,7 +168,7 @@ def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> 
             "task": one.task,
             "weights": weights_of(one.bundle),
             "seed": str(candidate.seed),
-            COHORT: cohort_of(params, workspace, candidate.run),
+            VARIANT_HASH: variant_hash(params, workspace, candidate.run),
             "served": f"no: {one.not_served}" if one.not_served else "yes",
         },
         card=model_card(
@@ -202,7 +204,7 @@ def _inputs(params: Params, workspace: Workspace, one: Tried) -> list[DataInput]
 
 def _test_images(workspace: Workspace) -> list[Path]:
     """Images of the test split, else of val, to try a bundle with."""
-    images = read_table("images", need(workspace.validated, "validate"))
+    images = read_table("images", require_output(workspace.validated, "validate"))
     rows = zip(images["split"].to_pylist(), images["path"].to_pylist(), strict=True)
     by_split: dict[str, list[Path]] = {"test": [], "val": []}
     for split, path in rows:

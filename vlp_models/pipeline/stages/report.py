@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from vlp_models.common.io import write_json, write_text
-from vlp_models.common.workspace import Workspace, measured
+from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.evaluation.report.page import render
-from vlp_models.evaluation.report.records import evaluation_records, nested, pipeline_records
-from vlp_models.evaluation.report.table import print_results
+from vlp_models.evaluation.report.records import evaluation_records, nested, pipeline_records, print_results
 from vlp_models.params import Params
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Writes summary.json (a list of records), metrics.json (headlines, nested for `dvc metrics`) and index.html."""
-    with measured(workspace, "report"):
+    with record_timing(workspace, "report"):
         evaluations, pipeline = evaluation_records(params, workspace), pipeline_records(workspace)
         write_json(workspace.reports / "summary.json", evaluations + pipeline)
         write_json(workspace.reports / "metrics.json", nested(evaluations, pipeline))

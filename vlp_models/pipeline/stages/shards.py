@@ -21,20 +21,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vlp_models.common.executors import LocalMapper, Mapper
 from vlp_models.common.io import output_directory, read_json, write_json
-from vlp_models.common.parallel import LocalMapper, Mapper
-from vlp_models.common.workspace import Workspace, fingerprint, measured, need, write_manifest
+from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.inputs import ModelInputs
-from vlp_models.data.needs import Needs, needs
-from vlp_models.data.outofcore import Database, InStep
+from vlp_models.data.inputs import ModelInputs, Needs, needs
+from vlp_models.data.joins import Database, InStep
 from vlp_models.data.shards.archive import check_tar
 from vlp_models.data.shards.contents import write_contents, write_hashes
 from vlp_models.data.shards.write import ImageRecord, ShardWriter, join_parts
 from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, read_batches, read_table
 from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.outline import inputs_of
+from vlp_models.models.meta_model import inputs_of
 from vlp_models.params import Params, to_plain
 
 
@@ -62,12 +61,12 @@ def run(
     if p.images_per_shard < 1:
         raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}`; at least 1")
     mapper = mapper or LocalMapper(params.cluster.workers or 1)
-    with measured(workspace, "shards"):
-        validated = need(workspace.validated, "validate")
+    with record_timing(workspace, "shards"):
+        validated = require_output(workspace.validated, "validate")
         read = inputs_of(params.models) if inputs is None else inputs
         v = params.validate
         held = needs(read, p.pixels, v.min_image_side, v.max_image_pixels)
-        store = FeatureStore(need(workspace.features, "features")) if held.regions else None
+        store = FeatureStore(require_output(workspace.features, "features")) if held.regions else None
         if store is not None:
             _check_features(validated, store, workspace)
         texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}

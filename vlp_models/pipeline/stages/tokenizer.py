@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 
 from vlp_models.common.io import output_directory, read_json, write_json
 from vlp_models.common.packages import PREFIX
-from vlp_models.common.workspace import Workspace, measured, need, write_manifest
+from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
 from vlp_models.data.answers import build_answer_vocabulary
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
-from vlp_models.data.survey import Survey, survey
 from vlp_models.data.tables import read_table
-from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.data.tokenizer import Survey, Tokenizer, survey
 from vlp_models.data.views import TABLES
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, TokenizerParams, to_plain
@@ -37,8 +36,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: a vocabulary is asked for and no place is given. MissingToolError: its package is not installed.
     """
     p = params.tokenizer
-    with measured(workspace, "tokenizer"):
-        validated = need(workspace.validated, "validate")
+    with record_timing(workspace, "tokenizer"):
+        validated = require_output(workspace.validated, "validate")
         texts, questions = _read(validated, p.sources)
         tokenizer = _make(p, texts, workspace)
         looked_up = survey(tokenizer, texts[:: -(-len(texts) // SURVEYED) or 1])
@@ -86,11 +85,11 @@ def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> 
     Raises:
         DataError: `validate` or `tokenizer` has not run, or it is not what these settings make of all texts.
     """
-    now = Tokenizer.load(need(workspace.tokenizer, "tokenizer"))
+    now = Tokenizer.load(require_output(workspace.tokenizer, "tokenizer"))
     learnt = p.source == "train" or p.trim
 
     def made(without: Set[str]) -> tuple[Sequence[str], list[str]]:
-        texts, questions = _read(need(workspace.validated, "validate"), p.sources, without)
+        texts, questions = _read(require_output(workspace.validated, "validate"), p.sources, without)
         vocabulary = now.vocabulary if not learnt else _make(p, texts, workspace).vocabulary if texts else ()
         return vocabulary, build_answer_vocabulary(questions, p.min_answer_count)
 

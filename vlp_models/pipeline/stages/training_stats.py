@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.io import write_text
-from vlp_models.common.workspace import Workspace, measured, need
+from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.data.drift import describe, project
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.joins import Database
@@ -36,11 +36,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     import json
 
-    with measured(workspace, "training_stats"):
-        validated = need(workspace.validated, "validate")
+    with record_timing(workspace, "training_stats"):
+        validated = require_output(workspace.validated, "validate")
         # what a workspace without models of regions holds of them is left over from earlier params
         regions = "regions" in kinds(params).values()
-        store = FeatureStore(need(workspace.features, "features")) if regions else None
+        store = FeatureStore(require_output(workspace.features, "features")) if regions else None
         sources = list(learnt_by(params).sources)
         with Database.within(workspace.root / ".work") as database:
             for name in ("images", "captions"):
@@ -51,7 +51,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             found = describe(
                 (row["text"] for row in _rows(database, texts)),
                 ((row["width"], row["height"]) for row in _rows(database, chosen)),
-                Tokenizer.load(need(workspace.tokenizer, "tokenizer")),
+                Tokenizer.load(require_output(workspace.tokenizer, "tokenizer")),
             )
             found["batches"] = batches_of((row["path"] for row in _rows(database, chosen)), params.ingest.dataset)
             by_hash = (row["image_id"] for row in _rows(database, f"{chosen} ORDER BY sha256, image_id"))

@@ -18,18 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from vlp_models.common.device import cpu_count
 from vlp_models.common.io import output_directory, write_json
-from vlp_models.common.parallel import cpus
-from vlp_models.common.workspace import Workspace, measured, need, write_manifest
-from vlp_models.curation.duplicates.leaks import FILE, Copy, find_copies, where_else, write_copies
+from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
+from vlp_models.curation.duplicates.leakage import (
+    FINGERPRINTS,
+    Leak,
+    compare_sentences,
+    find_leaks,
+    leaking_images,
+    write_leaks,
+)
 from vlp_models.curation.duplicates.search import NearRules
-from vlp_models.curation.duplicates.sentences import likenesses
 from vlp_models.curation.validation.columns import derive
 from vlp_models.curation.validation.crossing import Crossing
 from vlp_models.curation.validation.rules import Rule, rules_for
-from vlp_models.data.boxed import write_boxed
 from vlp_models.data.formats.base import TRUTH
-from vlp_models.data.outofcore import Database
+from vlp_models.data.joins import Database, write_boxed
 from vlp_models.data.tables import HELD, ID_COLUMN, SPLITS, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
@@ -77,12 +82,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     Raises:
         DataError: too many bad rows in a table, no good image at all, or a dataset that `prepare` has not seen.
     """
-    with measured(workspace, "validate"):
+    with record_timing(workspace, "validate"):
         refused = workspace.work("validate", "refused") / "quarantine.parquet"
         refused.unlink(missing_ok=True)  # of a run before
-        sources = [need(workspace.interim(name), f"prepare@{name}") for name in params.data]
+        sources = [require_output(workspace.interim(name), f"prepare@{name}") for name in params.data]
         copies = _copies(sources, params.validate)
-        leaks = where_else(copies) if params.validate.near_duplicates.action == "quarantine" else {}
+        leaks = leaking_images(copies) if params.validate.near_duplicates.action == "quarantine" else {}
         docs = workspace.reports / "data_docs"
         with output_directory(workspace.validated) as directory:
             with Crossing.within(directory) as crossing:
@@ -91,7 +96,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             report = _report(verdicts, params.validate) | {"across_splits": {"copies": len(copies), **repeated}}
             write_json(workspace.reports / "validation.json", report)
             _refuse(verdicts, params.validate, workspace, sources, directory, refused)
-            write_copies(directory, copies)
+            write_leaks(directory, copies)
             write_boxed(directory)
             quarantined = _join_quarantine(sources, directory)
             truth = _write_truth(sources, directory)
@@ -116,11 +121,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     )
 
 
-def _copies(sources: list[Path], params: ValidateParams) -> list[Copy]:
+def _copies(sources: list[Path], params: ValidateParams) -> list[Leak]:
     """Of pictures that are tested on, across all datasets (vlp_models/curation/duplicates)."""
     tested = _tested(_files(sources, "images"))
-    rules = NearRules(bits=params.near_duplicates.max_hash_distance, keypoints=params.near_duplicates.keypoints)
-    return find_copies([source / FILE for source in sources], tested, rules, workers=cpus(SEARCHES))
+    near = params.near_duplicates
+    rules = NearRules(max_hash_distance=near.max_hash_distance, keypoints=near.keypoints)
+    return find_leaks([source / FINGERPRINTS for source in sources], tested, rules, workers=cpu_count(SEARCHES))
 
 
 def _tested(files: list[Path]) -> dict[str, str]:
@@ -143,7 +149,7 @@ def _repeated_captions(directory: Path) -> dict[str, Any]:
                 yield tested.get(image, SPLITS[0]), text
 
     asked = [entry for entry in captions() if entry[0] != SPLITS[0]]
-    told = likenesses([text for _, text in asked], (text for split, text in captions() if split == SPLITS[0]))
+    told = compare_sentences([text for _, text in asked], (text for split, text in captions() if split == SPLITS[0]))
     found: dict[str, Any] = {}
     for name in SPLITS[1:]:
         rows = [(text, likeness) for (split, text), likeness in zip(asked, told, strict=True) if split == name]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.packages import PREFIX
-from vlp_models.common.weight_files import library_of
+from vlp_models.common.packages import PREFIX, library_of
 from vlp_models.params import split_start
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel

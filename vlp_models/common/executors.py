@@ -1,6 +1,7 @@
-"""Who does the parts of a stage: this process, processes of this machine, or a cluster that a flow has brought along.
+"""Executors: run a stage's chunks in this process, in a pool of processes, or on a cluster (flows/cluster.py).
 
-A part is a module's function and plain data; it reads and writes files that all machines share, and is whole or absent.
+A chunk is a module's function and plain data. It reads and writes files that all machines share; its output is either
+complete or absent.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ Result = TypeVar("Result")
 
 class Mapper(Protocol):
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """The results, in the order of `items`, of which only some are taken ahead."""
+        """Yield the results in the order of `items`, and read only a few items ahead."""
         ...
 
 
 class LocalMapper:
-    """`workers` processes, or this one alone. Started afresh, not forked: torch and its threads survive no fork."""
+    """Runs chunks in `workers` processes, or in this one. Processes are spawned: torch's threads do not survive fork."""
 
     def __init__(self, workers: int = 1) -> None:
         """
         Raises:
-            ParamsError: fewer than one.
+            ParamsError: fewer than one worker.
         """
         if workers < 1:
             raise ParamsError(f"params.yaml: `cluster.workers: {workers}` must be at least 1")
@@ -43,7 +44,7 @@ class LocalMapper:
             yield from map(function, items)
             return
         with ProcessPoolExecutor(
-            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=die_with_parent
+            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=exit_with_parent
         ) as pool:
             try:
                 yield from in_flight(lambda item: pool.submit(function, item), items, 2 * self.workers)
@@ -53,24 +54,18 @@ class LocalMapper:
 
 
 def in_flight(submit: Callable[[Item], Any], items: Iterable[Item], limit: int) -> Iterator[Any]:
-    """The results, in order, of futures of which at most `limit` are under way: memory does not grow with `items`."""
-    waiting: deque[Any] = deque()
+    """Yield the results of futures in order, with at most `limit` of them pending, so that memory stays constant."""
+    pending: deque[Any] = deque()
     for item in items:
-        waiting.append(submit(item))
-        if len(waiting) >= limit:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+        pending.append(submit(item))
+        if len(pending) >= limit:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
-def cpus(most: int = 0) -> int:
-    """How many processors this process may use, at most `most` where that is given."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(found, most) if most else found
-
-
-def die_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever, and keep writing what it has."""
+def exit_with_parent() -> None:
+    """Exit this worker when its parent dies; it would wait for work forever, and finish writing what it has."""
     parent: Any = multiprocessing.parent_process()
 
     def watch() -> None:

@@ -1,0 +1,268 @@
+"""Leakage between splits: training images and sentences that repeat what a model is evaluated on.
+
+Images: `prepare` reads every image once and stores its fingerprint in `fingerprints.parquet` next to the tables.
+`validate` indexes the fingerprints of the evaluation splits and streams all images past them.
+
+Sentences: two are alike if they are equal, or equal once at most one word of each is left out (a word replaced, added
+or dropped). Case, punctuation and spaces do not count. Both are compared by hashes, so memory holds one hash for each
+word of the evaluation sentences.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.progress import track
+
+from vlp_models.common.executors import LocalMapper
+from vlp_models.curation.duplicates.fingerprints import Fingerprint
+from vlp_models.curation.duplicates.hashes import ImageHashes
+from vlp_models.curation.duplicates.search import Match, NearDuplicateIndex, NearRules
+from vlp_models.data.tables import SPLITS, open_parquet
+from vlp_models.errors import DataError
+
+FINGERPRINTS = "fingerprints.parquet"
+LEAKS = "leaks.parquet"  # in data/validated: every leak found, quarantined or not
+BATCH = 512  # images that are streamed together
+INDEXED = 4096  # evaluation images indexed together, about 60 kB each
+RANK = {split: number for number, split in enumerate(SPLITS)}  # train < val < test: of two copies, the higher stays
+MIN_WORDS = 4  # below it only equal sentences count: without a word, little of "a red ball" is left
+
+_SCHEMA = pa.schema([("image_id", pa.string()), ("pixels", pa.binary()), ("fingerprint", pa.binary())])
+_LEAK_SCHEMA = pa.schema([(name, pa.string()) for name in ("image_id", "copy_of", "split", "how")])
+# A script without spaces between words counts each character as a word: kana, Han, Thai, Lao, Burmese, Khmer.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]|\w+")
+T = TypeVar("T")
+Row = tuple[str, str, bytes]  # image id, split, hash of its pixels
+Likeness = Literal["equal", "one word apart"]
+
+
+class FingerprintWriter:
+    """Write `fingerprints.parquet` into a directory, a batch at a time. A context manager."""
+
+    def __init__(self, directory: Path) -> None:
+        self._writer = pq.ParquetWriter(directory / FINGERPRINTS, _SCHEMA, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+
+    def __enter__(self) -> FingerprintWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+        self._writer.close()
+
+    def add(self, image_id: str, hashes: ImageHashes) -> None:
+        row = {"image_id": image_id, "pixels": hashes.pixels, "fingerprint": hashes.fingerprint.to_bytes()}
+        self._rows.append(row)
+        if len(self._rows) == BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=_SCHEMA))
+        self._rows = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """An image that is a copy of one in a higher split (train below val below test)."""
+
+    image_id: str
+    copy_of: str
+    split: str  # of `copy_of`
+    how: str
+
+    @property
+    def description(self) -> str:
+        return f"{self.split} as {self.copy_of} ({self.how})"
+
+
+def find_leaks(
+    files: Sequence[Path],
+    held_out: Mapping[str, str],
+    rules: NearRules,
+    *,
+    workers: int = 1,
+    indexed: int = INDEXED,
+) -> list[Leak]:
+    """Find every copy across splits, sorted by image id; for each image, the copy in the highest split comes first.
+
+    Args:
+        files: `fingerprints.parquet` of every dataset; missing files are skipped.
+        held_out: image id -> split of each evaluation image; all others are in train.
+        workers: processes; each takes `indexed` evaluation images at a time.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    # blocks of rows, not of ids: `validate` removes repeated ids only later
+    count = sum(_count_held_out(files, held_out))
+    blocks = [(first, first + indexed) for first in range(0, count, indexed)]
+    parts = track(
+        LocalMapper(max(1, min(workers, len(blocks)))).map(partial(_find_in_block, files, held_out, rules), blocks),
+        description="searching for copies of evaluation images",
+        total=len(blocks),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    found = [leak for part in parts for leak in part]
+    return sorted(found, key=lambda leak: (leak.image_id, -RANK[leak.split], leak.copy_of))
+
+
+def _find_in_block(
+    files: Sequence[Path], held_out: Mapping[str, str], rules: NearRules, block: tuple[int, int]
+) -> list[Leak]:
+    """Find the copies of evaluation images number `block[0]` to `block[1]`, in the order of the files."""
+    found: dict[tuple[str, str], Leak] = {}
+
+    def add(image_id: str, split: str, indexed_id: str, indexed_split: str, how: str) -> None:
+        if RANK[split] < RANK[indexed_split]:
+            leak = Leak(image_id=image_id, copy_of=indexed_id, split=indexed_split, how=how)
+            found.setdefault((image_id, indexed_id), leak)
+
+    ours = list(islice(_read_fingerprints(files, held_out, train=False), *block))
+    rows = [row for row, _ in ours]
+    index = NearDuplicateIndex([fingerprint for _, fingerprint in ours], rules)
+    by_pixels: dict[bytes, list[int]] = defaultdict(list)
+    for number, (_, _, pixels) in enumerate(rows):
+        by_pixels[pixels].append(number)
+
+    for batch, fingerprints in batches(_read_fingerprints(files, held_out, train=True)):
+        for image_id, split, pixels in batch:
+            for number in by_pixels.get(pixels, ()):
+                add(image_id, split, *rows[number][:2], "pixel for pixel")
+
+        def in_lower_split(query: int, indexed: int, batch: Sequence[Row] = batch) -> bool:
+            return RANK[batch[query][1]] < RANK[rows[indexed][1]]
+
+        for match in index.search(fingerprints, in_lower_split):
+            add(*batch[match.query][:2], *rows[match.indexed][:2], describe_match(match))
+    return list(found.values())
+
+
+def write_leaks(directory: Path, leaks: Sequence[Leak]) -> None:
+    """Write `leaks.parquet`."""
+    rows = [{name: getattr(leak, name) for name in _LEAK_SCHEMA.names} for leak in leaks]
+    pq.write_table(pa.Table.from_pylist(rows, schema=_LEAK_SCHEMA), directory / LEAKS, compression="zstd")
+
+
+def leaking_images(leaks: Iterable[Leak]) -> dict[str, str]:
+    """Return image id -> description of its copy in the highest split."""
+    found: dict[str, str] = {}
+    for leak in leaks:
+        found.setdefault(leak.image_id, leak.description)
+    return found
+
+
+def describe_match(match: Match) -> str:
+    """Describe for people why two images count as copies."""
+    agreement = match.agreement
+    corners = f"{agreement.inliers} corners agree, " if agreement.inliers else ""
+    return f"{match.change}; {corners}correlation {agreement.correlation:.2f}"
+
+
+def index_in_blocks(
+    rows: Iterable[tuple[T, Fingerprint]], rules: NearRules
+) -> Iterator[tuple[list[T], NearDuplicateIndex]]:
+    """Index evaluation images, as many at a time as fit in memory; yield their names and the index."""
+    for names, fingerprints in batches(rows, INDEXED):
+        yield names, NearDuplicateIndex(fingerprints, rules)
+
+
+def batches(rows: Iterable[tuple[T, Fingerprint]], size: int = BATCH) -> Iterator[tuple[list[T], list[Fingerprint]]]:
+    """Yield names and fingerprints, `size` at a time."""
+    stream = iter(rows)
+    while batch := list(islice(stream, size)):
+        yield [name for name, _ in batch], [fingerprint for _, fingerprint in batch]
+
+
+def _count_held_out(files: Iterable[Path], held_out: Mapping[str, str]) -> Iterator[int]:
+    """Yield the number of rows of evaluation images, file by file and batch by batch."""
+    for path in files:
+        if path.exists():
+            with _damage_named(path):
+                for batch in open_parquet(path).iter_batches(columns=["image_id"]):
+                    yield sum(name in held_out for name in batch["image_id"].to_pylist())
+
+
+def _read_fingerprints(
+    files: Iterable[Path], held_out: Mapping[str, str], *, train: bool
+) -> Iterator[tuple[Row, Fingerprint]]:
+    """Yield evaluation images with their fingerprints; training images as well if `train`."""
+    for path in files:
+        if not path.exists():
+            continue
+        with _damage_named(path):
+            for batch in open_parquet(path).iter_batches(BATCH):
+                for row in batch.to_pylist():
+                    split = held_out.get(row["image_id"], SPLITS[0])
+                    if train or split != SPLITS[0]:
+                        yield (row["image_id"], split, row["pixels"]), Fingerprint.from_bytes(row["fingerprint"])
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn errors of a damaged file into a `DataError` that names it and the way out."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged ({error}); run `dvc repro -f prepare@{path.parent.name}`") from None
+
+
+def compare_sentences(held_out: Sequence[str], trained_on: Iterable[str]) -> list[Likeness | None]:
+    """Return how the nearest training sentence is like each evaluation sentence; None: no training sentence is.
+
+    The evaluation sentences are indexed in memory; the training sentences, which are many, stream past.
+    """
+    equal: dict[bytes, list[int]] = defaultdict(list)
+    shortened: dict[bytes, list[int]] = defaultdict(list)
+    long = [False] * len(held_out)
+    for number, text in enumerate(held_out):
+        words = split_words(text)
+        if words:
+            equal[_hash(words)].append(number)
+            long[number] = len(words) >= MIN_WORDS
+            for part in set(_hashes_without_one_word(words)):
+                shortened[part].append(number)
+    found: list[Likeness | None] = [None] * len(held_out)
+    for text in trained_on:
+        words = split_words(text)
+        whole = _hash(words)
+        near = set(shortened.get(whole, ()))
+        for part in _hashes_without_one_word(words):
+            near.update(number for number in equal.get(part, ()) if long[number])
+            near.update(shortened.get(part, ()))
+        for number in near:
+            found[number] = found[number] or "one word apart"
+        for number in equal.get(whole, ()):
+            found[number] = "equal"
+    return found
+
+
+def split_words(text: str) -> list[str]:
+    """Split into words without case and punctuation; into characters where a script has no spaces between words."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def _hashes_without_one_word(words: list[str]) -> Iterator[bytes]:
+    if len(words) >= MIN_WORDS:
+        for left_out in range(len(words)):
+            yield _hash(words[:left_out] + words[left_out + 1 :])
+
+
+def _hash(words: list[str]) -> bytes:
+    return blake2b(" ".join(words).encode(), digest_size=8).digest()
