@@ -11,17 +11,15 @@ import pytest
 from PIL import Image
 
 from vlp_models.common.io import write_json
-from vlp_models.data.shards.augmented import AugmentedDataset, Written
-from vlp_models.data.shards.block_order import BlockOrder
-from vlp_models.data.shards.blocks import Layout
-from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, Written
 from vlp_models.data.shards.loader import ResumableLoader
+from vlp_models.data.shards.order import BlockOrder
+from vlp_models.data.shards.stream import Layout
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.forgetting.learning import Learning
 from vlp_models.forgetting.order import Sight, Updates, first_sight
 from vlp_models.params import StreamParams, load_params, to_plain
-from vlp_models.training.data import LoaderFactory
-from vlp_models.training.windows import Windows
+from vlp_models.training.data import LoaderFactory, Windows
 
 ROOT = Path(__file__).parents[2]
 IMAGES = 13
@@ -68,7 +66,7 @@ def as_trained(samples: Any, wanted: str, updates: Updates, make_order: Any = No
         for batch in windows:
             if any(wanted in s.image_ids for s in batch) and done < updates.count:
                 return Sight(epoch=windows.epoch + 1, update=done + 1)
-            done += not windows.rest
+            done += not windows.remaining
     return None
 
 

@@ -42,12 +42,12 @@ from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masked_modeling import select_tokens
-from vlp_models.objectives.moving_average import MovingAverage
+from vlp_models.objectives.moving_average import UpdateAccumulator
 from vlp_models.objectives.ranks import gather_rows, previous_rows, take_rows
 from vlp_models.params import ScheduledSamplingParams
 from vlp_models.tasks.captioning import SelfCriticalParams
 from vlp_models.tasks.self_critical import SelfCriticalLoss, self_critical_loss
-from vlp_models.training.distributed import put_back
+from vlp_models.training.distributed import unwrap_fsdp
 from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
 from vlp_models.training.recipe import make_recipe
 from vlp_models.training.scheduled_sampling import make_loss
@@ -258,6 +258,22 @@ def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Ten
     return gradients, {name: float(value) for name, value in parts.items()}
 
 
+class MovingAverage(UpdateAccumulator):
+    """average = 0.75 * average + 0.25 * (the sum over all micro-batches and processes of an update)."""
+
+    average: Tensor
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("average", start)
+
+    def zero_total(self) -> Tensor:
+        return torch.zeros_like(self.average)
+
+    def apply_update(self, total: Tensor) -> None:
+        self.average.lerp_(total, 0.25)
+
+
 def gathered(rank: int) -> dict[str, Tensor]:
     """This rank's rows (three, then one), of which each rank makes a function of all rows; and their gradient."""
     own = torch.arange(6.0, dtype=torch.float64).view(3, 2) if rank == 0 else torch.tensor([[7.0, 8.0]]).double()
@@ -269,7 +285,7 @@ def gathered(rank: int) -> dict[str, Tensor]:
     taken = take_rows(taken_from, torch.tensor([3, 0, 3] if rank == 0 else [1]))
     (taken * (rank + 1)).sum().backward()
     assert taken_from.grad is not None
-    average = MovingAverage(torch.tensor([1.0, 2.0], dtype=torch.float64), decay=0.75)
+    average = MovingAverage(torch.tensor([1.0, 2.0], dtype=torch.float64))
     for values in own.detach():  # a micro-batch a row; the second process has one
         average.add(values)
     average.update()
@@ -295,7 +311,7 @@ def drawn_objectives(rank: int) -> Tensor:
     return masks["mlm"]
 
 
-def check_put_back() -> None:
+def check_unwrap_fsdp() -> None:
     """A model that FSDP has wrapped is itself again, keys, weights and modules (on a CPU FSDP can do that much)."""
     model = tiny.build_tiny()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -308,7 +324,7 @@ def check_put_back() -> None:
     )
     with FullyShardedDataParallel.state_dict_type(wrapped, StateDictType.FULL_STATE_DICT):
         weights = {name.removeprefix("model."): weight.clone() for name, weight in wrapped.state_dict().items()}
-    put_back(model, weights)
+    unwrap_fsdp(model, weights)
     after = model.state_dict()
     assert list(after) == list(before) and all(torch.equal(after[name], weight) for name, weight in before.items())
 
@@ -323,7 +339,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         timeout=timedelta(seconds=60),
     )
     save_file(gathered(rank), folder / f"gathered-{rank}.safetensors")
-    check_put_back()
+    check_unwrap_fsdp()
     parts: dict[str, dict[str, float]] = {}
     for name, case in every.items():
         gradients, parts[name] = learn(case, rank, world_size)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from safetensors.torch import save_file
 from token_toys import WEIGHTS, Tokens
-from toy_world import CLASSES, FEATURE_DIM, Toy, untimed
+from toy_dataset import CLASSES, FEATURE_DIM, Toy, untimed
 
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import VLPError

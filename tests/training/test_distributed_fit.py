@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rank_runs import result, run
-from toy_world import Toy, untimed, write_shards, write_tokenizer
+from toy_dataset import Toy, untimed, write_shards, write_tokenizer
 
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
@@ -104,11 +104,11 @@ def test_fsdp_takes_blocks_and_refuses_muon(monkeypatch: pytest.MonkeyPatch) -> 
     """How it is set up; no GPU, so it is not run."""
     from dataclasses import replace
 
-    from toy_world import TRAINER
+    from toy_dataset import TRAINER
 
     from vlp_models.models.layers.blocks import BLOCKS
     from vlp_models.params import OptimizerParams
-    from vlp_models.training import strategy
+    from vlp_models.training import distributed as strategy
 
     params = replace(TRAINER, strategy="fsdp", accelerator="cuda", devices=8)
     made = strategy._strategy(params, 8)

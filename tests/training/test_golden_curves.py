@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_world import Toy, untimed
+from toy_dataset import Toy, untimed
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden_training_curves.json").read_text())
 

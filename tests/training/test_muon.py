@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from vlp_models.training import precision
-from vlp_models.training.muon import Muon, orthogonalized
-from vlp_models.training.precision import has_native_bfloat16
+from vlp_models.training import distributed as precision
+from vlp_models.training.distributed import has_native_bfloat16
+from vlp_models.training.optim import Muon, orthogonalize
 
 SHAPES = [(6, 4), (4, 6), (6, 4), (5, 5), (600, 8), (600, 8)]
 
@@ -73,12 +73,12 @@ def test_equals_the_definition(nesterov: bool, adjust: str) -> None:
 
 
 def test_singular_values_come_near_one() -> None:
-    values = torch.linalg.svdvals(orthogonalized(torch.randn(3, 20, 8), dtype=torch.float32))
+    values = torch.linalg.svdvals(orthogonalize(torch.randn(3, 20, 8), dtype=torch.float32))
     assert values.min() > 0.5 and values.max() < 1.3
 
 
 def test_of_nothing_comes_nothing() -> None:
-    assert not orthogonalized(torch.zeros(2, 3, 4), dtype=torch.float32).any()
+    assert not orthogonalize(torch.zeros(2, 3, 4), dtype=torch.float32).any()
 
 
 def test_weights_without_a_gradient_stay() -> None:
@@ -111,8 +111,8 @@ def test_bfloat16_is_for_hardware_that_multiplies_in_it(monkeypatch: pytest.Monk
         monkeypatch.setattr(precision, "_cpu_flags", lambda flags=flags: frozenset(flags))
         assert has_native_bfloat16(cpu) is native
         wanted = torch.bfloat16 if native else torch.float32
-        assert Muon(weights(), lr=0.1)._iterates_in(cpu, torch.float32) == wanted
-    assert Muon(weights(), lr=0.1, dtype=torch.float32)._iterates_in(cpu, torch.float32) == torch.float32
+        assert Muon(weights(), lr=0.1)._iteration_dtype(cpu, torch.float32) == wanted
+    assert Muon(weights(), lr=0.1, dtype=torch.float32)._iteration_dtype(cpu, torch.float32) == torch.float32
 
 
 def test_only_matrices() -> None:

@@ -15,7 +15,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES, DataFacts, build_model
 from vlp_models.models.layers.attention import MultiHeadAttention
 from vlp_models.models.layers.blocks import FeedForward, TransformerBlock
-from vlp_models.models.xgpt.refining import AttentionOnAttention
+from vlp_models.models.xgpt.layers import AttentionOnAttention
 from vlp_models.params import OptimizerParams
 from vlp_models.params.schema import build
 from vlp_models.training.optim import (

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_world import TRAINER, KilledAt, Toy, same_weights
+from toy_dataset import TRAINER, KilledAt, Toy, same_weights
 
-from vlp_models.training import precision
-from vlp_models.training.precision import choose_precision
+from vlp_models.training import distributed as precision
+from vlp_models.training.distributed import choose_precision
 
 
 def multiply_bfloat16(patch: pytest.MonkeyPatch, native: bool) -> None:

@@ -13,7 +13,7 @@ from toy_dataset import KilledAt, Toy, same_weights, untimed
 from vlp_models.errors import ParamsError
 from vlp_models.params import SnapshotParams
 from vlp_models.training.averaging import Snapshots
-from vlp_models.training.resume import clear
+from vlp_models.training.resume import clear_resume_points
 
 SETTINGS: dict[str, Any] = {"max_epochs": 5, "optimizer": {"lr": 0.02}}
 
@@ -44,7 +44,7 @@ def test_the_result_is_what_the_best_validations_had(toy: Toy, tmp_path: Path, a
     for name, value in model.state_dict().items():
         states = [keeping.seen[step][name] for step in (best if average else best[:1])]
         assert torch.allclose(value, torch.stack(states).double().mean(0).to(value.dtype), rtol=0, atol=1e-7), name
-    clear(tmp_path)
+    clear_resume_points(tmp_path)
     assert not list(tmp_path.glob("*snapshot*"))
 
 

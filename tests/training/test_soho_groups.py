@@ -8,8 +8,7 @@ from soho_toys import batch_of, build, losses
 
 from vlp_models.params import OptimizerParams
 from vlp_models.params.schema import build as build_params
-from vlp_models.training.groups import Freezing
-from vlp_models.training.optim import CombinedOptimizer, build_optimizer
+from vlp_models.training.optim import CombinedOptimizer, Freezing, build_optimizer
 
 SGD = {"kind": "sgd", "lr": 1e-2, "momentum": 0.9, "weight_decay": 5e-4}
 CNN = ("backbone.net.",)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from rank_runs import result, run
 from s3_server import BUCKET, Server, credentials, s3_server
-from toy_world import KilledAt, Toy, same_weights, untimed, write_shards, write_tokenizer, write_workspace
+from toy_dataset import KilledAt, Toy, same_weights, untimed, write_shards, write_tokenizer, write_workspace
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tokenizer import Tokenizer

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from vlp_models.data.inputs import ModelInputs, PixelInput, RegionInput
+from vlp_models.data.inputs import ModelInputs, RegionInput
+from vlp_models.data.pixels import PixelInput
 from vlp_models.params import TrainerParams
-from vlp_models.training.threads import SMALL, set_threads
+from vlp_models.training.distributed import SMALL_MODEL, set_threads
 
 REGIONS, PIXELS = ModelInputs(image=RegionInput()), ModelInputs(image=PixelInput(height=8, width=8))
 
@@ -34,10 +35,10 @@ def model(inputs: ModelInputs | None, parameters: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("inputs", "parameters", "asked", "expected"),
     [
-        (REGIONS, SMALL - 1, 0, 1),
-        (ModelInputs(image=None), SMALL - 1, 0, 1),
-        (REGIONS, SMALL - 1, 2, 2),
-        (REGIONS, SMALL, 0, 3),
+        (REGIONS, SMALL_MODEL - 1, 0, 1),
+        (ModelInputs(image=None), SMALL_MODEL - 1, 0, 1),
+        (REGIONS, SMALL_MODEL - 1, 2, 2),
+        (REGIONS, SMALL_MODEL, 0, 3),
         (PIXELS, 10, 0, 3),
         (None, 10, 0, 3),
     ],

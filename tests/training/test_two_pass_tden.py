@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy_world import KilledAt, Toy, same_weights, untimed
+from toy_dataset import KilledAt, Toy, same_weights, untimed
 from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
 
 from vlp_models.data.batch import Batch, Regions

@@ -1,4 +1,4 @@
-"""Which device a stage computes on."""
+"""What this process computes on: GPU or CPU, native bfloat16, number of processors, rank."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def cpu_count(most: int = 0) -> int:
-    """How many processors this process may use, at most `most` where that is given."""
+    """Return how many processors this process may use, at most `most` (0: no limit)."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(found, most) if most else found
 
 
 def is_main_process() -> bool:
-    """Whether this process leads its run, by the environment that torchrun, SLURM or Lightning's launcher sets."""
+    """Return whether this process is rank 0, by the variables that torchrun, SLURM or Lightning's launcher set."""
     names = ["RANK"] if "RANK" in os.environ else ["LOCAL_RANK", "NODE_RANK"]
     if "RANK" not in os.environ and "SLURM_NTASKS" in os.environ:
         names = ["SLURM_PROCID"]

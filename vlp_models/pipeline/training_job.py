@@ -24,9 +24,9 @@ from vlp_models.models import DataFacts
 from vlp_models.models.checkpoint import CheckpointInfo, in_words, load_strictly, write_checkpoint
 from vlp_models.models.protocols import Adopts
 from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
-from vlp_models.pipeline.lineage_tags import lineage_tags, training_inputs
+from vlp_models.pipeline.lineage import lineage_tags, training_inputs
 from vlp_models.pipeline.provenance import note, provenance_of
-from vlp_models.registry.logger import STATE, MLflowRun, tracked
+from vlp_models.registry.logger import STATE, MLflowRun, track_training
 
 if TYPE_CHECKING:
     from vlp_models.training.run import FitResult
@@ -206,7 +206,7 @@ def tracking(
     sources: the datasets that it learns from; none: all.
     """
     if not params.tracking.uri or not is_main_process():
-        return tracked(None, work)
+        return track_training(None, work)
     facts = lineage_tags(
         workspace.root, params=to_plain(params), data=workspace.shards / "manifest.json", command=f"dvc repro {stage}"
     )
@@ -219,7 +219,7 @@ def tracking(
         tags={**facts, **tags, "stage": stage},
         inputs=training_inputs(workspace, sources),
     )
-    return tracked(run, work)
+    return track_training(run, work)
 
 
 def publish(
@@ -271,7 +271,7 @@ def publish(
 
 def forget(work: Path) -> None:
     """The result is written: the next run of this stage begins anew, with a run of its own in MLflow."""
-    from vlp_models.training.resume import clear
+    from vlp_models.training.resume import clear_resume_points
 
-    clear(work)
+    clear_resume_points(work)
     (work / STATE).unlink(missing_ok=True)

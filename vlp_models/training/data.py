@@ -1,17 +1,21 @@
-"""The batches of a run: shards of the train split to learn from, a part of the val split to look at."""
+"""The batches of a run: shuffled shards of the train split, a fixed part of the val split, and accumulation windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import KW_ONLY, dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Subset
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
-from vlp_models.data.shards.augmented import AugmentedDataset, Written
-from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, Written
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.data.shards.order import order_of
 from vlp_models.errors import DataError, ParamsError
@@ -20,95 +24,179 @@ from vlp_models.params import StreamParams
 MAX_VALIDATION_SAMPLES = 1000
 
 
-def _evenly(length: int) -> list[int]:
-    """Numbers evenly over the split, so that every dataset in it is seen."""
+def _spread(length: int) -> list[int]:
+    """Return the validation samples: indices spread evenly over the split, so that every dataset is represented."""
     return list(np.linspace(0, max(0, length - 1), min(length, MAX_VALIDATION_SAMPLES)).astype(int).tolist())
 
 
 def validates_on(shards: Path, view: str, sources: Mapping[str, int], captioned: bool, image_ids: Set[str]) -> bool:
-    """Whether a training's validations have one of these images; from the index alone."""
+    """Return whether a training validates on one of these images; reads the index alone."""
     val = ShardDataset(shards, "val", view, sources, regions=False, captioned=captioned)
-    return bool(np.isin(_evenly(len(val)), val.samples_of(image_ids)).any())
+    return bool(np.isin(_spread(len(val)), val.samples_of(image_ids)).any())
 
 
+@dataclass
 class LoaderFactory:
-    """(rank, world size) -> loaders. `train` and `val`: the samples of an epoch, and those validated on."""
+    """What a training reads; called with (rank, world size), it returns the train and val loaders of a process.
 
-    def __init__(
-        self,
-        shards: Path,
-        view: str,
-        *,
-        sources: Mapping[str, int],
-        collate: Callable[[list[Sample]], Batch],
-        batch_size: int,
-        num_workers: int,
-        seed: int,
-        captioned: bool = False,
-        written: Sequence[Written] = (),
-        control: bool = False,
-        regions: bool = True,
-        pixels: bool = False,
-        stream: StreamParams | None = None,
-        texts_per_image: int = 1,
-    ) -> None:
-        """
-        Args:
-            regions, pixels: what of the images is read (`InputReader.flags`).
-            captioned: of the view `images`, those with a reference caption only.
-            stream: where the images are read, and how; without an address, one by one in `shards`.
-            texts_per_image: at most so many texts about one image are put beside each other (data/grouped_order.py).
-            written, control: what the train split's captions are augmented by (data/augmented.py).
+    view               which samples of `shards` (data/views.py)
+    sources            dataset -> how often an epoch has its samples; empty: every dataset once
+    batch_size         samples of all processes together
+    captioned          of the view `images`: only those with a reference caption
+    regions, pixels    what to read of the images (`InputReader.flags`)
+    written, control   what augments the captions of the train split (data/shards/augmented.py)
+    stream             where and how images are read; without an address: one by one from `shards`
+    texts_per_image    up to this many texts on one image are put in the same batch (data/shards/grouped_order.py)
 
-        Raises:
-            DataError: the shards are damaged, or hold nothing to learn from.
-            ParamsError: `sources` names a dataset the shards do not hold, or `texts_per_image` comes with a stream.
-        """
-        flags = {"captioned": captioned, "regions": regions, "pixels": pixels}
-        train = ShardDataset(shards, "train", view, sources, **flags, stream=stream)
+    `train` and `val` are the samples of an epoch and of a validation.
+
+    Raises:
+        DataError: the shards are damaged, or have no such samples.
+        ParamsError: `sources` names a dataset that the shards do not have, or `texts_per_image` is used with a stream.
+    """
+
+    shards: Path
+    view: str
+    _: KW_ONLY
+    sources: Mapping[str, int]
+    collate: Callable[[list[Sample]], Batch]
+    batch_size: int
+    seed: int
+    num_workers: int = 0
+    captioned: bool = False
+    regions: bool = True
+    pixels: bool = False
+    written: Sequence[Written] = ()
+    control: bool = False
+    stream: StreamParams | None = None
+    texts_per_image: int = 1
+
+    def __post_init__(self) -> None:
+        options: dict[str, Any] = {"captioned": self.captioned, "regions": self.regions, "pixels": self.pixels}
+        options["stream"] = self.stream
+        train = ShardDataset(self.shards, "train", self.view, self.sources, **options)
         if not len(train):
-            raise DataError(f"{shards}: the train split has no {view}; check `data` and `sources` in params.yaml")
-        self.train = AugmentedDataset(train, written, control=control) if written else train
-        val = ShardDataset(shards, "val", view, sources, **flags, stream=stream, by_block=False)
-        self.val = Subset(val, _evenly(len(val)))
-        self._order = order_of(self.train, stream, texts_per_image)
-        self._collate = collate
-        self._batch_size = batch_size
-        self._num_workers = num_workers
-        self._seed = seed
+            raise DataError(
+                f"{self.shards}: no {self.view} in the train split; check `data` and `sources` in params.yaml"
+            )
+        self.train = AugmentedDataset(train, self.written, control=self.control) if self.written else train
+        val = ShardDataset(self.shards, "val", self.view, self.sources, **options, by_block=False)
+        self.val = Subset(val, _spread(len(val)))
+        self._order = order_of(self.train, self.stream, self.texts_per_image)
 
     def __call__(self, rank: int, world_size: int) -> tuple[ResumableLoader, ResumableLoader | None]:
+        """Return the train loader, and the val loader if the val split has samples.
+
+        Raises:
+            ParamsError: the processes can't split a batch evenly.
+        """
+        if self.batch_size % world_size:
+            nearest = max(1, round(self.batch_size / world_size)) * world_size
+            raise ParamsError(
+                f"params.yaml: `batch_size: {self.batch_size}` covers all processes, and {world_size} of them "
+                f"(`trainer.devices` times `trainer.num_nodes`) can't split it evenly; use {nearest}"
+            )
+        common: dict[str, Any] = {"batch_size": self.batch_size, "collate": self.collate, "seed": self.seed}
+        common |= {"rank": rank, "world_size": world_size}
+        train = ResumableLoader(
+            self.train, shuffle=True, num_workers=self.num_workers, draws=True, make_order=self._order, **common
+        )
+        return train, ResumableLoader(self.val, shuffle=False, **common) if len(self.val) else None
+
+
+class Windows:
+    """Hand out a loader's batches one by one, grouped into windows: the micro-batches that one update accumulates.
+
+    size: micro-batches per window; an epoch's last window may be shorter.
+    repeats: consecutive updates that learn from the same window. If there are several updates and several micro-batches
+        per window, an epoch's shorter last window is dropped.
+
+    The state can be saved after any batch: a window that was interrupted is read again.
+    """
+
+    def __init__(self, loader: ResumableLoader, size: int = 1, repeats: int = 1) -> None:
         """
         Raises:
-            ParamsError: a batch can't be shared out evenly.
+            ParamsError: an epoch has too few batches for a window.
         """
-        if self._batch_size % world_size:
-            nearest = max(1, round(self._batch_size / world_size)) * world_size
+        self.loader = loader
+        self.size = size
+        self.repeats = repeats
+        self.remaining: list[Batch] = []  # batches of the current window that were not handed out yet
+        self.waited = 0.0  # seconds that this process waited for the loader
+        self._drop_last = repeats > 1 and size > 1
+        self._window_start = loader.state_dict()  # the loader's state before the current window
+        self._done = 0  # batches of the current window that were handed out
+        if not self.windows:
             raise ParamsError(
-                f"params.yaml: `batch_size: {self._batch_size}` is that of all processes together, and {world_size} of "
-                f"them (`trainer.devices` times `trainer.num_nodes`) can't share it evenly; {nearest} would do"
+                f"params.yaml: an epoch has {len(loader)} batches, too few for `accumulate: {size}` with `reuse_batch`"
             )
-        train = ResumableLoader(
-            self.train,
-            batch_size=self._batch_size,
-            collate=self._collate,
-            seed=self._seed,
-            shuffle=True,
-            num_workers=self._num_workers,
-            rank=rank,
-            world_size=world_size,
-            draws=True,
-            make_order=self._order,
-        )
-        if not len(self.val):
-            return train, None
-        val = ResumableLoader(
-            self.val,
-            batch_size=self._batch_size,
-            collate=self._collate,
-            seed=self._seed,
-            shuffle=False,
-            rank=rank,
-            world_size=world_size,
-        )
-        return train, val
+
+    @property
+    def windows(self) -> int:
+        """Windows per epoch."""
+        batches = len(self.loader)
+        return batches // self.size if self._drop_last else math.ceil(batches / self.size)
+
+    @property
+    def updates(self) -> int:
+        """Updates per epoch."""
+        return self.windows * self.repeats
+
+    def __len__(self) -> int:
+        """Micro-batches per epoch."""
+        return min(self.windows * self.size, len(self.loader)) * self.repeats
+
+    @property
+    def epoch(self) -> int:
+        return self.loader.epoch
+
+    @property
+    def epoch_ended(self) -> bool:
+        state = self.loader.state_dict()
+        return not self._done and state["batches"] == state["steps"]
+
+    def samples_at(self, update: int) -> int:
+        """Return how many samples the first `update` updates use over all processes; repeated ones count again."""
+        epochs, rest = divmod(update, self.updates)
+        windows, repeats = divmod(rest, self.repeats)
+        whole = self._samples(self.windows) * epochs + self._samples(windows)
+        return self.repeats * whole + repeats * (self._samples(windows + 1) - self._samples(windows))
+
+    def _samples(self, windows: int) -> int:
+        """Return the number of samples in the first windows of an epoch."""
+        order = self.loader.order
+        return min(windows * self.size * order.batch_size, order.length)
+
+    def __iter__(self) -> Iterator[Batch]:
+        source = iter(self.loader)
+        done = self._done  # after a resume, the batches of the first window that were handed out before
+        while True:
+            start = self._window_start if done else self.loader.state_dict()
+            waiting = time.perf_counter()
+            window = list(islice(source, self.size))
+            self.waited += time.perf_counter() - waiting
+            if not window:
+                return
+            state = self.loader.state_dict()
+            if self._drop_last and state["steps"] - state["batches"] < self.size:
+                for _ in source:  # drop the shorter last window, so that the loader reaches the end of the epoch
+                    pass
+            count = len(window) * self.repeats
+            for i in range(done, count):
+                # The state must be right before the batch is used: a checkpoint is saved between two batches.
+                self._window_start, self._done = (start, i + 1) if i + 1 < count else (self.loader.state_dict(), 0)
+                self.remaining = window[i % len(window) + 1 :]
+                yield window[i % len(window)]
+            done = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loader": dict(self._window_start), "done": self._done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Raises:
+            CheckpointError: the epochs of the saved run had a different number of batches.
+        """
+        self.loader.load_state_dict(state["loader"])
+        self._window_start, self._done = dict(state["loader"]), int(state["done"])

@@ -33,8 +33,8 @@ from vlp_models.training.normalization import (
 )
 from vlp_models.training.optim import Freezing, build_optimizer, build_scheduler
 
-# Random streams. Each is a function of (seed, stream, micro-batch); dropout's depends on the rank as well. Corruption is
-# drawn for the batch of all processes, and each process takes its rows (objectives/ranks.py).
+# Random streams. Each is a function of (seed, stream, micro-batch); dropout also of the rank. Corruption is drawn for
+# the batch of all processes, and each process takes its rows (objectives/ranks.py).
 DROPOUT, CORRUPTION, VALIDATION = 0, 1, 2
 
 
@@ -81,13 +81,13 @@ class TrainingModule(LightningModule):
     Dropout and corruption are reseeded for every micro-batch from (seed, number of the micro-batch). A resumed run
     therefore draws the same numbers without saving any generator's state.
 
-    Losses are divided once, by the counts over all micro-batches and processes of the update (training/normalization.py):
+    Losses are divided once, by the counts over all micro-batches and processes of an update (normalization.py):
 
     - One micro-batch per update: the counts are known.
     - Several micro-batches, one loss: the gradients are rescaled after the last micro-batch.
     - Several micro-batches, several losses with counts of their own: the counts must be known before the first backward
-      pass. The loss counts the items of the remaining micro-batches (`CountsItems`). If it can't, it is computed on them
-      without gradients, which adds up to a third to the cost of an update.
+      pass. The loss counts the items of the remaining micro-batches (`CountsItems`). If it can't, it is computed on
+      them without gradients, which adds up to a third to the cost of an update.
     """
 
     def __init__(
@@ -281,8 +281,8 @@ class TrainingModule(LightningModule):
         return NonFiniteLossError(
             f"step {step}: the {what} is {value}; stopped before the update, weights and buffers are unchanged. "
             f"{inputs}Samples: {', '.join(samples[:8])}{' ...' if len(samples) > 8 else ''}; all samples and their "
-            f"losses are in {file}. Check these samples or lower the learning rate, then run again: it resumes from the "
-            "last checkpoint if neither params nor data changed"
+            f"losses are in {file}. Check these samples or lower the learning rate, then run again: it resumes from "
+            "the last checkpoint if neither params nor data changed"
         )
 
 

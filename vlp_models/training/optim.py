@@ -93,7 +93,7 @@ class Freezing:
             ParamsError: see `select_groups`.
         """
         self._module = module
-        self._until: dict[int, float] = {}  # id of a parameter -> the first epoch, from 0, in which it is trained
+        self._until: dict[int, float] = {}  # id of a parameter -> the first epoch that trains it, from 0
         for name, parameters in select_groups(module, params).items():
             group = params[name]
             for parameter in parameters:

@@ -1,20 +1,41 @@
-"""Where a run can go on after a kill: two checkpoints, each whole or absent, each with its sha256 beside it."""
+"""Resume state: a killed or stopped run continues exactly from its last checkpoint.
+
+It is written to `.work/STAGE/FINGERPRINT/` (`TrainingJob.work`, pipeline/training_job.py):
+
+    step-00000200.ckpt          model, optimizer and scheduler; position of the data loader and of the window; number of
+                                micro-batches (seeds all random numbers); precision; weight average; best validations;
+                                seconds and memory so far
+    step-00000200.ckpt.sha256   its hash; the last two checkpoints are kept
+    step-00000200.damaged       a checkpoint whose hash did not match
+    snapshot-00000180.safetensors   weights after a good validation (training/averaging.py)
+    log.jsonl                   the curve (training/log.py)
+    provenance.json             what the run learns from (pipeline/lineage.py)
+
+A checkpoint is complete or absent. `clear_resume_points` deletes checkpoints and snapshots once the result is
+published.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import sys
+import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from vlp_models.errors import CheckpointError
+from vlp_models.common.io import hash_file
+from vlp_models.common.log import get_logger
+from vlp_models.errors import CheckpointError, Preempted
 
-KEEP = 2
+logger = get_logger(__name__)
+
+KEEP = 2  # checkpoints
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NAME = re.compile(r"step-(\d{8})\.ckpt")
 
 
@@ -25,7 +46,7 @@ class ResumePoint:
 
 
 class ResumePoints(Callback):
-    """Saves every `every` updates, and at the last one."""
+    """Save a checkpoint every `every` updates and after the last one."""
 
     def __init__(self, work: Path, every: int, total_steps: int) -> None:
         self.work = work
@@ -46,9 +67,10 @@ class ResumePoints(Callback):
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """
+        """Save the current step, unless it is saved already.
+
         Raises:
-            CheckpointError: the file can't be written; the ones before it are still there.
+            CheckpointError: the file can't be written; earlier checkpoints are intact.
         """
         step = trainer.global_step
         if step == self.saved_step:
@@ -58,81 +80,106 @@ class ResumePoints(Callback):
         try:
             trainer.save_checkpoint(partial)
             if trainer.is_global_zero:
-                _publish(partial, path)
-                for old in _points(self.work)[KEEP:]:
-                    _remove(old.path)
+                # The hash comes first: a crash in between leaves no checkpoint without one.
+                digest = hash_file(partial)
+                with partial.open("rb+") as file:
+                    os.fsync(file.fileno())
+                _hash_file_of(path).write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+                partial.replace(path)
+                for old in _resume_points(self.work)[KEEP:]:
+                    old.path.unlink(missing_ok=True)
+                    _hash_file_of(old.path).unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             if trainer.is_global_zero:
                 partial.unlink(missing_ok=True)
             raise CheckpointError(
-                f"{path}: can't be written: {error}. The checkpoints before it are whole: make room on the disk, then "
-                "run again to go on from there"
+                f"{path}: can't be written: {error}. Earlier checkpoints are intact: make room on the disk, then run "
+                "again to resume from the last one"
             ) from error
         self.saved_step = step
 
 
-def newest(work: Path, tidy: bool = True) -> ResumePoint | None:
-    """The newest checkpoint whose content is what was written; damaged ones are set aside, with a line that says so.
+def newest_resume_point(work: Path, tidy: bool = True) -> ResumePoint | None:
+    """Return the newest checkpoint that matches its hash; move damaged ones aside with a warning.
 
-    tidy: false for all processes but the first, which only look.
+    Args:
+        tidy: False on all processes but the first, which must not move files.
     """
-    for point in _points(work):
-        if _is_whole(point.path):
+    for point in _resume_points(work):
+        if _is_intact(point.path):
             return point
         if not tidy:
             continue
         aside = point.path.with_suffix(".damaged")
         point.path.replace(aside)
-        _sidecar(point.path).unlink(missing_ok=True)
-        print(
-            f"{point.path}: damaged (its sha256 is not the one written beside it); set aside as {aside.name}, "
-            "going on from the checkpoint before it",
-            file=sys.stderr,
+        _hash_file_of(point.path).unlink(missing_ok=True)
+        logger.warning(
+            "%s: damaged (its sha256 does not match); moved to %s, trying the checkpoint before it",
+            point.path,
+            aside.name,
         )
     return None
 
 
-def clear(work: Path) -> None:
-    """Removes all checkpoints and snapshots: the run has ended and its result is written."""
-    for path in [
-        *work.glob("step-*.ckpt*"),
-        *work.glob(".step-*.partial"),
-        *work.glob("step-*.damaged"),
-        *work.glob("*snapshot-*"),
-    ]:
-        path.unlink(missing_ok=True)
+def clear_resume_points(work: Path) -> None:
+    """Delete all checkpoints and snapshots: the run has ended and its result is written."""
+    for pattern in ("step-*.ckpt*", ".step-*.partial", "step-*.damaged", "*snapshot-*"):
+        for path in list(work.glob(pattern)):
+            path.unlink(missing_ok=True)
 
 
-def _points(work: Path) -> list[ResumePoint]:
-    """Newest first."""
+def _resume_points(work: Path) -> list[ResumePoint]:
+    """Return the checkpoints, newest first."""
     found = [(path, _NAME.fullmatch(path.name)) for path in work.iterdir()]
     points = [ResumePoint(path=path, step=int(match[1])) for path, match in found if match]
     return sorted(points, key=lambda point: -point.step)
 
 
-def _publish(partial: Path, path: Path) -> None:
-    """The sum first, then the checkpoint under its name: a crash in between leaves no checkpoint without a sum."""
-    with partial.open("rb+") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    sidecar = _sidecar(path)
-    sidecar.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def _is_whole(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     try:
-        written = _sidecar(path).read_text(encoding="utf-8").split()[0]
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == written
+        return hash_file(path) == _hash_file_of(path).read_text(encoding="utf-8").split()[0]
     except (OSError, IndexError, UnicodeDecodeError):
         return False
 
 
-def _sidecar(path: Path) -> Path:
+def _hash_file_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    _sidecar(path).unlink(missing_ok=True)
+class CooperativeStop(Callback):
+    """On SIGINT or SIGTERM, finish the current update, save it and raise `Preempted` (exit code 75) on all ranks.
+
+    Lightning's own SIGTERM handler exits with code 0, which DVC would take for success. This must come after every
+    callback whose state belongs to an update.
+    """
+
+    def __init__(self, resume_points: ResumePoints) -> None:
+        self._resume_points = resume_points
+        self._handlers: dict[int, Any] = {}  # the handlers before training
+        self._stop_requested = False
+        self._step = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._request_stop) for number in STOP_SIGNALS}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        step = trainer.global_step
+        if step == self._step:  # accumulated gradients are not part of the saved state
+            return
+        self._step = step
+        if not trainer.strategy.reduce_boolean_decision(self._stop_requested, all=False):
+            return
+        self._resume_points.save(trainer)
+        if trainer.is_global_zero:
+            logger.info("stopped by a signal; step %d is saved, the same command resumes from there", step)
+        raise Preempted
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stop_requested = True

@@ -1,18 +1,21 @@
-"""One pass over a batch, or two-pass scheduled sampling: the second pass reads words that the first one predicted.
+"""Two-pass scheduled sampling: the second pass reads words that the first pass predicted.
 
-Li et al. 2021 (TDEN), "Scheduled Sampling in VL Pretraining" and figure 3. With S the masked sentence, S_E and S_D the
-same with its masked words sampled from what the cross-modal encoder and the decoder predicted in the first pass:
+Li et al. 2021 (TDEN), "Scheduled Sampling in VL Pretraining" and figure 3. S is the masked sentence. S_E and S_D are
+the same sentence with its masked words sampled from the first-pass predictions of the cross-modal encoder and of the
+decoder:
 
     A (eq. 1)  L(S) + MLM(S_E) + MOC(S_E) + MSG(S_D)             each path reads its own predictions
     B (eq. 2)  L(S) + MLM(S_D) + MOC(S_D) + MSG(S_E)             each path reads the other's
     C (eq. 3)  a [MLM(S) + MOC(S) + MSG(S_E)] + (1 - a) [MSG(S) + MLM(S_D) + MOC(S_D)] + ISM(S)
 
-L(S) is the sum of all objectives in the first pass. Both passes are learnt in one update; the image is encoded once, a
-model may reuse from its first pass what the second would compute identically, and nothing flows back through the
-sampled ids. Targets stay the original words and regions. The paper leaves open what `a` is drawn for: here it is 0 or
-1, half and half, for a whole batch (a micro-batch, if an update adds up several).
+L(S) is the sum of all objectives in the first pass. `TwoPassLoss` computes both passes in one update:
 
-The public code does Two-Pass-A with two updates a batch, encodes the image again, and takes the most probable word
+- The image is encoded once. A model may reuse first-pass results that the second pass would compute identically.
+- No gradient flows through the sampled ids. Targets remain the original words and regions.
+- The paper does not state how often `a` is drawn. Here it is 0 or 1 with equal probability, for a whole batch (or
+  micro-batch, if an update accumulates several).
+
+The public code runs Two-Pass-A with two updates per batch, encodes the image twice, and takes the most probable word
 (`sample: argmax`). `ramp` goes beyond the paper, which replaces every masked word from the first update on.
 """
 
@@ -28,18 +31,18 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import EmbedsPairs, PredictsMaskedWords
-from vlp_models.objectives.loss import Loss, WeightedLosses
+from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.objectives.masked_modeling import replace_words, sample_words, select_replaced, share_at
 from vlp_models.objectives.ranks import draw_uniform
 from vlp_models.params import RampParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.training.recipe import PretrainingLoss, Recipe, make_recipe
 
-SECOND = "_pass2"  # ends the names of the second pass's numbers
+SECOND_PASS = "_pass2"  # suffix of the second pass's losses and parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Who learns in which pass, and whose words whom feeds.
+    """The objectives of each pass, and the predictions that the second one reads.
 
     first, second: the objectives of the passes.
     source: path -> the path whose predictions it reads in the second pass.
@@ -53,25 +56,27 @@ class Schedule:
 def schedule(
     scheme: Literal["a", "b", "c"], paths: Mapping[str, Collection[str]], objectives: Collection[str], *, coin: bool
 ) -> Schedule:
-    """The schedule of one batch.
+    """Return the schedule of one batch.
 
-    paths: path -> its objectives, of those asked for. coin: C's `a`, True where the first path begins.
+    Args:
+        paths: path -> its objectives, for the paths with any objective in the recipe.
+        coin: `a` of scheme C: True if the first of the two paths goes first.
     """
     everything = frozenset(objectives)
-    of_paths = frozenset(name for names in paths.values() for name in names) & everything
+    with_words = frozenset(name for names in paths.values() for name in names) & everything
     if scheme == "a":
-        return Schedule(first=everything, second=of_paths, source={path: path for path in paths})
+        return Schedule(first=everything, second=with_words, source={path: path for path in paths})
     one, other = paths
     if scheme == "b":
-        return Schedule(first=everything, second=of_paths, source={one: other, other: one})
-    begins, follows = (one, other) if coin else (other, one)
-    second = frozenset(paths[follows]) & everything
-    return Schedule(first=everything - second, second=second, source={follows: begins})
+        return Schedule(first=everything, second=with_words, source={one: other, other: one})
+    leading, following = (one, other) if coin else (other, one)
+    second = frozenset(paths[following]) & everything
+    return Schedule(first=everything - second, second=second, source={following: leading})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoPassLoss:
-    """Both passes' weighted loss on a batch: what the training loop calls. Made by `make_loss`."""
+    """The weighted loss of both passes on a batch, for the training loop. Built by `make_loss`."""
 
     model: PredictsMaskedWords
     recipe: Recipe
@@ -85,95 +90,99 @@ class TwoPassLoss:
         corruption = self.model.corrupt(
             batch, objectives=dict.fromkeys(objectives), generator=generator, mask_probability=self.mask_probability
         )
+        # bool [B, T]: the masked words that the second pass reads as predicted; the ramp sets their share.
         share = share_at(update, start=self.ramp.start, end=self.ramp.end, steps=self.ramp.steps)
         replaced_BT = select_replaced(corruption.words_BT, share, generator)
         coin = bool(draw_uniform((), generator, torch.device("cpu")) < 0.5) if self.scheme == "c" else True
-        paths = {p: names for p, names in self.model.word_paths.items() if set(names) & set(objectives)}
+        paths = {path: names for path, names in self.model.word_paths.items() if set(names) & set(objectives)}
         plan = schedule(self.scheme, paths, objectives, coin=coin)
 
+        # First pass: masked words. Second pass: words sampled from the first pass's logits, M of them.
         image = self.model.encode_corrupted(batch, corruption)
-        first = self.model.masked_pass(batch, corruption, image, _all_samples(plan.first))
-        read: dict[str, Tensor] = {}
+        first = self.model.masked_pass(batch, corruption, image, dict.fromkeys(sorted(plan.first)))
+        sampled: dict[str, Tensor] = {}  # path -> ids [B, T]
         for path, source in sorted(plan.source.items()):
             words_M = sample_words(first.word_logits[source], how=self.sample, generator=generator)
-            read[path] = replace_words(corruption.ids_BT, corruption.words_BT, words_M, replaced_BT)
-        second = self.model.masked_pass(batch, corruption, image, _all_samples(plan.second), read, after=first)
-
-        one, two = self.recipe.weigh(first.losses, update), self.recipe.weigh(second.losses, update)
-        # What C learns once, in whichever pass, is one loss over all micro-batches of an update.
-        names = {name: f"{name}{SECOND}" if name in one.losses else name for name in two.losses}
-        return WeightedLosses(
-            losses={**one.losses, **{names[name]: _renamed(loss) for name, loss in two.losses.items()}},
-            weights={**one.weights, **{names[name]: weight for name, weight in two.weights.items()}},
+            sampled[path] = replace_words(corruption.ids_BT, corruption.words_BT, words_M, replaced_BT)
+        second = self.model.masked_pass(
+            batch, corruption, image, dict.fromkeys(sorted(plan.second)), sampled, after=first
         )
 
-
-def _all_samples(objectives: Collection[str]) -> dict[str, Tensor | None]:
-    return dict.fromkeys(sorted(objectives))
-
-
-def _renamed(loss: Loss) -> Loss:
-    """Of the second pass."""
-    return replace(loss, parts={f"{name}{SECOND}": part for name, part in loss.parts.items()})
+        # Scheme C computes an objective in one of the passes only: it keeps its name, so that it is one loss over all
+        # micro-batches of an update.
+        one, two = self.recipe.weigh(first.losses, update), self.recipe.weigh(second.losses, update)
+        losses, weights = dict(one.losses), dict(one.weights)
+        for name, loss in two.losses.items():
+            unique = f"{name}{SECOND_PASS}" if name in one.losses else name
+            losses[unique] = replace(loss, parts={f"{part}{SECOND_PASS}": value for part, value in loss.parts.items()})
+            weights[unique] = two.weights[name]
+        return WeightedLosses(losses=losses, weights=weights)
 
 
 def make_loss(
     model: nn.Module, recipe: RecipeParams, sampling: ScheduledSamplingParams, *, name: str, section: str = "pretrain"
 ) -> PretrainingLoss | TwoPassLoss:
-    """What a pretraining run learns, in one pass or in two.
+    """Return the loss of a pretraining run, in one pass or with two-pass scheduled sampling.
 
     Args:
-        name: the model's in params.yaml.
-        section: the run's place in params.yaml.
+        name: the model's name in params.yaml.
+        section: the run's section of params.yaml.
 
     Raises:
-        ParamsError: a recipe that the model can't learn; or, of two passes, a model that can't be pretrained by the
-            pass or lacks the paths that the scheme needs, objectives that leave a path without its masked words, a
-            share outside 0 to 1, a recipe that is no sum.
+        ParamsError: a recipe that the model does not support. With scheduled sampling also: a model that does not
+            predict masked words or lacks the paths of the scheme, a path without the objective that predicts its
+            words, a fraction outside 0 to 1, or a `mix` other than `sum`.
     """
-    mixed = make_recipe(recipe, known=model.objectives, section=section)  # type: ignore[arg-type]
+    made = make_recipe(recipe, known=model.objectives, section=section)  # type: ignore[arg-type]
     if sampling.scheme == "none":
         ahead = recipe.contrast_over == "update"
-        if ahead and (not isinstance(model, EmbedsPairs) or mixed.mix != "sum"):
+        if ahead and (not isinstance(model, EmbedsPairs) or made.mix != "sum"):
             raise ParamsError(
-                f"params.yaml: `{section}.recipe.contrast_over: update` needs `mix: sum` and a model that can embed "
-                f"its pairs beforehand (EmbedsPairs in vlp_models/models/protocols.py), not `{name}`; set `batch`"
+                f"params.yaml: `{section}.recipe.contrast_over: update` needs `mix: sum` and a model that embeds its "
+                f"pairs separately (EmbedsPairs in vlp_models/models/protocols.py), not `{name}`; set `batch`"
             )
-        return PretrainingLoss(model=model, recipe=mixed, mask_probability=recipe.mask_probability, looks_ahead=ahead)
-    where = f"params.yaml: `{section}.scheduled_sampling"
-    scheme_is, ramp = f"{where}.scheme: {sampling.scheme}`", sampling.ramp
-    if not isinstance(model, PredictsMaskedWords):
-        raise ParamsError(
-            f"{scheme_is}: the model `{name}` does not predict masked words by the pass (PredictsMaskedWords in "
-            "vlp_models/models/protocols.py), so there is nothing to sample; set `scheme: none`"
-        )
-    if mixed.mix != "sum":
-        raise ParamsError(f"{scheme_is} learns all objectives in every update; it needs `mix: sum`, not {mixed.mix}")
-    for key, value in (("start", ramp.start), ("end", ramp.end)):
-        if not 0 <= value <= 1:
-            raise ParamsError(f"{where}.ramp.{key}: {value}` must be a share from 0 to 1")
-    if ramp.steps < 0:
-        raise ParamsError(f"{where}.ramp.steps: {ramp.steps}` must not be negative")
-    objectives = mixed.objectives(None)
-    for path, names in model.word_paths.items():
-        wanted = set(names) & set(objectives)
-        if names[0] not in wanted and (wanted or sampling.scheme != "a"):
-            raise ParamsError(
-                f"{scheme_is}: the {path} of `{name}` needs `{names[0]}` in `{section}.recipe.objectives`: its "
-                "predictions of masked words come from there"
-            )
-    if sampling.scheme != "a" and len(model.word_paths) != 2:
-        raise ParamsError(
-            f"{scheme_is} lets two paths feed each other, but the model `{name}` predicts masked words along "
-            f"{len(model.word_paths)}: {', '.join(model.word_paths)}; `scheme: a` fits"
-        )
-    if not any(names[0] in objectives for names in model.word_paths.values()):
-        raise ParamsError(f"{scheme_is}: `{section}.recipe.objectives` names none that predicts masked words")
+        return PretrainingLoss(model=model, recipe=made, mask_probability=recipe.mask_probability, looks_ahead=ahead)
+    _check_scheduled_sampling(model, made, sampling, name, section)
     return TwoPassLoss(
         model=cast(PredictsMaskedWords, model),
-        recipe=mixed,
+        recipe=made,
         mask_probability=recipe.mask_probability,
         scheme=sampling.scheme,
         sample=sampling.sample,
-        ramp=ramp,
+        ramp=sampling.ramp,
     )
+
+
+def _check_scheduled_sampling(
+    model: nn.Module, recipe: Recipe, sampling: ScheduledSamplingParams, name: str, section: str
+) -> None:
+    where, ramp = f"params.yaml: `{section}.scheduled_sampling", sampling.ramp
+    scheme = f"{where}.scheme: {sampling.scheme}`"
+    if not isinstance(model, PredictsMaskedWords):
+        raise ParamsError(
+            f"{scheme}: the model `{name}` does not predict masked words in separate passes (PredictsMaskedWords in "
+            "vlp_models/models/protocols.py), so there is nothing to sample; set `scheme: none`"
+        )
+    if recipe.mix != "sum":
+        raise ParamsError(f"{scheme} needs all objectives in every update: set `mix: sum`, not {recipe.mix}")
+    for key, value in (("start", ramp.start), ("end", ramp.end)):
+        if not 0 <= value <= 1:
+            raise ParamsError(f"{where}.ramp.{key}: {value}` must be between 0 and 1")
+    if ramp.steps < 0:
+        raise ParamsError(f"{where}.ramp.steps: {ramp.steps}` must not be negative")
+    objectives = recipe.objectives(None)
+    for path, names in model.word_paths.items():
+        used = set(names) & set(objectives)
+        # The first objective of a path predicts its masked words.
+        if names[0] not in used and (used or sampling.scheme != "a"):
+            raise ParamsError(
+                f"{scheme}: the {path} of `{name}` needs `{names[0]}` in `{section}.recipe.objectives`, which predicts "
+                "its masked words"
+            )
+    if sampling.scheme != "a" and len(model.word_paths) != 2:
+        raise ParamsError(
+            f"{scheme} needs two paths that read each other's predictions, but the model `{name}` has "
+            f"{len(model.word_paths)}: {', '.join(model.word_paths)}; set `scheme: a`"
+        )
+    if not any(names[0] in objectives for names in model.word_paths.values()):
+        raise ParamsError(f"{scheme}: no objective in `{section}.recipe.objectives` predicts masked words")
