@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vlp_models.data.batch import Batch
-from vlp_models.data.collate import collate_regions, collate_text
+from vlp_models.data.batch import Batch, collate_regions
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
@@ -60,7 +59,7 @@ def main() -> None:
             sample_ids=tuple(sample.sample_id for sample in samples),
             image_ids=tuple(sample.image_id for sample in samples),
             image=collate_regions([sample.regions for sample in samples if sample.regions is not None], REGIONS),
-            text=collate_text([sample.text for sample in samples], tokenizer, 32),
+            text=tokenizer.encode_batch([sample.text for sample in samples], 32),
         )
 
     with tempfile.TemporaryDirectory() as name:

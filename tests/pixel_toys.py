@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from hashed import hash_beside
 from PIL import Image
-from toy_world import TRAINER, write_tokenizer
+from shard_files import hash_shards
+from toy_dataset import TRAINER, write_tokenizer
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import InputReader
@@ -31,7 +31,7 @@ from vlp_models.params import (
     load_params,
     to_plain,
 )
-from vlp_models.params.snapshots import SnapshotParams
+from vlp_models.params.runs import SnapshotParams
 from vlp_models.pipeline.stages import initial
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.run import Plan, fit
@@ -87,7 +87,7 @@ def write_shards(directory: Path, train: int = 24, val: int = 4) -> Path:
         counts[split] = writer.close()
     manifest = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["toy"], "counts": counts}
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    hash_beside(directory, "pixels")
+    hash_shards(directory, "pixels")
     return directory
 
 

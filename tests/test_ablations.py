@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_world import TINY, make_toy
+from toy_dataset import TINY, make_toy
 
 from vlp_models.cli.presets import apply_overlay
-from vlp_models.data.batch import collate_samples
+from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import load_params
@@ -32,7 +32,8 @@ def test_every_ablation_learns(tmp_path: Path, command: str) -> None:
 
     toy = make_toy(tmp_path / "toy")
     data = ShardDataset(toy.shards, "train", "captions", {})
-    batch = collate_samples([data[i] for i in range(8)], toy.tokenizer, max_text_len=12, max_regions=4)
+    reader = InputReader(ModelInputs(image=RegionInput()), toy.tokenizer, max_text_len=12, max_regions=4)
+    batch = reader.collate([data[i] for i in range(8)])
     torch.manual_seed(0)
     facts = DataFacts(
         vocab_size=toy.tokenizer.vocab_size,

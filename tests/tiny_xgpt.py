@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from toy_world import CLASSES, FEATURE_DIM
+from toy_dataset import CLASSES, FEATURE_DIM
 
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.xgpt.model import XGPT
@@ -45,7 +45,7 @@ def tiny_xgpt(seed: int = 0, **overrides: object) -> XGPT:
 
 
 def toy_xgpt(vocab_size: int, **config: object) -> XGPT:
-    """For the data of toy_world.py, in float32."""
+    """For the data of toy_dataset.py, in float32."""
     torch.manual_seed(1)
     facts = DataFacts(vocab_size=vocab_size, mask_id=4, feature_dim=FEATURE_DIM, num_classes=len(CLASSES))
     sizes = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.1}

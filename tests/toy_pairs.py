@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from toy_dataset import Toy
 from toy_tasks import make
-from toy_world import Toy
 
 from vlp_models.data.batch import Image, Text
 from vlp_models.tasks.retrieval import Retrieval

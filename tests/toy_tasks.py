@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from toy_world import CLASSES, COLOURS, FEATURE_DIM, Toy
+from toy_dataset import CLASSES, COLOURS, FEATURE_DIM, Toy
 
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import to_plain
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel

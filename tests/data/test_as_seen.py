@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vlp_models.curation.duplicates.hashes import hash_image_file, hash_image
+from vlp_models.curation.duplicates.hashes import hash_image, hash_image_file
 from vlp_models.data.images import ImageError, as_seen
 from vlp_models.data.pixels import decode
 from vlp_models.serving.images import open_image

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vlp_models.data.batch import collate_regions, collate_text, objects_first
+from vlp_models.data.batch import collate_regions, objects_first
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tokenizer import Tokenizer
 
@@ -57,5 +57,5 @@ def test_objects_come_first_with_the_features_of_the_region_that_overlaps_them(
 
 def test_text() -> None:
     tokenizer = Tokenizer.train(["a b c d"] * 2, 50, 1, True)
-    text = collate_text(["a b c d", "a"], tokenizer, 5)
+    text = tokenizer.encode_batch(["a b c d", "a"], 5)
     assert text.mask_BT.sum(1).tolist() == [5, 3]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hashed import hash_beside
+from shard_files import hash_shards
 
 from vlp_models.common.io import hash_file, hash_path
 from vlp_models.common.workspace import Workspace
@@ -26,7 +26,7 @@ def hashed(build_shards: Callable[..., Path], tmp_path: Path) -> Callable[..., d
 
     def made(kind: Kind = "regions", **splits: Any) -> dict[str, Any]:
         shards = build_shards(**splits)
-        hash_beside(shards, kind)
+        hash_shards(shards, kind)
         contents = tmp_path / "contents"
         found = {str(p.relative_to(contents)): json.loads(p.read_text()) for p in contents.rglob("*.json")}
         shutil.rmtree(shards)

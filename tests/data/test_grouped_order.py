@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_dataset import Toy, write_shards, write_tokenizer
 from toy_tasks import any_generator, double, make
-from toy_world import Toy, write_shards, write_tokenizer
 
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader

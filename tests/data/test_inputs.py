@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vlp_models.data.batch import Pixels, Regions, collate_samples
+from vlp_models.data.batch import Pixels, Regions, collate_regions, regions_of
 from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput, blanked, not_finite, see
 from vlp_models.data.pixels import PixelInput
 from vlp_models.data.sample import RegionArrays, Sample
@@ -40,17 +40,19 @@ def read(inputs: ModelInputs, shards: Path, tokenizer: Tokenizer) -> tuple[Input
     return reader, [dataset[i] for i in range(len(dataset))]
 
 
-def test_regions_are_as_before(shards: Path, tokenizer: Tokenizer) -> None:
+def test_regions_and_texts_are_collated(shards: Path, tokenizer: Tokenizer) -> None:
     reader, samples = read(REGIONS, shards, tokenizer)
     assert reader.flags == {"regions": True, "pixels": False}
     one = reader.collate(samples)
-    two = collate_samples(samples, tokenizer, max_text_len=9, max_regions=2)
-    assert isinstance(one.image, Regions) and isinstance(two.image, Regions)
-    for a, b in ((one.image, two.image), (one.text, two.text)):
+    image = collate_regions(regions_of(samples), 2)
+    text = tokenizer.encode_batch([sample.text for sample in samples], 9)
+    assert isinstance(one.image, Regions)
+    for a, b in ((one.image, image), (one.text, text)):
         for field in dataclasses.fields(a):
             x, y = getattr(a, field.name), getattr(b, field.name)
             assert (x is None and y is None) or torch.equal(x, y), field.name
-    assert (one.sample_ids, one.image_ids) == (two.sample_ids, two.image_ids)
+    assert one.sample_ids == tuple(sample.sample_id for sample in samples)
+    assert one.image_ids == tuple(sample.image_id for sample in samples)
 
 
 def test_pixels(shards: Path, tokenizer: Tokenizer) -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlp_models.data.batch import Batch, collate_regions, collate_text
+from vlp_models.data.batch import Batch, collate_regions
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
@@ -26,7 +26,7 @@ def collate(tokenizer: Tokenizer, samples: list[Sample]) -> Batch:
         sample_ids=tuple(sample.sample_id for sample in samples),
         image_ids=tuple(sample.image_id for sample in samples),
         image=collate_regions([sample.regions for sample in samples if sample.regions is not None], 4),
-        text=collate_text([sample.text for sample in samples], tokenizer, 16),
+        text=tokenizer.encode_batch([sample.text for sample in samples], 16),
     )
 
 
@@ -188,9 +188,6 @@ def test_a_broken_off_pass_starts_anew(make: Callable[..., ResumableLoader]) -> 
     next(iter(loader))
     assert sum(len(batch) for batch in ids(loader)) == 22
     assert loader.epoch == 1
-    loader.set_epoch(7)
-    next(iter(loader))
-    assert loader.state_dict() == {"epoch": 7, "batches": 1, "steps": 5}
 
 
 def test_an_epoch_leaves_the_global_generator_alone(make: Callable[..., ResumableLoader]) -> None:

@@ -17,9 +17,7 @@ from PIL import Image
 
 from vlp_models.data.batch import Batch, Pixels
 from vlp_models.data.inputs import InputReader, ModelInputs
-from vlp_models.data.pixels import PixelInput
-from vlp_models.data.pixels import collate_pixels, decode, encode, fit, random_box
-from vlp_models.data.pixels import OPERATIONS
+from vlp_models.data.pixels import OPERATIONS, PixelInput, collate_pixels, decode, encode, fit, random_box
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.data.shards.write import ImageRecord

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shard_files import read_shard
 
-from vlp_models.data.shards.archive import check_tar, read_member, read_shard
+from vlp_models.data.shards.archive import check_tar, read_member
 from vlp_models.data.shards.write import ImageRecord, key_of
 from vlp_models.errors import DataError
 

@@ -21,7 +21,7 @@ import yaml
 from ground import BIN, ROOT, Ground, environment, role_of
 from injure import KINDS, draw, inflict
 from moments import STEP_FILES
-from toy_world import write_workspace
+from toy_dataset import write_workspace
 
 STAGE = {
     "cmd": "vlp stage pretrain ${key}",

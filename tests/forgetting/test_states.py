@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from toy_world import write_workspace
+from toy_dataset import write_workspace
 
 from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.content_hashes import learned_from
+from vlp_models.data.shards.contents import learned_from
 from vlp_models.data.shards.dataset import ShardDataset, read_manifest
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning

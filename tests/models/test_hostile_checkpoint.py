@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from toy_world import make_toy
+from toy_dataset import make_toy
 
 from vlp_models.errors import CheckpointError, VLPError
-from vlp_models.models.checkpoint import SUMS, build_from_config, load_model, read_config, write_checkpoint
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import (
+    SUMS,
+    CheckpointInfo,
+    build_from_config,
+    load_model,
+    read_config,
+    write_checkpoint,
+)
 from vlp_models.params import to_plain
 from vlp_models.serving.bundle import read_made
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_world import write_workspace
+from toy_dataset import write_workspace
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.checkpoint import read_config
 from vlp_models.params import Params
 from vlp_models.pipeline.stages import finetune, pretrain
-from vlp_models.tasks.load import load_task_model
+from vlp_models.tasks.base import load_task_model
 
 
 @pytest.fixture(scope="module")

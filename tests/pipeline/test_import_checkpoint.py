@@ -12,7 +12,7 @@ import torch
 import yaml
 from public_tden import PUBLIC, public_layout, public_task_layout
 from safetensors.torch import save_file
-from toy_world import CLASSES, FEATURE_DIM, TINY, write_shards, write_tokenizer
+from toy_dataset import CLASSES, FEATURE_DIM, TINY, write_shards, write_tokenizer
 from typer.testing import CliRunner
 
 from vlp_models.cli.main import app

@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+from toy_dataset import CLASSES, FEATURE_DIM, write_workspace
 from toy_unified_vlp import SIZES
-from toy_world import CLASSES, FEATURE_DIM, write_workspace
 from transformers import BertConfig, BertForPreTraining
 from typer.testing import CliRunner
 
@@ -22,7 +22,7 @@ from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import load_model
 from vlp_models.models.unified_vlp.model import UnifiedVLP
-from vlp_models.tasks.load import load_task_model
+from vlp_models.tasks.base import load_task_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from test_unified_vlp_convert import public_layout

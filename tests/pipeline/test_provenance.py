@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from toy_world import write_workspace
+from toy_dataset import write_workspace
 
 from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import Params
-from vlp_models.pipeline.lineage import cohort_of, training_inputs
+from vlp_models.pipeline.lineage import training_inputs, variant_hash
 
 INPUTS = {"manifest": "1", "index-train.parquet": "2", "tokenizer": "3", "start": "4"}
 
@@ -23,7 +23,7 @@ def cohort(workspace: Workspace, params: Params, *, model: dict[str, Any] | None
     config = {"model_config": {"hidden": 8}, "provenance": {"inputs": INPUTS | inputs}}
     write_json(workspace.checkpoint("finetune/vqa") / "config.json", config)
     made = {"tden": replace(params.models["tden"], **(model or {}))}
-    return cohort_of(replace(params, models=made), workspace, "vqa")
+    return variant_hash(replace(params, models=made), workspace, "vqa")
 
 
 def test_a_cohort_is_runs_that_differ_in_their_seeds_alone(tmp_path: Path) -> None:

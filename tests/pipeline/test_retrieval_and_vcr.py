@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_world import TINY, TRAINER
+from toy_dataset import TINY, TRAINER
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.io import read_json
@@ -32,7 +32,7 @@ from vlp_models.pipeline.stages import (
     validate,
 )
 from vlp_models.tasks.base import load_task_model
-from vlp_models.tasks.scoring import Place
+from vlp_models.tasks.scoring import EvalContext
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,7 +161,7 @@ def test_the_leaderboards_file_is_written_where_labels_are_hidden(
     model = load_task_model(workspace.checkpoint("finetune/vcr"))
     dataset = ShardDataset(workspace.shards, "test", "choices")
     known = [dataset[i] for i in range(3)]
-    place = Place(source="scenes_vcr", validated=workspace.validated)
+    place = EvalContext(source="scenes_vcr", validated=workspace.validated)
     hidden = [sample.having(answer_label=None, rationale_label=None) for sample in known]
     for samples, written in ((known, False), (hidden, True)):
         rows = model.predict(model.collate(samples), samples)

@@ -12,11 +12,11 @@ import pytest
 import torch
 import yaml
 from drawn_workspace import make_workspace, write_objects
-from hashed import hash_beside
 from PIL import Image
 from safetensors.torch import load_file
+from shard_files import hash_shards
 from soho_toys import TINY as SIZES
-from toy_world import TINY, TRAINER, KilledAt, same_weights, untimed, write_tokenizer
+from toy_dataset import TINY, TRAINER, KilledAt, same_weights, untimed, write_tokenizer
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import CaptionsOfImages, InputReader
@@ -35,8 +35,8 @@ from vlp_models.params import (
     load_params,
     to_plain,
 )
+from vlp_models.params.runs import SnapshotParams
 from vlp_models.params.schema import build
-from vlp_models.params.snapshots import SnapshotParams
 from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.stages import initial, pretrain
 from vlp_models.pipeline.vision_warmup import first_step_with
@@ -77,7 +77,7 @@ def write_pixels(directory: Path) -> Path:
         counts[split] = writer.close()
     manifest = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["toy"], "counts": counts}
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    hash_beside(directory, "pixels")
+    hash_shards(directory, "pixels")
     return directory
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from shard_files import read_shard
 
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.features import write_chunk, write_index
-from vlp_models.data.inputs import InputReader, ModelInputs, PixelInput, RegionInput
+from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput
+from vlp_models.data.pixels import PixelInput
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.shards.archive import read_shard
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer

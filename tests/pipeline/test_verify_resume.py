@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from toy_world import write_workspace
+from toy_dataset import write_workspace
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pixel_toys import train, write_shards
 from safetensors.torch import load_file
-from toy_world import write_tokenizer
+from toy_dataset import write_tokenizer
 from vlmo_update_ranks import COMMON
 
 

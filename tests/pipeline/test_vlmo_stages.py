@@ -8,7 +8,7 @@ import pytest
 import torch
 from pixel_toys import train, write_shards, write_workspace
 from safetensors.torch import load_file
-from toy_world import KilledAt, same_weights, untimed, write_tokenizer
+from toy_dataset import KilledAt, same_weights, untimed, write_tokenizer
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError

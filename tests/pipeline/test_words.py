@@ -10,7 +10,7 @@ import pytest
 from bert_folders import config_of, write_bert
 from safetensors.torch import load_file
 from torch import Tensor
-from toy_world import write_workspace
+from toy_dataset import write_workspace
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.io import hash_file

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_world import write_workspace
+from toy_dataset import write_workspace
 
 from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.workspace import Workspace

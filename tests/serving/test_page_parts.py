@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from toy_dataset import make_toy
 from toy_tasks import any_generator, learn, make
-from toy_world import make_toy
 
 from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import DataError, MissingToolError
 from vlp_models.serving.page import app
-from vlp_models.serving.page.origin import limits, trained_on
-from vlp_models.serving.page.photo import GIVEN, WEIGHED, open_photo, shown, with_boxes
-from vlp_models.serving.page.regions import Remembering, Weighed, given, weigh
+from vlp_models.serving.page.occlusion import Remembering, Weighed, given, weigh
+from vlp_models.serving.page.photos import GIVEN, WEIGHED, open_photo, shown, with_boxes
+from vlp_models.serving.page.version_card import limits, trained_on
 
 ORIENTATION = 0x0112  # EXIF
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_dataset import make_toy
 from toy_tasks import make
-from toy_world import make_toy
 
 from vlp_models.cli.main import main as cli
 from vlp_models.cli.main import run as commands

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from toy_world import Toy, make_toy
+from toy_dataset import Toy, make_toy
 
 
 @pytest.fixture(scope="session")

@@ -18,14 +18,14 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.score import STATISTICS, read_items
 from vlp_models.models.tden.model import TDEN
-from vlp_models.tasks.base import can_do, check_can
+from vlp_models.tasks.base import can_do, check_model
 
 TESTS = Path(__file__).parents[1]
 LINE = '    "guess_colour": "vlp_models.tasks.guess_colour:GuessColour",\n'
 EVERY_STAGE = """
 import sys
 from pathlib import Path
-from toy_world import write_workspace
+from toy_dataset import write_workspace
 from vlp_models.data.tables import write_table
 from vlp_models.evaluation.report.records import is_headline
 from vlp_models.pipeline.stages import evaluate, finetune, initial, pretrain
@@ -83,4 +83,4 @@ def test_a_task_of_one_file_and_one_line_goes_all_the_way(tmp_path: Path) -> Non
 def test_which_models_can_do_it_is_known_before_anything_is_computed() -> None:
     assert can_do(GuessColour, TDEN)
     with pytest.raises(ParamsError, match="`plain` can't fuse image and text, so it can't do the task guess_colour"):
-        check_can("guess_colour", GuessColour, nn.Linear, "plain")
+        check_model("guess_colour", GuessColour, nn.Linear, "plain")

@@ -20,7 +20,7 @@ from vlp_models.params import EvaluateParams, build
 from vlp_models.pipeline.searches import check_searches
 from vlp_models.pipeline.stages import finetune, pretrain
 from vlp_models.tasks import caption_search as caption_memory
-from vlp_models.tasks.caption_search import CAPTIONS, FEATURES, CaptionMemory
+from vlp_models.tasks.caption_search import CAPTIONS, FEATURES, CaptionIndex
 from vlp_models.tasks.captioning import Captioning
 from vlp_models.training import run as training
 
@@ -68,7 +68,7 @@ def test_nobody_peeks_at_a_blanked_photo(toy: Toy) -> None:
 
 
 def test_choice_and_neighbours_equal_a_slow_search(toy: Toy) -> None:
-    memory = CaptionMemory.of(toy.shards, {}, toy.tokenizer, 4)
+    memory = CaptionIndex.of(toy.shards, {}, toy.tokenizer, 4)
     photos = ShardDataset(toy.shards, "train", "images")
     means = {}
     for sample in map(photos.__getitem__, range(len(photos))):
@@ -123,7 +123,7 @@ def test_a_version_looks_up_what_it_was_registered_with(toy: Toy, tmp_path: Path
     looking = captioner(toy, LOOKING)
     assert looking.searched.memory is not None
     own = looking.searched.memory
-    looking.searched.memory = CaptionMemory(own.features_NF[:9], own.captions[:9], own.image_ids[:9], toy.tokenizer)
+    looking.searched.memory = CaptionIndex(own.features_NF[:9], own.captions[:9], own.image_ids[:9], toy.tokenizer)
     looking.save_search(tmp_path / "with")
     looking.set_search(UNDECIDED)
     looking.save_search(tmp_path / "without")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from toy_dataset import Toy
 from toy_tasks import any_generator, learn, make, predict
-from toy_world import Toy
 
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
@@ -16,8 +16,8 @@ from vlp_models.data.tables import write_table
 from vlp_models.data.views import ENTAILMENT
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.models.checkpoint import write_checkpoint
-from vlp_models.tasks.load import load_task_model
-from vlp_models.tasks.scoring import Place
+from vlp_models.tasks.base import load_task_model
+from vlp_models.tasks.scoring import EvalContext
 
 
 def samples_of(toy: Toy, split: str) -> list[Sample]:
@@ -54,7 +54,7 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
     write_table([row | {"provenance": ""} for row in train], "hypotheses", tmp_path)
 
     hidden = [samples[0].having(gold_label=None), *samples[1:]]
-    scored = task_model.score(rows, hidden, Place(source="toy", validated=tmp_path))
+    scored = task_model.score(rows, hidden, EvalContext(source="toy", validated=tmp_path))
     found = {score.metric: score for score in scored.scores}
     known = list(zip(rows, samples, strict=True))[1:]
     truth = [sample["gold_label"] for _, sample in known]
@@ -71,7 +71,7 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
     assert found["recall (neutral)"].kept and not found["gain over image blanked"].kept
     assert f"gold_label={truth[0]}" in task_model.slices(samples[1])
 
-    path = task_model.write_official(rows, Place(source="toy", validated=tmp_path), "val", tmp_path)
+    path = task_model.write_official(rows, EvalContext(source="toy", validated=tmp_path), "val", tmp_path)
     assert path is not None
     header, first, *_ = path.read_text().splitlines()
     assert header == "pairID\tgold_label" and first.split("\t")[1] == rows[0]["prediction"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from toy_dataset import Toy
 from toy_tasks import any_generator, learn, make, predict
-from toy_world import Toy
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import blanked
@@ -16,7 +16,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.errors import DataError
-from vlp_models.tasks.scoring import Place
+from vlp_models.tasks.scoring import EvalContext
 
 
 def samples_of(toy: Toy, split: str) -> list[Sample]:
@@ -82,7 +82,7 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
         | {"prediction": prediction, "prediction_blank": True}
         for s, prediction in zip(samples, said, strict=True)
     ]
-    place = Place(source="toy", validated=tmp_path)
+    place = EvalContext(source="toy", validated=tmp_path)
     scored = task_model.score(rows, samples, place)
     found = {score.metric: score for score in scored.scores}
     assert (found["accuracy"].value, found["accuracy"].n) == (pytest.approx(100 * 4 / 6), 6)

@@ -18,7 +18,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import ParamsError
 from vlp_models.tasks.base import TaskModel
-from vlp_models.tasks.retrieval import Retrieval, behind, shortlisted
+from vlp_models.tasks.retrieval import Retrieval, behind, shortlist_pairs
 
 
 class Both(Fusing):
@@ -107,9 +107,9 @@ def test_a_large_gallery_is_searched_in_folds_as_well(toy: Toy) -> None:
 
 
 def _place(toy: Toy) -> Any:
-    from vlp_models.tasks.scoring import Place
+    from vlp_models.tasks.scoring import EvalContext
 
-    return Place(source="toy", validated=toy.shards)
+    return EvalContext(source="toy", validated=toy.shards)
 
 
 def test_it_learns_to_match(toy: Toy) -> None:
@@ -154,7 +154,7 @@ def test_a_shortlist_of_all_is_all_and_a_short_one_is_said(toy: Toy) -> None:
 
 def test_pairs_that_were_not_scored_stand_behind_in_their_own_order() -> None:
     similarity_TI = np.array([[0.9, 0.1, 0.5, -0.2], [0.0, 0.3, 0.2, 0.1]], dtype=np.float32)
-    wanted = shortlisted(similarity_TI, 1)
+    wanted = shortlist_pairs(similarity_TI, 1)
     # each caption's best image, and each image's best caption
     assert wanted.tolist() == [[True, False, True, False], [False, True, False, True]]
     scores = np.where(wanted, np.float32(-5), np.float32(-np.inf))

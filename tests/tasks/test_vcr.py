@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from toy_dataset import COLOURS, Toy
 from toy_tasks import any_generator, double, learn, make, predict
-from toy_world import COLOURS, Toy
 
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from toy_dataset import Toy
 from toy_tasks import make, predict
-from toy_world import Toy
 
 from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.tasks.scoring import Place
+from vlp_models.tasks.scoring import EvalContext
 
 
 def test_one_right_answer_is_a_whole_target_and_met_or_not(toy: Toy, tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_one_right_answer_is_a_whole_target_and_met_or_not(toy: Toy, tmp_path: P
 
     said = [sample["answers"][0] if i % 2 else "?" for i, sample in enumerate(samples)]
     rows = [row | {"answer": answer} for row, answer in zip(predict(task_model, toy, "val"), said, strict=True)]
-    place = Place(source="toy", validated=tmp_path)
+    place = EvalContext(source="toy", validated=tmp_path)
     scored = {score.metric: score for score in task_model.score(rows, samples, place).scores}
     assert scored["accuracy"].value == pytest.approx(100 * (len(rows) // 2) / len(rows))
     for name in ("WUPS@0.9", "WUPS@0.0"):

@@ -45,8 +45,8 @@ def _regions_of(source: Any) -> None:
 
 def _shards(folder: Path) -> Path:
     """Three images with regions, pixels and texts of every view, and the index."""
-    from toy_world import CLASSES, FEATURE_DIM, _compared
-    from toy_world import _image as toy_image
+    from toy_dataset import CLASSES, FEATURE_DIM, _compared
+    from toy_dataset import _image as toy_image
 
     from vlp_models.data.shards.write import ShardWriter
 
@@ -68,7 +68,7 @@ def _shards(folder: Path) -> Path:
 
 
 def _shard(folder: Path) -> Prepared:
-    from vlp_models.data.shards.archive import read_shard
+    from shard_files import read_shard
 
     path = _shards(folder) / "train-00000.tar"
 
@@ -102,7 +102,9 @@ def _shards_manifest(folder: Path) -> Prepared:
 
 
 def _regions(folder: Path) -> Prepared:
-    from vlp_models.data.shards.archive import REGIONS, decode, encode_regions, read_shard
+    from shard_files import read_shard
+
+    from vlp_models.data.shards.archive import REGIONS, decode, encode_regions
 
     first = next(iter(read_shard(_shards(folder) / "train-00000.tar")))[1][REGIONS]
     return (lambda data: decode(REGIONS, data, where="a shard")), encode_regions(first)
@@ -110,8 +112,10 @@ def _regions(folder: Path) -> Prepared:
 
 def _feature_chunk(name: str) -> Callable[[Path], Prepared]:
     def prepare(folder: Path) -> Prepared:
+        from shard_files import read_shard
+
         from vlp_models.data.features import FeatureStore, read_listing, write_chunk, write_index
-        from vlp_models.data.shards.archive import REGIONS, read_shard
+        from vlp_models.data.shards.archive import REGIONS
 
         found = [(key, value[REGIONS]) for key, value in read_shard(_shards(folder) / "train-00000.tar")]
         directory = folder / "features"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import Tables
 from vlp_models.params import SourceParams
-from vlp_models.params.lookup import check_known, load
+from vlp_models.params.schema import check_known, load
 
 FORMATS = {
     "coco": "vlp_models.data.formats.coco:read",

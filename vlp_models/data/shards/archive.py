@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,23 +100,6 @@ def _check_member(path: Path, info: tarfile.TarInfo, offset: int) -> Member:
     if not 0 <= info.size <= _MAX_BYTES[extension]:
         raise refuse(f"{info.size} bytes; .{extension} may have {_MAX_BYTES[extension]}")
     return Member(name=info.name, key=key, extension=extension, offset=offset, size=info.size)
-
-
-def read_shard(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Checks the whole archive, then yields (key, {extension: decoded value}) in order."""
-    members = check_tar(path)
-    with path.open("rb") as file:
-        key = ""
-        values: dict[str, Any] = {}
-        for member in members:
-            if member.key != key and values:
-                yield key, values
-                values = {}
-            key = member.key
-            file.seek(member.offset)
-            values[member.extension] = decode(member.extension, file.read(member.size), where=f"{path}: {member.name}")
-        if values:
-            yield key, values
 
 
 def read_member(path: Path, name: str, offset: int, size: int) -> bytes:

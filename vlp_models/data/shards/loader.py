@@ -124,10 +124,6 @@ class ResumableLoader(DataLoader[Batch]):
     def epoch(self) -> int:
         return self._epoch
 
-    def set_epoch(self, epoch: int) -> None:
-        """The next iteration starts `epoch` from its first batch."""
-        self._epoch, self._yielded, self._continue = epoch, 0, True
-
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # A generator: nothing happens before the first batch is asked for.
         if self._yielded == len(self) or (self._yielded and not self._continue):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from hashed import hash_beside
+from shard_files import hash_shards
 from torch import nn
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.batch import collate_samples
+from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
@@ -118,7 +117,9 @@ class Toy:
             self.shards,
             "captions",
             sources={},
-            collate=partial(collate_samples, tokenizer=self.tokenizer, max_text_len=12, max_regions=8),
+            collate=InputReader(
+                ModelInputs(image=RegionInput()), self.tokenizer, max_text_len=12, max_regions=8
+            ).collate,
             batch_size=batch_size,
             num_workers=trainer.get("num_workers", 0),
             seed=3,
@@ -188,7 +189,7 @@ def write_shards(directory: Path, train: int = 44, val: int = 8) -> Path:
         "counts": counts,
     }
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    hash_beside(directory, "regions")
+    hash_shards(directory, "regions")
     return directory
 
 
