@@ -18,7 +18,7 @@ from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning
 from vlp_models.forgetting.saw import TOKENIZER, Checkpoints, Leftover, Verdict, at_step, leftovers
 from vlp_models.params import Params, StreamParams, to_plain
-from vlp_models.pipeline.provenance import NOTE, noted
+from vlp_models.pipeline.lineage import NOTE, noted
 from vlp_models.pipeline.stages import pretrain
 
 RUN = "pretrain/tden"

@@ -22,7 +22,7 @@ from vlp_models.forgetting.order import Sight
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
 from vlp_models.pipeline.dvc.lock_file import md5_of, recorded_md5
-from vlp_models.pipeline.provenance import NOTE, noted
+from vlp_models.pipeline.lineage import NOTE, noted
 from vlp_models.pipeline.stages.detector import first_step_with
 from vlp_models.pipeline.stages.tokenizer import shaped_by
 from vlp_models.serving.bundle import checkpoint_info

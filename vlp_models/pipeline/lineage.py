@@ -6,20 +6,20 @@ import hashlib
 import json
 import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from vlp_models.common.io import hash_path, read_json
+from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.source_hash import PACKAGE, code_hash
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.shards.contents import no_longer_here
 from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
-from vlp_models.params import ModelParams, Params, split_start, to_plain
+from vlp_models.params import ModelParams, Params, StreamParams, split_start, to_plain
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, read_stages
 from vlp_models.registry.logger import DataInput
 from vlp_models.tasks import TASKS
@@ -233,3 +233,33 @@ def _hash(path: Path) -> str:
 def _git(root: Path, *arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=20)
     return done.stdout.strip()
+
+
+NOTE = "made-of.json"  # in the work directory: {"provenance": ..., "detector_id": ...}
+
+
+def provenance_of(
+    settings: Mapping[str, Any], files: Mapping[str, Path], stream: StreamParams | None
+) -> dict[str, Any]:
+    """
+    Args:
+        files: what it reads, by the names that its checkpoint gives them.
+        stream: how the shards are read, which decides the order of samples.
+    """
+    found = {"params": dict(settings), "inputs": {key: hash_path(path) for key, path in files.items()}}
+    if stream is not None and stream.address:
+        found["stream"] = {"block_mb": stream.block_mb, "window": stream.window}
+    return found
+
+
+def note(work: Path, provenance: Mapping[str, Any], detector_id: str) -> None:
+    """detector_id: who made the regions that the model reads; empty: it reads none."""
+    write_json(work / NOTE, {"provenance": provenance, "detector_id": detector_id})
+
+
+def noted(work: Path) -> tuple[Mapping[str, Any], str] | None:
+    """Provenance and detector; None: nothing is noted, as beside states of earlier versions."""
+    if not (work / NOTE).exists():
+        return None
+    found = read_json(work / NOTE)
+    return found["provenance"], found["detector_id"]

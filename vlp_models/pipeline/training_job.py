@@ -24,8 +24,7 @@ from vlp_models.models import DataFacts
 from vlp_models.models.checkpoint import CheckpointInfo, in_words, load_strictly, write_checkpoint
 from vlp_models.models.protocols import Adopts
 from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
-from vlp_models.pipeline.lineage import lineage_tags, training_inputs
-from vlp_models.pipeline.provenance import note, provenance_of
+from vlp_models.pipeline.lineage import lineage_tags, note, provenance_of, training_inputs
 from vlp_models.registry.logger import STATE, MLflowRun, track_training
 
 if TYPE_CHECKING:
