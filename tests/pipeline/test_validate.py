@@ -18,9 +18,9 @@ from PIL import Image, ImageOps
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.hashes import hash_image
-from vlp_models.curation.duplicates.leaks import COPIES, PrintWriter
+from vlp_models.curation.duplicates.leakage import LEAKS, FingerprintWriter
 from vlp_models.curation.validation.rules import rules_for
-from vlp_models.data.boxed import read_boxed
+from vlp_models.data.joins import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
 from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
@@ -197,12 +197,12 @@ def write_interim(workspace: Workspace, rows: Rows, source: str = "d", truth: st
 def write_prints(workspace: Workspace, pictures: dict[str, Image.Image], rows: Rows, source: str = "d") -> None:
     """As `prepare` leaves them beside the tables."""
     splits = {row["image_id"]: row["split"] for row in rows["images"]}
-    with PrintWriter(workspace.interim(source)) as prints:
+    with FingerprintWriter(workspace.interim(source)) as fingerprints:
         for image_id, picture in pictures.items():
             content = io.BytesIO()
             picture.save(content, "PNG")
             tested = splits[image_id] != "train"
-            prints.add(image_id, hash_image(content.getvalue(), ".png", 10**6, keypoints=True, tested=tested))
+            fingerprints.add(image_id, hash_image(content.getvalue(), ".png", 10**6, keypoints=True, held_out=tested))
 
 
 def params_for(max_bad_fraction: float, *sources: str) -> Params:
@@ -330,7 +330,7 @@ def test_changed_copies_of_a_tested_picture_leave_train_or_are_counted(tmp_path:
     params = dataclasses.replace(params, validate=dataclasses.replace(params.validate, near_duplicates=near))
     validate.run(params, workspace)
     assert not read_table("quarantine", workspace.validated).num_rows
-    copies = pq.read_table(workspace.validated / COPIES).to_pylist()
+    copies = pq.read_table(workspace.validated / LEAKS).to_pylist()
     pairs = {(copy["image_id"], copy["copy_of"]) for copy in copies}
     tested_id, framed = "d/images-d/tested", "d/images-framed"
     expected = {
@@ -394,5 +394,5 @@ def test_no_good_image_stops_whatever_the_limit(tmp_path: Path) -> None:
 
 
 def test_unprepared_dataset_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"interim/d: not there yet; `dvc repro prepare@d` makes it"):
+    with pytest.raises(DataError, match=r"interim/d: not found; run `dvc repro prepare@d`"):
         validate.run(params_for(1.0), Workspace(tmp_path))

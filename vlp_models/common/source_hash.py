@@ -1,9 +1,9 @@
-"""Which of this package's files a module runs on: it, what it imports, and so on; read from the source, not run.
+"""The source files that a module runs on: its own, those it imports, and so on. Read from the source, nothing is run.
 
-A stage depends on exactly these files (`dvc.yaml`, through data/plan/code), and a training that goes on after a kill
-goes on only with the same ones. Imports inside functions count, those for type checkers alone don't. What is looked up
-by name (a model family, a task, a format, a world) is no import: each has a record of its own, so the table of names
-does not count either. A new line in it makes nothing stale that was there before.
+A stage depends on exactly these files (`dvc.yaml`, through data/plan/code), and a training resumes after a kill only
+with the same ones. Imports inside functions count, imports for type checkers do not. A name that is looked up in a
+table (model family, task, format, generator) is not an import: each has its own list of files, and the tables
+themselves do not count, so a new entry makes no existing result stale.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from vlp_models.errors import ParamsError
 
 PACKAGE = "vlp_models"
-ROOT = Path(__file__).parents[1]  # of the package that runs
-TABLES = ("FAMILIES", "TASKS", "FORMATS", "GENERATORS")  # of places by name: `module:Class`
+ROOT = Path(__file__).parents[1]  # of the package that is running
+TABLES = ("FAMILIES", "TASKS", "FORMATS", "GENERATORS")  # name -> `module:Class`
 
 
 def other_package(folder: Path) -> Path | None:
@@ -42,38 +42,38 @@ def refuse_other_package(folder: Path) -> None:
 
 
 def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
-    """{path below the package: sha256} of the modules and all that they import, by path.
+    """Return path below the package -> sha256 for the modules and everything that they import.
 
-    modules: dotted names, such as `vlp_models.pipeline.stages.pretrain`, or `module:name` targets, such as
-    `vlp_models.tasks.vqa:VQA`, which are listed themselves as well. A folder's other files (templates, fonts) come
-    with any module of it.
+    Args:
+        modules: dotted names such as `vlp_models.pipeline.stages.pretrain`, or targets such as
+            `vlp_models.tasks.vqa:VQA`, which are listed themselves as well. The other files of a module's folder
+            (templates, fonts) belong to the module.
 
     Raises:
-        ValueError: there is no such module.
+        ValueError: a module does not exist.
     """
     names = sorted(modules)
-    todo, found = [_file(name.partition(":")[0], root) for name in names], set[Path]()
+    todo, found = [_file_of(name.partition(":")[0], root) for name in names], set[Path]()
     while todo:
         path = todo.pop()
         if path in found:
             continue
         found.add(path)
-        todo += [root.joinpath(*parts, "__init__.py") for parts in _packages(path, root)]
-        todo += [other for other in path.parent.iterdir() if other.is_file() and _counts(other)]
+        parts = path.relative_to(root).parts[:-1]
+        todo += [
+            root.joinpath(*parts[:n], "__init__.py") for n in range(len(parts) + 1)
+        ]  # importing a.b runs a as well
+        # Hidden files are what an editor or a desktop leaves there.
+        files = (other for other in path.parent.iterdir() if other.is_file() and not other.name.startswith("."))
+        todo += [other for other in files if other.suffix not in (".py", ".pyc")]
         if path.suffix == ".py":
-            todo += _imported(path, root)
-    places = {name: "" for name in names if ":" in name}
-    files = {str(path.relative_to(root)): hash_source(path) for path in sorted(found)}
-    return places | files
-
-
-def _counts(other: Path) -> bool:
-    """A file that is no module: what an editor or a desktop leaves there, hidden, is no part of the program."""
-    return other.suffix not in (".py", ".pyc") and not other.name.startswith(".")
+            todo += [root / name for name in _imports(path, root, path.stat().st_mtime_ns)]
+    targets = {name: "" for name in names if ":" in name}
+    return targets | {str(path.relative_to(root)): hash_source(path) for path in sorted(found)}
 
 
 def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
-    """One hash for all these files."""
+    """Return one hash for all files of `hash_sources`."""
     digest = hashlib.sha256()
     for name, sha256 in hash_sources(modules, root).items():
         digest.update(f"{sha256}  {name}\n".encode())
@@ -81,33 +81,19 @@ def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
 
 
 def hash_source(path: Path) -> str:
-    """The sha256 by which `hash_sources` knows a file: without the tables."""
-    return _sha256(path, path.stat().st_mtime_ns)
-
-
-def _file(name: str, root: Path) -> Path:
-    parts = name.split(".")[1:]
-    for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
-        if path.is_file():
-            return path
-    raise ValueError(f"{name}: no such module in {root}")
-
-
-def _packages(path: Path, root: Path) -> list[tuple[str, ...]]:
-    """Importing a.b.c runs a and a.b as well."""
-    parts = path.relative_to(root).parts[:-1]
-    return [parts[:n] for n in range(len(parts) + 1)]
-
-
-@functools.cache
-def _sha256(path: Path, changed: int) -> str:
-    return hash_source_text(path.read_bytes(), path.name)
+    """Return the sha256 of a source file without the tables."""
+    return _hash_source(path, path.stat().st_mtime_ns)
 
 
 def hash_source_text(content: bytes, name: str) -> str:
-    """`hash_source` of what a file holds, such as git's of another commit."""
-    package = name.rpartition("/")[2] == "__init__.py"
-    return hashlib.sha256(_without_tables(content) if package else content).hexdigest()
+    """Return `hash_source` of a file's content, such as that of another git commit."""
+    is_package = name.rpartition("/")[2] == "__init__.py"
+    return hashlib.sha256(_without_tables(content) if is_package else content).hexdigest()
+
+
+@functools.cache
+def _hash_source(path: Path, changed: int) -> str:
+    return hash_source_text(path.read_bytes(), path.name)
 
 
 def _without_tables(source: bytes) -> bytes:
@@ -119,39 +105,41 @@ def _without_tables(source: bytes) -> bytes:
     return b"".join(lines)
 
 
-def _imported(path: Path, root: Path) -> list[Path]:
-    return [root / name for name in _imports(path, root, path.stat().st_mtime_ns)]
+def _file_of(module: str, root: Path) -> Path:
+    parts = module.split(".")[1:]
+    for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
+        if path.is_file():
+            return path
+    raise ValueError(f"{module}: no such module in {root}")
 
 
 @functools.cache
 def _imports(path: Path, root: Path, changed: int) -> tuple[str, ...]:
-    """The package's files that the file at `path` imports by itself."""
+    """Return the package's files that the file at `path` imports directly."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     names: set[str] = set()
-    _collect(tree, names, [PACKAGE, *path.relative_to(root).parts[:-1]])
+    _collect_imports(tree, names, [PACKAGE, *path.relative_to(root).parts[:-1]])
     found = set()
     for name in names:
         try:
-            found.add(str(_file(name, root).relative_to(root)))
+            found.add(str(_file_of(name, root).relative_to(root)))
         except ValueError:
-            continue  # an attribute of the module before it
+            continue  # an attribute of a module
     return tuple(sorted(found))
 
 
-def _collect(node: ast.AST, names: set[str], package: list[str]) -> None:
-    """package: the file's own, which relative imports begin with."""
+def _collect_imports(node: ast.AST, names: set[str], package: list[str]) -> None:
+    """Add the dotted names that `node` imports. package: the file's own, which relative imports start from."""
     if isinstance(node, ast.Import):
         names |= {alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE}
     elif isinstance(node, ast.ImportFrom):
-        above = package[: len(package) + 1 - node.level] if node.level else []
-        module = ".".join([*above, *([node.module] if node.module else [])])
+        base = package[: len(package) + 1 - node.level] if node.level else []
+        module = ".".join([*base, *([node.module] if node.module else [])])
         if module.split(".")[0] == PACKAGE:
             names.add(module)
             names |= {f"{module}.{alias.name}" for alias in node.names}
-    for_types = isinstance(node, ast.If) and _is_for_types(node.test)
+    # Of `if TYPE_CHECKING:` only the `else` branch runs.
+    test = node.test if isinstance(node, ast.If) else None
+    for_types = getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
     for child in node.orelse if for_types else ast.iter_child_nodes(node):  # type: ignore[attr-defined]
-        _collect(child, names, package)
-
-
-def _is_for_types(test: ast.expr) -> bool:
-    return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
+        _collect_imports(child, names, package)

@@ -1,4 +1,4 @@
-"""Weights of other programs as a state dict: read as hostile, and nothing in the file is run."""
+"""Read the weights of other programs as a state dict. Files are untrusted: nothing in them is executed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from torch import Tensor, nn
 from vlp_models.errors import CheckpointError
 
 MAX_BYTES = 16 * 2**30
-WRAPPERS = ("model", "state_dict", "module")  # where programs put weights
-SHOWN = 20  # names in a message
-WAY_OUT = "name a file that has the model's state_dict(), as .safetensors or written by torch.save"
-_CODE = re.compile(r"GLOBAL (\S+)")  # in torch's words: what a pickle asks for
+WRAPPERS = ("model", "state_dict", "module")  # keys under which programs store weights
+MAX_SHOWN = 20  # names in a message
+HINT = "name a file with the model's state_dict(), as .safetensors or written by torch.save"
+_CODE = re.compile(r"GLOBAL (\S+)")  # how torch's message names what a pickle would import
 _COUNTER = "num_batches_tracked"
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a torch file that holds nothing which could run code.
+    """Return the tensors of a .safetensors file, or of a torch file that holds only tensors and plain values.
 
-    Wrapped in `model`, `state_dict` or `module` or not, with DistributedDataParallel's `module.` before names or not.
+    The state dict may be nested under `model`, `state_dict` or `module`; DistributedDataParallel's prefix `module.` is
+    removed.
 
     Raises:
-        CheckpointError: can't be read, too large, damaged, not only tensors and plain values, or no state dict.
+        CheckpointError: the file is unreadable, too large, damaged, holds code, or is not a state dict.
     """
     try:
         with path.open("rb") as file:
@@ -38,59 +39,58 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: can't be read: {error.strerror}") from None
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     _check_size(path, size)
     try:
         state: Any = load_file(path) if path.suffix == ".safetensors" else _load_torch(path)
     except (CheckpointError, MemoryError):
         raise
-    except Exception as error:  # torch's readers let anything out on bytes that are no weights
-        raise CheckpointError(f"{path}: {_what_is_wrong(head, error)}") from None
+    except Exception as error:  # torch raises any type for a file that is not weights
+        raise CheckpointError(f"{path}: {_explain(head, error)}") from None
     for wrapper in WRAPPERS:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
     if not isinstance(state, dict) or not state or not all(_is_dense(value) for value in state.values()):
-        raise CheckpointError(f"{path}: not a state dict (names and dense tensors); {WAY_OUT}")
-    # A view may claim any shape over a few stored bytes; copying it would then fill the memory.
+        raise CheckpointError(f"{path}: not a state dict (names and dense tensors); {HINT}")
+    # A view may have any shape over a few stored bytes; copying it would fill the memory.
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if claimed > 2 * size + 2**20:
-        raise CheckpointError(f"{path}: claims tensors of {claimed:,} bytes in a file of {size:,}")
+        raise CheckpointError(f"{path}: tensors of {claimed:,} bytes in a file of {size:,} bytes")
     if all(str(name).startswith("module.") for name in state):
         return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
     return {str(name): tensor for name, tensor in state.items()}
 
 
 def _load_torch(path: Path) -> Any:
-    if zipfile.is_zipfile(path):  # torch's own zips are stored; a compressed one could unpack to anything
+    if zipfile.is_zipfile(path):  # torch stores its zips uncompressed; a compressed one could unpack to any size
         with zipfile.ZipFile(path) as archive:
             _check_size(path, sum(member.file_size for member in archive.infolist()))
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _what_is_wrong(head: bytes, error: Exception) -> str:
-    """And the way out. torch's own, to load without `weights_only`, is not passed on.
+def _explain(head: bytes, error: Exception) -> str:
+    """Return what is wrong with a file that starts with `head`, and what to do.
 
-    Args:
-        head: the first bytes of the file.
+    torch's own advice, to load it without `weights_only`, is not repeated.
     """
     if not head:
-        return f"an empty file, no weights; {WAY_OUT}"
+        return f"the file is empty; {HINT}"
     text = str(error)
-    asked = _CODE.search(text) if isinstance(error, pickle.UnpicklingError) else None
-    if asked:
+    code = _CODE.search(text) if isinstance(error, pickle.UnpicklingError) else None
+    if code:
         return (
-            f"holds more than tensors and plain values ({asked[1]}), so it is not loaded; where you trust it, save its "
+            f"holds more than tensors and plain values ({code[1]}), so it is not loaded; if you trust it, save its "
             "state dict as .safetensors"
         )
-    said = text.rpartition("WeightsUnpickler error:")[2].strip().split("\n")[0]
+    cause = text.rpartition("WeightsUnpickler error:")[2].strip().split("\n")[0]
     return (
-        f"damaged or no weights file (begins with {head!r}; {type(error).__name__}: {said:.200}); fetch it anew, or "
-        f"{WAY_OUT}"
+        f"damaged, or not a weights file (starts with {head!r}; {type(error).__name__}: {cause:.200}); download it "
+        f"again, or {HINT}"
     )
 
 
 def _is_dense(value: object) -> bool:
-    """A tensor whose numbers are in the file, one for each place."""
+    """Return whether `value` is a tensor with one stored number per element."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return False
     return not (value.is_meta or value.is_quantized or value.is_nested)
@@ -101,36 +101,36 @@ def _check_size(path: Path, size: int) -> None:
         raise CheckpointError(f"{path}: {size >> 30} GiB; the limit is {MAX_BYTES >> 30}")
 
 
-def load_strict(model: nn.Module, state: Mapping[str, Tensor], where: object, said_by: str) -> None:
-    """Strict loading, with all that does not fit in one message.
+def load_strict(model: nn.Module, state: Mapping[str, Tensor], where: object, config: str) -> None:
+    """Load a state dict strictly, with everything that does not fit in one message.
 
     Args:
-        where: the weights are, for the message.
-        said_by: what says the architecture, e.g. `detector.backbone`.
+        where: file of the weights, for the message.
+        config: what defines the architecture, e.g. `detector.backbone`, for the message.
 
     Raises:
-        CheckpointError: listing missing and unexpected keys and wrong shapes.
+        CheckpointError: lists missing and unexpected keys and wrong shapes.
     """
     own = model.state_dict()
-    # Batch norm's counters play no part in eval mode, and older published weights lack them.
+    # Batch norm's counters have no effect in eval mode, and older published weights lack them.
     counters = {name: tensor for name, tensor in own.items() if name.endswith(_COUNTER)}
     state = counters | {name: tensor for name, tensor in state.items() if name in own or not name.endswith(_COUNTER)}
     problems = {
         "missing": sorted(own.keys() - state.keys()),
         "unexpected": sorted(state.keys() - own.keys()),
         "of another shape": [
-            f"{name} {list(state[name].shape)} for {list(own[name].shape)}"
+            f"{name} {list(state[name].shape)} instead of {list(own[name].shape)}"
             for name in sorted(own.keys() & state.keys())
             if own[name].shape != state[name].shape
         ],
     }
     if any(problems.values()):
         lines = [f"  {len(keys)} {what}: {shorten_list(keys)}" for what, keys in problems.items() if keys]
-        raise CheckpointError(f"{where}: weights of another architecture than {said_by} says:\n" + "\n".join(lines))
+        raise CheckpointError(f"{where}: the weights do not fit the architecture of {config}:\n" + "\n".join(lines))
     model.load_state_dict(state)
 
 
-def shorten_list(names: Sequence[str], shown: int = SHOWN) -> str:
-    """The first of them, and how many more there are."""
+def shorten_list(names: Sequence[str], shown: int = MAX_SHOWN) -> str:
+    """Return the first `shown` names, and the number of the others."""
     rest = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")

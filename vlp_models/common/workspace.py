@@ -1,6 +1,6 @@
-"""Where things lie, how a stage writes, and what it leaves behind. The only file that knows paths.
+"""The project's paths, and what every stage records: fingerprint, manifest, timing.
 
-A stage writes to a temporary sibling and renames it at the end: an output is either whole or absent.
+The only module that defines paths. `atomic_write` and `output_directory` (io.py) keep outputs complete or absent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vlp_models.common.io import hash_path, write_json
 from vlp_models.errors import DataError
 
 WITHDRAWN = "data/withdrawn.jsonl"
-SEARCH = "search"  # of an evaluation and of a bundle: how answers are searched for
+SEARCH = "search"  # folder of an evaluation and of a bundle: decoding settings and retrieval memory
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Workspace:
 
     @property
     def withdrawn(self) -> Path:
-        """The pictures that must not come in (again): `vlp forget`. Git holds it; absent while there is none."""
+        """List of images that must not be used (again), written by `vlp forget` and kept in git; may not exist."""
         return self.root / WITHDRAWN
 
     @property
@@ -62,7 +62,7 @@ class Workspace:
 
     @property
     def contents(self) -> Path:
-        """What the shards hold, as hashes (workspace/contents.py)."""
+        """Hashes of the shards' content (data/shards/contents.py)."""
         return self.root / "data" / "contents"
 
     @property
@@ -70,23 +70,23 @@ class Workspace:
         return self.root / "data" / "plan"
 
     def augmented(self, name: str) -> Path:
-        """Captions that a model wrote of training images."""
+        """Captions that a model generated for training images."""
         return self.root / "data" / "augmented" / name
 
     def checkpoint(self, start: str) -> Path:
-        """`initial/MODEL`, `pretrain/RUN` or `finetune/RUN`."""
+        """Checkpoint `initial/MODEL`, `pretrain/RUN` or `finetune/RUN`."""
         return self.root / "checkpoints" / start
 
     def curve(self, run: str) -> Path:
-        """`pretrain/RUN` or `finetune/RUN`: the losses, for plots."""
+        """Loss curve of `pretrain/RUN` or `finetune/RUN`."""
         return self.reports / "curves" / f"{run}.csv"
 
     def training(self, run: str) -> Path:
-        """`pretrain/RUN` or `finetune/RUN`: its last numbers, and what it cost."""
+        """Final metrics and cost of `pretrain/RUN` or `finetune/RUN`."""
         return self.reports / "training" / f"{run}.json"
 
     def figures(self, run: str) -> Path:
-        """`pretrain/RUN`: what its model shows of itself; an empty list of most models."""
+        """Figures that the model of `pretrain/RUN` draws of itself; an empty list for most models."""
         return self.reports / "figures" / f"{run}.json"
 
     @property
@@ -97,20 +97,22 @@ class Workspace:
         return self.reports / "eval" / run
 
     def work(self, stage: str, fingerprint: str) -> Path:
-        """Resume state: outside DVC's outs, because DVC deletes outs before a stage starts."""
+        """Create the folder of a stage's resume state. It is not a DVC out: DVC deletes outs before a stage starts."""
         path = self.root / ".work" / stage / fingerprint[:16]
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def relative(self, path: Path) -> str:
-        """`path` as tables store it: relative to the root where it lies inside it, else absolute."""
+        """Return `path` as tables store it: relative to the root if it is inside, else absolute."""
         path = path.absolute()
         return str(path.relative_to(self.root.absolute())) if path.is_relative_to(self.root.absolute()) else str(path)
 
 
 def project_root(root: Path) -> Path:
-    """The project that a workspace belongs to: of DVC's temporary copies (`dvc exp run --temp`), the one they were made
-    from, whose registry and records they share."""
+    """Return the project of a workspace: for a temporary copy by `dvc exp run --temp`, the original.
+
+    Copies share the original's registry and records.
+    """
     parts = root.absolute().parts
     for place in range(len(parts) - 2):
         if parts[place : place + 3] == (".dvc", "tmp", "exps"):
@@ -119,26 +121,30 @@ def project_root(root: Path) -> Path:
 
 
 def require_output(path: Path, made_by: str) -> Path:
-    """`path`, or a `DataError` that names the stage that makes it."""
+    """Return `path`.
+
+    Raises:
+        DataError: it does not exist; names the stage that writes it.
+    """
     if not path.exists():
-        raise DataError(f"{path}: not there yet; `dvc repro {made_by}` makes it")
+        raise DataError(f"{path}: not found; run `dvc repro {made_by}`")
     return path
 
 
 def fingerprint(params: Any, inputs: dict[str, Path]) -> str:
-    """Identity of a stage's work: its params and the content of its inputs."""
+    """Return the hash of a stage's params and the content of its inputs."""
     value = {"params": params, "inputs": {name: hash_path(path) for name, path in inputs.items()}}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def write_manifest(directory: Path, *, stage: str, params: Any, counts: dict[str, Any], **more: Any) -> None:
-    """What an output is, inside the output: deterministic, so that equal work gives equal bytes."""
+    """Write manifest.json into an output; it is deterministic, so that equal work gives equal bytes."""
     write_json(directory / "manifest.json", {"stage": stage, "params": params, "counts": counts, **more})
 
 
 @contextmanager
 def record_timing(workspace: Workspace, stage: str) -> Iterator[None]:
-    """Writes the stage's seconds and peak memory (MB), of the main process, to `.work/timings/<stage>.json`."""
+    """Write the seconds and peak memory (MB) of the block, on rank 0, to `.work/timings/<stage>.json`."""
     start = time.perf_counter()
     yield
     if not is_main_process():
