@@ -23,8 +23,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from vlp_models.curation.duplicates.prints import Print, take_print
-from vlp_models.curation.duplicates.search import NearPictures, NearRules
+from vlp_models.curation.duplicates.fingerprints import Fingerprint, fingerprint_image
+from vlp_models.curation.duplicates.search import NearDuplicateIndex, NearRules
 from vlp_models.data.images import as_seen
 
 Change = Callable[[Image.Image, random.Random], Image.Image]
@@ -89,31 +89,31 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def print_of(task: tuple[Path, str, bool]) -> Print:
+def print_of(task: tuple[Path, str, bool]) -> Fingerprint:
     path, change, held = task
     with Image.open(path) as file:
         image = as_seen(file)
     if change:
         image = CHANGES[change](image, random.Random(f"{path.name} {change}"))
-    return take_print(image, keypoints=True, mirror=held)
+    return fingerprint_image(image, keypoints=True, mirror=held)
 
 
-def batches(prints: Iterable[Print]) -> Iterable[list[Print]]:
-    stream = iter(prints)
+def batches(fingerprints: Iterable[Fingerprint]) -> Iterable[list[Fingerprint]]:
+    stream = iter(fingerprints)
     while batch := list(islice(stream, BATCH)):
         yield batch
 
 
-def measure(held: NearPictures, prints: Iterable[Print], own: bool) -> dict[str, Any]:
+def measure(held: NearDuplicateIndex, fingerprints: Iterable[Fingerprint], own: bool) -> dict[str, Any]:
     """Of copies (`own`: copy number n is of held picture n) or of strangers."""
     asked = found = 0
     false: list[tuple[int, int]] = []
-    for batch in batches(prints):
-        for match in held.matches(batch):
-            if own and match.held == asked + match.other:
+    for batch in batches(fingerprints):
+        for match in held.search(batch):
+            if own and match.indexed == asked + match.query:
                 found += 1
             else:
-                false.append((asked + match.other, match.held))
+                false.append((asked + match.query, match.indexed))
         asked += len(batch)
     return {"asked": asked, "found": found, "false": false}
 
@@ -137,12 +137,12 @@ def main() -> None:
     changed = photos[options.skip : options.skip + options.changed]
     rest = photos[: options.skip] + photos[options.skip + options.changed :]
     beside, others = rest[: options.beside], rest[options.beside :][: options.others]
-    rules = NearRules(bits=options.bits, keypoints=not options.no_keypoints)
+    rules = NearRules(max_hash_distance=options.bits, keypoints=not options.no_keypoints)
     print(f"{len(changed)} photos changed, {len(beside)} beside them, {len(others)} others", file=sys.stderr)
     with ProcessPoolExecutor(options.processes) as pool:
         clock = time.perf_counter()
         tested = list(pool.map(print_of, [(path, "", True) for path in [*changed, *beside]], chunksize=16))
-        held = NearPictures(tested, rules)
+        held = NearDuplicateIndex(tested, rules)
         rows: dict[str, Any] = {}
         for change in CHANGES:
             tasks = [(path, change, False) for path in changed]

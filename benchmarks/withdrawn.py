@@ -14,11 +14,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from PIL import Image, ImageOps
 
-from vlp_models.curation.duplicates.perceptual import grey_of, hash_of_grey
-from vlp_models.curation.duplicates.prints import TURNS, Print, take_print
-from vlp_models.curation.duplicates.withdrawn import BLIND
+from vlp_models.curation.duplicates.fingerprints import (
+    ORIENTATIONS,
+    Fingerprint,
+    fingerprint_image,
+    perceptual_hash_of_gray,
+    to_gray,
+)
+from vlp_models.curation.duplicates.withdrawn import HASH_ONLY_DISTANCE
 
-BITS = (2, 4, BLIND, 8)
+BITS = (2, 4, HASH_ONLY_DISTANCE, 8)
 
 
 def pictures(tar: str, count: int) -> Iterator[Image.Image]:
@@ -47,15 +52,15 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 
 
-def print_of(image: Image.Image) -> Print:
-    return take_print(image, keypoints=False, mirror=False)
+def print_of(image: Image.Image) -> Fingerprint:
+    return fingerprint_image(image, keypoints=False, mirror=False)
 
 
 def main(tar: str, count: int = 1000) -> None:
     held, changed = [], {name: [] for name in CHANGES}  # type: ignore[var-annotated]
     for image in pictures(tar, count):
         own = print_of(image)
-        turned = [hash_of_grey(grey_of(own.turned(turn))) for turn in range(TURNS)]
+        turned = [perceptual_hash_of_gray(to_gray(own.turned(turn))) for turn in range(ORIENTATIONS)]
         if None in turned:  # of one colour
             continue
         held.append(turned)

@@ -1,4 +1,4 @@
-"""Hashes of pictures: another file of one picture keeps the perceptual hash, and no two pictures share it."""
+"""Image hashes: re-encoding keeps the perceptual hash, and different images have distant ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlp_models.curation.duplicates import near as near_module
-from vlp_models.curation.duplicates.hashes import hash_image, perceptual_hash
-from vlp_models.curation.duplicates.near import BLOCK, NearHashes
+from vlp_models.curation.duplicates import search
+from vlp_models.curation.duplicates.fingerprints import perceptual_hash
+from vlp_models.curation.duplicates.hashes import hash_image
+from vlp_models.curation.duplicates.search import PAIRS_BLOCK, HammingIndex
 from vlp_models.data.images import ImageError
 
 
@@ -35,7 +36,7 @@ def distance(a: int | None, b: int | None) -> int:
     return (a ^ b).bit_count()
 
 
-def test_what_keeps_the_picture_keeps_the_hash() -> None:
+def test_re_encoding_and_scaling_keep_the_perceptual_hash() -> None:
     apart = []
     for seed in range(40):
         image = picture(seed)
@@ -50,23 +51,23 @@ def test_what_keeps_the_picture_keeps_the_hash() -> None:
     assert min(distance(a, b) for i, a in enumerate(hashes) for b in hashes[:i]) >= 12, "and others are far"
 
 
-def test_pixels_are_hashed_as_seen_whatever_the_file() -> None:
+def test_pixel_hash_is_of_displayed_pixels_in_any_file_format() -> None:
     image = picture(1)
     png, bmp = (hash_image(encoded(image, form), "", 10**6) for form in ("PNG", "BMP"))
     assert png.sha256 != bmp.sha256
     assert png.pixels == bmp.pixels and png.perceptual == bmp.perceptual
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees
+    exif[0x0112] = 6  # display rotated by 90 degrees
     turned = hash_image(encoded(image.rotate(90, expand=True), "PNG", exif=exif), ".png", 10**6)
     assert turned.pixels == png.pixels
     assert hash_image(encoded(picture(2), "PNG"), ".png", 10**6).pixels != png.pixels
 
 
-def test_a_picture_without_structure_has_no_perceptual_hash() -> None:
+def test_uniform_image_has_no_perceptual_hash() -> None:
     assert perceptual_hash(Image.new("RGB", (50, 50), "red")) is None
     clear = Image.new("RGBA", (50, 50), (255, 0, 0, 0))
     clear.putpixel((3, 3), (0, 255, 0, 0))
-    assert perceptual_hash(clear) is None, "what is transparent is not seen"
+    assert perceptual_hash(clear) is None, "transparent pixels do not count"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_picture_without_structure_has_no_perceptual_hash() -> None:
         (encoded(Image.new("1", (2000, 2000)), "PNG"), ".png", "image_not_a_bomb"),
     ],
 )
-def test_bad_files_are_told_apart(content: bytes, suffix: str, rule: str) -> None:
+def test_bad_file_raises_its_own_rule(content: bytes, suffix: str, rule: str) -> None:
     with pytest.raises(ImageError) as caught:
         hash_image(content, suffix, 10**6)
     assert caught.value.rule == rule
@@ -87,23 +88,23 @@ def test_bad_files_are_told_apart(content: bytes, suffix: str, rule: str) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 8), st.integers(0, 2**32), st.booleans())
-def test_near_hashes_are_those_that_comparing_all_finds(radius: int, seed: int, clustered: bool) -> None:
+def test_hamming_index_equals_brute_force(radius: int, seed: int, clustered: bool) -> None:
     rng = random.Random(seed)
     held = [rng.getrandbits(64) for _ in range(30)]
     if clustered:
         held = [held[0] ^ (1 << rng.randrange(64)) ^ (1 << rng.randrange(64)) for _ in range(30)]
     queries = [h ^ sum(1 << b for b in rng.sample(range(64), rng.randrange(0, 10))) for h in rng.choices(held, k=30)]
-    near = NearHashes(np.array(held, np.uint64), radius)
+    index = HammingIndex(np.array(held, np.uint64), radius)
     found = [
-        (int(q), int(h)) for qs, hs in near.pairs(np.array(queries, np.uint64)) for q, h in zip(qs, hs, strict=True)
+        (int(q), int(h)) for qs, hs in index.pairs(np.array(queries, np.uint64)) for q, h in zip(qs, hs, strict=True)
     ]
     expected = [(i, j) for i, q in enumerate(queries) for j, h in enumerate(held) if (q ^ h).bit_count() <= radius]
     assert sorted(found) == expected, "each pair once"
 
 
-def test_blocks_bound_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_module, "BLOCK", 7)
+def test_blocks_bound_the_candidates_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "PAIRS_BLOCK", 7)
     same = np.full(20, 5, np.uint64)
-    pairs = list(NearHashes(same, 0).pairs(same))
-    assert BLOCK > 7 and len(pairs) == 20, "one query's twenty candidates at a time"
+    pairs = list(HammingIndex(same, 0).pairs(same))
+    assert PAIRS_BLOCK > 7 and len(pairs) == 20, "one query's twenty candidates at a time"
     assert sum(len(queries) for queries, _ in pairs) == 400

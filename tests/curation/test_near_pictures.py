@@ -1,4 +1,4 @@
-"""Changed copies are known, strangers are not: with keypoints, and with hashes alone."""
+"""Changed copies of an image are found and unrelated images are not: with keypoints, and with hashes alone."""
 
 from __future__ import annotations
 
@@ -14,86 +14,88 @@ import pytest
 from photos import photo
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from vlp_models.curation.duplicates import alignment, leaks, votes
-from vlp_models.curation.duplicates.hashes import examine
-from vlp_models.curation.duplicates.prints import Print, take_print
-from vlp_models.curation.duplicates.search import NearPictures, NearRules
-from vlp_models.curation.duplicates.votes import Votes
+from vlp_models.curation.duplicates import alignment, leakage, search
+from vlp_models.curation.duplicates.fingerprints import Fingerprint, fingerprint_image
+from vlp_models.curation.duplicates.hashes import hash_image_file
+from vlp_models.curation.duplicates.leakage import FINGERPRINTS, FingerprintWriter, Leak, find_leaks
+from vlp_models.curation.duplicates.search import KeypointIndex, NearDuplicateIndex, NearRules
 from vlp_models.errors import DataError
 from vlp_models.params import GeneratorParams
-from vlp_models.synthetic.scenes.objects import write as write_scenes
+from vlp_models.synthetic.scenes.dataset import write as write_scenes
 
 COUNT = 12
-RULES = NearRules(bits=8, keypoints=True)
+RULES = NearRules(max_hash_distance=8, keypoints=True)
 
 
-def saved_anew(image: Image.Image) -> Image.Image:
+def re_encode(image: Image.Image) -> Image.Image:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=50)
     return Image.open(buffer).convert("RGB")
 
 
-def written_on(image: Image.Image) -> Image.Image:
+def overlay_text(image: Image.Image) -> Image.Image:
     image = image.copy()
     ImageDraw.Draw(image).rectangle((0, 60, image.width, 85), "yellow")
     ImageDraw.Draw(image).text((10, 60), "WHEN YOU SEE IT", "red", font_size=18)
     return image
 
 
-CHANGES: dict[str, tuple[Callable[[Image.Image], Image.Image], bool]] = {  # and whether hashes alone see through it
-    "saved anew": (saved_anew, True),
+CHANGES: dict[
+    str, tuple[Callable[[Image.Image], Image.Image], bool]
+] = {  # name: (change, whether hashes alone find it)
+    "re-encoded": (re_encode, True),
     "scaled": (lambda image: image.resize((100, 75)), True),
     "framed": (lambda image: ImageOps.expand(image, 20, "white"), True),
     "mirrored": (ImageOps.mirror, True),
-    "a quarter turn": (lambda image: image.transpose(Image.Transpose.ROTATE_90), True),
-    "three degrees": (lambda image: image.rotate(3), False),
+    "rotated by a quarter": (lambda image: image.transpose(Image.Transpose.ROTATE_90), True),
+    "rotated by three degrees": (lambda image: image.rotate(3), False),
     "cropped by a fifth": (lambda image: image.crop((25, 10, 185, 130)), False),
     "mirrored and cropped": (lambda image: ImageOps.mirror(image.crop((5, 20, 185, 150))), False),
     "brighter": (lambda image: ImageEnhance.Brightness(image).enhance(1.3), True),
-    "written on": (written_on, False),
+    "text laid over": (overlay_text, False),
 }
 
 
-def prints(images: list[Image.Image], *, tested: bool) -> list[Print]:
-    return [take_print(image, keypoints=True, mirror=tested) for image in images]
+def fingerprints(images: list[Image.Image], *, held_out: bool) -> list[Fingerprint]:
+    return [fingerprint_image(image, keypoints=True, mirrored=held_out) for image in images]
 
 
 @pytest.fixture(scope="module")
-def tested() -> list[Print]:
-    return prints([photo(seed) for seed in range(COUNT)], tested=True)
+def indexed() -> list[Fingerprint]:
+    return fingerprints([photo(seed) for seed in range(COUNT)], held_out=True)
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_copy_is_known_and_no_other_picture_is(tested: list[Print], name: str) -> None:
+def test_changed_copy_matches_only_its_original(indexed: list[Fingerprint], name: str) -> None:
     change, by_hash = CHANGES[name]
-    copies = prints([change(photo(seed)) for seed in range(COUNT)], tested=False)
-    found = [(match.other, match.held) for match in NearPictures(tested, RULES).matches(copies)]
+    copies = fingerprints([change(photo(seed)) for seed in range(COUNT)], held_out=False)
+    found = [(match.query, match.indexed) for match in NearDuplicateIndex(indexed, RULES).search(copies)]
     assert found == [(seed, seed) for seed in range(COUNT)]
     if by_hash:
-        hashes = NearPictures(tested, NearRules(bits=8, keypoints=False))
-        assert [(match.other, match.held) for match in hashes.matches(copies)] == found
+        hashes = NearDuplicateIndex(indexed, NearRules(max_hash_distance=8, keypoints=False))
+        assert [(match.query, match.indexed) for match in hashes.search(copies)] == found
 
 
-def test_strangers_and_a_picture_of_other_colours_are_not_copies(tested: list[Print]) -> None:
-    near = NearPictures(tested, RULES)
-    strangers = [photo(seed) for seed in range(100, 160)]
+def test_unrelated_and_recolored_images_do_not_match(indexed: list[Fingerprint]) -> None:
+    near = NearDuplicateIndex(indexed, RULES)
+    unrelated = [photo(seed) for seed in range(100, 160)]
     red, green, blue = photo(0).split()
-    exchanged = Image.merge("RGB", (blue, red, green))
-    assert near.matches(prints([*strangers, exchanged, Image.new("RGB", (80, 60), "red")], tested=False)) == []
+    recolored = Image.merge("RGB", (blue, red, green))
+    assert near.search(fingerprints([*unrelated, recolored, Image.new("RGB", (80, 60), "red")], held_out=False)) == []
 
 
-def test_scenes_are_not_taken_for_copies_of_each_other(tmp_path: Path) -> None:
-    """They share their shapes, colours and patterns: what a rule for photos must not be misled by."""
+def test_synthetic_scenes_do_not_match_each_other(tmp_path: Path) -> None:
+    """Scenes share shapes, colors and patterns, which must not mislead rules made for photographs."""
     write_scenes(
         GeneratorParams(generator="objects", seed=3, train=90, val=10, test=20, questions_per_image=0), tmp_path
     )
     files = sorted((tmp_path / "images").iterdir())
     splits = {image["filename"]: image["split"] for image in read_karpathy(tmp_path)}
-    with leaks.PrintWriter(tmp_path) as writer:
+    with FingerprintWriter(tmp_path) as writer:
         for file in files:
-            writer.add(file.name, examine(file, 10**6, keypoints=True, tested=splits[file.name] != "train"))
+            writer.add(file.name, hash_image_file(file, 10**6, keypoints=True, held_out=splits[file.name] != "train"))
     assert len(files) == 120
-    assert leaks.find_copies([tmp_path / leaks.FILE], splits, RULES) == []
+    assert find_leaks([tmp_path / FINGERPRINTS], splits, RULES) == []
 
 
 def read_karpathy(directory: Path) -> list[dict[str, str]]:
@@ -101,91 +103,93 @@ def read_karpathy(directory: Path) -> list[dict[str, str]]:
     return json.loads(file.read_text())["images"]
 
 
-def test_a_print_survives_its_file_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+def test_fingerprint_round_trips_and_damage_is_reported(tmp_path: Path) -> None:
     photo(1).save(tmp_path / "a.png")
-    with leaks.PrintWriter(tmp_path) as writer:
-        writer.add("a", examine(tmp_path / "a.png", 10**6, keypoints=True, tested=True))
-    (row,) = pq.read_table(tmp_path / leaks.FILE).to_pylist()
-    (own,) = prints([photo(1)], tested=True)
-    assert Print.from_bytes(row["print"]).to_bytes() == own.to_bytes() == row["print"]
-    assert len(row["print"]) < 13_000
-    damaged = {**row, "print": row["print"][:-7]}
-    pq.write_table(pq.read_table(tmp_path / leaks.FILE).from_pylist([damaged]), tmp_path / leaks.FILE)
-    with pytest.raises(DataError, match=r"prints\.parquet: damaged .* `dvc repro -f prepare@"):
-        leaks.find_copies([tmp_path / leaks.FILE], {"a": "test"}, RULES)
+    with FingerprintWriter(tmp_path) as writer:
+        writer.add("a", hash_image_file(tmp_path / "a.png", 10**6, keypoints=True, held_out=True))
+    (row,) = pq.read_table(tmp_path / FINGERPRINTS).to_pylist()
+    (own,) = fingerprints([photo(1)], held_out=True)
+    assert Fingerprint.from_bytes(row["fingerprint"]).to_bytes() == own.to_bytes() == row["fingerprint"]
+    assert len(row["fingerprint"]) < 13_000
+    damaged = {**row, "fingerprint": row["fingerprint"][:-7]}
+    pq.write_table(pq.read_table(tmp_path / FINGERPRINTS).from_pylist([damaged]), tmp_path / FINGERPRINTS)
+    with pytest.raises(DataError, match=r"fingerprints\.parquet: damaged .* `dvc repro -f prepare@"):
+        find_leaks([tmp_path / FINGERPRINTS], {"a": "test"}, RULES)
 
 
-def test_held_pictures_in_blocks_give_what_all_together_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexing_in_blocks_finds_the_same_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = {f"test-{seed}": photo(seed) for seed in range(5)}
     images |= {f"train-{seed}": photo(seed).crop((9, 9, 190, 140)) for seed in range(5)}
     for name, image in images.items():
         image.save(tmp_path / f"{name}.png")
-    with leaks.PrintWriter(tmp_path) as writer:
+    with FingerprintWriter(tmp_path) as writer:
         for name in images:
-            writer.add(name, examine(tmp_path / f"{name}.png", 10**6, keypoints=True, tested=name.startswith("test")))
+            writer.add(
+                name, hash_image_file(tmp_path / f"{name}.png", 10**6, keypoints=True, held_out=name.startswith("test"))
+            )
 
-    tested = {name: "test" for name in images if name.startswith("test")}
+    held_out = {name: "test" for name in images if name.startswith("test")}
 
-    def found(**how: int) -> list[leaks.Copy]:
-        return leaks.find_copies([tmp_path / leaks.FILE], tested, RULES, **how)
+    def found(**options: int) -> list[Leak]:
+        return find_leaks([tmp_path / FINGERPRINTS], held_out, RULES, **options)
 
     whole = found()
     assert [(copy.image_id, copy.copy_of) for copy in whole] == [(f"train-{n}", f"test-{n}") for n in range(5)]
-    assert found(held=2, workers=2) == whole  # in processes beside each other
-    monkeypatch.setattr(leaks.batches, "__defaults__", (3,))
-    assert found(held=2) == whole
+    assert found(indexed=2, workers=2) == whole  # in parallel processes
+    monkeypatch.setattr(leakage.batches, "__defaults__", (3,))
+    assert found(indexed=2) == whole
 
 
-def test_a_picture_listed_twice_hides_no_copy_of_the_next(tmp_path: Path) -> None:
+def test_repeated_image_id_does_not_hide_the_next_copy(tmp_path: Path) -> None:
     for name in ("a", "b"):
         photo(ord(name)).save(tmp_path / f"{name}.png")
     photo(ord("b")).resize((100, 75)).save(tmp_path / "t.png")
-    with leaks.PrintWriter(tmp_path) as writer:
+    with FingerprintWriter(tmp_path) as writer:
         for name in ("a", "a", "b", "t"):
-            writer.add(name, examine(tmp_path / f"{name}.png", 10**6, keypoints=True, tested=name != "t"))
-    tested = {"a": "test", "b": "test"}
-    for held in (1, 2, 3):
-        found = leaks.find_copies([tmp_path / leaks.FILE], tested, RULES, held=held)
-        assert [(copy.image_id, copy.copy_of) for copy in found] == [("t", "b")], held
+            writer.add(name, hash_image_file(tmp_path / f"{name}.png", 10**6, keypoints=True, held_out=name != "t"))
+    held_out = {"a": "test", "b": "test"}
+    for indexed in (1, 2, 3):
+        found = find_leaks([tmp_path / FINGERPRINTS], held_out, RULES, indexed=indexed)
+        assert [(copy.image_id, copy.copy_of) for copy in found] == [("t", "b")], indexed
 
 
-def test_votes_count_each_shared_keypoint_once() -> None:
+def test_each_shared_keypoint_is_counted_once() -> None:
     rng = np.random.default_rng(1)
     held = rng.integers(0, 256, (60, 32), np.uint8)  # three pictures of 20
-    asking = held[10:35].copy()
-    asking[:, 3] ^= 1  # one bit of 256
-    counts = Votes(held, np.repeat([0, 1, 2], 20)).count(asking, np.repeat([0, 1], [12, 13]))
+    queries = held[10:35].copy()
+    queries[:, 3] ^= 1  # one bit of 256
+    counts = KeypointIndex(held, np.repeat([0, 1, 2], 20)).count_shared(queries, np.repeat([0, 1], [12, 13]))
     assert [tuple(map(int, row)) for row in zip(*counts, strict=True)] == [(0, 0, 10), (0, 1, 2), (1, 1, 13)]
 
 
-@pytest.mark.parametrize(("rows", "block"), [(votes.ROWS, votes.BLOCK), (7, 5)])
-def test_votes_are_those_that_counting_one_by_one_gives(monkeypatch: pytest.MonkeyPatch, rows: int, block: int) -> None:
-    monkeypatch.setattr(votes, "ROWS", rows)
-    monkeypatch.setattr(votes, "BLOCK", block)
-    monkeypatch.setattr(votes, "CROWD", 6)
+@pytest.mark.parametrize(("rows", "block"), [(search.UNPACK_ROWS, search.VOTES_BLOCK), (7, 5)])
+def test_shared_keypoints_equal_a_brute_force_count(monkeypatch: pytest.MonkeyPatch, rows: int, block: int) -> None:
+    monkeypatch.setattr(search, "UNPACK_ROWS", rows)
+    monkeypatch.setattr(search, "VOTES_BLOCK", block)
+    monkeypatch.setattr(search, "CROWD", 6)
     rng = np.random.default_rng(3)
     corners = rng.integers(0, 2, (12, 256), np.uint8)
-    held, asking = (corners[rng.integers(0, 12, 90)] ^ (rng.random((90, 256)) < 0.08) for _ in range(2))
+    held, queries = (corners[rng.integers(0, 12, 90)] ^ (rng.random((90, 256)) < 0.08) for _ in range(2))
     held_owners, owners = np.sort(rng.integers(0, 9, 90)), np.sort(rng.integers(0, 7, 90))
     tables = np.random.default_rng(1).permuted(np.tile(np.arange(256), (10, 1)), axis=1)[:, :22]
-    seen = set()
+    shared = set()
     for bits in tables:
-        for corner, owner in zip(asking, owners, strict=True):
-            alike = np.flatnonzero((held[:, bits] == corner[bits]).all(axis=1))
-            if len(alike) <= 6:
-                near = alike[(held[alike] != corner).sum(axis=1) <= votes.NEAR]
-                seen |= {(corner.tobytes(), int(owner), int(held_owners[other])) for other in near}
-    expected = Counter((owner, picture) for _, owner, picture in seen)
-    found = Votes(np.packbits(held, axis=1), held_owners).count(np.packbits(asking, axis=1), owners)
+        for corner, owner in zip(queries, owners, strict=True):
+            same_key = np.flatnonzero((held[:, bits] == corner[bits]).all(axis=1))
+            if len(same_key) <= 6:
+                near = same_key[(held[same_key] != corner).sum(axis=1) <= alignment.SAME_CORNER]
+                shared |= {(corner.tobytes(), int(owner), int(held_owners[other])) for other in near}
+    expected = Counter((owner, picture) for _, owner, picture in shared)
+    found = KeypointIndex(np.packbits(held, axis=1), held_owners).count_shared(np.packbits(queries, axis=1), owners)
     assert {(a, b): n for a, b, n in zip(*(part.tolist() for part in found), strict=True)} == expected
     assert max(expected.values()) > 3
 
 
 @pytest.mark.parametrize("hidden", [0.0, 0.3])
-def test_what_is_compared_quickly_is_what_the_plain_way_gives(hidden: float) -> None:
+def test_fast_comparisons_equal_plain_ones(hidden: float) -> None:
     rng = np.random.default_rng(2)
     for length in (1, 2, 11, 101, 671, 1021, 1024):
-        x = rng.integers(0, 256, length).astype(np.float32)  # as grey levels are: many are equal
+        x = rng.integers(0, 256, length).astype(np.float32)  # many are equal, as gray levels are
         y = np.where(rng.random(length) < 0.2, 0, x + rng.integers(-9, 9, length)).astype(np.float32)
         kept = np.ones(length, bool)
         for _ in range(3):
@@ -197,4 +201,4 @@ def test_what_is_compared_quickly_is_what_the_plain_way_gives(hidden: float) -> 
     a, b = (rng.integers(0, 256, (number, 32), np.uint8) for number in (7, 12))
     a[0], b[3] = 0, 255  # 256 bits apart
     plain = [[sum(int(x ^ y).bit_count() for x, y in zip(one, other, strict=True)) for other in b] for one in a]
-    assert alignment._distances(a, b).tolist() == plain
+    assert alignment._hamming_distances(a, b).tolist() == plain

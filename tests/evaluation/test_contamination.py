@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vlp_models.curation.duplicates.leaks import Copy, write_copies
+from vlp_models.curation.duplicates.leakage import Leak, write_leaks
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import write_table
 from vlp_models.evaluation.contamination import Learnt, Seen, learnt_sources, without_seen
@@ -29,10 +29,10 @@ def validated(tmp_path: Path) -> Path:
     captions += [caption("a/9", f"a sign with the number {n} over a door") for n in range(20)]
     write_table(images, "images", tmp_path)
     write_table(captions, "captions", tmp_path)
-    copies = [Copy(image_id=f"a/{n}", copy_of=f"a/test-{n}", split="test", how="mirrored") for n in range(10)]
-    copies.append(Copy(image_id="b/0", copy_of="a/test-59", split="test", how="mirrored"))
-    copies.append(Copy(image_id="a/gone", copy_of="a/test-58", split="test", how="set aside, so not learnt from"))
-    write_copies(tmp_path, copies)
+    copies = [Leak(image_id=f"a/{n}", copy_of=f"a/test-{n}", split="test", how="mirrored") for n in range(10)]
+    copies.append(Leak(image_id="b/0", copy_of="a/test-59", split="test", how="mirrored"))
+    copies.append(Leak(image_id="a/gone", copy_of="a/test-58", split="test", how="set aside, so not learnt from"))
+    write_leaks(tmp_path, copies)
     return tmp_path
 
 

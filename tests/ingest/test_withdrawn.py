@@ -1,4 +1,4 @@
-"""Withdrawn pictures stay out, by every door, whatever was done to them; others come in."""
+"""Withdrawn images stay out through every entry point, however they were changed; others are accepted."""
 
 from __future__ import annotations
 
@@ -13,69 +13,74 @@ from PIL import Image, ImageOps
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.hashes import ImageHashes, hash_image
 from vlp_models.curation.duplicates.search import NearRules
-from vlp_models.curation.duplicates.withdrawn import Entry, Withdrawn, read_withdrawn, withdraw
+from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, WithdrawnList, read_withdrawn, withdraw
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.forgetting.pictures import Catalogue, find, resolve, rules_of
 from vlp_models.ingest import ingest
 from vlp_models.pipeline.stages import prepare, validate
 
-RULES = NearRules(bits=8, keypoints=True)
+RULES = NearRules(max_hash_distance=8, keypoints=True)
 CROP = (20, 10, 185, 135)
 
 
 def hashed(image: Image.Image, form: str = "PNG") -> ImageHashes:
     suffix = {"PNG": ".png", "JPEG": ".jpg"}[form]
-    return hash_image(encoded(image, form), suffix, 10**6, keypoints=True, tested=True)
+    return hash_image(encoded(image, form), suffix, 10**6, keypoints=True, held_out=True)
 
 
-def entry(image: Image.Image, *images: str, keep_print: bool = False) -> Entry:
+def entry(image: Image.Image, *images: str, keep_fingerprint: bool = False) -> WithdrawnImage:
     found = hashed(image)
-    return Entry.of(found.sha256.hex(), found.pixels.hex(), found.print, images, keep_print=keep_print)
+    hexes = found.sha256.hex(), found.pixels.hex()
+    return WithdrawnImage.create(*hexes, found.fingerprint, images, keep_fingerprint=keep_fingerprint)
 
 
-def test_a_picture_is_known_by_its_hashes_and_a_cropped_one_by_its_print(tmp_path: Path) -> None:
+def test_hashes_recognize_an_image_and_fingerprints_a_cropped_one(tmp_path: Path) -> None:
     file = tmp_path / "withdrawn.jsonl"
     assert not read_withdrawn(file, RULES)
     assert withdraw(file, [entry(photo(1), "a/1"), entry(photo(2))]) == 2
     assert withdraw(file, [entry(photo(1), "a/1")]) == 0
     withdraw(file, [entry(photo(5), "a/line\u2028separator.png")])
     listed = read_withdrawn(file, RULES)
-    assert listed.had("a/line\u2028separator.png")
+    assert listed.has_id("a/line\u2028separator.png")
     same = {
         "byte for byte": hashed(photo(1)),
         "0 of 64 perceptual bits apart": hashed(ImageOps.mirror(photo(1))),
     }
     for how, picture in same.items():
-        assert listed.why(picture) == how
+        assert listed.match(picture) == how
     for changed in (photo(1).resize((100, 75)), photo(1).rotate(90, expand=True), ImageOps.grayscale(photo(2))):
-        assert listed.why(hashed(changed, "JPEG"))
-    assert not [seed for seed in range(3, 60) if seed != 5 and listed.why(hashed(photo(seed)))]
-    assert listed.had("a/1") and not listed.had("a/2")
+        assert listed.match(hashed(changed, "JPEG"))
+    assert not [seed for seed in range(3, 60) if seed != 5 and listed.match(hashed(photo(seed)))]
+    assert listed.has_id("a/1") and not listed.has_id("a/2")
 
-    assert not listed.why(hashed(photo(1).crop(CROP)))
-    assert withdraw(file, [entry(photo(1), "a/1", keep_print=True)]) == 0, "it was listed; now with its print"
-    assert withdraw(file, [entry(photo(2), "b/2", keep_print=True)]) == 0
-    assert withdraw(file, [entry(photo(5), keep_print=True)]) == 0
-    with_print = read_withdrawn(file, RULES)
-    assert all(with_print.had(name) for name in ("a/1", "b/2", "a/line\u2028separator.png")), "the names it had stay"
-    assert with_print.why(hashed(photo(1).crop(CROP))) and not with_print.why(hashed(photo(3).crop(CROP)))
+    assert not listed.match(hashed(photo(1).crop(CROP)))
+    assert withdraw(file, [entry(photo(1), "a/1", keep_fingerprint=True)]) == 0, "already listed"
+    assert withdraw(file, [entry(photo(2), "b/2", keep_fingerprint=True)]) == 0
+    assert withdraw(file, [entry(photo(5), keep_fingerprint=True)]) == 0
+    with_fingerprints = read_withdrawn(file, RULES)
+    assert all(with_fingerprints.has_id(name) for name in ("a/1", "b/2", "a/line\u2028separator.png")), (
+        "earlier ids are kept"
+    )
+    assert with_fingerprints.match(hashed(photo(1).crop(CROP))) and not with_fingerprints.match(
+        hashed(photo(3).crop(CROP))
+    )
 
-    exact = Withdrawn([entry(photo(1))], NearRules(bits=-1, keypoints=False))
-    assert exact.why(hashed(photo(1))) and not exact.why(hashed(ImageOps.mirror(photo(1))))
+    exact = WithdrawnList([entry(photo(1))], NearRules(max_hash_distance=-1, keypoints=False))
+    assert exact.match(hashed(photo(1))) and not exact.match(hashed(ImageOps.mirror(photo(1))))
 
 
-def test_a_damaged_list_lets_nothing_in(tmp_path: Path) -> None:
+def test_damaged_list_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "withdrawn.jsonl"
     withdraw(file, [entry(photo(1))])
     file.write_text(file.read_text() + '{"sha256": "00"}\n')
-    with pytest.raises(DataError, match=r"withdrawn\.jsonl:2: no entry"):
+    with pytest.raises(DataError, match=r"withdrawn\.jsonl:2: not a withdrawn image"):
         read_withdrawn(file, RULES)
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """A tested dataset whose training pictures are 0, 3, 6 and 9; 3 is a photo, 6 the same, mirrored and cropped."""
+    """A dataset whose training images are 0, 3, 6 and 9; 3 is a photo, 6 is a mirrored and cropped copy of it."""
     workspace = make_project(tmp_path / "p")
     photo(1).save(workspace.root / "data/raw/tested/3.png")
     ImageOps.mirror(photo(1).crop(CROP)).save(workspace.root / "data/raw/tested/6.png")
@@ -87,11 +92,11 @@ def prepared(workspace: Workspace) -> set[str]:
     out = workspace.interim("tested")
     images = set(read_table("images", out)["image_id"].to_pylist())
     assert set(read_table("captions", out)["image_id"].to_pylist()) == images
-    assert not read_table("quarantine", out).num_rows, "a withdrawn picture is no bad row"
+    assert not read_table("quarantine", out).num_rows, "a withdrawn image is not quarantined"
     return images
 
 
-def test_copies_are_found_by_id_path_and_file_and_stay_out_of_the_tables(workspace: Workspace, tmp_path: Path) -> None:
+def test_copies_found_by_id_path_or_file_are_left_out_of_the_tables(workspace: Workspace, tmp_path: Path) -> None:
     params = params_of(workspace)
     everything = prepared(workspace)
     (workspace.root / "data/accepted").mkdir()
@@ -108,7 +113,10 @@ def test_copies_are_found_by_id_path_and_file_and_stay_out_of_the_tables(workspa
 
     withdraw(
         workspace.withdrawn,
-        [Entry.of(p.sha256, p.pixels, p.print, [p.image_id], keep_print=False) for p in (one.picture for one in found)],
+        [
+            WithdrawnImage.create(p.sha256, p.pixels, p.fingerprint, [p.image_id], keep_fingerprint=False)
+            for p in (one.picture for one in found)
+        ],
     )
     assert prepared(workspace) == everything - {"tested/3.png", "tested/6.png"}
     counts = json.loads((workspace.interim("tested") / "manifest.json").read_text())["counts"]
@@ -125,8 +133,8 @@ def params_only_tested(workspace: Workspace):  # type: ignore[no-untyped-def]
     return dataclasses.replace(params, data={"tested": params.data["tested"]})
 
 
-def test_the_next_drop_cannot_bring_them_back(workspace: Workspace) -> None:
-    withdraw(workspace.withdrawn, [entry(photo(5), keep_print=True)])
+def test_later_batch_cannot_bring_withdrawn_images_back(workspace: Workspace) -> None:
+    withdraw(workspace.withdrawn, [entry(photo(5), keep_fingerprint=True)])
     pictures = {
         "again.jpg": photo(5),
         "mirrored.jpg": ImageOps.mirror(photo(5)),

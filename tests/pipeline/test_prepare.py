@@ -12,7 +12,7 @@ from PIL import Image
 
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
-from vlp_models.curation.duplicates import workers
+from vlp_models.curation.duplicates import hashes
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import GeneratorParams, Params, SourceParams, load_params
@@ -167,8 +167,8 @@ def test_processes_find_what_one_finds_also_where_rows_are_refused(
     alone = hash_path(workspace.interim("pairs"))
     rules = [row["rule"] for row in read_table("quarantine", workspace.interim("pairs")).to_pylist()]
     assert rules == [*["image_inside"] * 3, "image_present", "image_decodes", "image_inside"]
-    monkeypatch.setattr(workers, "FEW", 2)
-    monkeypatch.setattr(workers, "TASK", 1)
+    monkeypatch.setattr(hashes, "FEW", 2)
+    monkeypatch.setattr(hashes, "CHUNK", 1)
     monkeypatch.setattr(prepare, "cpus", lambda most: 2)
     prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
     assert hash_path(workspace.interim("pairs")) == alone

@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.curation.duplicates.leaks import COPIES
-from vlp_models.curation.duplicates.sentences import likenesses
-from vlp_models.data.content_hashes import learned_from, no_longer_here
+from vlp_models.curation.duplicates.leakage import LEAKS, compare_sentences
 from vlp_models.data.sample import Sample
+from vlp_models.data.shards.contents import learned_from, no_longer_here
 from vlp_models.data.tables import SPLITS, read_table
 from vlp_models.data.views import TABLES
 from vlp_models.metrics.bootstrap import interval
@@ -52,8 +51,8 @@ class Learnt:
         images = images.filter(_of(images, sources))
         trained = images["image_id"]
         self._copied: set[str] = set()
-        if (validated / COPIES).exists():
-            copies = pq.read_table(validated / COPIES)
+        if (validated / LEAKS).exists():
+            copies = pq.read_table(validated / LEAKS)
             kept = pc.is_in(copies["image_id"], value_set=trained.combine_chunks())
             self._copied = set(copies.filter(kept)["copy_of"].to_pylist())
         self._texts: list[pa.Array] = []
@@ -70,7 +69,7 @@ class Learnt:
         pictures = {s.sample_id for s in samples if not self._copied.isdisjoint(s.image_ids)}
         asked = {s.sample_id: s.values.get("captions") or [s.text] for s in samples}
         texts = list(dict.fromkeys(text for several in asked.values() for text in several))
-        like = dict(zip(texts, likenesses(texts, self._learnt_texts()), strict=True))
+        like = dict(zip(texts, compare_sentences(texts, self._learnt_texts()), strict=True))
         sentences = {sample_id for sample_id, several in asked.items() if any(like[text] for text in several)}
         return Seen(pictures=frozenset(pictures), sentences=frozenset(sentences))
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.curation.duplicates.withdrawn import Entry, withdraw
+from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
 from vlp_models.forgetting.data_versions import DataVersions
 from vlp_models.forgetting.pictures import Asked, Catalogue, Found, find, resolve, rules_of
 from vlp_models.forgetting.record import affected_champions, record
 from vlp_models.forgetting.saw import Checkpoints, Leftover, Verdict, at_step, leftovers
 from vlp_models.forgetting.versions import Registered, lineages, registered
 from vlp_models.params import Params
-from vlp_models.pipeline.promote import ledger_of, mlflow_errors
+from vlp_models.pipeline.promote import ledger_of
+from vlp_models.registry.client import mlflow_errors
 from vlp_models.registry.promotion.promote import withdraw as withdraw_versions
 
 if TYPE_CHECKING:
@@ -88,21 +89,26 @@ def look(params: Params, workspace: Workspace, names: Sequence[str], *, exact: b
     )
 
 
-def take_out(params: Params, workspace: Workspace, looked: Looked, *, keep_print: bool, by: str) -> int:
+def take_out(params: Params, workspace: Workspace, looked: Looked, *, keep_fingerprint: bool, by: str) -> int:
     """Lists the pictures as withdrawn, and puts it on record; returns how many were not listed before.
 
     Raises:
         DataError: the list is damaged. LedgerError: the ledger was changed.
     """
     entries = {
-        one.sha256: Entry.of(one.sha256, one.pixels, one.print, [], keep_print=keep_print) for one in looked.asked
+        one.sha256: WithdrawnImage.create(
+            one.sha256, one.pixels, one.fingerprint, [], keep_fingerprint=keep_fingerprint
+        )
+        for one in looked.asked
     }
     ids: dict[str, list[str]] = {}
     for one in looked.found:
         ids.setdefault(one.picture.sha256, []).append(one.picture.image_id)
     for one in looked.found:
         own = one.picture
-        entries[own.sha256] = Entry.of(own.sha256, own.pixels, own.print, ids[own.sha256], keep_print=keep_print)
+        entries[own.sha256] = WithdrawnImage.create(
+            own.sha256, own.pixels, own.fingerprint, ids[own.sha256], keep_fingerprint=keep_fingerprint
+        )
     new = withdraw(workspace.withdrawn, entries.values())
     with mlflow_errors(params):
         record(
@@ -143,8 +149,8 @@ def take_aliases(params: Params, workspace: Workspace, looked: Looked, *, by: st
 
 
 def _client(params: Params, workspace: Workspace) -> MlflowClient | None:
-    from vlp_models.registry.client import connect, is_there, tracking_uri
+    from vlp_models.registry.client import connect, database_exists, tracking_uri
 
-    if not params.tracking.uri or not is_there(tracking_uri(params.tracking, workspace.root)):
+    if not params.tracking.uri or not database_exists(tracking_uri(params.tracking, workspace.root)):
         return None
     return connect(params.tracking, workspace.root)

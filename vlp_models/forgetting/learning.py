@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlp_models.data.shards.augmented import AugmentedDataset, read_written
-from vlp_models.data.shards.blocks import Layout
-from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.data.shards.loader import EpochOrder
-from vlp_models.data.shards.order import order_of
+from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, read_written
+from vlp_models.data.shards.order import EpochOrder, order_of
+from vlp_models.data.shards.stream import Layout
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError
 from vlp_models.forgetting.order import Sight, Updates, first_sight
@@ -70,8 +68,8 @@ class Learning:
             run=run,
             start=f.start,
             params=f,
-            view=task.learning_view(options),
-            captioned=task.captioned_only(options),
+            view=task.training_view(options),
+            captioned=task.needs_captions(options),
             texts_per_image=f.texts_per_image,
             captioner=f.augment.captions,
             control=f.augment.control,

@@ -1,6 +1,6 @@
 """When a training first saw a picture: the order of samples is a function of seed and epoch, so this is known exactly.
 
-Nothing is trained or read but the shards' index. `Windows` (training/windows.py) says which update learns from which
+Nothing is trained or read but the shards' index. `Windows` (training/data.py) says which update learns from which
 batch; here it is the same arithmetic without the batches.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vlp_models.data.shards.loader import EpochOrder
+from vlp_models.data.shards.order import EpochOrder
 
 
 class Samples(Protocol):

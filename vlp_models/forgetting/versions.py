@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import SEARCH, Workspace
-from vlp_models.data.content_hashes import learned_from
+from vlp_models.data.shards.contents import learned_from
 from vlp_models.errors import VLPError
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
 from vlp_models.forgetting.saw import DETECTOR, TOKENIZER, Checkpoints, Verdict, worst
 from vlp_models.params import Params
-from vlp_models.registry.client import failures, model_called
+from vlp_models.registry.client import find_model, store_errors
 from vlp_models.registry.evaluations import read_lineage
 from vlp_models.registry.versions import model_name
 from vlp_models.tasks.caption_search import CAPTIONS
@@ -107,14 +107,14 @@ def _all(client: MlflowClient, params: Params) -> list[tuple[str, ModelVersion]]
     found = []
     for task in TASKS:
         name = model_name(params.tracking, task)
-        if model_called(client, name) is not None:
+        if find_model(client, name) is not None:
             versions = client.search_model_versions(f"name='{name}'")
             found += [(task, version) for version in sorted(versions, key=lambda v: -int(v.version))]
     return found
 
 
 def _aliases(client: MlflowClient, version: ModelVersion) -> list[str]:
-    model = model_called(client, version.name)
+    model = find_model(client, version.name)
     aliases = dict(model.aliases) if model is not None else {}
     return [alias for alias, number in aliases.items() if int(number) == int(version.version)]
 
@@ -151,7 +151,7 @@ def _with_captions(verdict: Verdict, version: ModelVersion, asked: Collection[st
     try:
         if looks_up(version, asked):
             return replace(verdict, state="saw", how="it looks up the picture's captions", sight=None)
-    except failures() as error:
+    except store_errors() as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         return replace(verdict, state="unknown", how=f"whether it looks up captions can't be told: {line}")
     return verdict
@@ -162,7 +162,7 @@ def looks_up(version: ModelVersion, images: Collection[str]) -> bool:
     what a short training did not come to.
 
     Raises:
-        one of `failures`: the store does not answer, which says nothing of what it holds.
+        one of `store_errors`: the store does not answer, which says nothing of what it holds.
     """
     import mlflow.artifacts
 
@@ -188,7 +188,7 @@ def _provenance(version: ModelVersion) -> Mapping[str, Any]:
         try:
             uri = f"models:/{version.name}/{version.version}/{CONFIG}"
             file = mlflow.artifacts.download_artifacts(uri, dst_path=temporary)
-        except failures() as error:
+        except store_errors() as error:
             raise OSError(f"its files can't be had: {error}") from None
         found = json.loads(Path(file).read_text(encoding="utf-8")).get("provenance", {})
         return found if isinstance(found, Mapping) else {}

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.ingest.index import BLOCK, MANIFEST, PAIRS, PRINTS, unsigned
+from vlp_models.ingest.index import BLOCK, FINGERPRINTS, MANIFEST, PAIRS, unsigned
 from vlp_models.ingest.reading import Staging
 
 FORMAT = "vlp-batch/1"
@@ -60,7 +60,7 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
             }
 
     digest = _write_lines(folder / PAIRS, rows())
-    _write_prints(folder / PRINTS, staging)
+    _write_prints(folder / FINGERPRINTS, staging)
     write_quarantine(folder / QUARANTINE, staging)
     manifest = {"format": FORMAT, **about, "counts": staging.counts(), "splits": splits, "rules": rules(staging)}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -72,11 +72,11 @@ def _write_prints(path: Path, staging: Staging) -> None:
         "SELECT stored, print FROM images WHERE verdict IS NULL AND id IN "
         "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
     )
-    schema = pa.schema([("image", pa.string()), ("print", pa.binary())])
+    schema = pa.schema([("image", pa.string()), ("fingerprint", pa.binary())])
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         while rows := cursor.fetchmany(BLOCK // 8):
             images, prints = zip(*rows, strict=True)
-            writer.write_table(pa.table({"image": images, "print": prints}, schema=schema))
+            writer.write_table(pa.table({"image": images, "fingerprint": prints}, schema=schema))
 
 
 def write_quarantine(path: Path, staging: Staging) -> None:

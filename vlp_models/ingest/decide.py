@@ -13,12 +13,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vlp_models.curation.duplicates.alignment import by_turn
-from vlp_models.curation.duplicates.leaks import batches, held_blocks, said
-from vlp_models.curation.duplicates.near import NearHashes
-from vlp_models.curation.duplicates.prints import Print
-from vlp_models.curation.duplicates.search import Match, NearRules
-from vlp_models.curation.duplicates.withdrawn import Withdrawn
+from vlp_models.curation.duplicates.alignment import align_by_orientation
+from vlp_models.curation.duplicates.fingerprints import Fingerprint
+from vlp_models.curation.duplicates.leakage import batches, describe_match, index_in_blocks
+from vlp_models.curation.duplicates.search import HammingIndex, Match, NearRules
+from vlp_models.curation.duplicates.withdrawn import WithdrawnList
 from vlp_models.data.tables import SPLITS
 from vlp_models.ingest.index import HELD, HashIndex, Known, unsigned
 from vlp_models.ingest.reading import Staging
@@ -27,7 +26,7 @@ _RANK = {split: -rank for rank, split in enumerate(SPLITS)}  # test before val b
 Verdict = tuple[str, str, str]  # verdict, rule, reason
 
 
-def decide(staging: Staging, index: HashIndex, radius: int, near: NearRules, withdrawn: Withdrawn) -> None:
+def decide(staging: Staging, index: HashIndex, radius: int, near: NearRules, withdrawn: WithdrawnList) -> None:
     """Writes a verdict to every picture of the drop that is not new. `radius` -1: equal bytes or pixels only.
     `near`: for changed copies of what is tested on."""
     if withdrawn:
@@ -37,10 +36,10 @@ def decide(staging: Staging, index: HashIndex, radius: int, near: NearRules, wit
     _within_drop(staging, radius, near)
 
 
-def _withdrawn(staging: Staging, withdrawn: Withdrawn) -> None:
+def _withdrawn(staging: Staging, withdrawn: WithdrawnList) -> None:
     verdicts: dict[int, Verdict] = {}
     for image, _, sha256, pixels, _ in _undecided(staging):
-        if how := withdrawn.why_by(sha256.hex(), pixels.hex(), staging.print_of(image)):
+        if how := withdrawn.match_hashes(sha256.hex(), pixels.hex(), staging.print_of(image)):
             verdicts[image] = ("withdrawn", "image_withdrawn", f"the picture, {how}, was withdrawn (`vlp forget`)")
     _write(staging, verdicts)
 
@@ -67,7 +66,7 @@ def _against_index(staging: Staging, index: HashIndex, radius: int) -> None:
             hashes.append(unsigned(perceptual))
     if radius >= 0 and hashes:
         images, held = np.array(numbers), np.array(hashes, np.uint64)
-        near = NearHashes(held, radius)
+        near = HammingIndex(held, radius)
         for ids, block in index.perceptual_blocks():
             for theirs, ours in near.pairs(block):
                 distance = np.bitwise_count(block[theirs] ^ held[ours])
@@ -77,9 +76,9 @@ def _against_index(staging: Staging, index: HashIndex, radius: int) -> None:
     _write(staging, verdicts)
 
 
-def _look_the_same(one: Print | None, other: Print | None) -> bool:
+def _look_the_same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
     """What a hash proposes, by the small copies; a picture of an older batch has none, and the hash decides."""
-    return one is None or other is None or by_turn(one, 0, other) is not None
+    return one is None or other is None or align_by_orientation(one, 0, other) is not None
 
 
 def _changed_copies(staging: Staging, index: HashIndex, rules: NearRules) -> None:
@@ -88,18 +87,18 @@ def _changed_copies(staging: Staging, index: HashIndex, rules: NearRules) -> Non
     splits = {image: split for image, split, *_ in _undecided(staging)}
 
     def meet(image: int, number: int, match: Match) -> None:
-        found = _judge(splits[image], index.known(number), said(match))
+        found = _judge(splits[image], index.known(number), describe_match(match))
         if found and (image not in verdicts or verdicts[image][0] == "duplicate"):
             verdicts[image] = found
 
-    for ids, near in held_blocks(index.prints(tested=True), rules):
-        for numbers, prints in batches(staging.prints()):
-            for match in near.matches(prints):
-                meet(numbers[match.other], ids[match.held], match)
-    for ids, near in held_blocks(staging.prints(tested=True), rules):
-        for numbers, prints in batches(index.prints(tested=False)):
-            for match in near.matches(prints):
-                meet(ids[match.held], numbers[match.other], match)
+    for ids, near in index_in_blocks(index.fingerprints(tested=True), rules):
+        for numbers, fingerprints in batches(staging.fingerprints()):
+            for match in near.search(fingerprints):
+                meet(numbers[match.query], ids[match.indexed], match)
+    for ids, near in index_in_blocks(staging.fingerprints(tested=True), rules):
+        for numbers, fingerprints in batches(index.fingerprints(tested=False)):
+            for match in near.search(fingerprints):
+                meet(ids[match.indexed], numbers[match.query], match)
     _write(staging, verdicts)
 
 
@@ -117,10 +116,10 @@ def _within_drop(staging: Staging, radius: int, rules: NearRules) -> None:
     values = np.unique(np.array([unsigned(row[4]) for row in rows if row[4] is not None], np.uint64))
     near = _neighbours(values, radius)
     copies: dict[int, dict[int, str]] = defaultdict(dict)  # picture -> of which pictures of the drop, and how
-    for ids, held in held_blocks(staging.prints(tested=True), rules):
-        for numbers, prints in batches(staging.prints()):
-            for match in held.matches(prints):
-                copies[numbers[match.other]][ids[match.held]] = said(match)
+    for ids, held in index_in_blocks(staging.fingerprints(tested=True), rules):
+        for numbers, fingerprints in batches(staging.fingerprints()):
+            for match in held.search(fingerprints):
+                copies[numbers[match.query]][ids[match.indexed]] = describe_match(match)
     kept: dict[bytes | int, tuple[int, str]] = {}  # by either exact hash, and by the place of the perceptual one
     new: dict[int, str] = {}  # picture -> split
     verdicts: dict[int, Verdict] = {}
@@ -156,7 +155,7 @@ def _neighbours(values: np.ndarray, radius: int) -> dict[int, set[int]]:
     """Places in `values` (sorted, distinct) -> the other places within the radius."""
     near: dict[int, set[int]] = defaultdict(set)
     if radius > 0 and len(values):
-        for a, b in NearHashes(values, radius).pairs(values):
+        for a, b in HammingIndex(values, radius).pairs(values):
             for i, j in zip(a[a < b].tolist(), b[a < b].tolist(), strict=True):
                 near[i].add(j)
                 near[j].add(i)

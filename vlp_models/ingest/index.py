@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.curation.duplicates.prints import Print
+from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError
 
-PAIRS, PRINTS, MANIFEST = "pairs.jsonl", "prints.parquet", "manifest.json"
+PAIRS, FINGERPRINTS, MANIFEST = "pairs.jsonl", "fingerprints.parquet", "manifest.json"
 BLOCK = 4096
 # Of what it holds: 2 remembered a drop also where its batch tells of it. Pictures looked at with and without keypoints
 # are two indexes.
@@ -118,7 +118,7 @@ class HashIndex:
 
     def _read_batch(self, batch: Path) -> None:
         def rows() -> Iterator[tuple[Any, ...]]:
-            last, prints = "", read_prints(batch / PRINTS)
+            last, fingerprints = "", read_prints(batch / FINGERPRINTS)
             with (batch / PAIRS).open(encoding="utf-8") as lines:
                 for number, line in enumerate(lines, start=1):
                     try:
@@ -128,10 +128,10 @@ class HashIndex:
                         last = row["image"]
                         perceptual = None if row["perceptual"] is None else int(row["perceptual"], 16)
                         hashes = (bytes.fromhex(row["sha256"]), bytes.fromhex(row["pixels"]), signed(perceptual))
-                        image, print_ = next(prints) if prints else (last, None)
+                        image, fingerprint = next(fingerprints) if fingerprints else (last, None)
                         if image != last:
-                            raise ValueError(f"{PRINTS} has {image} where {last} is expected")
-                        yield (HELD + batch.name, f"{batch.name}/{last}", row["split"], *hashes, print_)
+                            raise ValueError(f"{FINGERPRINTS} has {image} where {last} is expected")
+                        yield (HELD + batch.name, f"{batch.name}/{last}", row["split"], *hashes, fingerprint)
                     except (ValueError, KeyError, TypeError, StopIteration) as error:
                         raise DataError(
                             f"{batch / PAIRS}:{number}: damaged ({error!r}); `dvc checkout {batch}.dvc` restores it"
@@ -215,7 +215,9 @@ class HashIndex:
             if isinstance(found, Exception):
                 unreadable += 1
                 continue
-            block.append((origin, found.sha256, found.pixels, signed(found.perceptual), found.print.to_bytes(), number))
+            block.append(
+                (origin, found.sha256, found.pixels, signed(found.perceptual), found.fingerprint.to_bytes(), number)
+            )
             if len(block) == BLOCK:
                 self._add_wanted(block)
                 block = []
@@ -258,16 +260,16 @@ class HashIndex:
             table = np.array(rows, np.int64)
             yield table[:, 0], np.ascontiguousarray(table[:, 1]).view(np.uint64)
 
-    def prints(self, *, tested: bool) -> Iterator[tuple[int, Print]]:
+    def fingerprints(self, *, tested: bool) -> Iterator[tuple[int, Fingerprint]]:
         """(id, print) of the pictures that are tested on, or of those that are learnt from."""
         sign = "!=" if tested else "="
         query = f"SELECT id, print FROM images WHERE split {sign} 'train' AND print IS NOT NULL"
         for number, content in self._stream(query):
-            yield number, Print.from_bytes(content)
+            yield number, Fingerprint.from_bytes(content)
 
-    def print_of(self, number: int) -> Print | None:
+    def print_of(self, number: int) -> Fingerprint | None:
         (content,) = self.connection.execute("SELECT print FROM images WHERE id = ?", (number,)).fetchone()
-        return None if content is None else Print.from_bytes(content)
+        return None if content is None else Fingerprint.from_bytes(content)
 
     def _stream(self, query: str) -> Iterator[tuple[Any, ...]]:
         """Rows of a query whose table does not change meanwhile, a block at a time."""
@@ -306,7 +308,7 @@ def read_prints(path: Path) -> Iterator[tuple[str, bytes]] | None:
 
     def rows() -> Iterator[tuple[str, bytes]]:
         for block in open_parquet(path).iter_batches(BLOCK // 8):
-            yield from zip(block["image"].to_pylist(), block["print"].to_pylist(), strict=True)
+            yield from zip(block["image"].to_pylist(), block["fingerprint"].to_pylist(), strict=True)
 
     return rows() if path.exists() else None
 

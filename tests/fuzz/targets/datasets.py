@@ -32,7 +32,7 @@ def _prepare(source: Any, folder: Path) -> None:
     """What the stage `prepare` does with a dataset, but for the writing of files: a hundredth of a second less."""
     import pyarrow as pa
 
-    from vlp_models.curation.duplicates.hashes import examine
+    from vlp_models.curation.duplicates.hashes import hash_image_file
     from vlp_models.data.formats import read_source
     from vlp_models.data.images import ImageError
     from vlp_models.data.tables import SCHEMAS
@@ -42,7 +42,7 @@ def _prepare(source: Any, folder: Path) -> None:
     folders = _folders(folder / source.root, source.images)
     for row in [row for row in tables["images"] if not _outside(Path(row["path"]), folders, "set")][:20]:
         with contextlib.suppress(ImageError):  # a row of the quarantine
-            examine(Path(row["path"]), 1_000_000)
+            hash_image_file(Path(row["path"]), 1_000_000)
     for name, schema in SCHEMAS.items():
         pa.Table.from_pylist(tables[name], schema=schema)
     for row in tables["truth"]:
@@ -52,7 +52,7 @@ def _prepare(source: Any, folder: Path) -> None:
 def _world(folder: Path, world: str) -> None:
     """A few images of the embedded worlds, in every public format that they write; kept for all targets."""
     from vlp_models.params import GeneratorParams
-    from vlp_models.params.lookup import load
+    from vlp_models.params.schema import load
     from vlp_models.synthetic import GENERATORS
 
     kept = folder.parent.parent / "worlds" / world
@@ -104,8 +104,7 @@ def _pairs_jsonl(folder: Path) -> Prepared:
 
 def _drop(folder: Path) -> Prepared:
     """A drop's listing as `vlp ingest` reads it, and the pictures that it names."""
-    from vlp_models.data.images import ImageError
-    from vlp_models.data.inside import read_inside
+    from vlp_models.data.images import ImageError, read_inside
     from vlp_models.ingest.drops import Drop
     from vlp_models.ingest.reading import Staging
     from vlp_models.params import load_params
@@ -133,7 +132,7 @@ def _drop(folder: Path) -> Prepared:
 
 
 def _image(folder: Path) -> Prepared:
-    from vlp_models.curation.duplicates.hashes import examine
+    from vlp_models.curation.duplicates.hashes import hash_image_file
     from vlp_models.data.images import ImageError
 
     path = folder / "picture"
@@ -141,7 +140,7 @@ def _image(folder: Path) -> Prepared:
 
     def read() -> None:
         with contextlib.suppress(ImageError):  # the documented answer: a row of the quarantine
-            examine(path, 1_000_000)
+            hash_image_file(path, 1_000_000)
 
     return in_place(path, read)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from vlp_models.common.executors import exit_with_parent, in_flight
+from vlp_models.common.executors import in_flight, start_worker
 from vlp_models.curation.duplicates.fingerprints import Fingerprint, fingerprint_image, perceptual_hash
 from vlp_models.data.images import (
     FORMATS,
@@ -142,7 +142,7 @@ def hash_all(items: Iterable[Item], job: HashJob, processes: int) -> Iterator[tu
             yield from _hash_chunk(chunk, job)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that the parent's threads hold
-    with ProcessPoolExecutor(processes, context, initializer=exit_with_parent) as pool:
+    with ProcessPoolExecutor(processes, context, initializer=start_worker) as pool:
         try:
             for found in in_flight(lambda chunk: pool.submit(_hash_chunk, chunk, job), chunks, 4 * processes):
                 yield from found

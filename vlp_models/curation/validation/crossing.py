@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from vlp_models.curation.validation.text import caption_key
-from vlp_models.data.outofcore import Database, InStep
+from vlp_models.data.joins import Database, InStep
 from vlp_models.data.tables import HELD, ID_COLUMN, SCHEMAS, SPLITS, read_batches
 from vlp_models.data.views import OTHER_IMAGES
 
