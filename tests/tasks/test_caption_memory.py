@@ -17,7 +17,7 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.params import EvaluateParams, build
-from vlp_models.pipeline.searches import check_searches
+from vlp_models.pipeline.check_params import check_searches
 from vlp_models.pipeline.stages import finetune, pretrain
 from vlp_models.tasks import caption_search as caption_memory
 from vlp_models.tasks.caption_search import CAPTIONS, FEATURES, CaptionIndex
@@ -68,25 +68,25 @@ def test_nobody_peeks_at_a_blanked_photo(toy: Toy) -> None:
 
 
 def test_choice_and_neighbours_equal_a_slow_search(toy: Toy) -> None:
-    memory = CaptionIndex.of(toy.shards, {}, toy.tokenizer, 4)
+    index = CaptionIndex.build(toy.shards, {}, toy.tokenizer, 4)
     photos = ShardDataset(toy.shards, "train", "images")
     means = {}
     for sample in map(photos.__getitem__, range(len(photos))):
         assert sample.regions is not None
         means[sample.image_id] = sample.regions.features[:4].astype(np.float64).mean(0)
     captions = {image: [text.split() for text in texts] for image, texts in photos.references().items()}
-    scorer = CiderD(DocumentFrequencies.of(captions.values()), captions.__getitem__)
+    scorer = CiderD(DocumentFrequencies.count(captions.values()), captions.__getitem__)
     candidates = [["a", "green", "circle", "."], ["a", "blue", "star"], ["a", "red", "square"]]
     for image in list(means)[:5]:
         look = means[image] / np.linalg.norm(means[image])
         cosine = {other: look @ mean / np.linalg.norm(mean) for other, mean in means.items() if other != image}
-        near = memory.nearest(image, look.astype(np.float32), 4)
+        near = index.nearest(image, look.astype(np.float32), 4)
         assert image not in near and len(near) == 4
         floor = sorted(cosine.values())[-4]
         assert all(cosine[other] > floor - 1e-3 for other in near), "float16 tells no closer"
         spoken = [[word for word in words if word != "."] for words in candidates]
         slow = np.mean([[scorer.score(other, [words])[0] for words in spoken] for other in near], axis=0)
-        chosen = memory.choose(image, look.astype(np.float32), candidates, 4)
+        chosen = index.choose(image, look.astype(np.float32), candidates, 4)
         assert slow[chosen] == pytest.approx(slow.max())
 
 
@@ -121,16 +121,16 @@ def test_a_search_is_the_same_from_the_disk_and_a_damaged_one_is_refused(toy: To
 def test_a_version_looks_up_what_it_was_registered_with(toy: Toy, tmp_path: Path) -> None:
     """Evaluated again, it does not get what has come since; one that was registered without gets what is there."""
     looking = captioner(toy, LOOKING)
-    assert looking.searched.memory is not None
-    own = looking.searched.memory
-    looking.searched.memory = CaptionIndex(own.features_NF[:9], own.captions[:9], own.image_ids[:9], toy.tokenizer)
+    assert looking.caption_search.index is not None
+    own = looking.caption_search.index
+    looking.caption_search.index = CaptionIndex(own.features_NF[:9], own.captions[:9], own.image_ids[:9], toy.tokenizer)
     looking.save_search(tmp_path / "with")
     looking.set_search(UNDECIDED)
     looking.save_search(tmp_path / "without")
     looking.set_search(LOOKING)
     for name, photos in (("with", 9), ("without", len(own.image_ids))):
         looking.prepare_search(toy.shards, {}, tmp_path / name)
-        assert len(looking.searched.memory.image_ids) == photos
+        assert len(looking.caption_search.index.image_ids) == photos
 
 
 def test_more_photos_than_can_be_looked_through_are_told_before_training(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from vlp_models.common.io import hash_path, read_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.shards.contents import learned_from
+from vlp_models.data.shards.contents import trained_on_inputs
 from vlp_models.errors import VLPError
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.learning import Learning, settings_of
@@ -93,8 +93,8 @@ class Checkpoints:
 
     def _initial(self, name: str, provenance: Mapping[str, Any]) -> Verdict:
         if eyes := provenance.get("vision_warmup"):
-            from vlp_models.pipeline.vision_warmup import boxes_of
-            from vlp_models.pipeline.vision_warmup import first_step_with as first_look
+            from vlp_models.pipeline.initial_weights import boxes_of
+            from vlp_models.pipeline.initial_weights import first_step_with as first_look
 
             if eyes["boxes"] != boxes_of(self.workspace):
                 return Verdict(name=name, state="unknown", how="its eyes learnt from other boxes than those here")
@@ -112,7 +112,7 @@ class Checkpoints:
             detector_id: of the regions that its model reads; empty: it reads none.
         """
         settings, inputs = settings_of(run, provenance), provenance.get("inputs", {})
-        if settings is None or not learned_from(inputs):
+        if settings is None or not trained_on_inputs(inputs):
             return [Verdict(name=run, state="unknown", how="it does not say what it was made of")]
         learning = Learning.of(run, settings)
         start = self.workspace.checkpoint(learning.start)

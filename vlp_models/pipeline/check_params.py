@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from vlp_models.common.packages import library_of
 from vlp_models.errors import ParamsError
-from vlp_models.models.meta_model import inputs_of, outline
+from vlp_models.models.meta_model import meta_model, model_inputs
 from vlp_models.params import ModelParams, Params
-from vlp_models.params.lookup import check_known
 from vlp_models.params.runs import split_start
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import check_known, nearest
+from vlp_models.tasks import task_class
 from vlp_models.vision.pretrained_weights import check_model, whose
 
 
@@ -28,7 +29,7 @@ def check_runs(params: Params) -> None:
     from vlp_models.models.convert import IMAGE_READERS, READERS
     from vlp_models.synthetic import GENERATORS
     from vlp_models.tasks import TASKS, task_class
-    from vlp_models.tasks.base import check_can, check_texts_per_image, read_options
+    from vlp_models.tasks.base import check_model, check_texts_per_image, read_options
 
     for name, entry in params.generate.items():
         check_known(entry.generator, GENERATORS, f"generate.{name}.generator")
@@ -37,7 +38,7 @@ def check_runs(params: Params) -> None:
     for name, model in params.models.items():
         if model.family not in FAMILIES:
             raise ParamsError(f"params.yaml: `models.{name}.family: {model.family}`{nearest(model.family, FAMILIES)}")
-        outline(model, f"models.{name}.config")
+        meta_model(model, f"models.{name}.config")
         if model.text_init and model.family not in READERS:
             raise ParamsError(
                 f"params.yaml: `models.{name}.text_init`: a {model.family} cannot start from BERT weights; "
@@ -59,7 +60,10 @@ def check_runs(params: Params) -> None:
         if model.vision_warmup.steps:
             _check_warmup(name, model)
     needs(
-        inputs_of(params.models), params.shards.pixels, params.validate.min_image_side, params.validate.max_image_pixels
+        model_inputs(params.models),
+        params.shards.pixels,
+        params.validate.min_image_side,
+        params.validate.max_image_pixels,
     )
     if params.features.source == "timm":
         timm = params.features.timm
@@ -68,7 +72,7 @@ def check_runs(params: Params) -> None:
     for name in params.promotion.tasks:
         check_known(name, TASKS, "promotion.tasks")
     for name, run in params.pretrain.items():
-        known = getattr(outline(params.models[run.model], f"models.{run.model}.config"), "objectives", ())
+        known = getattr(meta_model(params.models[run.model], f"models.{run.model}.config"), "objectives", ())
         for objective in run.recipe.objectives:
             if objective not in known:
                 where = f"params.yaml: `pretrain.{name}.recipe.objectives.{objective}`"
@@ -81,7 +85,7 @@ def check_runs(params: Params) -> None:
             raise ParamsError(f"params.yaml: `finetune.{name}.task: {finetune.task}`{nearest(finetune.task, TASKS)}")
         task = task_class(finetune.task)
         options = read_options(task, finetune.options, where=f"finetune.{name}.options")
-        if finetune.augment.captions and task.learning_view(options) != "captions":
+        if finetune.augment.captions and task.training_view(options) != "captions":
             raise ParamsError(
                 f"params.yaml: `finetune.{name}.augment`: {finetune.task} does not learn from captions (with these "
                 "options); leave it out"
@@ -92,8 +96,8 @@ def check_runs(params: Params) -> None:
                 "their own: leave one of them out"
             )
         of = params.model_of(name)
-        tried = outline(params.models[of], f"models.{of}.config")
-        check_can(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)
+        tried = meta_model(params.models[of], f"models.{of}.config")
+        check_model(f"{finetune.task} (`finetune.{name}` in params.yaml)", task, tried, of)
         check_texts_per_image(f"finetune.{name}", task, tried, options, finetune.texts_per_image)
         model, where = _fine_tuned(name, params)
         _check_length(f"finetune.{name}.max_text_len", finetune.max_text_len, model, where)
@@ -117,7 +121,7 @@ def _fine_tuned(run: str, params: Params) -> tuple[ModelParams, str]:
 def _check_length(where: str, asked: int, model: ModelParams, said: str, *, told: bool = False) -> None:
     """Else the first text that is long enough ends the run, hours in. told: a caption that the model writes; said:
     where its config stands."""
-    config = getattr(outline(model, said), "config", None)
+    config = getattr(meta_model(model, said), "config", None)
     limit = getattr(config, "max_text", getattr(config, "max_positions", None))
     if limit is None:
         return
@@ -141,7 +145,7 @@ def _check_warmup(name: str, model: ModelParams) -> None:
     where = f"params.yaml: `models.{name}.vision_warmup`"
     if model.init or model.image_init:
         raise ParamsError(f"{where} is for a freshly initialized image side; remove it, or `init` and `image_init`")
-    if not isinstance(outline(model, f"models.{name}.config"), SeesCells):
+    if not isinstance(meta_model(model, f"models.{name}.config"), SeesCells):
         raise ParamsError(f"{where}: a {model.family} reads no pixels")
 
 
@@ -159,5 +163,16 @@ def learning_views(params: Params) -> dict[str, str]:
     found = {}
     for name, run in params.finetune.items():
         task = task_class(run.task)
-        found[name] = task.learning_view(read_options(task, run.options, where=f"finetune.{name}.options"))
+        found[name] = task.training_view(read_options(task, run.options, where=f"finetune.{name}.options"))
     return found
+
+
+def check_searches(params: Params, shards: Path, checkpoint: str) -> None:
+    """Of each run that `checkpoint` (`pretrain/RUN`, `finetune/RUN`) leads to.
+
+    Raises:
+        DataError: one of them learns from what its search can't look things up in.
+    """
+    for name, run in params.finetune.items():
+        if checkpoint in params.chain(f"finetune/{name}") and not run.blank_images:
+            task_class(run.task).check_search(params.evaluate, shards, run.sources)

@@ -27,11 +27,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         CheckpointError: the start is damaged, or was made from other features or another vocabulary.
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
-    from vlp_models.data.shards.dataset import read_written
+    from vlp_models.data.shards.dataset import read_generated
     from vlp_models.models import FAMILIES
     from vlp_models.models.checkpoint import read_config
-    from vlp_models.models.meta_model import kind_at
-    from vlp_models.pipeline.searches import check_searches
+    from vlp_models.models.meta_model import image_kind_of
+    from vlp_models.pipeline.check_params import check_searches
     from vlp_models.pipeline.training_job import (
         check_same_data,
         forget,
@@ -57,15 +57,15 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         start = require_output(workspace.checkpoint(p.start), stage_of(p.start))
         before = read_config(start)
         task = task_class(p.task)
-        view = task.learning_view(read_options(task, p.options, where=f"finetune.{key}.options"))
-        kind = kind_at(params, p.start)
+        view = task.training_view(read_options(task, p.options, where=f"finetune.{key}.options"))
+        kind = image_kind_of(params, p.start)
         learned = learned_files(workspace, inputs, kind, view, p.sources, params.trainer.stream)
         files = {**learned, **inputs.files, "start": start}
         written = []
         if p.augment.captions:
             augmented = require_output(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
             files["augment"] = augmented
-            written = read_written(augmented, inputs.shards)
+            written = read_generated(augmented, inputs.shards)
         settings = {"finetune": {key: to_plain(p)}}
         modules = ["vlp_models.pipeline.stages.finetune", FAMILIES[before.family], TASKS[p.task]]
         detector_id = inputs.manifest.detector_id if kind == "regions" else ""
@@ -80,7 +80,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         loss = task_model.training_loss(inputs.shards, p.sources, work)
         loaders = LoaderFactory(
             inputs.shards,
-            task_model.learning_view(task_model.options),
+            task_model.training_view(task_model.options),
             sources=p.sources,
             collate=task_model.collate,
             batch_size=p.batch_size,
@@ -88,7 +88,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             stream=params.trainer.stream,
             texts_per_image=p.texts_per_image,
             seed=p.seed,
-            captioned=task_model.captioned_only(task_model.options),
+            captioned=task_model.needs_captions(task_model.options),
             written=written,
             control=p.augment.control,
             **task_model.reader.flags,
@@ -139,7 +139,7 @@ def _task_model(
     from vlp_models.tasks.base import read_options
 
     task = task_class(p.task)
-    labels = task.labels_for(workspace.tokenizer)
+    labels = task.initial_labels(workspace.tokenizer)
     torch.manual_seed(p.seed)
     config = {**before.model_config, **p.config}
     model = build_model(before.family, config, data_facts(inputs), where=f"finetune.{key}.config")

@@ -37,7 +37,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import UNLIMITED, part_of, read_config, read_weights, write_checkpoint
-    from vlp_models.pipeline.bert_init import begin_with_words
+    from vlp_models.pipeline.initial_weights import begin_with_words
     from vlp_models.pipeline.training_job import check_same_data, data_facts, describe, read_inputs, start_from
 
     if key not in params.models:
@@ -50,7 +50,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         provenance: dict[str, Any] = {}
         lengths = UNLIMITED
         if p.image_init:
-            from vlp_models.pipeline.timm_init import begin_with_image_weights
+            from vlp_models.pipeline.initial_weights import begin_with_image_weights
 
             weights, lines = begin_with_image_weights(model, p, inputs, workspace.root, f"models.{key}.image_init")
             provenance["image_init"] = weights
@@ -75,7 +75,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             for line in lines:
                 print(line)
         if p.vision_warmup.steps:
-            from vlp_models.pipeline.vision_warmup import begin_with_eyes
+            from vlp_models.pipeline.initial_weights import begin_with_eyes
 
             provenance["vision_warmup"], line = begin_with_eyes(model, p, params.trainer, workspace, f"models.{key}")
             print(line)

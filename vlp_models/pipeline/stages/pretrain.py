@@ -31,12 +31,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     import torch
     from torch import nn
 
-    from vlp_models.data.inputs import CaptionsOfImages, InputReader
+    from vlp_models.data.inputs import InputReader, MultiCaptionCollator
     from vlp_models.data.views import VIEWS
     from vlp_models.models import FAMILIES, build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_config, read_weights
-    from vlp_models.models.meta_model import kind_at
-    from vlp_models.pipeline.searches import check_searches
+    from vlp_models.models.meta_model import image_kind_of
+    from vlp_models.pipeline.check_params import check_searches
     from vlp_models.pipeline.training_job import (
         check_same_data,
         data_facts,
@@ -62,7 +62,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with record_timing(workspace, stage):
         inputs = read_inputs(workspace)
         start = require_output(workspace.checkpoint(start_name), stage_of(start_name))
-        kind = kind_at(params, f"initial/{p.model}")
+        kind = image_kind_of(params, f"initial/{p.model}")
         learned = learned_files(workspace, inputs, kind, p.view, p.sources, params.trainer.stream)
         files = {**learned, **inputs.files, "start": start}
         settings = {"pretrain": {key: to_plain(p)}, "model": {"family": own.family, "config": own.config}}
@@ -94,7 +94,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             max_text_len=p.max_text_len,
             max_regions=p.max_regions,
         )
-        several = CaptionsOfImages(reader=reader, count=p.captions_per_image)
+        several = MultiCaptionCollator(reader=reader, count=p.captions_per_image)
         collate = several if p.captions_per_image else reader.collate
         loaders = LoaderFactory(
             inputs.shards,
