@@ -53,7 +53,7 @@ PHRASES = {
     r"is no number": "is not finite",
     r"(?:can't|cannot|can not) (?:tell|be told)": "inconclusive",
     r"value that (?:can't|cannot) be": "invalid value",
-    r"(?:of|from|in|to) (?:which|whom) (?:the|it|a)\b": "split the sentence",
+    r"of (?:which|whom) (?:the|it|a)\b": "split the sentence",
     r"what it is made of": "provenance",
     r"taken? in\b": "ingest",
     r"by heart": "overfits",

@@ -1,4 +1,4 @@
-"""validate goes through its tables in batches: the verdicts are those of a plain look at all rows at once."""
+"""validate works in batches: its verdicts equal those of a plain pass over all rows at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.curation.validation.columns import derive
-from vlp_models.curation.validation.crossing import Others
-from vlp_models.curation.validation.rules import holds, rules_for
-from vlp_models.curation.validation.text import caption_key
+from vlp_models.curation.validation.crossing import CrossFacts
+from vlp_models.curation.validation.rules import passes, rules_for
+from vlp_models.curation.validation.text import caption_key, derive
 from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
 from vlp_models.params import ValidateParams
 from vlp_models.pipeline.stages import validate
@@ -25,17 +24,17 @@ Row = dict[str, Any]
 Found = list[tuple[str, str | None, str, str, str]]
 
 
-def plain_others(table: str, rows: list[Row], images: dict[str, Row], quarantined: set[str]) -> Others:
-    """What crossing.py finds by joins, by dictionaries over all rows."""
-    others = Others(images=images, quarantined=quarantined)
+def plain_others(table: str, rows: list[Row], images: dict[str, Row], quarantined: set[str]) -> CrossFacts:
+    """Compute with dictionaries over all rows what crossing.py computes with joins."""
+    facts = CrossFacts(images=images, quarantined=quarantined)
     first: dict[Any, Row] = {}
     kept: dict[str, tuple[int, Row]] = {}
-    said: dict[tuple[str, str], Row] = {}
+    captions: dict[tuple[str, str], Row] = {}
     alone = []
     for number, entry in enumerate(rows):
         owner = first.setdefault(entry[ID_COLUMN[table]], entry)
         if owner is not entry:
-            others.found[number] = {"id_of": owner["provenance"]}
+            facts.found[number] = {"id_of": owner["provenance"]}
             continue
         alone.append((number, entry))
         if table == "images" and entry["sha256"] and entry["split"] in SPLITS:
@@ -46,16 +45,16 @@ def plain_others(table: str, rows: list[Row], images: dict[str, Row], quarantine
         if table == "images" and entry["split"] in SPLITS and entry["sha256"] in kept:
             other = kept[entry["sha256"]][1]
             if other["split"] != entry["split"]:
-                others.found[number] = {"also_in": f"{other['split']} as {other['image_id']}"}
+                facts.found[number] = {"also_in": f"{other['split']} as {other['image_id']}"}
         if table == "captions" and entry["text"] is not None:
-            owner = said.setdefault((entry["image_id"], caption_key(entry["text"])), entry)
+            owner = captions.setdefault((entry["image_id"], caption_key(entry["text"])), entry)
             if owner is not entry:
-                others.found[number] = {"same_as": owner["caption_id"]}
-    return others
+                facts.found[number] = {"same_as": owner["caption_id"]}
+    return facts
 
 
 def plain_verdicts(workspace: Workspace, sources: list[str], params: ValidateParams) -> tuple[Found, dict[str, list]]:
-    """What is wrong with which row, and the rows that are left."""
+    """Return what is wrong with which row, and the rows that are left."""
     found: Found = []
     left: dict[str, list[Row]] = {}
     images: dict[str, Row] = {}
@@ -66,7 +65,7 @@ def plain_verdicts(workspace: Workspace, sources: list[str], params: ValidatePar
         bad = [(r["table"], r["row_id"], r["rule"], r["reason"], r["provenance"]) for r in aside if r["table"] == table]
         derived = derive(table, rows, plain_others(table, rows, images, quarantined))
         for entry in derived:
-            entry["broken"] = [rule for rule in rules_for(table, params) if not holds(rule.check, entry[rule.column])]
+            entry["broken"] = [rule for rule in rules_for(table, params) if not passes(rule.check, entry[rule.column])]
             bad += [
                 (table, entry[ID_COLUMN[table]], rule.name, rule.reason.format_map(entry), entry["provenance"])
                 for rule in entry["broken"]
@@ -80,8 +79,8 @@ def plain_verdicts(workspace: Workspace, sources: list[str], params: ValidatePar
 
 
 def bad_data(workspace: Workspace, seed: int) -> list[str]:
-    """Two datasets with every kind of bad row, some of them twice, in any order: what one row does to another lies
-    before it and behind it, in its batch and in others, in its dataset and in the other one."""
+    """Write two datasets with every kind of bad row, some of them twice, in random order, so that related rows are
+    before and after each other, in one batch and in several, in one dataset and in both."""
     rng = random.Random(seed)
     rows = good_rows(images=5)
     for table, rules in BROKEN.items():
@@ -133,4 +132,4 @@ def test_verdicts_do_not_depend_on_batches(
         assert read_table(table, workspace.validated).to_pylist() == rows, table
     if size == 17:
         pages = list((workspace.reports / "data_docs" / "validations" / "captions").rglob("*.html"))
-        assert len(pages) == 2, "of the first batch, and of the first PAGES behind it with a broken rule"
+        assert len(pages) == 2, "one of the first batch, one of the first PAGES later batches with a broken rule"

@@ -1,4 +1,4 @@
-"""Data Docs show what a dataset holds, and run nothing of it."""
+"""Data Docs show the values of a dataset and run no script in them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from vlp_models.curation.validation.suites import Suites
 HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "&lt;b onclick=1&gt;"]
 
 
-def test_values_of_a_dataset_are_no_markup_of_the_pages(tmp_path: Path) -> None:
+def test_markup_in_values_is_neutralized(tmp_path: Path) -> None:
     suites = Suites(tmp_path)
-    rule = Rule(table="images", name="split_known", column="split", check=OneOf(("train", "test")), reason="")
+    rule = Rule("images", "split_known", "split", OneOf(("train", "test")), "")
     rows = [{"row": number, "split": split} for number, split in enumerate(["train", *HOSTILE])]
     assert suites.check("images", rows, [rule]) == [[1, 2, 3]]
     suites.build_docs()

@@ -1,4 +1,4 @@
-"""What the rules look at: texts in any language, leaks, repeated ids and captions, boxes against their image."""
+"""Derived columns: text in any language, leaks, repeated ids and captions, boxes against their image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlp_models.curation.validation.columns import derive
-from vlp_models.curation.validation.crossing import Crossing, Others
+from vlp_models.curation.validation.crossing import CrossFacts, Crossing
 from vlp_models.curation.validation.text import caption_key, count_words, has_letters, is_clean, is_more_than_url
 from vlp_models.data.tables import SCHEMAS, write_table
 
@@ -30,7 +30,7 @@ from vlp_models.data.tables import SCHEMAS, write_table
         ("half \ud800 a pair", True, False, True),
         ("https://example.org/cat.jpg", True, True, False),
         ("WWW.example.org/1  http://example.org/2 !", True, True, False),
-        ("a sign that says www.example.org", True, True, True),
+        ("a sign with www.example.org", True, True, True),
     ],
 )
 def test_text(text: str, letters: bool, clean: bool, more_than_url: bool) -> None:
@@ -52,18 +52,18 @@ def test_text(text: str, letters: bool, clean: bool, more_than_url: bool) -> Non
         ("", 0),
     ],
 )
-def test_words_are_counted_by_script(text: str, words: int) -> None:
+def test_words_are_counted_per_script(text: str, words: int) -> None:
     assert count_words(text) == words
 
 
-def test_captions_are_one_but_for_case_spaces_and_forms_of_letters() -> None:
+def test_caption_key_ignores_case_spaces_and_unicode_form() -> None:
     assert caption_key(" Straße  frei") == caption_key("STRASSE FREI")
     assert caption_key("caf\u00e9") == caption_key("CAFE\u0301")
     assert caption_key("a dog") != caption_key("a dog.")
 
 
 @given(st.text())
-def test_text_rules_take_any_text(text: str) -> None:
+def test_text_rules_accept_any_text(text: str) -> None:
     assert is_clean(text) or not is_clean("x" + text)
     assert has_letters(text + "ø")
     assert is_more_than_url(text + " ø")
@@ -75,14 +75,14 @@ def image(name: str, split: str, sha256: str = "", **changes: Any) -> dict[str, 
 
 
 def crossed(rows: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
-    """Image rows with what validate finds of them among all."""
+    """Derive the columns of image rows, facts about other rows included."""
     write_table([{**dict.fromkeys(SCHEMAS["images"].names), **row} for row in rows], "images", directory)
     with Crossing.within(directory) as crossing:
-        (others,) = crossing.of("images", [directory / "images.parquet"], len(rows))
+        (others,) = crossing.facts("images", [directory / "images.parquet"], len(rows))
     return derive("images", rows, others)
 
 
-def test_the_copy_that_is_tested_on_stays(tmp_path: Path) -> None:
+def test_copy_in_the_higher_split_stays(tmp_path: Path) -> None:
     rows = [
         image("a", "train", "same"),
         image("b", "val", "same"),
@@ -101,20 +101,20 @@ def test_the_copy_that_is_tested_on_stays(tmp_path: Path) -> None:
         "e": "",
         "f": "",
         "g": "val as f",
-    }, "a repeat within a split is no leak"
+    }, "a repeat within a split is not a leak"
 
 
-def test_first_of_an_id_stays(tmp_path: Path) -> None:
+def test_first_row_of_an_id_stays(tmp_path: Path) -> None:
     rows = crossed([image("a", "train"), image("a", "test", provenance="again")], tmp_path)
     assert [row["id_of"] for row in rows] == ["this row", "a"]
-    assert [row["also_in"] for row in rows] == ["", ""], "the second is no image of its own, so no leak either"
+    assert [row["also_in"] for row in rows] == ["", ""], "a repeated row is not a leak as well"
 
 
-def test_rows_know_the_state_of_their_image() -> None:
+def test_image_state_of_rows() -> None:
     rows = [{"statement_id": n, "image_id": n, "text": "x", "provenance": ""} for n in "abc"]
     states = [
         row["image_state"]
-        for row in derive("statements", rows, Others(images={"a": image("a", "train")}, quarantined={"b"}))
+        for row in derive("statements", rows, CrossFacts(images={"a": image("a", "train")}, quarantined={"b"}))
     ]
     assert states == ["good", "quarantined", "unknown"]
 
@@ -122,7 +122,7 @@ def test_rows_know_the_state_of_their_image() -> None:
 def box(x1: float | None, y1: float, x2: float, y2: float) -> dict[str, Any]:
     corners = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
     rows = [{"object_id": "o", "image_id": "a", "category": "cup", "provenance": "", **corners}]
-    return derive("objects", rows, Others(images={"a": image("a", "train")}))[0]
+    return derive("objects", rows, CrossFacts(images={"a": image("a", "train")}))[0]
 
 
 def test_boxes() -> None:

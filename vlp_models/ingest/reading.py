@@ -15,7 +15,7 @@ from typing import Any
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.hashes import HashJob, hash_all, stored_name
 from vlp_models.curation.validation.columns import text_columns
-from vlp_models.curation.validation.rules import Rule, holds, rules_for
+from vlp_models.curation.validation.rules import Rule, passes, rules_for
 from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.formats.base import RecordError, Tables, get_sentence, get_text, printable
 from vlp_models.data.formats.pairs import read_pairs
@@ -175,5 +175,5 @@ def _fields(record: dict[str, Any]) -> tuple[str, str, str]:
 def _check_caption(caption: str, rules: list[Rule]) -> None:
     columns = {"text": caption, **text_columns(caption)}
     for rule in rules:
-        if not holds(rule.check, columns[rule.column]):
+        if not passes(rule.check, columns[rule.column]):
             raise RecordError(rule.reason.format_map(columns), rule=rule.name)

@@ -17,13 +17,13 @@ from vlp_models.curation.duplicates.fingerprints import Fingerprint, fingerprint
 from vlp_models.data.images import (
     FORMATS,
     ImageError,
-    as_seen,
-    format_of,
+    apply_exif_orientation,
+    decode_error,
+    get_format,
     open_checked,
     read_file,
-    read_inside,
-    turned,
-    undecodable,
+    read_file_inside,
+    to_upright_rgb,
 )
 from vlp_models.errors import VLPError
 from vlp_models.params import ValidateParams
@@ -66,10 +66,12 @@ def hash_image(
         ImageError: a rule of `images.open_checked` is broken, or the file is truncated or damaged (image_decodes).
     """
     with open_checked(content, suffix, max_pixels) as image:
-        found = format_of(image)
+        found = get_format(image)
         try:
             image.load()
-            shown = turned(image).convert("RGBA") if image.has_transparency_data else as_seen(image)
+            shown = (
+                apply_exif_orientation(image).convert("RGBA") if image.has_transparency_data else to_upright_rgb(image)
+            )
             perceptual = perceptual_hash(shown)
             fingerprint = fingerprint_image(shown, keypoints=keypoints, mirrored=held_out)
             pixels = hashlib.sha256(f"{shown.width}x{shown.height} {shown.mode}\0".encode())
@@ -77,7 +79,7 @@ def hash_image(
         except VLPError:
             raise
         except Exception as error:  # a mode without a conversion to RGB raises here, too: no stage could read it
-            raise undecodable(error) from None
+            raise decode_error(error) from None
     return ImageHashes(
         sha256=hashlib.sha256(content).digest(),
         pixels=pixels.digest(),
@@ -159,7 +161,7 @@ def _hash_chunk(chunk: list[Item], job: HashJob) -> list[tuple[int, ImageHashes 
 
 def _hash_one(path: str, held_out: bool, job: HashJob) -> ImageHashes | ImageError:
     try:
-        content = read_inside(job.folder, path) if job.folder else read_file(Path(path))
+        content = read_file_inside(job.folder, path) if job.folder else read_file(Path(path))
         suffix = os.path.splitext(path)[1]  # noqa: PTH122
         hashes = hash_image(content, suffix, job.max_pixels, keypoints=job.keypoints, held_out=held_out)
         if min(hashes.width, hashes.height) < job.min_side:

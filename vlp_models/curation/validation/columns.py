@@ -1,7 +1,7 @@
-"""Derived columns: what a rule needs to know of a row beyond its own table, worked out before the check.
+"""Derived columns: what the rules check besides a table's own columns.
 
-Rows are plain dicts, a batch of a table; what depends on rows outside of the batch comes from crossing.py. Every
-function returns new rows with more keys; `row` is the position in the table, which names a row where its id can't.
+Rows are plain dicts, one batch of a table. Facts that depend on rows outside the batch come from crossing.py. `row`,
+the position in the table, identifies a row whose id is missing or repeated.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vlp_models.curation.validation import text as language
-from vlp_models.curation.validation.crossing import Others
+from vlp_models.curation.validation.crossing import CrossFacts
+from vlp_models.curation.validation.text import count_words, has_letters, is_clean, is_more_than_url
 from vlp_models.data.views import OTHER_IMAGES, TABLES
 
 Row = dict[str, Any]
 
 
 def derive(
-    table: str, rows: list[Row], others: Others, first: int = 0, leaks: Mapping[str, str] | None = None
+    table: str, rows: list[Row], facts: CrossFacts, first: int = 0, leaks: Mapping[str, str] | None = None
 ) -> list[Row]:
-    """Rows with the columns that the rules of `table` look at.
+    """Return the rows with all columns that the rules of `table` check.
 
     Args:
-        others: what is known of other rows.
+        facts: what depends on other rows.
         first: the position of the batch's first row in the table.
-        leaks: of images that are copies of what is tested on, where and how (vlp_models/curation/duplicates/leaks.py).
+        leaks: image id -> description, for copies of evaluation images (duplicates/leakage.py).
     """
     alone = {"id_of": "this row", **ALONE.get(table, {})}
     rows = [
-        {**row, "row": number, **alone, **others.found.get(number, {})} for number, row in enumerate(rows, start=first)
+        {**row, "row": number, **alone, **facts.found.get(number, {})} for number, row in enumerate(rows, start=first)
     ]
-    images, quarantined_images = others.images, others.quarantined
+    images, quarantined_images = facts.images, facts.quarantined
     view = TABLES.get(table)
     if table != "images" and (view is None or view.has_image):
         for row in rows:
@@ -49,12 +49,12 @@ def derive(
         OWN_COLUMNS[table](rows, images)
     if table == "images":
         for row in rows:
-            told = row["also_in"] or row["id_of"] != "this row"
-            row["near_in"] = "" if told else (leaks or {}).get(row["image_id"], "")
+            reported = row["also_in"] or row["id_of"] != "this row"
+            row["near_in"] = "" if reported else (leaks or {}).get(row["image_id"], "")
     return rows
 
 
-# What crossing.py tells of a row, where there is nothing to tell.
+# The columns of crossing.py for a row that depends on no other.
 ALONE = {"images": {"also_in": ""}, "captions": {"same_as": ""}}
 
 
@@ -66,8 +66,12 @@ def _add_image_columns(rows: list[Row], images: dict[str, Row]) -> None:
 
 
 def other_images_columns(row: Row, images: dict[str, Row], quarantined_images: set[str]) -> Row:
-    """Of a row that speaks of several images: how many there are behind the first, and the first of them (`""`: none)
-    that is unknown, in quarantine, or in another split than the row's first image."""
+    """Check the second and later images of a row.
+
+    Returns:
+        Their number, and the first of them (`""`: none) that is unknown, in quarantine, or in another split than the
+        row's first image.
+    """
     others = row[OTHER_IMAGES.name] or ()
     split = images[row["image_id"]]["split"] if row["image_id"] in images else None
     lost = (str(name) for name in others if name not in images and name not in quarantined_images)
@@ -86,25 +90,25 @@ def other_images_columns(row: Row, images: dict[str, Row], quarantined_images: s
 
 
 def text_columns(text: str | None) -> Row:
-    """What the rules of every text look at."""
+    """Return the columns that the rules of every text check."""
     return {
-        "words": None if text is None else language.count_words(text),
-        "text_letters": None if text is None else language.has_letters(text),
-        "text_clean": None if text is None else language.is_clean(text),
-        "text_not_url": None if text is None else language.is_more_than_url(text),
+        "words": None if text is None else count_words(text),
+        "text_letters": None if text is None else has_letters(text),
+        "text_clean": None if text is None else is_clean(text),
+        "text_not_url": None if text is None else is_more_than_url(text),
     }
 
 
 def _add_answer_columns(rows: list[Row], images: dict[str, Row]) -> None:
     for row in rows:
-        row["labelled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
+        row["labeled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
 
 
 def _add_choice_columns(rows: list[Row], images: dict[str, Row]) -> None:
     for row in rows:
         answers, rationales = row["answers"] or [], row["rationales"] or []
         row["answer_count"], row["rationale_count"] = len(answers), len(rationales)
-        bad = [text for text in (*answers, *rationales) if not text or not text.strip() or not language.is_clean(text)]
+        bad = [text for text in (*answers, *rationales) if not text or not text.strip() or not is_clean(text)]
         row["unclean_choice"] = repr(bad[0]) if bad else ""
         objects = [
             {**dict(zip(("x1", "y1", "x2", "y2"), box, strict=True)), "image_id": row["image_id"]}
@@ -133,7 +137,7 @@ def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:
                 row["overhang"] = max(-x1, -y1, x2 - image["width"], y2 - image["height"], 0.0)
 
 
-# What the rules of one table look at besides (rules.OWN_RULES); each adds columns to the rows in place.
+# Columns for the rules of one table only (rules.OWN_RULES); each function adds columns to the rows in place.
 OWN_COLUMNS: dict[str, Callable[[list[Row], dict[str, Row]], None]] = {
     "images": _add_image_columns,
     "questions": _add_answer_columns,

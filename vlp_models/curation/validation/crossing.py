@@ -1,5 +1,6 @@
-"""What a row's verdict needs of other rows: who had its id, its caption or its picture before, and what became of its
-images. Worked out on disk (data/outofcore.py) and handed over in the order of the rows, a batch at a time.
+"""Facts about a row that depend on other rows: repeated ids, captions and images, and the state of its images.
+
+DuckDB joins compute them on disk (data/joins.py); they are returned in row order, a batch at a time.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from typing import Any
 import pyarrow as pa
 
 from vlp_models.curation.validation.text import caption_key
-from vlp_models.data.joins import Database, InStep
-from vlp_models.data.tables import HELD, ID_COLUMN, SCHEMAS, SPLITS, read_batches
+from vlp_models.data.joins import Database, RowCursor
+from vlp_models.data.tables import BATCH_ROWS, ID_COLUMN, SCHEMAS, SPLITS, read_batches
 from vlp_models.data.views import OTHER_IMAGES
 
 Row = dict[str, Any]
 
 
 @dataclass
-class Others:
-    """What is known, for the rows of a batch, of other rows.
+class CrossFacts:
+    """Facts about the rows of one batch that depend on other rows.
 
-    found        row -> the columns `id_of`, `same_as`, `also_in` of it that are not as of a row that stands alone
-    images       of the images that the rows name, the good ones by id: split, width, height
-    quarantined  the ids of those that are not good
+    found        row number -> those of its columns `id_of`, `same_as`, `also_in` that are not empty
+    images       the valid images that the rows name, by id: split, width, height
+    quarantined  ids of the images they name that are in quarantine
     """
 
     found: dict[int, Row] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class Others:
 
 _SPLIT_RANK = "CASE split " + " ".join(f"WHEN '{name}' THEN {rank}" for rank, name in enumerate(SPLITS)) + " END"
 
-# The second and later rows of an id, each with where the first was read.
+# The second and later rows of an id, each with the provenance of the first.
 _REPEATED = """
     CREATE OR REPLACE TABLE repeated AS
     WITH ids AS (SELECT id, min(row) AS first FROM here GROUP BY id HAVING count(*) > 1)
@@ -50,7 +51,7 @@ _SAME_AS = """
     SELECT a.row, 'same_as' AS kind, o.id AS value
     FROM alone a JOIN keys ON a.key = keys.key AND a.row <> keys.first JOIN here o ON o.row = keys.first
 """
-# One picture in two splits: the copy that is tested on stays, the copy that is learnt from goes.
+# Byte-equal images in two splits: the copy in the higher split (train < val < test) stays, the other goes.
 _ALSO_IN = f"""
     WITH known AS (
         SELECT h.*, {_SPLIT_RANK} AS rank FROM here h ANTI JOIN repeated r ON h.row = r.row
@@ -76,7 +77,7 @@ _OTHERS = f"{_MENTIONS} UNION ALL SELECT row, unnest({OTHER_IMAGES.name}) AS nam
 
 
 class Crossing:
-    """Of one run of `validate`: table after table, the images first."""
+    """Computes `CrossFacts` in one run of `validate`: table after table, images first."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -87,55 +88,55 @@ class Crossing:
         with Database.within(directory) as database:
             yield cls(database)
 
-    def know_images(self, good: Path, quarantine: Path) -> None:
-        """Which images the rows of later tables may speak of: the table of good ones, and the quarantine."""
+    def load_images(self, good: Path, quarantine: Path) -> None:
+        """Load the valid images and the quarantine, which the rows of later tables refer to."""
         columns = ["image_id", "split", "width", "height"]
         schema = pa.schema([SCHEMAS["images"].field(name) for name in columns])
-        self._database.load("good", read_batches([good], HELD, columns), schema)
+        self._database.load("good", read_batches([good], BATCH_ROWS, columns), schema)
         bad = pa.schema([("row_id", pa.string())])
-        self._database.load("bad_rows", read_batches([quarantine], HELD, ["row_id"]), bad)
+        self._database.load("bad_rows", read_batches([quarantine], BATCH_ROWS, ["row_id"]), bad)
         self._database.run("CREATE TABLE bad AS SELECT DISTINCT row_id AS name, true AS marked FROM bad_rows")
 
-    def of(self, table: str, sources: list[Path], size: int) -> Iterator[Others]:
-        """For each batch of `size` rows of these files of one table, in order, what its rows need."""
+    def facts(self, table: str, sources: list[Path], size: int) -> Iterator[CrossFacts]:
+        """Yield the facts of each batch of `size` rows of one table's files, in order."""
         columns = [name for name in _COLUMNS if name in SCHEMAS[table].names]
         extra = [pa.field("row", pa.int64()), pa.field("id", pa.string()), *_EXTRA.get(table, [])]
         schema = pa.schema([*(SCHEMAS[table].field(name) for name in columns), *extra])
         self._database.load("here", _with_keys(table, sources), schema)
         self._database.run(_REPEATED)
         found = {"images": f"{_FOUND} UNION ALL ({_ALSO_IN})", "captions": f"{_FOUND} UNION ALL ({_SAME_AS})"}
-        rows = InStep(self._database.stream(f"SELECT * FROM ({found.get(table, _FOUND)}) ORDER BY row"))
-        named = InStep(iter(()))
+        rows = RowCursor(self._database.stream(f"SELECT * FROM ({found.get(table, _FOUND)}) ORDER BY row"))
+        named = RowCursor(iter(()))
         if table != "images" and "image_id" in columns:
             mentions = _OTHERS if OTHER_IMAGES.name in columns else _MENTIONS
             self._database.run(f"CREATE OR REPLACE VIEW mentions AS {mentions}")
-            named = InStep(self._database.stream(_IMAGES))
+            named = RowCursor(self._database.stream(_IMAGES))
         count = self._database.value("SELECT count(*) FROM here")
         assert isinstance(count, int)
         for start in range(0, count, size):
-            others = Others()
+            facts = CrossFacts()
             for entry in rows.before(start + size):
-                others.found.setdefault(entry["row"], {})[entry["kind"]] = entry["value"]
+                facts.found.setdefault(entry["row"], {})[entry["kind"]] = entry["value"]
             for entry in named.before(start + size):
-                _place(others, entry)
-            yield others
+                _add_image(facts, entry)
+            yield facts
 
 
 _COLUMNS = ("image_id", OTHER_IMAGES.name, "provenance", "sha256", "split")
 _EXTRA = {"captions": [pa.field("key", pa.binary())]}
 
 
-def _place(others: Others, entry: Mapping[str, Any]) -> None:
+def _add_image(facts: CrossFacts, entry: Mapping[str, Any]) -> None:
     if entry["good"]:
-        others.images[entry["name"]] = {name: entry[name] for name in ("split", "width", "height")}
+        facts.images[entry["name"]] = {name: entry[name] for name in ("split", "width", "height")}
     elif entry["bad"]:
-        others.quarantined.add(entry["name"])
+        facts.quarantined.add(entry["name"])
 
 
 def _with_keys(table: str, sources: list[Path]) -> Iterator[pa.Table]:
-    """The rows with their number over all files, their id, and of captions what makes two of an image the same."""
+    """Yield the rows with their number over all files and their id; captions also with a key of equal captions."""
     start = 0
-    for rows in read_batches(sources, HELD):
+    for rows in read_batches(sources, BATCH_ROWS):
         number = pa.array(range(start, start + len(rows)), pa.int64())
         start += len(rows)
         rows = rows.append_column("row", number).append_column("id", rows[ID_COLUMN[table]])

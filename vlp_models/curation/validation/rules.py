@@ -1,6 +1,6 @@
-"""The rules, one record each: a column, what must hold for it, and what to say of a row that breaks it.
+"""The validation rules, one record each: a column, a check on it, and the reason given for a row that breaks it.
 
-A rule looks at one column, of the table itself or derived (columns.py). Nulls break `Present` and nothing else.
+A rule checks one column, of the table itself or derived (columns.py). Nulls break `Present` and nothing else.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from vlp_models.data.tables import ID_COLUMN, SPLITS
 from vlp_models.data.views import TABLES, View
 from vlp_models.params import ValidateParams
 
+ANSWERS_PER_QUESTION = 10
+CHOICES = 4  # answers, and rationales, of a VCR question
+
 
 @dataclass(frozen=True)
 class Present:
-    """Not null (and, for a float, a number)."""
+    """Not null (and not NaN)."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Between:
-    """Inclusive, except that `above` excludes its own value. None is no limit."""
+    """Inclusive, except that `above` excludes `low` itself. None is no limit."""
 
     low: float | None = None
     high: float | None = None
@@ -40,11 +43,16 @@ class Matches:
 
 
 Check = Present | OneOf | Between | Matches
+EMPTY = OneOf(("",))  # of derived columns that describe a problem
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
-    """`reason` is a format string over the row's columns."""
+    """One rule of one table.
+
+    column  the column it checks
+    reason  a format string over the row's columns
+    """
 
     table: str
     name: str
@@ -53,8 +61,15 @@ class Rule:
     reason: str
 
 
-def holds(check: Check, value: Any) -> bool:
-    """Whether one value passes; a null breaks `Present` and nothing else."""
+REQUIRED = {
+    "images": ("source", "split", "path", "width", "height", "sha256"),
+    **{view.name: tuple(c.name for c in view.columns if c.required) for view in TABLES.values()},
+    "objects": ("category", "x1", "y1", "x2", "y2"),
+}
+
+
+def passes(check: Check, value: Any) -> bool:
+    """Return whether one value passes a check; a null breaks `Present` and nothing else."""
     if isinstance(check, Present):
         return value is not None and value == value
     if value is None:
@@ -67,267 +82,132 @@ def holds(check: Check, value: Any) -> bool:
     return re.search(check.pattern, value) is not None
 
 
-REQUIRED = {
-    "images": ("source", "split", "path", "width", "height", "sha256"),
-    **{view.name: tuple(c.name for c in view.columns if c.required) for view in TABLES.values()},
-    "objects": ("category", "x1", "y1", "x2", "y2"),
-}
-ANSWERS_PER_QUESTION = 10
-CHOICES = 4  # answers, and rationales, of a VCR question
-
-
 def rules_for(table: str, params: ValidateParams) -> list[Rule]:
-    """The rules of one table, in the order in which they are checked and reported."""
-    own = OWN_RULES.get(table, lambda _: [])(params)
-    if table == "images":
-        return [*_shared(table), *own]
-    view = TABLES.get(table)
-    dependent = _depends_on_image(table) if view is None or view.has_image else [_split_known(table)]
-    if view is not None and view.images == "several":
-        dependent += _depends_on_others(table)
-    of_view = [] if view is None else [*(_text(table) if view.has_text else []), *_listed(view)]
-    return [*_shared(table), *dependent, *of_view, *own]
-
-
-def _shared(table: str) -> list[Rule]:
+    """Return the rules of one table, in the order in which they are checked and reported."""
     rules = [
-        Rule(table=table, name=f"{column}_present", column=column, check=Present(), reason=f"no {column}")
+        Rule(table, f"{column}_present", column, Present(), f"no {column}")
         for column in (ID_COLUMN[table], *REQUIRED[table])
     ]
+    repeated = "its id already belongs to the row read from {id_of}"
+    rules.append(Rule(table, "id_unique", "id_of", OneOf(("this row",)), repeated))
+    view = TABLES.get(table)
+    if table != "images":
+        rules += _image_rules(table) if view is None or view.has_image else [_split_rule(table)]
+    if view is not None:
+        if view.images == "several":
+            rules += _other_image_rules(table)
+        if view.has_text:
+            rules += _text_rules(table)
+        rules += _value_rules(view)
+    return rules + OWN_RULES.get(table, lambda _: [])(params)
+
+
+def _split_rule(table: str) -> Rule:
+    return Rule(table, "split_known", "split", OneOf(SPLITS), "split {split!r} is not one of " + ", ".join(SPLITS))
+
+
+def _image_rules(table: str) -> list[Rule]:
+    """Rules of a row that names an image."""
+    known, good = OneOf(("good", "quarantined")), OneOf(("good", "unknown"))
     return [
-        *rules,
-        Rule(
-            table=table,
-            name="id_unique",
-            column="id_of",
-            check=OneOf(("this row",)),
-            reason="its id already belongs to the row read from {id_of}",
-        ),
+        Rule(table, "image_known", "image_state", known, "image {image_id} is not in the dataset"),
+        Rule(table, "image_good", "image_state", good, "image {image_id} is quarantined"),
     ]
 
 
-def _split_known(table: str) -> Rule:
-    return Rule(
-        table=table,
-        name="split_known",
-        column="split",
-        check=OneOf(SPLITS),
-        reason="split {split!r} is none of " + ", ".join(SPLITS),
-    )
-
-
-def _listed(view: View) -> list[Rule]:
-    """Of each column whose values are listed: its value is one of them."""
+def _other_image_rules(table: str) -> list[Rule]:
+    """Rules of a row that names several images."""
+    leak = "{splits_apart}: one row must not mix splits"
     return [
-        Rule(
-            table=view.name,
-            name=f"{column.name}_known",
-            column=column.name,
-            check=OneOf(column.values),
-            reason=f"{column.name} {{{column.name}!r}} is none of {', '.join(filter(None, column.values))}",
-        )
-        for column in view.columns
-        if column.values
+        Rule(table, "other_images_present", "other_images", Between(low=1), "it names no image besides {image_id}"),
+        Rule(table, "other_images_known", "other_unknown", EMPTY, "image {other_unknown} is not in the dataset"),
+        Rule(table, "other_images_good", "other_quarantined", EMPTY, "image {other_quarantined} is quarantined"),
+        Rule(table, "images_of_one_split", "splits_apart", EMPTY, leak),
     ]
 
 
-def _images(params: ValidateParams) -> list[Rule]:
-    return [
-        _split_known("images"),
-        Rule(
-            table="images",
-            name="split_disjoint",
-            column="also_in",
-            check=OneOf(("",)),
-            reason="the same picture, byte for byte, is in {also_in}: this copy must not be learnt from",
-        ),
-        Rule(
-            table="images",
-            name="near_disjoint",
-            column="near_in",
-            check=OneOf(("",)),
-            reason="the same picture is in {near_in}: this copy must not be learnt from",
-        ),
-        Rule(
-            table="images",
-            name="image_side",
-            column="side",
-            check=Between(low=params.min_image_side),
-            reason=f"{{width}}x{{height}} pixels; the shorter side must have {params.min_image_side}",
-        ),
-        Rule(
-            table="images",
-            name="image_pixels",
-            column="pixels",
-            check=Between(high=params.max_image_pixels),
-            reason=f"{{pixels:,}} pixels; validate.max_image_pixels is {params.max_image_pixels:,}",
-        ),
-        Rule(
-            table="images",
-            name="sha256_form",
-            column="sha256",
-            check=Matches("^[0-9a-f]{64}$"),
-            reason="sha256 is {sha256!r}",
-        ),
-    ]
-
-
-def _depends_on_image(table: str) -> list[Rule]:
-    return [
-        Rule(
-            table=table,
-            name="image_known",
-            column="image_state",
-            check=OneOf(("good", "quarantined")),
-            reason="image {image_id} is not in the dataset",
-        ),
-        Rule(
-            table=table,
-            name="image_good",
-            column="image_state",
-            check=OneOf(("good", "unknown")),
-            reason="image {image_id} is in quarantine itself",
-        ),
-    ]
-
-
-def _depends_on_others(table: str) -> list[Rule]:
-    say = {
-        "other_unknown": ("other_images_known", "image {other_unknown} is not in the dataset"),
-        "other_quarantined": ("other_images_good", "image {other_quarantined} is in quarantine itself"),
-        "splits_apart": ("images_of_one_split", "{splits_apart}: what is tested on must not be learnt from"),
-    }
-    return [
-        Rule(
-            table=table,
-            name="other_images_present",
-            column="other_images",
-            check=Between(low=1),
-            reason="it names no image beside {image_id}",
-        ),
-        *(
-            Rule(table=table, name=name, column=column, check=OneOf(("",)), reason=reason)
-            for column, (name, reason) in say.items()
-        ),
-    ]
-
-
-def _text(table: str) -> list[Rule]:
-    say = {
+def _text_rules(table: str) -> list[Rule]:
+    reasons = {
         "text_letters": "no letter of any script in {text!r}",
         "text_clean": "a control or replacement character in {text!r}",
-        "text_not_url": "nothing but an address: {text!r}",
+        "text_not_url": "nothing but a URL: {text!r}",
     }
+    return [Rule(table, name, name, OneOf((True,)), reason) for name, reason in reasons.items()]
+
+
+def _value_rules(view: View) -> list[Rule]:
+    """Rules of columns whose values are listed in the view."""
+    rules = []
+    for column in view.columns:
+        if column.values:
+            reason = f"{column.name} {{{column.name}!r}} is not one of {', '.join(filter(None, column.values))}"
+            rules.append(Rule(view.name, f"{column.name}_known", column.name, OneOf(column.values), reason))
+    return rules
+
+
+def _own_image_rules(params: ValidateParams) -> list[Rule]:
+    side, pixels = params.min_image_side, params.max_image_pixels
+    copy = "the same image, byte for byte, is in {also_in}: this copy would leak into training"
+    near = "the same image is in {near_in}: this copy would leak into training"
+    small = f"{{width}}x{{height}} pixels; the shorter side must have at least {side}"
+    large = f"{{pixels:,}} pixels; validate.max_image_pixels is {pixels:,}"
     return [
-        Rule(table=table, name=name, column=name, check=OneOf((True,)), reason=reason) for name, reason in say.items()
+        _split_rule("images"),
+        Rule("images", "split_disjoint", "also_in", EMPTY, copy),
+        Rule("images", "near_disjoint", "near_in", EMPTY, near),
+        Rule("images", "image_side", "side", Between(low=side), small),
+        Rule("images", "image_pixels", "pixels", Between(high=pixels), large),
+        Rule("images", "sha256_form", "sha256", Matches("^[0-9a-f]{64}$"), "sha256 is {sha256!r}"),
     ]
 
 
-def _captions(params: ValidateParams) -> list[Rule]:
+def _caption_rules(params: ValidateParams) -> list[Rule]:
     low, high = params.min_caption_words, params.max_caption_words
     return [
-        Rule(
-            table="captions",
-            name="caption_words",
-            column="words",
-            check=Between(low=low, high=high),
-            reason=f"{{words}} words, expected {low} to {high}",
-        ),
-        Rule(
-            table="captions",
-            name="caption_unique",
-            column="same_as",
-            check=OneOf(("",)),
-            reason="the image already has this caption, as {same_as}",
-        ),
+        Rule("captions", "caption_words", "words", Between(low, high), f"{{words}} words, expected {low} to {high}"),
+        Rule("captions", "caption_unique", "same_as", EMPTY, "the image already has this caption, as {same_as}"),
     ]
 
 
-def _questions(params: ValidateParams) -> list[Rule]:
-    return [
-        Rule(
-            table="questions",
-            name="ten_answers",
-            column="labelled_answers",
-            check=OneOf((ANSWERS_PER_QUESTION, 1)),
-            reason=f"{{labelled_answers}} answers, expected {ANSWERS_PER_QUESTION}, or the one that is right",
-        ),
-    ]
+def _question_rules(params: ValidateParams) -> list[Rule]:
+    reason = f"{{labeled_answers}} answers, expected {ANSWERS_PER_QUESTION}, or one correct answer"
+    return [Rule("questions", "ten_answers", "labeled_answers", OneOf((ANSWERS_PER_QUESTION, 1)), reason)]
 
 
-def _choices(params: ValidateParams) -> list[Rule]:
-    most = params.max_box_overhang
-    rules = [
-        Rule(
-            table="choices",
-            name=f"four_{kind}s",
-            column=f"{kind}_count",
-            check=OneOf((CHOICES,)),
-            reason=f"{{{kind}_count}} {kind}s, expected {CHOICES}",
-        )
-        for kind in ("answer", "rationale")
-    ]
-    rules += [
-        Rule(
-            table="choices",
-            name=f"{kind}_label_known",
-            column=f"{kind}_label",
-            check=Between(low=0, high=CHOICES - 1),
-            reason=f"{kind}_label is {{{kind}_label}}, expected 0 to {CHOICES - 1}",
-        )
-        for kind in ("answer", "rationale")
-    ]
+def _choice_rules(params: ValidateParams) -> list[Rule]:
+    most, rules = params.max_box_overhang, []
+    for kind in ("answer", "rationale"):
+        reason = f"{{{kind}_count}} {kind}s, expected {CHOICES}"
+        rules.append(Rule("choices", f"four_{kind}s", f"{kind}_count", OneOf((CHOICES,)), reason))
+    for kind in ("answer", "rationale"):
+        reason = f"{kind}_label is {{{kind}_label}}, expected 0 to {CHOICES - 1}"
+        rules.append(Rule("choices", f"{kind}_label_known", f"{kind}_label", Between(0, CHOICES - 1), reason))
+    unclean = "an answer or rationale is empty or has a control or replacement character: {unclean_choice}"
+    outside = f"the box of one of its objects overhangs the image by {{boxes_overhang:.1f}} pixels; at most {most:g}"
+    no_area = "the box of one of its objects has no area"
     return [
         *rules,
-        Rule(
-            table="choices",
-            name="choices_clean",
-            column="unclean_choice",
-            check=OneOf(("",)),
-            reason="an answer or rationale is empty or holds a control or replacement character: {unclean_choice}",
-        ),
-        Rule(
-            table="choices",
-            name="object_box_area",
-            column="boxes_shorter_side",
-            check=Between(low=0, above=True),
-            reason="the box of one of its objects has no area",
-        ),
-        Rule(
-            table="choices",
-            name="object_box_inside",
-            column="boxes_overhang",
-            check=Between(high=most),
-            reason=f"the box of one of its objects sticks out by {{boxes_overhang:.1f}} pixels, allowed are {most:g}",
-        ),
+        Rule("choices", "choices_clean", "unclean_choice", EMPTY, unclean),
+        Rule("choices", "object_box_area", "boxes_shorter_side", Between(low=0, above=True), no_area),
+        Rule("choices", "object_box_inside", "boxes_overhang", Between(high=most), outside),
     ]
 
 
-def _objects(params: ValidateParams) -> list[Rule]:
+def _object_rules(params: ValidateParams) -> list[Rule]:
     most = params.max_box_overhang
+    no_area = "the box {x1:g},{y1:g},{x2:g},{y2:g} has no area"
+    outside = f"the box overhangs its image by {{overhang:.1f}} pixels; at most {most:g}"
     return [
-        Rule(
-            table="objects",
-            name="box_area",
-            column="shorter_side",
-            check=Between(low=0, above=True),
-            reason="the box {x1:g},{y1:g},{x2:g},{y2:g} has no area",
-        ),
-        Rule(
-            table="objects",
-            name="box_inside",
-            column="overhang",
-            check=Between(high=most),
-            reason=f"the box sticks out of its image by {{overhang:.1f}} pixels, allowed are {most:g}",
-        ),
+        Rule("objects", "box_area", "shorter_side", Between(low=0, above=True), no_area),
+        Rule("objects", "box_inside", "overhang", Between(high=most), outside),
     ]
 
 
-# What only one table needs; a view without an entry has the rules that follow from its record in data/views.py.
+# Rules of one table only; all others follow from the table's view (data/views.py).
 OWN_RULES: dict[str, Callable[[ValidateParams], list[Rule]]] = {
-    "images": _images,
-    "captions": _captions,
-    "questions": _questions,
-    "choices": _choices,
-    "objects": _objects,
+    "images": _own_image_rules,
+    "captions": _caption_rules,
+    "questions": _question_rules,
+    "choices": _choice_rules,
+    "objects": _object_rules,
 }

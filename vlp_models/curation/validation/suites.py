@@ -1,9 +1,9 @@
-"""The rules as Great Expectations suites: one per table, in a context that lives in memory and leaves only Data Docs.
+"""The rules as Great Expectations suites: one per table, in an in-memory context that leaves only Data Docs.
 
-A table is checked a batch at a time. The docs have a page of its first batch, and of those behind it the first
-`PAGES` in which a rule is broken.
+A table is checked a batch at a time. Data Docs have a page for its first batch, and for the first `PAGES` later batches
+in which a rule is broken.
 
-This is the only file that knows Great Expectations; importing it costs seconds.
+This is the only file that imports Great Expectations, which takes seconds.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ from vlp_models.curation.validation.rules import Between, Check, Matches, OneOf,
 HARMLESS = str.maketrans({"<": "\u2039", ">": "\u203a", "&": "\uff06"})
 PAGES = 20
 RESULTS = {"result_format": "COMPLETE", "unexpected_index_column_names": ["row"]}
-ROW = "row"  # the column that names a row: its id may be what is wrong with it
+ROW = "row"  # the column that identifies a row: its id may be the problem
 
 
 class Suites:
-    """Checks tables one by one and keeps their results for the docs."""
+    """Check tables one by one and collect their results for Data Docs.
+
+    Args:
+        docs: the directory of Data Docs.
+    """
 
     def __init__(self, docs: Path) -> None:
-        """`docs`: the directory of the Data Docs."""
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
         site = {
             "class_name": "SiteBuilder",
@@ -57,12 +60,12 @@ class Suites:
         self._pages: Counter[str] = Counter()
 
     def check(self, table: str, rows: list[dict[str, Any]], rules: list[Rule]) -> list[list[int]]:
-        """For each rule, the positions (`row`) of the rows that break it; `rows`, a batch, must not be empty."""
+        """Return, for each rule, the positions (`row`) of the rows that break it. `rows` must not be empty."""
         if new := table not in self._checkpoints:
             self._checkpoints[table] = self._checkpoint(table, rules)
         checkpoint = self._checkpoints[table]
         columns = [ROW, *dict.fromkeys(rule.column for rule in rules)]
-        frame = pd.DataFrame({column: [_shown(row[column]) for row in rows] for column in columns})
+        frame = pd.DataFrame({column: [_neutralize_markup(row[column]) for row in rows] for column in columns})
         batch = {"dataframe": frame}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -97,15 +100,15 @@ class Suites:
         )
 
     def build_docs(self) -> None:
-        """Writes index.html and the pages of every suite checked so far."""
+        """Write index.html and the pages of every suite checked so far."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._context.build_data_docs()
 
 
-def _shown(value: Any) -> Any:
-    """What the pages may show of a value: Great Expectations writes texts into them as they are, so a dataset could
-    bring a script along. No rule asks for these characters."""
+def _neutralize_markup(value: Any) -> Any:
+    """Replace markup characters: Great Expectations writes values into pages unescaped, so a dataset could inject a
+    script. No rule checks these characters."""
     return value.translate(HARMLESS) if isinstance(value, str) else value
 
 

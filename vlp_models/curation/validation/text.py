@@ -1,4 +1,4 @@
-"""What makes a text a text, in any language."""
+"""What counts as text and as a word, in any language."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import math
 import re
 import unicodedata
 
-# Han, kana; Thai, Lao, Burmese, Khmer, with their marks
+# Scripts without spaces between words: Han and kana (short words); Thai, Lao, Burmese and Khmer (long words).
 _SHORT = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]+")
 _LONG = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]+")
 _URL = re.compile(r"(?:https?://|www\.)\S+", re.IGNORECASE)
 
 
 def caption_key(text: str) -> str:
-    """What two captions must share to be one: all but case, spaces and forms of writing the same letters."""
+    """Return the key of equal captions: without case, extra spaces and alternative Unicode forms."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def count_words(text: str) -> int:
-    """Words between spaces; in scripts that put none between words, by their usual length: two letters of Chinese or
-    Japanese, four of Thai, Lao, Khmer or Burmese."""
+    """Count words by spaces; in scripts without spaces, by average length: two letters of Chinese or Japanese, four of
+    Thai, Lao, Khmer or Burmese."""
     if text.isascii():
         return len(text.split())
     short, long = (sum(c.isalpha() for c in "".join(script.findall(text))) for script in (_SHORT, _LONG))
@@ -30,16 +30,16 @@ def count_words(text: str) -> int:
 
 
 def has_letters(text: str) -> bool:
-    """At least one letter of some script; digits and punctuation alone say nothing."""
+    """Return whether a text has a letter of some script; digits and punctuation alone do not count."""
     return any(character.isalpha() for character in text)
 
 
 def is_clean(text: str) -> bool:
-    """No control character, no half of a surrogate pair, no mark of a failed decoding (U+FFFD)."""
+    """Return whether a text has no control character, lone surrogate or replacement character (U+FFFD)."""
     return not any(unicodedata.category(character) in ("Cc", "Cs") or character == "\ufffd" for character in text)
 
 
 def is_more_than_url(text: str) -> bool:
-    """Something is left when addresses are taken out; a text without any address passes."""
+    """Return whether something is left once URLs are removed; a text without a URL passes."""
     rest, addresses = _URL.subn(" ", text)
     return not addresses or has_letters(rest)

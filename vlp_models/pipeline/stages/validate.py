@@ -35,7 +35,7 @@ from vlp_models.curation.validation.crossing import Crossing
 from vlp_models.curation.validation.rules import Rule, rules_for
 from vlp_models.data.formats.base import TRUTH
 from vlp_models.data.joins import Database, write_boxed
-from vlp_models.data.tables import HELD, ID_COLUMN, SPLITS, TableWriter, read_batches
+from vlp_models.data.tables import BATCH_ROWS, ID_COLUMN, SPLITS, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
 
@@ -132,7 +132,7 @@ def _copies(sources: list[Path], params: ValidateParams) -> list[Leak]:
 def _tested(files: list[Path]) -> dict[str, str]:
     """Of each image that is tested on, the split: few, beside those that are learnt from."""
     found: dict[str, str] = {}
-    for table in read_batches(files, HELD, ["image_id", "split"]):
+    for table in read_batches(files, BATCH_ROWS, ["image_id", "split"]):
         rows = zip(table["image_id"].to_pylist(), table["split"].to_pylist(), strict=True)
         found |= {image: split for image, split in rows if split != SPLITS[0]}
     return found
@@ -144,7 +144,7 @@ def _repeated_captions(directory: Path) -> dict[str, Any]:
     tested = _tested(_files([directory], "images"))
 
     def captions() -> Iterator[tuple[str, str]]:
-        for table in read_batches(_files([directory], "captions"), HELD, ["image_id", "text"]):
+        for table in read_batches(_files([directory], "captions"), BATCH_ROWS, ["image_id", "text"]):
             for image, text in zip(table["image_id"].to_pylist(), table["text"].to_pylist(), strict=True):
                 yield tested.get(image, SPLITS[0]), text
 
@@ -192,7 +192,7 @@ def _judge(
                 quarantine,
             )
         if name == "images":
-            crossing.know_images(good.path, quarantine.path)
+            crossing.load_images(good.path, quarantine.path)
     suites.build_docs()
     return verdicts
 
@@ -215,7 +215,7 @@ def _verdict(
         verdict.set_aside(row)
         verdict.bad += 1
     unread, met_unread, start = verdict.bad, list(verdict.failed), 0
-    for table, others in zip(read_batches(files, ROWS), crossing.of(name, files, ROWS), strict=True):
+    for table, others in zip(read_batches(files, ROWS), crossing.facts(name, files, ROWS), strict=True):
         rows = derive(name, table.to_pylist(), others, start, leaks)
         broken = suites.check(name, rows, rules)
         for rule, numbers in zip(rules, broken, strict=True):
@@ -300,7 +300,7 @@ def _files(sources: list[Path], name: str) -> list[Path]:
 
 
 def _unreadable(sources: list[Path]) -> Iterator[Row]:
-    for table in read_batches(_files(sources, "quarantine"), HELD):
+    for table in read_batches(_files(sources, "quarantine"), BATCH_ROWS):
         yield from table.to_pylist()
 
 
@@ -315,7 +315,7 @@ def _join_quarantine(sources: list[Path], directory: Path) -> int:
     """One table of them all, and of what no table is made of: lines of ground truth."""
     parts = [_aside(directory, name) / "quarantine.parquet" for name in ID_COLUMN]
     with TableWriter("quarantine", directory) as writer:
-        for table in read_batches(parts, HELD):
+        for table in read_batches(parts, BATCH_ROWS):
             writer.write(table)
         writer.extend(row for row in _unreadable(sources) if row["table"] not in ID_COLUMN)
     shutil.rmtree(directory / ".quarantine")
@@ -333,7 +333,9 @@ def _write_truth(sources: list[Path], directory: Path) -> int:
     with Database.within(directory) as database:
         database.load("truth", _pieces(chain((first,), lines), schema), schema)
         images = directory / "images.parquet"
-        database.load("images", read_batches([images], HELD, ["image_id"]), pa.schema([("image_id", pa.string())]))
+        database.load(
+            "images", read_batches([images], BATCH_ROWS, ["image_id"]), pa.schema([("image_id", pa.string())])
+        )
         kept = "SELECT line FROM truth t SEMI JOIN images i ON t.image_id = i.image_id ORDER BY number"
         for piece in database.stream(kept):
             with (directory / TRUTH).open("a", encoding="utf-8", newline="\n") as file:
@@ -349,6 +351,6 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _pieces(lines: Iterator[str], schema: pa.Schema) -> Iterator[pa.Table]:
     numbered = enumerate(lines)
-    while held := list(islice(numbered, HELD)):
+    while held := list(islice(numbered, BATCH_ROWS)):
         rows = [{"number": number, "image_id": json.loads(line)["image_id"], "line": line} for number, line in held]
         yield pa.Table.from_pylist(rows, schema=schema)
