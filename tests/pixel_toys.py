@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from model_checks import load_model
 from PIL import Image
 from shard_files import hash_shards
 from toy_dataset import TRAINER, write_tokenizer
@@ -20,7 +21,6 @@ from vlp_models.data.pixels import encode
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.checkpoint import load_model
 from vlp_models.params import (
     ModelParams,
     ObjectiveParams,

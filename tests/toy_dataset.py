@@ -28,8 +28,8 @@ from vlp_models.params import (
     SnapshotParams,
     StreamParams,
     TrainerParams,
-    laid_over,
     load_params,
+    merged,
     to_plain,
 )
 from vlp_models.training.log import TIMING
@@ -306,7 +306,7 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     tasks = ("captioning", "vqa", "nlvr", "nlvr2", "retrieval", "vcr", "entailment")
     raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
     for section, values in changes.items():
-        raw[section] = laid_over(raw[section], values)
+        raw[section] = merged(raw[section], values)
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     params = load_params(root / "params.yaml")
     for model in params.models:

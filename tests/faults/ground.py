@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import yaml
 
-from vlp_models.params import laid_over
+from vlp_models.params import merged
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
@@ -338,10 +338,10 @@ def _params() -> dict[str, Any]:
         for name in ("tiny", "tden-two-pass", "unified-vlp")
     )
     for section in ("generate", "detector", "tokenizer", "models", "evaluate"):
-        params[section] = laid_over(params[section], tiny[section])
+        params[section] = merged(params[section], tiny[section])
     training = {"batch_size": 4, "max_epochs": 9, "max_steps": STEPS}
     small = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1}
-    params["models"] |= {"unified-vlp": laid_over(second["models"]["unified-vlp"], {"config": small})}
+    params["models"] |= {"unified-vlp": merged(second["models"]["unified-vlp"], {"config": small})}
     params["pretrain"] |= {**two_pass["pretrain"], "unified-vlp": second["pretrain"]["unified-vlp"]}
     params["pretrain"] = {name: {**run, **training} for name, run in params["pretrain"].items()}
     runs = {"tden-vqa": params["finetune"]["tden-vqa"], "unified-vlp-vqa": second["finetune"]["unified-vlp-vqa"]}

@@ -138,7 +138,7 @@ def test_limits_are_read_per_part_and_unknown_parts_refused(project: Path) -> No
     set_flow(project, timeout_hours={"finetune": 2})
     parts: dict[str, Part] = {part.name: part for part in retrain_parts(load_params(project / "params.yaml"))}
     assert [parts["finetune tden-vqa"].timeout, parts["pretrain tden"].timeout] == [7200, 0]
-    with pytest.raises(ParamsError, match=r"timeout_hours\.finetun.*is no part"):
+    with pytest.raises(ParamsError, match=r"unknown part `flow\.timeout_hours\.finetun`"):
         FlowParams(timeout_hours={"finetun": 2})
 
 

@@ -27,13 +27,12 @@ from authors_soho import (
 )
 from torch import Tensor
 
-from vlp_models.models.foreign import Asked, Imported
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert.soho import read_soho
 from vlp_models.models.soho.dictionary import Dictionary
-from vlp_models.models.soho.public.convert import read_soho
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import build
-from vlp_models.training.groups import Freezing
-from vlp_models.training.optim import build_optimizer
+from vlp_models.training.optim import Freezing, build_optimizer
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "authors_soho.json").read_text())
 STEM = {"cnn_stem": GroupParams(frozen=True)}  # `frozen_stages=1` there
@@ -55,12 +54,12 @@ def close(found: Tensor, wanted: list[float], name: str, most: int = 24) -> None
 
 
 @pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Imported]:
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ImportedModel]:
     folder = tmp_path_factory.mktemp("soho")
     found = {}
     for name in ("pretraining", "vqa"):
         torch.save(checkpoint(GOLDEN[f"{name} layout"]), folder / f"{name}.pth")
-        found[name] = read_soho(folder / f"{name}.pth", Asked(facts=FACTS, config={}, heads=SIZES["heads"]))
+        found[name] = read_soho(folder / f"{name}.pth", ImportRequest(facts=FACTS, config={}, heads=SIZES["heads"]))
     return found
 
 
@@ -69,7 +68,7 @@ def test_the_recorded_sizes_are_these() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_step_of_pretraining_evaluated(imported: dict[str, Imported], case: str) -> None:
+def test_every_step_of_pretraining_evaluated(imported: dict[str, ImportedModel], case: str) -> None:
     """The CNN's map, the neck's features, codes, mixed vectors, mask, tokens, logits and losses."""
     found = pretraining(built(imported["pretraining"]), case)
     assert found.keys() == GOLDEN["evaluated"][case].keys()
@@ -77,7 +76,7 @@ def test_every_step_of_pretraining_evaluated(imported: dict[str, Imported], case
         close(found[name], wanted, name)
 
 
-def test_four_steps_of_training(imported: dict[str, Imported]) -> None:
+def test_four_steps_of_training(imported: dict[str, ImportedModel]) -> None:
     """Outputs, gradients, the dictionary, statistics; images lie, stand and are square in turns.
 
     The neck and the gate see an image once here, four times there: the same mean, but another unbiased variance.
@@ -108,7 +107,7 @@ def test_four_steps_of_training(imported: dict[str, Imported]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("release", "square"), [("vqa", True), ("vqa of the first release", False)])
-def test_vqa_evaluated(imported: dict[str, Imported], case: str, release: str, square: bool) -> None:
+def test_vqa_evaluated(imported: dict[str, ImportedModel], case: str, release: str, square: bool) -> None:
     """The public code's first release had the mask of the first image's shape, here the largest: the right one."""
     model = built(imported["vqa"], square_mask=square)
     found = answering(model, imported["vqa"].head, case)
@@ -121,7 +120,7 @@ def test_the_mask_of_the_first_release_differs_but_on_a_square() -> None:
     assert {case for case in CASES if now[case]["mask"] != first[case]["mask"]} == {"lying", "standing"}
 
 
-def test_a_step_of_vqa_training(imported: dict[str, Imported]) -> None:
+def test_a_step_of_vqa_training(imported: dict[str, ImportedModel]) -> None:
     wanted, model = GOLDEN["vqa trained"], built(imported["vqa"])
     Freezing(model, STEM).train(0)
     head = {name: tensor.clone().requires_grad_() for name, tensor in imported["vqa"].head.items()}
@@ -149,7 +148,7 @@ def test_a_dictionary_that_begins_from_nothing() -> None:
             close(found[name], values, f"{step}: {name}", 24 if name == "counts" else 12)
 
 
-def test_updates_of_sgd_and_adamw(imported: dict[str, Imported]) -> None:
+def test_updates_of_sgd_and_adamw(imported: dict[str, ImportedModel]) -> None:
     """SGD for the CNN, its frozen stem untouched; AdamW for the rest.
 
     The public code's AdamW adds eps before it corrects for the bias, so in the first update its eps is that much larger

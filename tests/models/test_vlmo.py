@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model_checks import protocols_of
 from slow_vlmo import Slow
 from tiny_vlmo import FACTS, TINY, build_tiny, losses, padded, random_batch, trimmed
-from vlp_models.models.abilities import protocols_of
 
 from vlp_models.data.batch import Pixels, Regions
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import build_model
 from vlp_models.models.layers.packing import Packing
+from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.interpolation import (
     geometric_offsets,
     interpolate_biases,
@@ -24,7 +25,7 @@ from vlp_models.models.vlmo.interpolation import (
 )
 from vlp_models.models.vlmo.transformer import image_index, text_index
 from vlp_models.params import OptimizerParams, to_plain
-from vlp_models.params.optimizer import GroupParams
+from vlp_models.params.runs import GroupParams
 from vlp_models.training.optim import Freezing, block_matrices, build_optimizer
 
 VARIANTS: list[dict[str, Any]] = [
@@ -258,8 +259,8 @@ def test_its_groups_hold_every_parameter_once_and_muon_finds_its_matrices() -> N
     ids = [id(p) for parameters in groups.values() for p in parameters]
     assert len(ids) == len(set(ids)) == len(list(model.parameters()))
     assert len(block_matrices(model)) == 3 * 2 + (2 * 3 + 1) * 2
-    wanted = {"Embeds", "Contrasts", "Fuses", "ScoresPairs", "Pretrains", "Adopts", "ShowsItself"}
-    assert wanted <= set(protocols_of("vlmo"))
+    wanted = {"Embeds", "Contrasts", "Fuses", "ScoresPairs", "Pretrains", "LoadsPartially", "HasFigures"}
+    assert wanted <= protocols_of(build_tiny())
 
 
 def test_the_spline_is_exact_for_cubics_and_goes_through_its_places() -> None:
@@ -278,10 +279,10 @@ def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
     config = to_plain(before.config)
     state = before.state_dict()
     with pytest.raises(CheckpointError, match="interpolate_positions: true"):
-        build_tiny(1, side=24).adopt(state, config)
+        load_partial(build_tiny(1, side=24), state, config)
     model = build_tiny(1, side=24, interpolate_positions=True, max_positions=20)
-    adopted = model.adopt(state, config)
-    assert not adopted.left_out and not adopted.fresh
+    adopted = load_partial(model, state, config)
+    assert not adopted.left_out and not adopted.missing
     old, new = state["position_bias.image"], model.state_dict()["position_bias.image"]
     assert torch.equal(new[:, -3:], old[:, -3:])
     centre = lambda table, grid: table[:, (2 * grid - 1) * (grid - 1) + grid - 1]  # noqa: E731 - a patch to itself
@@ -295,18 +296,18 @@ def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
     batch = random_batch()
     torch.testing.assert_close(model.embed_text(batch.text), before.embed_text(batch.text))
     with pytest.raises(CheckpointError, match="hidden: 32 here, 16 there"):
-        build_tiny(hidden=32).adopt(state, config)
+        load_partial(build_tiny(hidden=32), state, config)
     absolute = build_tiny(positions="absolute")
     bigger = build_tiny(positions="absolute", side=24, interpolate_positions=True)
-    found = bigger.adopt(absolute.state_dict(), to_plain(absolute.config))
+    found = load_partial(bigger, absolute.state_dict(), to_plain(absolute.config))
     assert not found.left_out and not found.fresh
 
 
 def test_the_second_of_two_images_may_have_a_type_of_its_own() -> None:
     """It begins as the first one's, and says nothing of an image that stands alone."""
     before, model = build_tiny(), build_tiny(1, second_image_type=True)
-    adopted = model.adopt(before.state_dict(), to_plain(before.config))
-    assert not adopted.fresh and not adopted.left_out
+    adopted = load_partial(model, before.state_dict(), to_plain(before.config))
+    assert not adopted.missing and not adopted.left_out
     batch = random_batch()
     pictures = batch.image.pixels_B3HW
     pairs = Pixels(pixels_B3HW=pictures, place_B=torch.arange(4) % 2)
@@ -320,7 +321,9 @@ def test_the_second_of_two_images_may_have_a_type_of_its_own() -> None:
     assert not torch.isclose(found[1::2], own[1::2]).all(1).any()
     torch.testing.assert_close(model.fuse(batch.image, batch.text).pooled_BP, own)
     torch.testing.assert_close(before.fuse(pairs, batch.text).pooled_BP, own)
-    assert before.adopt(model.state_dict(), to_plain(model.config)).left_out == ["image_embedding.second_type_1D"]
+    assert load_partial(before, model.state_dict(), to_plain(model.config)).left_out == [
+        "image_embedding.second_type_1D"
+    ]
 
 
 def test_errors_say_what_is_wrong() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_checks import load_model
 from photos import photo
 from pixel_toys import begun_as_in, write_workspace
 from timm_toys import keep_in_cache, network, with_statistics, write_weights
@@ -18,12 +19,12 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import collate_pixels
 from vlp_models.errors import CheckpointError, ParamsError
-from vlp_models.models.checkpoint import load_model
-from vlp_models.models.convert.mapping import Asked
+from vlp_models.models.convert.mapping import ImportRequest
 from vlp_models.models.convert.timm import read_timm
+from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, OptimizerParams, TimmParams, to_plain
-from vlp_models.params.optimizer import GroupParams
+from vlp_models.params.runs import GroupParams
 from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.stages import initial
 from vlp_models.training.optim import Freezing, build_optimizer
@@ -45,8 +46,8 @@ def build(seed: int = 0, **config: Any) -> VLMo:
     return model
 
 
-def asked(**config: Any) -> Asked:
-    return Asked(facts=FACTS, config={**STEM, **config}, family="vlmo")
+def asked(**config: Any) -> ImportRequest:
+    return ImportRequest(facts=FACTS, config={**STEM, **config}, family="vlmo")
 
 
 @torch.no_grad()
@@ -162,8 +163,8 @@ def test_a_start_with_another_cnn_is_refused_and_names_it() -> None:
     before = build()
     state, config = before.state_dict(), to_plain(before.config)
     model = build(1)
-    adopted = model.adopt(state, config)
-    assert not adopted.left_out and not adopted.fresh
+    adopted = load_partial(model, state, config)
+    assert not adopted.left_out and not adopted.missing
     image = Pixels(pixels_B3HW=read().double())
     assert torch.equal(model.embed_image(image), before.embed_image(image))
     for other, said in (
@@ -172,9 +173,11 @@ def test_a_start_with_another_cnn_is_refused_and_names_it() -> None:
         ({"stem": "convolutions"}, "stem: convolutions here, timm there"),
     ):
         with pytest.raises(CheckpointError, match=said):
-            build(**other).adopt(state, config)
+            load_partial(build(**other), state, config)
     plain, unused = build_tiny(), build_tiny(1, stem_backbone="resnet18", stem_stage=0)
-    assert not unused.adopt(plain.state_dict(), to_plain(plain.config)).left_out, "without the stem they say nothing"
+    assert not load_partial(unused, plain.state_dict(), to_plain(plain.config)).left_out, (
+        "without the stem they say nothing"
+    )
 
 
 @pytest.mark.photographs

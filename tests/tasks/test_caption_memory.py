@@ -155,5 +155,5 @@ def test_more_photos_than_can_be_looked_through_are_told_before_training(
 
 
 def test_neighbours_need_candidates() -> None:
-    with pytest.raises(ParamsError, match="set `consensus_samples` as well"):
+    with pytest.raises(ParamsError, match="set `consensus_samples`, too"):
         build(EvaluateParams, {"consensus_neighbors": 60}, where="evaluate")

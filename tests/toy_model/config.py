@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vlp_models.errors import ParamsError
-from vlp_models.params.ranges import PositiveFloat, PositiveInt
+from vlp_models.params.schema import PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import ParamsError
 from vlp_models.params import parse_params, to_plain
-from vlp_models.params.nesting import check_nesting
+from vlp_models.params.load import parse_yaml
 
 # What an entry of these sections is; the rest is how it is made.
 DEFINING = {
@@ -46,8 +46,7 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
 
     def parsed(text: str, where: object) -> Any:
         try:
-            check_nesting(text)
-            return yaml.load(text)
+            return parse_yaml(text, yaml.load)
         except (YAMLError, SafeYAMLError, ValueError, NotImplementedError) as error:
             raise ParamsError(f"{where}: not valid YAML: {error}") from None
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, read_written
-from vlp_models.data.shards.order import EpochOrder, order_of
+from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, read_generated
+from vlp_models.data.shards.order import EpochOrder, choose_order
 from vlp_models.data.shards.stream import Layout
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError
@@ -101,9 +101,9 @@ class Learning:
         if self.captioner:
             if augmented is None or not augmented.exists():
                 raise DataError(f"{self.run} learnt from captions that a model wrote, which are not here")
-            samples = AugmentedDataset(samples, read_written(augmented, shards), control=self.control)  # type: ignore[arg-type]
+            samples = AugmentedDataset(samples, read_generated(augmented, shards), control=self.control)  # type: ignore[arg-type]
         arguments: dict[str, Any] = {"length": len(samples), "batch_size": p.batch_size, "seed": p.seed}
-        order: EpochOrder = order_of(samples, stream, self.texts_per_image)(**arguments)
+        order: EpochOrder = choose_order(samples, stream, self.texts_per_image)(**arguments)
         return first_sight(samples, image_ids, order, self.updates(order))
 
     def updates(self, order: EpochOrder) -> Updates:

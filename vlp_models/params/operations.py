@@ -1,43 +1,208 @@
-"""The sections of params.yaml that judge, keep and hand over what was trained."""
+"""The sections of params.yaml about running and judging: evaluate, tracking, promotion, cluster and flow."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Split, Word
+from vlp_models.errors import ParamsError
+from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Split, Word
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateParams:
+    """How fine-tuned models are evaluated, and how captions are generated.
+
+    length_penalty        a beam's score is divided by length ** length_penalty; 0: as in the papers
+    consensus_samples     captions sampled in addition to the beam's; the one most similar to the others is chosen
+                          (metrics/consensus.py). 0: the beam's caption
+    consensus_temperature  of the sampled captions
+    consensus_neighbors   above 0: choose the caption most similar to the captions of this many similar training images
+                          instead (tasks/caption_search.py)
+    blind_baseline        tasks that are scored a second time with every image blanked
+    bootstrap             resamples behind each 95% interval
+    gallery               examples per task in the report
+    """
+
     batch_size: PositiveInt = 100
     beam_size: PositiveInt = 3
-    length_penalty: NonNegativeFloat = 0.0  # a beam's score is divided by length ** this; 0: as in the papers
-    # Captions drawn beside the beam's, of which the one most like the others is said (metrics/alike.py); 0: the beam's
+    length_penalty: NonNegativeFloat = 0.0
     consensus_samples: NonNegativeInt = 0
-    consensus_temperature: Annotated[float, Field(ge=0.01, le=100)] = 0.6  # at which they are drawn
-    # Above 0: the one most like the captions of so many photos of the run's that look alike (tasks/caption_memory.py)
+    consensus_temperature: Annotated[float, Field(ge=0.01, le=100)] = 0.6
     consensus_neighbors: NonNegativeInt = 0
     max_caption_len: PositiveInt = 24
     splits: list[Split] = field(default_factory=lambda: ["val", "test"])
-    blind_baseline: list[str] = field(default_factory=list)  # tasks scored once more with every image blanked
-    bootstrap: PositiveInt = 1000  # resamples behind each 95% interval
+    blind_baseline: list[str] = field(default_factory=list)
+    bootstrap: PositiveInt = 1000
     gallery: NonNegativeInt = 24
 
     def __post_init__(self) -> None:
         if self.consensus_neighbors and not self.consensus_samples:
             raise ValueError(
-                "`consensus_neighbors` selects among sampled captions: set `consensus_samples` as well, to 20 for a start"
+                "`consensus_neighbors` chooses among sampled captions: set `consensus_samples`, too (20 is a good start)"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingParams:
-    uri: str  # sqlite:///..., or http(s)://...; empty: trainings are not logged there
+    uri: str  # sqlite:///... or http(s)://...; empty: training is not logged to MLflow
     artifacts: str
     experiment: Annotated[str, Field(min_length=1)]
     model_prefix: Word
-    metric: dict[str, str]  # task -> the metric that says which version is better
-    dataset: dict[str, str] = field(default_factory=dict)  # task -> where it is measured; else all that its runs share
+    metric: dict[str, str]  # task -> the metric that ranks versions
+    dataset: dict[str, str] = field(default_factory=dict)  # task -> the dataset to rank on; default: one all runs share
+
+
+# Defaults by metric for `seed_std` and `relevant_gain`. The standard deviations, rounded up, are those of twelve seeds
+# of TDEN in benchmarks/results/study-tden.json, pooled over variants.
+SEED_STD = {"CIDEr": 3.9, "accuracy": 1.25, "R@1": 1.6}
+RELEVANT_GAIN = {"CIDEr": 10.0}
+DEFAULT_SEED_STD, DEFAULT_RELEVANT_GAIN = 1.25, 3.0  # for every other metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateParams:
+    """The promotion gate of one task. Numbers are in the metric's unit (percentage points; CIDEr 1.2 is 120).
+
+    metric         empty: the one of tracking.metric
+    confidence     share of paired resamples whose gain must exceed min_gain; raised for a test set that was used often
+    relevant_gain  the smallest gain that should not be missed; None: `RELEVANT_GAIN`
+    seed_std       standard deviation of the metric over seeds; None: `SEED_STD`; 0: estimate it from the runs alone
+    floors         slice -> worst value allowed there. `all` is the whole test set; other slices are written as
+                   `question_type=how many`, `objects=6+`, `caption_length=1-6` (evaluation/ranking.py)
+    """
+
+    metric: str = ""
+    direction: Literal["higher", "lower"] = "higher"
+    min_gain: float = 0.0
+    confidence: float = 0.95
+    relevant_gain: float | None = None
+    seed_std: float | None = None
+    floors: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.confidence < 1:
+            raise ParamsError(f"params.yaml: promotion: `confidence` must be 0.5 to below 1, found {self.confidence}")
+        if not math.isfinite(self.min_gain) or self.min_gain < 0:
+            raise ParamsError(f"params.yaml: promotion: `min_gain` must not be negative, found {self.min_gain}")
+        for name, value in (("relevant_gain", self.relevant_gain), ("seed_std", self.seed_std)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ParamsError(f"params.yaml: promotion: `{name}` must not be negative, found {value}")
+        if self.relevant_gain is not None and self.relevant_gain <= self.min_gain:
+            raise ParamsError(
+                f"params.yaml: promotion: `relevant_gain` {self.relevant_gain} must be above `min_gain` {self.min_gain}"
+            )
+        for name, floor in self.floors.items():
+            if not math.isfinite(floor):
+                raise ParamsError(f"params.yaml: promotion: the floor of `{name}` must be a number, found {floor}")
+
+    def seed_std_of(self, metric: str) -> float:
+        """Return the standard deviation of a metric over seeds."""
+        return SEED_STD.get(metric, DEFAULT_SEED_STD) if self.seed_std is None else self.seed_std
+
+    def relevant_gain_of(self, metric: str) -> float:
+        """Return the smallest gain of a metric that should not be missed, always above `min_gain`."""
+        default = self.min_gain + RELEVANT_GAIN.get(metric, DEFAULT_RELEVANT_GAIN)
+        return default if self.relevant_gain is None else self.relevant_gain
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromotionParams:
+    """The gate between a registered version and the alias `champion`.
+
+    ledger             path relative to the project
+    split              the split a version is judged on
+    select_on          the split to select the best of several versions on, if all were scored on it; else `split`
+    error_budget       probability that all decisions on one test set together promote a version that is no better
+    spend              share of the remaining error budget that one decision uses
+    allow_unvalidated  accept versions whose data has no recorded validation (a failed validation is always refused)
+    tasks              a task without an entry has the defaults of `GateParams`
+    """
+
+    ledger: str = "promotions/ledger.jsonl"
+    split: Split = "test"
+    select_on: Split = "val"
+    error_budget: float = 0.2
+    spend: float = 0.1
+    resamples: Annotated[int, Field(le=1_000_000)] = 2000
+    seed: NonNegativeInt = 1
+    allow_unvalidated: bool = False
+    tasks: dict[str, GateParams] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.resamples < 200:
+            raise ParamsError(f"params.yaml: `promotion.resamples` must be at least 200, found {self.resamples}")
+        for name, value in (("error_budget", self.error_budget), ("spend", self.spend)):
+            if not 0 < value < 1:
+                raise ParamsError(f"params.yaml: `promotion.{name}` must be between 0 and 1, found {value}")
+
+    def gate(self, task: str) -> GateParams:
+        return self.tasks.get(task, GateParams())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterParams:
+    """Who computes features and shards: local processes, or a running Dask or Ray cluster (flows/cluster.py).
+
+    The machines of a cluster have the project folder at the same path and this package installed.
+
+    address  e.g. tcp://scheduler:8786 (dask) or ray://head:10001 (ray); empty: local processes
+    workers  with an address, the number of chunks in progress at once. Without one, the number of processes; 0: one per
+             CPU for features, one for shards, which are bound by the disk
+    """
+
+    kind: Literal["dask", "ray"] = "dask"
+    address: str = ""
+    workers: NonNegativeInt = 0
+
+
+PARTS = (
+    "ingest",
+    "drift",
+    "validate",
+    "features",
+    "pretrain",
+    "scheduled_sampling",
+    "finetune",
+    "evaluate",
+    "register",
+    "promote",
+    "report",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowParams:
+    """The unattended flow `retrain`.
+
+    webhook          URL to notify; `env:NAME` reads it from the environment, so that this file holds no secret
+    webhook_timeout  seconds for the whole call
+    gpu_limit        Prefect global concurrency limit that a stale GPU stage takes a slot of; empty: none
+    retry_delays     seconds before each retry
+    wait_minutes     how long to wait for another run to release the workspace
+    timeout_hours    part -> hours; a part without an entry has no limit
+    """
+
+    webhook: str = ""
+    webhook_timeout: float = 5.0
+    notify: Literal["all", "failures"] = "all"
+    gpu_limit: str = "gpu"
+    retry_delays: list[int] = field(default_factory=lambda: [10, 30, 60])
+    wait_minutes: float = 720.0
+    timeout_hours: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.timeout_hours if name not in PARTS]
+        if unknown:
+            raise ParamsError(f"params.yaml: unknown part `flow.timeout_hours.{unknown[0]}`; parts: {', '.join(PARTS)}")
+        if any(not hours > 0 for hours in self.timeout_hours.values()):
+            raise ParamsError("params.yaml: `flow.timeout_hours` must be positive; omit a part for no limit")
+        if not 0 < self.webhook_timeout <= 600:
+            raise ParamsError(f"params.yaml: `flow.webhook_timeout: {self.webhook_timeout}`: 600 seconds at most")
+        if not self.wait_minutes >= 0 or any(delay < 0 for delay in self.retry_delays):
+            raise ParamsError("params.yaml: `flow`: seconds and minutes must not be negative")
+        if self.webhook and not self.webhook.startswith(("env:", "http://", "https://")):
+            raise ParamsError("params.yaml: `flow.webhook` must be env:NAME, or a URL with http:// or https://")

@@ -1,11 +1,12 @@
-"""The sections of params.yaml that make models: which there are, how they are pretrained and fine-tuned.
+"""The sections of params.yaml about models and training: models, trainer, pretrain, finetune and augment.
 
-Every model and run has a name, and starts from a checkpoint that is named by where it lies below checkpoints/:
-`initial/MODEL` (fresh or imported weights), `pretrain/RUN` or `finetune/RUN`.
+Every model and run has a name and starts from a checkpoint, named by its path below checkpoints/: `initial/MODEL`
+(fresh or imported weights), `pretrain/RUN` or `finetune/RUN`.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -13,15 +14,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlp_models.common.packages import is_source
-from vlp_models.params.augment import AugmentedParams
-from vlp_models.params.optimizer import OptimizerParams
-from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from vlp_models.params.recipe import RecipeParams, ScheduledSamplingParams
-from vlp_models.params.snapshots import SnapshotParams
+from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
 
-TextLength = Annotated[int, Field(ge=2)]  # holds [CLS] and [SEP]
+TextLength = Annotated[int, Field(ge=2)]  # room for [CLS] and [SEP]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 KINDS = ("initial", "pretrain", "finetune")
+
+
+def split_start(start: str) -> tuple[str, str]:
+    """Split `pretrain/tden` into (pretrain, tden); return ("", "") if it does not have this form."""
+    kind, _, name = start.partition("/")
+    return (kind, name) if kind in KINDS and NAME.fullmatch(name) else ("", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +84,14 @@ class ModelParams:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamParams:
-    """How a training reads the tars of data/shards; the index is read in data/shards in any case.
+    """Where training reads the tars of data/shards. The index is always read from data/shards.
 
-    address    a folder or `s3://bucket/prefix` that holds a copy of data/shards; empty: data/shards, where every sample
-               is looked up by itself
-    block_mb   one request's share of a tar, of neighbouring images
-    window     blocks that are mixed with each other
-    buffer_mb  of blocks that a process holds
-    timeout_seconds  seconds that the store may be away
-    retry_seconds  seconds before it is asked a second time; doubled each time
+    address          a folder or `s3://bucket/prefix` with a copy of data/shards; empty: random access to data/shards
+    block_mb         size of one request: a block of consecutive images
+    window           blocks that are shuffled together
+    buffer_mb        blocks that one process keeps in memory
+    timeout_seconds  how long the store may be unavailable before training stops
+    retry_seconds    wait before the first retry; doubled for each further one
     """
 
     address: str = ""
@@ -102,10 +104,14 @@ class StreamParams:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerParams:
-    """How to run a training loop; the same for pretraining and fine-tuning.
+    """How training loops run; the same for pretraining and fine-tuning.
 
-    precision  auto: bf16-mixed on a GPU that computes in it, else 32-true. bf16-where-native: likewise, and bf16-mixed
-               on a CPU that multiplies bfloat16 itself (AMX, AVX512-BF16). A run goes on in what it began with
+    devices            per node
+    precision          auto: bf16-mixed on a GPU that supports it, else 32-true. bf16-where-native: also bf16-mixed on a
+                       CPU with bfloat16 instructions (AMX, AVX512-BF16). A resumed run keeps its precision
+    torch_threads      0: chosen by the size of the model (training/distributed.py)
+    strategy           auto: ddp with two processes or more
+    parallel_finetune  fine-tunings that `vlp run` trains at the same time on a CPU, each with its share of the cores
     """
 
     accelerator: str = "auto"
@@ -114,21 +120,103 @@ class TrainerParams:
     num_workers: NonNegativeInt = 0
     checkpoint_every_steps: PositiveInt = 100
     log_every_steps: PositiveInt = 10
-    torch_threads: NonNegativeInt = 0  # 0: as the model's size has it (training/distributed.py)
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp from two processes on
-    num_nodes: PositiveInt = 1  # `devices` is per node
-    parallel_finetune: PositiveInt = (
-        1  # fine-tunings that `vlp run` trains beside each other, each with its share of the CPUs
-    )
+    torch_threads: NonNegativeInt = 0
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    num_nodes: PositiveInt = 1
+    parallel_finetune: PositiveInt = 1
     stream: StreamParams = field(default_factory=StreamParams)
+
+
+Kind = Literal["adamw", "adam", "sgd", "muon"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupParams:
+    """Optimizer settings of one part of the model; null: as in the run's `optimizer`.
+
+    kind           muon applies to the matrices of the group; its other parameters use AdamW with the run's `lr`
+    momentum       default: 0.9 of sgd, 0.95 of muon
+    frozen         never updated, nor are its running statistics
+    frozen_epochs  not updated in the first epochs
+    """
+
+    kind: Kind | None = None
+    lr: NonNegativeFloat | None = None
+    weight_decay: NonNegativeFloat | None = None
+    momentum: Share | None = None
+    frozen: bool = False
+    frozen_epochs: NonNegativeInt = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerParams:
+    """
+    muon_lr     learning rate of Muon for the matrices of the blocks; 0: AdamW for them as well
+    muon_dtype  auto: bfloat16 if the hardware supports it
+    decay_at    of `schedule: steps`: shares of all updates after which `lr` is multiplied by `decay_by`
+    min_lr      `lr` does not fall below it after warm-up; other rates in proportion
+    clip_norm   0: off
+    ema_decay   0: off
+    groups      name of a part of the model (training/optim.py) -> its own settings
+    """
+
+    lr: NonNegativeFloat
+    kind: Literal["adamw", "adam"] = "adamw"
+    muon_lr: NonNegativeFloat = 0.0
+    muon_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    weight_decay: NonNegativeFloat = 0.01
+    betas: list[Share] = field(default_factory=lambda: [0.9, 0.999])
+    eps: PositiveFloat = 1e-8
+    warmup_fraction: Share = 0.1
+    schedule: Literal["linear", "cosine", "constant", "steps", "inverse_sqrt"] = "linear"
+    decay_at: list[float] = field(default_factory=list)
+    decay_by: float = 0.1
+    min_lr: NonNegativeFloat = 0.0
+    clip_norm: NonNegativeFloat = 1.0
+    ema_decay: Share = 0.0
+    groups: dict[str, GroupParams] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.schedule == "steps" and not self.decay_at:
+            raise ValueError("`schedule: steps` needs `decay_at`, the shares of all updates after which `lr` falls")
+        if self.schedule != "steps" and self.decay_at:
+            raise ValueError(f"`decay_at` is for `schedule: steps`, not {self.schedule}; remove it (`decay_at: null`)")
+        points = [self.warmup_fraction, *self.decay_at, 1.0] if self.decay_at else []
+        if not all(before < after for before, after in itertools.pairwise(points)):
+            raise ValueError(
+                f"`decay_at: {self.decay_at}` must rise from above `warmup_fraction` ({self.warmup_fraction}) to below "
+                "1: shares of all updates, not epochs"
+            )
+        if not 0 < self.decay_by < 1:
+            raise ValueError(f"`decay_by: {self.decay_by}` must be between 0 and 1")
+        if self.lr and self.min_lr > self.lr:
+            raise ValueError(f"`min_lr: {self.min_lr}` is above `lr: {self.lr}`")
+        if len(self.betas) != 2:
+            raise ValueError(f"`betas: {self.betas}` must be two")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotParams:
+    """Result of a run by validation: the average of the `keep` best checkpoints, or the best one.
+
+    keep     0: off, the last weights are the result
+    metric   of the validation (`val_loss`, `val_mlm_accuracy`, ...)
+    mode     min: lower is better; max: higher is better
+    average  false: the best checkpoint alone
+    """
+
+    keep: NonNegativeInt = 0
+    metric: str = "val_loss"
+    mode: Literal["min", "max"] = "min"
+    average: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingParams:
-    """What every training needs to know.
+    """Settings that pretraining and fine-tuning share.
 
-    sources  dataset -> how often an epoch has its samples; empty: every dataset once
-    max_steps  updates; 0: as many as the epochs hold
+    sources    dataset -> how often an epoch contains its samples; empty: every dataset once
+    max_steps  updates; 0: given by the epochs
     """
 
     optimizer: OptimizerParams
@@ -144,14 +232,72 @@ class TrainingParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainParams(TrainingParams):
-    """One pretraining.
+class ObjectiveParams:
+    """`mlm: 1.0` stands for `mlm: {weight: 1.0}`.
 
-    model   whose architecture it trains; `start` may be of another config of the same family
-    start   empty: initial/MODEL
-    view    what it learns from: image-caption pairs, texts alone, or images alone
-    captions_per_image  of the view `images`: each comes with so many of its captions, and without one it is left out;
-            0: without any
+    weight  of the loss
+    share   of the samples (`mix: sample`), or of the updates, a whole number (`mix: alternate`)
+    """
+
+    weight: NonNegativeFloat = 1.0
+    share: NonNegativeFloat = 1.0
+
+    @staticmethod
+    def from_shorthand(value: Any) -> dict[str, Any]:
+        return {"weight": value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeParams:
+    """The objectives of a pretraining run and how they are mixed.
+
+    mix            sum: every sample is used for every objective. sample: one objective is drawn for each sample.
+                   alternate: one objective per update, in order
+    contrast_over  candidates of contrastive losses with accumulation: the micro-batch, or the whole update. The latter
+                   adds a forward pass without gradients (Gao et al. 2021), and a further one of all micro-batches but
+                   the first, to count the terms of each loss
+    reuse_batch    of `mix: alternate`: a cycle of all objectives uses one batch, instead of a new one per update
+    """
+
+    objectives: dict[str, ObjectiveParams]
+    mix: Literal["sum", "sample", "alternate"] = "sum"
+    contrast_over: Literal["batch", "update"] = "batch"
+    mask_probability: Share = 0.15
+    reuse_batch: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RampParams:
+    """The share of masked words that scheduled sampling replaces: from `start` to `end` within `steps` updates."""
+
+    start: Share = 1.0
+    end: Share = 1.0
+    steps: NonNegativeInt = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledSamplingParams:
+    """Two-pass scheduled sampling (TDEN, Li et al. 2021, equations 1 to 3).
+
+    scheme  none: a single pass
+    sample  multinomial: as in the paper; argmax: as in its code
+    ramp    share of the masked words that are replaced; the paper: all
+    """
+
+    scheme: Literal["none", "a", "b", "c"] = "none"
+    sample: Literal["multinomial", "argmax"] = "multinomial"
+    ramp: RampParams = field(default_factory=RampParams)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainParams(TrainingParams):
+    """One pretraining run.
+
+    model               the architecture; `start` may have another config of the same family
+    start               empty: initial/MODEL
+    view                samples: image-caption pairs, texts alone, or images alone
+    captions_per_image  of `view: images`: each image comes with this many of its captions, and images without any are
+                        skipped; 0: no captions
     """
 
     model: str
@@ -167,17 +313,62 @@ class PretrainParams(TrainingParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneParams(TrainingParams):
-    """One fine-tuning, and later one version in the registry.
+class AugmentParams:
+    """Captions that a model writes for training images (the stage `augment`).
 
-    variant       shared by runs that differ in seed only, so that they are reported as one; empty: the run's own name
-    evaluate_on   datasets; empty: those it learned from
-    config        laid over the model config of `start` (a higher resolution, more dropout)
-    texts_per_image  at most so many texts about one image are put beside each other in an epoch: the model encodes it
-                  once for them (most of SOHO's work is the image's side). For tasks that ask about one image
-    blank_images  the text-only control: it sees no image
-    augment       captions that a model wrote of its training images
-    options       the task's own: `TaskModel.options_class`
+    start     the captioner: finetune/RUN of the task captioning
+    sources   datasets whose training images are described; empty: all
+    captions  per image, at most
+    samples   drawn per image; of the distinct new ones the `captions` most likely per token are kept
+    top_p     nucleus sampling: share of the probability mass that each token is drawn from
+    max_caption_len  tokens, including [SEP]
+    """
+
+    start: str
+    sources: list[str] = field(default_factory=list)
+    captions: PositiveInt = 2
+    samples: PositiveInt = 5
+    temperature: PositiveFloat = 1.0
+    top_p: Share = 0.9
+    max_caption_len: PositiveInt = 24
+    batch_size: PositiveInt = 64
+    seed: NonNegativeInt = 1
+
+    def __post_init__(self) -> None:
+        if self.samples < self.captions:
+            raise ValueError(f"`samples: {self.samples}` must be at least `captions: {self.captions}`")
+        if not self.top_p:
+            raise ValueError("`top_p` must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraCaptionsParams:
+    """Written captions that a fine-tuning uses in addition; `augment: NAME` stands for `augment: {captions: NAME}`.
+
+    captions  name of an entry of `augment`; empty: none
+    control   replace each written caption with one of the image's own: as many samples and updates, but no new text
+    """
+
+    captions: str = ""
+    control: bool = False
+
+    @staticmethod
+    def from_shorthand(value: Any) -> dict[str, Any]:
+        return {"captions": value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneParams(TrainingParams):
+    """One fine-tuning run, registered as one version.
+
+    variant          shared by runs that differ in seed only, so that they are reported as one; empty: the run's name
+    evaluate_on      datasets; empty: those it was trained on
+    config           overrides the model config of `start` (a higher resolution, more dropout)
+    texts_per_image  for tasks about one image: up to this many texts of an image are grouped into a batch, so that the
+                     image is encoded once for all of them (most of SOHO's computation is the image side)
+    blank_images     text-only baseline: every image is blanked
+    augment          captions that a model wrote for the training images
+    options          options of the task, its `TaskModel.options_class`
     """
 
     task: str
@@ -187,11 +378,5 @@ class FinetuneParams(TrainingParams):
     config: dict[str, Any] = field(default_factory=dict)
     texts_per_image: PositiveInt = 1
     blank_images: bool = False
-    augment: AugmentedParams = field(default_factory=AugmentedParams)
+    augment: ExtraCaptionsParams = field(default_factory=ExtraCaptionsParams)
     options: dict[str, Any] = field(default_factory=dict)
-
-
-def split_start(start: str) -> tuple[str, str]:
-    """`pretrain/tden` -> (pretrain, tden); ("", "") if it is not of this form."""
-    kind, _, name = start.partition("/")
-    return (kind, name) if kind in KINDS and NAME.fullmatch(name) else ("", "")

@@ -1,7 +1,8 @@
-"""Plain data into frozen dataclasses and back, with errors that name the place.
+"""Plain data to frozen dataclasses and back, with errors that name the dotted key.
 
-An unknown key, a missing key, a value of the wrong type or out of range is a `ParamsError` that names the key's place
-and, for a misspelt key, the nearest known one. What a value may be is its annotation's business: pydantic checks it.
+Keys are checked here; what a value may be is declared by the annotation, which pydantic checks. An unknown key, a
+missing key, a wrong type or a value out of range is a `ParamsError` that names the key and, for a misspelled one, the
+nearest known key.
 """
 
 from __future__ import annotations
@@ -10,34 +11,44 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import importlib
 import types
 import typing
-from collections.abc import Iterable
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from vlp_models.errors import ParamsError
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]  # safe in paths, commands and queries
+Split = Literal["train", "val", "test"]
 
 T = TypeVar("T")
 
 
 def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.yaml") -> T:
-    """Makes the dataclass `cls` from plain data, checking keys and types all the way down.
+    """Build the dataclass `cls` from plain data, and check keys and types at every level.
 
-    A ValueError of its `__post_init__` is told with the place.
+    where: dotted key of `raw`, for messages; a ValueError of `__post_init__` is prefixed with it.
     """
     hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in raw:
         if key not in fields:
-            raise ParamsError(f"{file}: unknown key `{_dot(where, key)}`{nearest(str(key), fields)}")
+            raise ParamsError(f"{file}: unknown key `{_join(where, key)}`{nearest(str(key), fields)}")
     values = {}
     for name, f in fields.items():
         if name in raw:
-            values[name] = _convert(raw[name], hints[name], _dot(where, name), file)
+            values[name] = _convert(raw[name], hints[name], _join(where, name), file)
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise ParamsError(f"{file}: missing key `{_dot(where, name)}`")
+            raise ParamsError(f"{file}: missing key `{_join(where, name)}`")
     try:
         return cls(**values)
     except ValueError as error:
@@ -45,7 +56,7 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
 
 
 def to_plain(value: Any) -> Any:
-    """A params dataclass as plain dicts and lists: what JSON, MLflow and Lightning can hold."""
+    """Return a params dataclass as dicts and lists, as JSON, MLflow and Lightning take them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -56,10 +67,22 @@ def to_plain(value: Any) -> Any:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What an error adds to a name that is not known."""
+    """Return the end of an error about an unknown name: the nearest known one, or all of them."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean `{near[0]}`?" if near else f"; known: {', '.join(known) or 'none'}"
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean `{close[0]}`?" if close else f"; known: {', '.join(known) or 'none'}"
+
+
+def check_known(name: str, table: Mapping[str, str], where: str) -> None:
+    """Raise a ParamsError if the table has no such name. where: the dotted key of the name."""
+    if name not in table:
+        raise ParamsError(f"params.yaml: `{where}: {name}` is unknown{nearest(name, table)}")
+
+
+def load(target: str) -> Any:
+    """Import and return the object at `package.module:Name`."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @functools.cache
@@ -72,7 +95,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint)
 
 
-def _dot(where: str, key: str) -> str:
+def _join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else str(key)
 
 
@@ -99,10 +122,10 @@ def _convert(value: Any, hint: Any, where: str, file: str) -> Any:
         if value is None and type(None) in args:
             return None
         return _convert(value, next(a for a in args if a is not type(None)), where, file)
-    return _leaf(value, hint, where, file)
+    return _convert_leaf(value, hint, where, file)
 
 
-def _leaf(value: Any, hint: Any, where: str, file: str) -> Any:
+def _convert_leaf(value: Any, hint: Any, where: str, file: str) -> Any:
     plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
     if plain is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
         with contextlib.suppress(ValueError):
@@ -114,13 +137,12 @@ def _leaf(value: Any, hint: Any, where: str, file: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         if typing.get_origin(plain) is Literal:
-            known = [str(a) for a in typing.get_args(plain)]
-            near = difflib.get_close_matches(str(value), known, n=1)
-            hint_text = f"; did you mean `{near[0]}`?" if near else ""
+            choices = [str(a) for a in typing.get_args(plain)]
+            close = difflib.get_close_matches(str(value), choices, n=1)
+            suggestion = f"; did you mean `{close[0]}`?" if close else ""
             raise ParamsError(
-                f"{file}: `{where}` must be one of {', '.join(known)}; found {value!r}{hint_text}"
+                f"{file}: `{where}` must be one of {', '.join(choices)}; found {value!r}{suggestion}"
             ) from None
         if first["type"].endswith("_type") and isinstance(plain, type):
             raise ParamsError(f"{file}: `{where}` must be {plain.__name__}, found {value!r}") from None
-        said = first["msg"].removeprefix("Input ")
-        raise ParamsError(f"{file}: `{where}: {value}` {said}") from None
+        raise ParamsError(f"{file}: `{where}: {value}` {first['msg'].removeprefix('Input ')}") from None

@@ -24,7 +24,7 @@ def check_runs(params: Params) -> None:
             has positions for, a model that timm does not have, or shards that can't hold what the models read.
     """
     from vlp_models.data.formats import FORMATS
-    from vlp_models.data.inputs import needs
+    from vlp_models.data.inputs import required_content
     from vlp_models.models import FAMILIES
     from vlp_models.models.convert import IMAGE_READERS, READERS
     from vlp_models.synthetic import GENERATORS
@@ -59,7 +59,7 @@ def check_runs(params: Params) -> None:
         _check_timm(f"models.{name}.image_init", model.image_init, whose(model.image_init, ""))
         if model.vision_warmup.steps:
             _check_warmup(name, model)
-    needs(
+    required_content(
         model_inputs(params.models),
         params.shards.pixels,
         params.validate.min_image_side,
@@ -140,12 +140,12 @@ def _check_timm(where: str, said: str, name: str) -> None:
 
 
 def _check_warmup(name: str, model: ModelParams) -> None:
-    from vlp_models.models.protocols import SeesCells
+    from vlp_models.models.protocols import EncodesCells
 
     where = f"params.yaml: `models.{name}.vision_warmup`"
     if model.init or model.image_init:
         raise ParamsError(f"{where} is for a freshly initialized image side; remove it, or `init` and `image_init`")
-    if not isinstance(meta_model(model, f"models.{name}.config"), SeesCells):
+    if not isinstance(meta_model(model, f"models.{name}.config"), EncodesCells):
         raise ParamsError(f"{where}: a {model.family} reads no pixels")
 
 

@@ -18,16 +18,15 @@ from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import UNLIMITED
 from vlp_models.params import Params
-from vlp_models.params.lookup import load
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import load, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from vlp_models.models import DataFacts
-    from vlp_models.models.convert.mapping import Imported
+    from vlp_models.models.convert.mapping import ImportedModel
 
-# format -> module:function, called with the source and `models.foreign.Asked`, gives `models.foreign.Imported`
+# format -> module:function, called with the source and `ImportRequest`, returns `ImportedModel`
 FORMATS: dict[str, str] = {
     "xmodaler-tden": "vlp_models.models.convert.tden:read_xmodaler",
     "bert": "vlp_models.models.convert.bert:read_bert",
@@ -86,8 +85,8 @@ def import_checkpoint(
 
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import write_checkpoint
-    from vlp_models.models.convert.mapping import Asked
-    from vlp_models.models.partial_load import in_short
+    from vlp_models.models.convert.mapping import ImportRequest
+    from vlp_models.models.partial_load import summarize_names
     from vlp_models.pipeline.training_job import data_facts, describe, read_inputs
 
     if form not in FORMATS:
@@ -104,7 +103,7 @@ def import_checkpoint(
         )
     inputs, own = read_inputs(workspace), params.models.get(name)
     facts = data_facts(inputs)
-    asked = Asked(
+    asked = ImportRequest(
         facts=facts,
         config=own.config if own else {},
         family=own.family if own else "",
@@ -132,7 +131,7 @@ def import_checkpoint(
     model.load_state_dict(weights, strict=False)
     module = nn.ModuleDict({"model": model, "head": _head(imported.head)} if imported.head else {"model": model})
     info = describe(inputs, model, family=imported.family, name=name, task=imported.task, **lengths)
-    told = {"taken": in_short(weights, state), "fresh": in_short(state.keys() - weights.keys(), state)}
+    told = {"taken": summarize_names(weights, state), "fresh": summarize_names(state.keys() - weights.keys(), state)}
     told["left_out"] = list(imported.left_out)
     info = dataclasses.replace(info, provenance={"imported": form, "file": source.name, **told})
     whole = {key: value for key, value in info.model_config.items() if key not in of_data}
@@ -150,8 +149,8 @@ def import_checkpoint(
     ]
 
 
-def _read(form: str, source: Path, asked: Any) -> Imported:
-    imported: Imported = load(FORMATS[form])(source, asked)
+def _read(form: str, source: Path, asked: Any) -> ImportedModel:
+    imported: ImportedModel = load(FORMATS[form])(source, asked)
     return imported
 
 
@@ -167,13 +166,13 @@ def _check_fits(config: Mapping[str, Any], facts: DataFacts, source: Path) -> No
             raise CheckpointError(f"{source}: {key} {config[key]:,}, but the data here has {here:,}; {way_out}")
 
 
-def _lengths(imported: Imported, max_text_len: int, max_regions: int) -> dict[str, int]:
+def _lengths(imported: ImportedModel, max_text_len: int, max_regions: int) -> dict[str, int]:
     """
     Raises:
         CheckpointError: a task's model without its lengths: its answers change with them.
     """
     given = {"max_text_len": max_text_len, "max_regions": max_regions}
-    if not imported.regions:
+    if not imported.reads_regions:
         given["max_regions"] = max_regions or UNLIMITED["max_regions"]
     missing = [f"--{key.replace('_', '-')}" for key, value in given.items() if value < 1]
     if imported.task and missing:
@@ -184,7 +183,7 @@ def _lengths(imported: Imported, max_text_len: int, max_regions: int) -> dict[st
     return {key: value if value >= 1 else UNLIMITED[key] for key, value in given.items()}
 
 
-def _labels(file: Path | None, imported: Imported) -> list[str]:
+def _labels(file: Path | None, imported: ImportedModel) -> list[str]:
     """What the rows of a VQA model's classifier stand for; of any other, nothing.
 
     Raises:
@@ -220,7 +219,7 @@ def _head(weights: Mapping[str, Tensor]) -> nn.Module:
     return layer("") if names == [""] else nn.ModuleDict({name: layer(f"{name}.") for name in names})
 
 
-def _preset(imported: Imported, name: str, place: str, config: dict[str, Any]) -> str:
+def _preset(imported: ImportedModel, name: str, place: str, config: dict[str, Any]) -> str:
     overlay = {"models": {name: {"family": imported.family, "init": place, "config": config}}}
     lines = [f"# vlp use {place}/{PRESET}: the model `{name}` starts from these weights. JSON is YAML."]
     lines += [f"# {note}" for note in imported.notes]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError, TrackingError
-from vlp_models.evaluation.ranking import candidates_of
+from vlp_models.evaluation.ranking import competing_runs
 from vlp_models.params import Params
 from vlp_models.params.schema import nearest
 from vlp_models.registry.client import mlflow_errors
@@ -41,7 +41,7 @@ def promote_task(
         ParamsError: no such task. DataError: nothing registered. LedgerError: see there.
         TrackingError: MLflow can't be reached.
     """
-    from vlp_models.evaluation.ranking import metric_of
+    from vlp_models.evaluation.ranking import comparison_metric
     from vlp_models.pipeline.reevaluate import reevaluated
     from vlp_models.registry.client import connect
     from vlp_models.registry.promotion.promote import Bench, promote
@@ -56,14 +56,14 @@ def promote_task(
             params.promotion,
             task=task,
             model=model_name(params.tracking, task),
-            metric=metric_of(params, task),
+            metric=comparison_metric(params, task),
             dataset=params.tracking.dataset.get(task, ""),
             bench=Bench(
                 content_of=content_of,
                 reevaluate=lambda bundle, lineage: reevaluated(params, workspace, bundle, lineage),
             ),
             by=by or who(),
-            runs=candidates_of(params, task),
+            runs=competing_runs(params, task),
             version=version,
             force_first=force_first,
         )

@@ -85,11 +85,11 @@ def _alone_in(work: Path) -> Iterator[Path]:
 def _inputs(info: CheckpointInfo) -> ModelInputs:
     """What the bundle's model reads."""
     from vlp_models.models import DataFacts
-    from vlp_models.models.meta_model import inputs_of
+    from vlp_models.models.meta_model import model_inputs
 
     facts = {field.name for field in dataclasses.fields(DataFacts)}
     config = {key: value for key, value in info.model_config.items() if key not in facts}
-    (found,) = inputs_of({info.name: ModelParams(family=info.family, config=config)})
+    (found,) = model_inputs({info.name: ModelParams(family=info.family, config=config)})
     return found
 
 

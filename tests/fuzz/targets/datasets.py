@@ -104,7 +104,7 @@ def _pairs_jsonl(folder: Path) -> Prepared:
 
 def _drop(folder: Path) -> Prepared:
     """A drop's listing as `vlp ingest` reads it, and the pictures that it names."""
-    from vlp_models.data.images import ImageError, read_inside
+    from vlp_models.data.images import ImageError, read_file_inside
     from vlp_models.ingest.drops import Drop
     from vlp_models.ingest.reading import Staging
     from vlp_models.params import load_params
@@ -122,7 +122,7 @@ def _drop(folder: Path) -> Prepared:
             staging.read(Drop("drop", listing.parent, listing), validate)
             for (path,) in staging.connection.execute("SELECT path FROM images LIMIT 50").fetchall():
                 try:
-                    read_inside(listing.parent, path)
+                    read_file_inside(listing.parent, path)
                 except ImageError:
                     continue
         finally:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from vlp_models.data.pixels import Augmentation
 from vlp_models.errors import ParamsError
-from vlp_models.params.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
+from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
 from vlp_models.vision.small_backbone import STRIDE
 
 HALF = 0.5  # mean and standard deviation of the pixels that VLMo reads

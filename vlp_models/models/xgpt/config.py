@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vlp_models.errors import ParamsError
-from vlp_models.params.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Share
+from vlp_models.params.schema import NonNegativeInt, PositiveFloat, PositiveInt, Share
 
 
 @dataclass(frozen=True, kw_only=True)

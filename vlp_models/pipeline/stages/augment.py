@@ -96,7 +96,7 @@ def training_images(images: pa.Table, sources: Sequence[str]) -> set[str]:
     Raises:
         DataError: one of them is, by its id or by its file's content, in another split of any dataset.
     """
-    from vlp_models.data.shards.dataset import refuse_held_out
+    from vlp_models.data.shards.dataset import refuse_evaluation_images
 
     rows = images.select(["image_id", "source", "split", "sha256"]).to_pylist()
     chosen = [row for row in rows if row["split"] == "train" and (not sources or row["source"] in sources)]
@@ -106,7 +106,7 @@ def training_images(images: pa.Table, sources: Sequence[str]) -> set[str]:
         others = [row for row in rows if row["split"] == split]
         ids, contents = {row["image_id"] for row in others}, {row["sha256"] for row in others if row["sha256"]}
         known = {row["image_id"] for row in chosen if row["image_id"] in ids or row["sha256"] in contents}
-        refuse_held_out(known, "augment would write captions", split)
+        refuse_evaluation_images(known, "augment would write captions", split)
     return {row["image_id"] for row in chosen}
 
 

@@ -6,7 +6,7 @@ from vlp_models.common.io import output_directory
 from vlp_models.common.workspace import Workspace, record_timing, write_manifest
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
-from vlp_models.params.lookup import check_known, load
+from vlp_models.params.schema import check_known, load
 from vlp_models.synthetic import GENERATORS
 
 

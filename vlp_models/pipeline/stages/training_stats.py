@@ -17,10 +17,10 @@ from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.data.drift import describe, project
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.joins import Database
-from vlp_models.data.tables import HELD, SCHEMAS, read_batches
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
-from vlp_models.models.meta_model import kinds
+from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import Params, PretrainParams
 from vlp_models.params.schema import nearest
 
@@ -39,13 +39,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with record_timing(workspace, "training_stats"):
         validated = require_output(workspace.validated, "validate")
         # what a workspace without models of regions holds of them is left over from earlier params
-        regions = "regions" in kinds(params).values()
+        regions = "regions" in image_kinds(params).values()
         store = FeatureStore(require_output(workspace.features, "features")) if regions else None
         sources = list(learnt_by(params).sources)
         with Database.within(workspace.root / ".work") as database:
             for name in ("images", "captions"):
                 path = validated / f"{name}.parquet"
-                database.load(name, read_batches([path] if path.exists() else [], HELD), SCHEMAS[name])
+                database.load(name, read_batches([path] if path.exists() else [], BATCH_ROWS), SCHEMAS[name])
             chosen = _learnt(sources)
             texts = f"SELECT text FROM captions c SEMI JOIN ({chosen}) i ON c.image_id = i.image_id"
             found = describe(

@@ -1,8 +1,13 @@
 """The gate: may this version become champion? Pure arithmetic on stored scores; nothing here talks to MLflow.
 
-Asked of the challenger: finite scores of the wanted metric, a passed validation, the floors of every slice. If there is
-a champion: a gain on the same test items that a paired bootstrap over images (NLVR: sentences) and seeds bears out. A
-gain that it does not bear out is either ruled out, or this test can't tell.
+Required of every version: finite scores of the task's metric, a passed validation, and the floor of every slice. If
+there is a champion: a gain on the same test items that a paired bootstrap over images (NLVR: sentences) and seeds
+confirms. A gain that is not confirmed is either ruled out (`keep`) or `inconclusive`.
+
+Each decision spends a share of what is left of its test's error budget, so the budget never runs out. The chance that
+any decision on a test promotes a model that is no better stays below `promotion.error_budget`, however often the test is
+used (alpha spending; a union bound, so dependence between decisions does not matter). Repeating a question, i.e. the
+same version against the same champion with the same numbers of seeds, is the same decision.
 """
 
 from __future__ import annotations
@@ -15,47 +20,50 @@ import numpy as np
 
 from vlp_models.metrics.bootstrap import gain_over_seeds
 from vlp_models.metrics.score import Evidence, ItemScores
-from vlp_models.params.promotion import GateParams, PromotionParams
+from vlp_models.params.operations import GateParams, PromotionParams
 
-ALL = "all"
-POWER = 0.8  # with which `detectable` would be shown
+ALL = "all"  # the slice of the whole test
+POWER = 0.8  # probability with which the minimum detectable gain would be shown
+LOW_BUDGET = 0.25  # share of the error budget left; below it a fresh test is recommended
 
-Answer = Literal["promote", "keep", "cannot tell"]
+GateOutcome = Literal["promote", "keep", "inconclusive"]
 
 
-class NotComparable(Exception):
-    """The two sides were not measured on the same test, or not by the same scorer; says how they differ."""
+class NotComparableError(Exception):
+    """The two sides were not measured on the same test or by the same scorer; the message says how they differ."""
 
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What the gate found. Empty `reasons`: the version may pass.
+    """What the gate found. reasons: empty if the version may be promoted.
 
-    told: whether a reason says that the version should not be champion; else the test can't tell.
+    conclusive: whether a reason speaks against the version; otherwise the test cannot decide.
     """
 
     reasons: list[str] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
-    told: bool = True
+    conclusive: bool = True
 
     @property
     def passed(self) -> bool:
         return not self.reasons
 
     @property
-    def answer(self) -> Answer:
-        return "promote" if self.passed else "keep" if self.told else "cannot tell"
+    def outcome(self) -> GateOutcome:
+        if self.passed:
+            return "promote"
+        return "keep" if self.conclusive else "inconclusive"
 
-    def join(self, other: Verdict) -> None:
-        """Takes over what the other found as well. One reason to keep the champion is enough."""
-        self.told = (bool(self.reasons) and self.told) or (bool(other.reasons) and other.told)
+    def merge(self, other: Verdict) -> None:
+        """Add the findings of `other`. One conclusive reason is enough to keep the champion."""
+        self.conclusive = (bool(self.reasons) and self.conclusive) or (bool(other.reasons) and other.conclusive)
         self.numbers |= other.numbers
         self.reasons += other.reasons
 
 
 @dataclass(frozen=True, kw_only=True)
-class Yardstick:
-    """What versions are compared by. datasets: empty for all that a version was scored on."""
+class MetricSpec:
+    """The metric that versions are compared by. datasets: empty for all that a version was scored on."""
 
     metric: str
     split: str
@@ -66,10 +74,10 @@ class Yardstick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """The yardstick's metric over its datasets, in one piece.
+class Measurement:
+    """A version's scores of one metric over all datasets of a MetricSpec.
 
-    test: hash of the test items. scorer: what the scorer noted (a Python tokenizer, ...).
+    test: hash of the test items. scorer: what the scorer recorded about itself (a Python tokenizer, ...).
     """
 
     metric: str
@@ -83,44 +91,46 @@ class Measured:
         return float(self.evidence.statistic(parts.sum(axis=0, keepdims=True))[0])
 
 
-def measured(scores: Sequence[ItemScores], by: Yardstick) -> Measured | str:
-    """The scores that the yardstick asks for; or, in words, why there are none to go by."""
-    there = [s for s in scores if s.split == by.split and (not by.datasets or s.dataset in by.datasets)]
-    chosen = [s for s in there if s.metric == by.metric and len(s.items)]
+def measure(scores: Sequence[ItemScores], spec: MetricSpec) -> Measurement | str:
+    """Combine the scores that `spec` selects; or return the reason why they cannot be used."""
+    available = [s for s in scores if s.split == spec.split and (not spec.datasets or s.dataset in spec.datasets)]
+    chosen = [s for s in available if s.metric == spec.metric and len(s.items)]
     if not chosen:
-        known = ", ".join(sorted({s.metric for s in there})) or "none"
-        return f"missing metric: no scores per item of {by}; there are: {known}"
+        known = ", ".join(sorted({s.metric for s in available})) or "none"
+        return f"missing metric: no scores per item of {spec}; available: {known}"
     if any(not np.isfinite(s.parts_NK).all() for s in chosen):
-        return f"non-finite: scores of {by} hold NaN or infinite values"
+        return f"non-finite: scores of {spec} contain NaN or infinite values"
     evidence = Evidence(
         groups=[group for s in chosen for group in s.groups],
         parts_NK=np.concatenate([s.parts_NK for s in chosen]),
         statistic=chosen[0].evidence().statistic,
         items=[item for s in chosen for item in s.items],
     )
-    found = Measured(
-        metric=by.metric,
+    found = Measurement(
+        metric=spec.metric,
         test=",".join(sorted(f"{s.dataset}/{s.split}:{s.test}" for s in chosen)),
         scorer=",".join(sorted({s.note for s in chosen})),
         evidence=evidence,
         slices=[own for s in chosen for own in s.slices],
     )
     if not np.isfinite(found.value()):
-        return f"non-finite: {by} is {found.value()}"
+        return f"non-finite: {spec} is {found.value()}"
     return found
 
 
-def datasets_of(scores: Sequence[ItemScores], by: Yardstick) -> set[str]:
-    """The datasets on which `scores` have the yardstick's metric."""
-    return {s.dataset for s in scores if s.split == by.split and s.metric == by.metric and len(s.items)}
+def find_datasets(scores: Sequence[ItemScores], spec: MetricSpec) -> set[str]:
+    """Return the datasets on which `scores` have the metric."""
+    return {s.dataset for s in scores if s.split == spec.split and s.metric == spec.metric and len(s.items)}
 
 
-def by_itself(challenger: Measured, rule: GateParams, validation: dict[str, Any] | None, unvalidated: bool) -> Verdict:
-    """What is asked of every version, also of a first champion: validation and floors.
+def check_floors(
+    challenger: Measurement, rule: GateParams, validation: dict[str, Any] | None, allow_unvalidated: bool
+) -> Verdict:
+    """Check what is required of every version, a first champion included: validation and floors.
 
     Args:
-        validation: what validation said of its data ({"passed": bool, "reasons": [...]}); None: not on record.
-        unvalidated: whether none on record is good enough.
+        validation: result of validating its data ({"passed": bool, "reasons": [...]}); None: not on record.
+        allow_unvalidated: accept None.
     """
     verdict = Verdict(
         numbers={
@@ -133,47 +143,47 @@ def by_itself(challenger: Measured, rule: GateParams, validation: dict[str, Any]
             "floors": [],
         }
     )
-    if validation is None and not unvalidated:
+    if validation is None and not allow_unvalidated:
         verdict.reasons.append("unvalidated: no validation of its data is on record")
     if validation is not None and not validation.get("passed"):
         why = "; ".join(validation.get("reasons", [])) or "no reason on record"
         verdict.reasons.append(f"failed validation: {why}")
     for name, floor in rule.floors.items():
         rows = [i for i, own in enumerate(challenger.slices) if name == ALL or name in own]
-        value = challenger.value(rows) if rows else None
-        sound = value is not None and np.isfinite(value)
-        held = sound and (value >= floor if rule.direction == "higher" else value <= floor)  # type: ignore[operator]
-        row = {"slice": name, "n": len(rows), "floor": floor, "value": round(value, 4) if sound else None, "held": held}  # type: ignore[arg-type]
-        verdict.numbers["floors"].append(row)
+        value = challenger.value(rows) if rows else float("nan")
+        is_finite = bool(np.isfinite(value))
+        met = is_finite and (value >= floor if rule.direction == "higher" else value <= floor)
+        rounded = round(value, 4) if is_finite else None
+        verdict.numbers["floors"].append({"slice": name, "n": len(rows), "floor": floor, "value": rounded, "met": met})
         if not rows:
             verdict.reasons.append(f"floor: no test item is in the slice {name}")
-        elif not held:
+        elif not met:
             relation = "below" if rule.direction == "higher" else "above"
             verdict.reasons.append(f"floor: {challenger.metric} {value:.2f} of {name} is {relation} {floor:g}")
     return verdict
 
 
-def against(
-    challenger: Measured,
-    champion: Measured,
+def compare_to_champion(
+    challenger: Measurement,
+    champion: Measurement,
     rule: GateParams,
     params: PromotionParams,
     *,
     error: float | None = None,
-    beside: tuple[Sequence[Measured], Sequence[Measured]] = ((), ()),
+    other_seeds: tuple[Sequence[Measurement], Sequence[Measurement]] = ((), ()),
 ) -> Verdict:
-    """The gain over the champion, on the same items: of design over design where runs of either stand beside them.
+    """Compare with the champion on the same items; if runs of other seeds exist, compare variant with variant.
 
     Args:
-        error: the chance of promoting what is no better that this decision may take; default: the gate's own.
-        beside: other runs of the challenger's design, and of the champion's, from other seeds.
+        error: allowed probability of promoting what is no better; default: 1 - `rule.confidence`.
+        other_seeds: other runs of the challenger's variant, and of the champion's.
 
     Raises:
-        NotComparable: other test data or another scorer.
+        NotComparableError: other test data or another scorer.
     """
     error = 1 - rule.confidence if error is None else error
-    ours, theirs = [challenger, *beside[0]], [champion, *beside[1]]
-    for other in (*theirs, *beside[0]):
+    ours, theirs = [challenger, *other_seeds[0]], [champion, *other_seeds[1]]
+    for other in (*theirs, *other_seeds[0]):
         check_comparable(challenger, other)
     sign = 1.0 if rule.direction == "higher" else -1.0
     metric, relevant = challenger.metric, rule.relevant(challenger.metric)
@@ -197,59 +207,58 @@ def against(
         sign=sign,
     )
     if found is None:
-        return _untold("no confidence: fewer than two images to resample", numbers)
+        reason = "no confidence: fewer than two images to resample"
+        return Verdict(reasons=[reason], numbers=numbers, conclusive=False)
     if not np.isfinite(found.draws_S).all():
-        return _untold(f"non-finite: {metric} of a resample is no number", numbers)
+        return Verdict(reasons=[f"non-finite: {metric} of a resample"], numbers=numbers, conclusive=False)
     low, high = found.interval(error)
     p, detectable = found.p_above(rule.min_gain), found.detectable(rule.min_gain, error, POWER)
     numbers |= {
-        "design_gain": round(found.value, 4),
+        "variant_gain": round(found.value, 4),
         "share_above_min_gain": round(1 - p, 4),
         "gain_low": round(low, 4),
         "gain_high": round(high, 4),
         "detectable": round(detectable, 4),
-        "deviation_items": round(found.items, 4),
-        "deviation_seeds": round(found.seeds, 4),
+        "std_items": round(found.items, 4),
+        "std_seeds": round(found.seeds, 4),
         "seed_std": None if found.seed_std is None else round(found.seed_std, 4),
     }
-    # The value itself, too: a resample's share alone could pass on a skewed metric, and of a better design this one
-    # version need not be better.
+    # Both point estimates must exceed min_gain as well: the share of resamples alone could pass on a skewed metric, and
+    # a better variant does not make this one version better.
     if p <= error and min(found.value, own) > rule.min_gain:
         return Verdict(numbers=numbers)
-    of_designs = f", of its design over {len(ours)} against {len(theirs)} seeds {found.value:+.2f}"
-    said = (
-        f"gain: {metric} {challenger.value():.2f} against the champion's {champion.value():.2f}: {own:+.2f}"
-        f"{of_designs if len(ours) + len(theirs) > 2 else ''} ({low:+.2f} to {high:+.2f})"
+    variants = f", its variant over {len(ours)} vs {len(theirs)} seeds {found.value:+.2f}"
+    comparison = (
+        f"gain: {metric} {challenger.value():.2f} vs the champion's {champion.value():.2f}: {own:+.2f}"
+        f"{variants if len(ours) + len(theirs) > 2 else ''} ({low:+.2f} to {high:+.2f})"
     )
     if p <= error:
-        return Verdict(reasons=[f"{said}: the design is better, this version of it is not"], numbers=numbers)
+        return Verdict(reasons=[f"{comparison}: the variant is better, this version of it is not"], numbers=numbers)
     if high < relevant:
-        ruled_out = f"{said}: a gain of {relevant:g} or more is ruled out"
-        return Verdict(reasons=[ruled_out], numbers=numbers)
-    cause = "seeds" if found.seeds > found.items else "items"
-    numbers["too_few"] = cause
-    verdict = _untold(
-        f"{said}: a gain above {rule.min_gain:g} is not shown, nor is one of {relevant:g} ruled out. The smallest that "
-        f"would be shown in {POWER:.0%} of cases is {detectable:.2f}; too few {cause} keep it from being smaller",
-        numbers,
+        return Verdict(reasons=[f"{comparison}: a gain of {relevant:g} or more is ruled out"], numbers=numbers)
+    numbers["limited_by"] = "seeds" if found.seeds > found.items else "items"
+    verdict = Verdict(
+        reasons=[
+            f"{comparison}: a gain above {rule.min_gain:g} is not shown, and one of {relevant:g} is not ruled out. "
+            f"Minimum detectable gain ({POWER:.0%} power): {detectable:.2f}, limited by the number of "
+            f"{numbers['limited_by']}"
+        ],
+        numbers=numbers,
+        conclusive=False,
     )
     if error < found.p_above(-np.inf):
         verdict.reasons.append(
-            f"worn: an error of {error:.1g} is left to this decision, and {params.resamples:,} resamples can show none "
-            "so small; take a fresh test, or raise `promotion.resamples`"
+            f"budget: this decision may err with probability {error:.1g}, and {params.resamples:,} resamples cannot "
+            "show one that small; use a fresh test, or raise `promotion.resamples`"
         )
     return verdict
 
 
-def _untold(reason: str, numbers: dict[str, Any] | None = None) -> Verdict:
-    return Verdict(reasons=[reason], numbers=numbers or {}, told=False)
-
-
-def as_good(challenger: Measured, champion: Measured, rule: GateParams) -> Verdict:
-    """Of a version with the champion's own weights (a mended way to serve them) no gain is asked, but no loss either.
+def check_non_inferior(challenger: Measurement, champion: Measurement, rule: GateParams) -> Verdict:
+    """Check a version with the champion's own weights (its serving was fixed): no gain is required, but no loss either.
 
     Raises:
-        NotComparable: other test data or another scorer.
+        NotComparableError: other test data or another scorer.
     """
     check_comparable(challenger, champion)
     value = (1.0 if rule.direction == "higher" else -1.0) * (challenger.value() - champion.value())
@@ -263,32 +272,33 @@ def as_good(challenger: Measured, champion: Measured, rule: GateParams) -> Verdi
     return Verdict(reasons=[reason], numbers=numbers)
 
 
-def check_comparable(challenger: Measured, champion: Measured) -> None:
-    """
+def check_comparable(challenger: Measurement, champion: Measurement) -> None:
+    """Check that both were measured on the same items by the same scorer.
+
     Raises:
-        NotComparable: says what differs.
+        NotComparableError: says what differs.
     """
     if challenger.test != champion.test:
-        raise NotComparable(f"the test data differ: {challenger.test} here, the champion's {champion.test}")
+        raise NotComparableError(f"the test data differ: {challenger.test} here, the champion's {champion.test}")
     if challenger.scorer != champion.scorer:
-        raise NotComparable(
+        raise NotComparableError(
             f"the scorers differ: `{challenger.scorer or 'plain'}` here, the champion's `{champion.scorer or 'plain'}`"
         )
     ours, theirs = (sorted(zip(s.evidence.items, s.evidence.groups, strict=True)) for s in (challenger, champion))
     if ours != theirs:
-        raise NotComparable("the two were not scored on the same items")
+        raise NotComparableError("the two were not scored on the same items")
     width = champion.evidence.parts_NK.shape[1]
     if challenger.evidence.parts_NK.shape[1] != width:
-        raise NotComparable("the two were scored by different statistics")
-
-
-WORN = 0.25  # of the budget left: from there on a fresh test is asked for
+        raise NotComparableError("the two were scored by different statistics")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """uses: decisions on this test, this one included. error: the chance of error allowed to this one. left: the share
-    of the budget that is left behind it."""
+    """What one decision spends of its test's error budget.
+
+    uses: decisions on this test, this one included. error: probability of error allowed to this one. left: share of the
+    budget left afterwards.
+    """
 
     uses: int
     error: float
@@ -303,45 +313,40 @@ class Spending:
         }
 
 
-def spending(
-    entries: Sequence[dict[str, Any]],
+def spend_budget(
+    entries: Sequence[Mapping[str, Any]],
     params: PromotionParams,
     *,
     model: str,
     test: str,
-    asked: tuple[int, int | None],
+    versions: tuple[int, int | None],
     runs: tuple[int, int] | None = None,
     confidence: float,
     choices: int = 1,
 ) -> Spending:
-    """What a decision on `test` may spend.
+    """Return what a decision on `test` may spend.
 
     Args:
-        entries: of the ledger.
-        asked: the version, and the champion it is compared with.
-        runs: of their designs, which are compared; None: there is no gain to measure.
+        entries: the ledger's.
+        versions: the version, and the champion it is compared with.
+        runs: how many runs of either variant are compared; None: there is no gain to measure.
         confidence: of the gate; no decision is laxer.
-        choices: how many versions the one was chosen from on this very test; its error is shared among them.
+        choices: how many versions this one was selected from on this very test; its error is divided among them.
     """
-    before: list[tuple[Any, ...]] = []
+    earlier: list[tuple[Any, ...]] = []
     for entry in entries:
-        decided = entry["kind"] in ("intent", "done", "refused") and entry["action"] == "promote"
-        if decided and entry["model"] == model and _test_of(entry) == test:
-            question = (entry["version"], entry["from"], runs_of(entry["decision"]["numbers"]))
-            if question not in before:
-                before.append(question)
-    now = (*asked, runs)
-    uses = before.index(now) + 1 if now in before else len(before) + 1
+        numbers = entry.get("decision", {}).get("numbers", {})
+        if entry["action"] in ("promoted", "refused") and entry["model"] == model and numbers.get("test") == test:
+            question = (entry["version"], entry["from"], count_runs(numbers))
+            if question not in earlier:
+                earlier.append(question)
+    now = (*versions, runs)
+    uses = earlier.index(now) + 1 if now in earlier else len(earlier) + 1
     kept = 1 - params.spend
     allowed = min(1 - confidence, params.error_budget * params.spend * kept ** (uses - 1))
     return Spending(uses=uses, error=allowed / choices, left=kept**uses)
 
 
-def runs_of(numbers: Mapping[str, Any]) -> tuple[int, int] | None:
-    """How many runs of either design a gain was measured over; None where none was, or of an older ledger."""
+def count_runs(numbers: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return how many runs of either variant a gain was measured over; None if none was measured."""
     return (numbers["runs"], numbers["champion_runs"]) if "runs" in numbers else None
-
-
-def _test_of(entry: dict[str, Any]) -> str | None:
-    found = entry.get("decision", {}).get("numbers", {}).get("test")
-    return str(found) if found is not None else None

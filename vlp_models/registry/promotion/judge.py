@@ -1,231 +1,228 @@
-"""A version before the gate: its stored scores, and the champion's on the same test, made anew where it must be."""
+"""Judge a registered version: read its scores and the champion's on the same test, and let the gate decide.
+
+If the champion was not scored on that test, it is evaluated again. Runs that differ in their seeds only (tag
+`variant_hash`) show how much of a score is the seed's luck; they count if they were scored on the same test, and equal
+weights count once.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.log import get_logger
 from vlp_models.errors import DataError, VLPError
 from vlp_models.metrics.score import ItemScores
-from vlp_models.params.promotion import PromotionParams
-from vlp_models.registry.client import check_answered, failures
+from vlp_models.params.operations import PromotionParams
+from vlp_models.registry.client import raise_if_away, store_errors
 from vlp_models.registry.evaluations import (
     ITEMS,
-    evaluations,
-    latest_evaluation,
+    get_run_id,
     log_evaluation,
+    read_evaluations,
+    read_latest_evaluation,
     read_lineage,
-    run_of,
 )
 from vlp_models.registry.promotion.gate import (
-    Measured,
-    NotComparable,
+    Measurement,
+    MetricSpec,
+    NotComparableError,
     Verdict,
-    Yardstick,
-    against,
-    as_good,
-    by_itself,
     check_comparable,
-    measured,
+    check_floors,
+    check_non_inferior,
+    compare_to_champion,
+    measure,
 )
-from vlp_models.registry.versions import COHORT, bundle_of
+from vlp_models.registry.versions import VARIANT_HASH, download_bundle, find_version
 from vlp_models.tasks.scoring import read_item_scores
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+logger = get_logger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
-    """What the gate needs of the floors above.
+class GateServices:
+    """What the gate needs from the layers above.
 
-    content_of: a bundle's content, as it was registered.
-    reevaluate: (bundle, the challenger's lineage) -> the folder with the bundle's scores on today's test data; raises
-        VLPError where it can't be done.
+    hash_bundle: returns a bundle's content hash, as it was registered.
+    reevaluate: (bundle, the challenger's lineage) -> a folder with the bundle's scores on the current test data; raises
+        VLPError if that is not possible.
     """
 
-    content_of: Callable[[Path], str]
+    hash_bundle: Callable[[Path], str]
     reevaluate: Callable[[Path, dict[str, Any]], AbstractContextManager[Path]]
 
 
-def judge(
-    client: MlflowClient,
-    params: PromotionParams,
-    task: str,
-    model: str,
-    yardstick: Yardstick,
-    number: int,
-    champion: int | None,
-    bench: Bench,
-    error: Callable[[str, tuple[int, int]], float] | None = None,
-) -> Verdict:
-    """The gate's verdict on version `number`; of what can't be read or measured it can't tell. A store that does not
-    answer is no verdict, nor is another evaluation that goes on: TrackingError, BusyError.
+@dataclass(frozen=True, kw_only=True)
+class GateCase:
+    """One version to judge.
+
+    version: of the registered model `model`. champion: the version it is compared with; None: there is none.
+    """
+
+    client: MlflowClient
+    task: str
+    model: str
+    version: int
+    champion: int | None
+    spec: MetricSpec
+    params: PromotionParams
+    services: GateServices
+
+
+def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | None = None) -> Verdict:
+    """Return the gate's verdict; `inconclusive` if something cannot be read or measured.
 
     Args:
-        error: of a test, and the runs of either design: the chance of error that this decision may take; default: the
-            gate's own.
+        get_error: (test, runs of either variant) -> allowed probability of error; default: the gate's own.
+
+    Raises:
+        TrackingError: an artifact store does not answer. BusyError: another evaluation is running. Neither is a verdict.
     """
-    rule = params.gate(task)
-    version = version_of(client, model, number)
+    client, params, number = case.client, case.params, case.version
+    rule = params.gate(case.task)
+    version = find_version(client, case.model, number)
     if version is None:
-        return Verdict(reasons=[f"unregistered: {model} has no version {number}"], told=False)
+        return Verdict(reasons=[f"unregistered: {case.model} has no version {number}"], conclusive=False)
     try:
-        check_readable(version, bench.content_of)
-        scores = latest_evaluation(client, version)
-        lineage = read_lineage(client, version)
-    except failures(VLPError) as reason:
-        check_answered(reason, f"version {number}")
-        return Verdict(reasons=[f"unreadable version: {reason}"], told=False)
-    challenger = measured(scores, yardstick) if scores else "missing metric: no scores per item are stored"
+        check_readable(version, case.services.hash_bundle)
+        scores = read_latest_evaluation(client, version)
+        lineage = read_lineage(client, version) or {}
+    except store_errors(VLPError) as error:
+        raise_if_away(error, f"version {number}")
+        return Verdict(reasons=[f"unreadable version: {error}"], conclusive=False)
+    challenger = measure(scores, case.spec) if scores else "missing metric: no scores per item are stored"
     if isinstance(challenger, str):
-        return Verdict(reasons=[challenger], told=False)
-    verdict = by_itself(challenger, rule, (lineage or {}).get("validation"), params.allow_unvalidated)
-    if champion is not None:
-        try:
-            other, fresh = _champion_on(client, model, champion, challenger, yardstick, bench, lineage or {})
-            before = version_of(client, model, champion)
-            if _weights(version) and _weights(version) == _weights(before):
-                gained = as_good(challenger, other, rule)
-            elif before is not None and (cohort := version.tags.get(COHORT)) and cohort == before.tags.get(COHORT):
-                gained = Verdict(reasons=["gain: none: it differs from the champion in its seed alone"])
-            else:
-                ours, theirs = (runs_beside(client, v, challenger, yardstick) for v in (version, before))
-                allowed = None if error is None else error(challenger.test, (1 + len(ours), 1 + len(theirs)))
-                gained = against(challenger, other, rule, params, error=allowed, beside=(ours, theirs))
-            gained.numbers["champion_reevaluated"] = fresh
-        except failures(NotComparable, VLPError) as reason:
-            check_answered(reason, f"champion, version {champion}")
-            said = f"champion, version {champion}, can't be compared with: {reason}"
-            gained = Verdict(reasons=[said], told=False)
-        verdict.join(gained)
+        return Verdict(reasons=[challenger], conclusive=False)
+    verdict = check_floors(challenger, rule, lineage.get("validation"), params.allow_unvalidated)
+    if case.champion is None:
+        return verdict
+    try:
+        champion, reevaluated = _measure_champion(case, challenger, lineage)
+        champion_version = find_version(client, case.model, case.champion)
+        champion_tags = champion_version.tags if champion_version is not None else {}
+        weights, variant = version.tags.get("weights"), version.tags.get(VARIANT_HASH)
+        if weights and weights == champion_tags.get("weights"):
+            gained = check_non_inferior(challenger, champion, rule)
+        elif variant and variant == champion_tags.get(VARIANT_HASH):
+            gained = Verdict(reasons=["gain: none: it differs from the champion in its seed only"])
+        else:
+            ours, theirs = (
+                measure_other_seeds(client, side, challenger, case.spec) for side in (version, champion_version)
+            )
+            error = None if get_error is None else get_error(challenger.test, (1 + len(ours), 1 + len(theirs)))
+            gained = compare_to_champion(challenger, champion, rule, params, error=error, other_seeds=(ours, theirs))
+        gained.numbers["champion_reevaluated"] = reevaluated
+    except store_errors(NotComparableError, VLPError) as error:
+        raise_if_away(error, f"champion, version {case.champion}")
+        reason = f"cannot compare with the champion, version {case.champion}: {error}"
+        gained = Verdict(reasons=[reason], conclusive=False)
+    verdict.merge(gained)
     return verdict
 
 
-def _weights(version: ModelVersion | None) -> str:
-    """Versions registered before the whole bundle was hashed: their content is that of their weights."""
-    tags = {} if version is None else version.tags
-    return tags.get("weights") or tags.get("content", "")
-
-
-def _champion_on(
-    client: MlflowClient,
-    model: str,
-    number: int,
-    challenger: Measured,
-    yardstick: Yardstick,
-    bench: Bench,
-    lineage: dict[str, Any],
-) -> tuple[Measured, bool]:
-    """The champion's scores on the challenger's test, stored or made now (and stored). True: made now.
+def _measure_champion(case: GateCase, challenger: Measurement, lineage: dict[str, Any]) -> tuple[Measurement, bool]:
+    """Return the champion's scores on the challenger's test, and whether they were made (and stored) just now.
 
     Raises:
-        NotComparable: the scores made now are of another test: the workspace holds neither version's test data.
-        DataError: the champion is not registered, not readable, or can't be evaluated here.
+        NotComparableError: the new scores are of another test: the workspace holds neither version's test data.
+        DataError: the champion is not registered, not readable, or cannot be evaluated here.
     """
-    version = version_of(client, model, number)
+    assert case.champion is not None
+    name = f"champion, version {case.champion}"
+    version = find_version(case.client, case.model, case.champion)
     if version is None:
-        raise DataError("it is not registered any more")
-    why = "no scores of it are stored"
+        raise DataError("it is no longer registered")
+    reason = "no scores of the champion are stored"
     try:
-        stored = evaluations(client, version)
-    except failures(VLPError) as error:
-        check_answered(error, f"champion, version {number}")
-        stored, why = [], str(error)
+        stored = read_evaluations(case.client, version)
+    except store_errors(VLPError) as error:
+        raise_if_away(error, name)
+        stored, reason = [], str(error)
     for scores in stored:
         try:
-            return _comparable(scores, yardstick, challenger), False
-        except NotComparable as error:
-            why = str(error)
-    print(f"{model}: {why}; evaluating version {number} on the present test data", file=sys.stderr)
-    check_readable(version, bench.content_of)
+            return _measure_like(scores, case.spec, challenger), False
+        except NotComparableError as error:
+            reason = str(error)
+    logger.info("%s: %s; evaluating version %d on the current test data", case.model, reason, case.champion)
+    check_readable(version, case.services.hash_bundle)
     with ExitStack() as stack:
         try:
-            directory = stack.enter_context(bench.reevaluate(bundle_of(version), lineage))
+            directory = stack.enter_context(case.services.reevaluate(download_bundle(version), lineage))
         except VLPError:
             raise
-        except Exception as error:  # whatever it is: a refusal on record says more than a traceback in the night
-            check_answered(error, f"champion, version {number}")
+        except Exception as error:  # any failure: a refusal on record is more useful than a traceback at night
+            raise_if_away(error, name)
             raise DataError(f"its evaluation failed: {type(error).__name__}: {error}") from error
-        found = _comparable(read_item_scores(directory / ITEMS), yardstick, challenger)
-        log_evaluation(client, run_of(version), directory)
+        found = _measure_like(read_item_scores(directory / ITEMS), case.spec, challenger)
+        log_evaluation(case.client, get_run_id(version), directory)
     return found, True
 
 
-def _comparable(scores: list[ItemScores], yardstick: Yardstick, challenger: Measured) -> Measured:
-    found = measured(scores, yardstick)
-    if isinstance(found, str):
-        raise NotComparable(found)
-    check_comparable(challenger, found)
+def measure_other_seeds(
+    client: MlflowClient, version: ModelVersion | None, like: Measurement, spec: MetricSpec
+) -> list[Measurement]:
+    """Return the scores, on the test of `like`, of the other runs of the version's variant.
+
+    Raises:
+        TrackingError: a store does not answer; the number of runs matters for the decision, so none is skipped.
+    """
+    variant = version.tags.get(VARIANT_HASH, "") if version is not None else ""
+    if version is None or not variant:
+        return []
+    known_weights, found = {version.tags.get("weights")}, []
+    others = [v for v in client.search_model_versions(f"name='{version.name}'") if v.tags.get(VARIANT_HASH) == variant]
+    for other in sorted(others, key=lambda v: -int(v.version)):
+        if other.version == version.version or other.tags.get("weights") in known_weights:
+            continue
+        try:
+            stored = read_evaluations(client, other)
+        except store_errors(VLPError) as error:
+            raise_if_away(error, f"version {other.version}")
+            continue
+        for scores in stored:
+            try:
+                found.append(_measure_like(scores, spec, like))
+                known_weights.add(other.tags.get("weights"))
+                break
+            except NotComparableError:
+                continue
     return found
 
 
-def check_readable(version: ModelVersion, content_of: Callable[[Path], str]) -> None:
-    """
+def _measure_like(scores: list[ItemScores], spec: MetricSpec, like: Measurement) -> Measurement:
+    """Measure `scores` on the test of `like`.
+
     Raises:
-        DataError: its bundle is gone, or is not what was registered.
+        NotComparableError: they are of another test, or lack the metric.
+    """
+    found = measure(scores, spec)
+    if isinstance(found, str):
+        raise NotComparableError(found)
+    check_comparable(like, found)
+    return found
+
+
+def check_readable(version: ModelVersion, hash_bundle: Callable[[Path], str]) -> None:
+    """Check that the version's bundle is what was registered.
+
+    Raises:
+        DataError: it is missing or was changed.
         TrackingError: the store does not answer.
     """
     if version.status != "READY":
         raise DataError(f"version {version.version} is {version.status}")
     try:
-        content = content_of(bundle_of(version))
-    except failures() as error:
-        check_answered(error, f"version {version.version}")
-        raise DataError(f"version {version.version}: its files can't be had ({str(error).splitlines()[0]})") from None
+        content = hash_bundle(download_bundle(version))
+    except store_errors() as error:
+        raise_if_away(error, f"version {version.version}")
+        raise DataError(f"version {version.version}: cannot read its files ({str(error).splitlines()[0]})") from None
     if content != version.tags.get("content"):
         raise DataError(f"version {version.version}: its files are not those that were registered")
-
-
-def version_of(client: MlflowClient, model: str, number: int) -> ModelVersion | None:
-    """None where the registry answers that there is no such version; any other failure is raised."""
-    found = client.search_model_versions(f"name='{model}'")
-    return next((version for version in found if int(version.version) == number), None)
-
-
-def runs_beside(
-    client: MlflowClient, version: ModelVersion | None, like: Measured, yardstick: Yardstick
-) -> list[Measured]:
-    """The scores of the other runs of the version's cohort on the test of `like`; runs without such are left out.
-
-    Raises:
-        TrackingError: a store does not answer: how many runs there are decides, too.
-    """
-    cohort = version.tags.get(COHORT, "") if version is not None else ""
-    if version is None or not cohort:
-        return []
-    known, found = {version.tags.get("weights")}, []
-    others = [v for v in client.search_model_versions(f"name='{version.name}'") if v.tags.get(COHORT) == cohort]
-    for other in sorted(others, key=lambda v: -int(v.version)):
-        if other.version == version.version or other.tags.get("weights") in known:
-            continue
-        scores = _on_the_test_of(client, other, like, yardstick)
-        if scores is not None:
-            known.add(other.tags.get("weights"))
-            found.append(scores)
-    return found
-
-
-def _on_the_test_of(
-    client: MlflowClient, version: ModelVersion, like: Measured, yardstick: Yardstick
-) -> Measured | None:
-    try:
-        stored = evaluations(client, version)
-    except failures(VLPError) as error:
-        check_answered(error, f"version {version.version}")
-        return None
-    for scores in stored:
-        found = measured(scores, yardstick)
-        if isinstance(found, str):
-            continue
-        try:
-            check_comparable(like, found)
-        except NotComparable:
-            continue
-        return found
-    return None

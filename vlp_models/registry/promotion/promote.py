@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import DataError
-from vlp_models.params.promotion import PromotionParams
-from vlp_models.registry.promotion.candidates import Candidate, compared, evaluations, maker, versions_to_compare
+from vlp_models.params.operations import PromotionParams
+from vlp_models.registry.promotion.candidates import Candidate, compared, maker, read_evaluations, versions_to_compare
 from vlp_models.registry.promotion.gate import Answer, Spending, Yardstick, runs_of, spending
 from vlp_models.registry.promotion.judge import Bench, check_readable, judge, version_of
 from vlp_models.registry.promotion.ledger import Ledger, Overtaken, State
@@ -215,7 +215,7 @@ def _asked_for(
             raise DataError(f"{model}: no challenger to promote; `dvc repro register` makes one")
         return _Asked(version=None, yardstick=yardstick, why_not="there is no challenger")
     # The best of several by the test itself would be judged on the noise that made it the best.
-    read = evaluations(client, versions)
+    read = read_evaluations(client, versions)
     found, yardstick = compared(versions, read, yardstick, direction, state.withdrawn)  # on what they have in common
     on = dataclasses.replace(yardstick, split=select_on)
     chosen, _ = compared(versions, read, on, direction, state.withdrawn)

@@ -1,0 +1,277 @@
+"""params.yaml as typed, frozen dataclasses: one section per stage. No other module reads YAML from users."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlp_models.common.source_hash import refuse_other_package
+from vlp_models.errors import ParamsError
+from vlp_models.params.data import (
+    DetectorParams,
+    DriftParams,
+    FeaturesParams,
+    GeneratorParams,
+    IngestParams,
+    ShardsParams,
+    SourceParams,
+    TokenizerParams,
+    ValidateParams,
+)
+from vlp_models.params.operations import ClusterParams, EvaluateParams, FlowParams, PromotionParams, TrackingParams
+from vlp_models.params.renamed import check_renamed
+from vlp_models.params.runs import (
+    NAME,
+    AugmentParams,
+    FinetuneParams,
+    ModelParams,
+    PretrainParams,
+    TrainerParams,
+    split_start,
+)
+from vlp_models.params.schema import build, nearest
+
+DEFAULTS = {"pretrain": PretrainParams, "finetune": FinetuneParams}  # the sections that `defaults` may set
+MAX_DEPTH, MAX_VALUES = 50, 200_000  # of a YAML document; params.yaml has six levels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    generate: dict[str, GeneratorParams] = field(default_factory=dict)
+    data: dict[str, SourceParams]
+    validate: ValidateParams
+    detector: DetectorParams
+    features: FeaturesParams
+    tokenizer: TokenizerParams
+    shards: ShardsParams
+    models: dict[str, ModelParams]
+    trainer: TrainerParams = field(default_factory=TrainerParams)
+    pretrain: dict[str, PretrainParams] = field(default_factory=dict)
+    finetune: dict[str, FinetuneParams] = field(default_factory=dict)
+    augment: dict[str, AugmentParams] = field(default_factory=dict)
+    evaluate: EvaluateParams
+    tracking: TrackingParams
+    promotion: PromotionParams = field(default_factory=PromotionParams)
+    cluster: ClusterParams = field(default_factory=ClusterParams)
+    ingest: IngestParams = field(default_factory=IngestParams)
+    drift: DriftParams = field(default_factory=DriftParams)
+    flow: FlowParams = field(default_factory=FlowParams)
+
+    def start_of(self, kind: str, run: str) -> str:
+        """Return the checkpoint that a run starts from, relative to checkpoints/; empty for an initial one."""
+        if kind == "pretrain":
+            p = self.pretrain[run]
+            return p.start or f"initial/{p.model}"
+        return self.finetune[run].start if kind == "finetune" else ""
+
+    def chain(self, checkpoint: str) -> list[str]:
+        """Return this checkpoint and those it was trained from, the initial one last."""
+        found = [checkpoint]
+        while start := self.start_of(*split_start(found[-1])):
+            found.append(start)
+        return found
+
+    def model_of(self, run: str) -> str:
+        """Return the name of the model that a fine-tuning run trains."""
+        return self.model_at(self.finetune[run].start)
+
+    def model_at(self, checkpoint: str) -> str:
+        """Return the name of a checkpoint's model."""
+        kind, name = split_start(checkpoint)
+        if kind == "initial":
+            return name
+        return self.pretrain[name].model if kind == "pretrain" else self.model_of(name)
+
+    def family_at(self, checkpoint: str) -> str:
+        return self.models[self.model_at(checkpoint)].family
+
+    def variant_of(self, run: str) -> str:
+        return self.finetune[run].variant or run
+
+
+def load_params(path: Path | str = "params.yaml") -> Params:
+    """Read and check params.yaml.
+
+    Raises:
+        ParamsError: the file is missing, is not a YAML mapping, breaks the schema or refers to an unknown name; or the
+            running code is not that of the file's folder (vlp_models/common/source_hash.py).
+    """
+    return parse_params(read_yaml(path), str(path))
+
+
+def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
+    """Read params.yaml as plain data.
+
+    Raises:
+        ParamsError: the file is missing or is not a YAML mapping.
+    """
+    import yaml
+
+    path = Path(path)
+    refuse_other_package(path.parent)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        raw = parse_yaml(path.read_text(encoding="utf-8"), lambda text: yaml.load(text, Loader=loader))
+    except FileNotFoundError:
+        raise ParamsError(f"{path}: not found; run in the project root, or pass --params") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: also an impossible date or number
+        raise ParamsError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise ParamsError(f"{path}: expected one section per stage, found {type(raw).__name__}")
+    return raw
+
+
+def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:
+    """Load a YAML text after checking that it is neither too deep nor too large.
+
+    libyaml recurses in C for each level, so the depth is checked on the stream of events. Aliases share objects, so the
+    size is checked afterwards ("billion laughs": a kilobyte of text that stands for gigabytes).
+
+    Raises:
+        ValueError, yaml.YAMLError: too deep, too many values, or not YAML.
+    """
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"line {event.start_mark.line + 1}: nested more than {MAX_DEPTH} levels deep")
+    document = load(text)
+    pending, count = [document], 0
+    while pending:
+        node = pending.pop()
+        count += 1
+        if count > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values")
+        pending.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
+    return document
+
+
+def parse_params(raw: Mapping[str, Any], file: str = "params.yaml") -> Params:
+    """Check plain data: renamed keys, `defaults` applied to every run, the schema, and references between sections.
+
+    Raises:
+        ParamsError: see `load_params`.
+    """
+    check_renamed(raw, file)
+    params = build(Params, _apply_defaults(raw, file), where="", file=file)
+    for section in ("generate", "data", "models", "pretrain", "finetune", "augment"):
+        for name in getattr(params, section):  # names become paths, DVC stages and command-line arguments
+            if not NAME.fullmatch(name):
+                raise ParamsError(f"{file}: `{section}.{name}`: a name has letters, digits, `_`, `-` and `.` only")
+    for source in params.tokenizer.sources:
+        if source not in params.data:
+            raise ParamsError(f"{file}: `tokenizer.sources: {source}`{nearest(source, params.data)}")
+    _check_starts(params, file)
+    _check_augment(params, file)
+    return params
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of `base` with the values of `changes`, section by section."""
+    result = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def _apply_defaults(raw: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Return the data without `defaults`, whose values every entry of the named section has taken over."""
+    full = dict(raw)
+    defaults = full.pop("defaults", None) or {}
+    if not isinstance(defaults, dict):
+        raise ParamsError(f"{file}: `defaults` must be a section, found {defaults!r}")
+    for section, values in defaults.items():
+        if section not in DEFAULTS:
+            raise ParamsError(f"{file}: unknown key `defaults.{section}`{nearest(str(section), DEFAULTS)}")
+        if not isinstance(values, dict):
+            raise ParamsError(f"{file}: `defaults.{section}` must be a section, found {values!r}")
+        known = [f.name for f in dataclasses.fields(DEFAULTS[section])]
+        for key in values:
+            if key not in known:
+                raise ParamsError(f"{file}: unknown key `defaults.{section}.{key}`{nearest(str(key), known)}")
+        entries = full.get(section)
+        if isinstance(entries, dict):
+            full[section] = {
+                name: merged(values, entry) if isinstance(entry, dict) else entry for name, entry in entries.items()
+            }
+    return full
+
+
+def _check_starts(params: Params, file: str) -> None:
+    """Check that models and starts exist, that no run starts from itself, and that its family stays the same."""
+    for name, run in params.pretrain.items():
+        if run.model not in params.models:
+            raise ParamsError(f"{file}: `pretrain.{name}.model: {run.model}`{nearest(run.model, params.models)}")
+    known = {
+        "initial": list(params.models),
+        "pretrain": list(params.pretrain),
+        "finetune": list(params.finetune),
+    }
+    runs = [("pretrain", name) for name in params.pretrain] + [("finetune", name) for name in params.finetune]
+    for kind, name in runs:
+        start = params.start_of(kind, name)
+        start_kind, start_name = split_start(start)
+        where = f"{file}: `{kind}.{name}.start: {start}`"
+        if not start_kind:
+            raise ParamsError(f"{where}: a start is initial/MODEL, pretrain/RUN or finetune/RUN")
+        if start_name not in known[start_kind]:
+            raise ParamsError(f"{where}: not found{nearest(start_name, known[start_kind])}")
+    for kind, name in runs:
+        visited = [f"{kind}/{name}"]
+        while start := params.start_of(*split_start(visited[-1])):
+            if start in visited:
+                circle = " -> ".join([*visited[visited.index(start) :], start])
+                itself = "starts from itself" if start == visited[-1] else f"starts in a circle: {circle}"
+                raise ParamsError(f"{file}: `{visited[-1].replace('/', '.')}` {itself}; start from `initial/MODEL`")
+            visited.append(start)
+    for name, run in params.pretrain.items():
+        start = params.start_of("pretrain", name)
+        own, other = params.models[run.model].family, params.family_at(start)
+        if own != other:
+            raise ParamsError(
+                f"{file}: `pretrain.{name}` trains `{run.model}` of the family {own}, but starts from {start} of the "
+                f"family {other}; weights cannot be transferred between families"
+            )
+
+
+def _check_augment(params: Params, file: str) -> None:
+    """Check the captioners of `augment`, and that no fine-tuning waits for captions it writes itself."""
+    for name, entry in params.augment.items():
+        kind, run = split_start(entry.start)
+        if kind != "finetune" or run not in params.finetune or params.finetune[run].task != "captioning":
+            captioners = [f"finetune/{run}" for run, p in params.finetune.items() if p.task == "captioning"]
+            raise ParamsError(
+                f"{file}: `augment.{name}.start: {entry.start}` must be a fine-tuning of the task captioning"
+                f"{nearest(entry.start, captioners)}"
+            )
+        for source in entry.sources:
+            if source not in params.data:
+                raise ParamsError(f"{file}: `augment.{name}.sources: {source}`{nearest(source, params.data)}")
+    for run, finetune in params.finetune.items():
+        captions = finetune.augment.captions
+        if captions and captions not in params.augment:
+            raise ParamsError(f"{file}: `finetune.{run}.augment: {captions}`{nearest(captions, params.augment)}")
+        if finetune.augment.control and not captions:
+            raise ParamsError(f"{file}: `finetune.{run}.augment.control` needs `captions`, to have as many samples")
+        # Follow starts and captioners: none of them may be this run.
+        pending, visited = [run], set[str]()
+        while pending:
+            for checkpoint in params.chain(f"finetune/{pending.pop()}"):
+                kind, name = split_start(checkpoint)
+                used = params.finetune[name].augment.captions if kind == "finetune" else ""
+                captioner = split_start(params.augment[used].start)[1] if used in params.augment else ""
+                if captioner == run:
+                    raise ParamsError(
+                        f"{file}: `finetune.{run}` trains on `augment.{used}`, whose captions {run} writes itself; "
+                        "choose a captioner that does not depend on them"
+                    )
+                if captioner and captioner not in visited:
+                    visited.add(captioner)
+                    pending.append(captioner)
