@@ -42,7 +42,7 @@ class EvaluateParams:
     def __post_init__(self) -> None:
         if self.consensus_neighbors and not self.consensus_samples:
             raise ValueError(
-                "`consensus_neighbors` chooses among sampled captions: set `consensus_samples`, too (20 is a good start)"
+                "`consensus_neighbors` selects a sampled caption: set `consensus_samples`, too (20 is a good start)"
             )
 
 

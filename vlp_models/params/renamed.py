@@ -72,10 +72,12 @@ def check_renamed(raw: Mapping[str, Any], file: str) -> None:
         elif _lookup(RENAMED, path):
             lines.append(f"{old} -> {new}")
         elif old in REMOVED:
-            lines.append(f"{old} -> remove it, it has no effect")
+            lines.append(f"{old} -> (none; remove it, it has no effect)")
+    if len(lines) == 1:
+        old, _, new = lines[0].partition(" -> ")
+        raise ParamsError(f"{file}: {old} has a new name: {new}")
     if lines:
-        what = "this key has a new name" if len(lines) == 1 else f"these {len(lines)} keys have new names"
-        raise ParamsError("\n  ".join([f"{file}: {what} or values:", *lines]))
+        raise ParamsError("\n  ".join([f"{file}: these {len(lines)} keys or values have new names:", *lines]))
 
 
 def _walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
