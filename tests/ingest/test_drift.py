@@ -1,4 +1,4 @@
-"""training_stats and vlp drift: what was trained on is remembered in numbers, and new batches are held against it."""
+"""training_stats and vlp drift: new batches are compared with statistics of the training data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ingest_world import ROOT, encoded, make_drop, make_project, params_of, picture
+from ingest_project import ROOT, encoded, make_project, make_submission, params_of, picture
 
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
@@ -18,23 +18,23 @@ from vlp_models.ingest import drift, ingest
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages import features, prepare, report, tokenizer, training_stats, validate
 
-COLOURS = ("red", "green", "blue")
+COLORS = ("red", "green", "blue")
 
 
-def drop(
+def ingest_images(
     workspace: Workspace, name: str, seeds: range, caption: str = "a {} picture of a thing", dark: int = 1
 ) -> None:
-    rows = [(f"{seed}.jpg", caption.format(COLOURS[seed % 3]), "") for seed in seeds]
+    rows = [(f"{seed}.jpg", caption.format(COLORS[seed % 3]), "") for seed in seeds]
     pictures = {f"{seed}.jpg": picture(seed).point(lambda value: value // dark) for seed in seeds}
-    make_drop(workspace, name, rows, {file: encoded(image) for file, image in pictures.items()})
+    make_submission(workspace, name, rows, {file: encoded(image) for file, image in pictures.items()})
     ingest.run(params_of(workspace), workspace)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """60 pairs taken in and brought as far as training needs them."""
+    """Ingest 60 pairs and run the stages that training needs."""
     workspace = make_project(tmp_path_factory.mktemp("drift") / "p")
-    drop(workspace, "first", range(60))
+    ingest_images(workspace, "first", range(60))
     params = params_of(workspace)
     for name in params.data:
         prepare.run(params, workspace, name)
@@ -57,9 +57,9 @@ def test_training_stats_are_small_complete_and_repeatable(trained: Workspace) ->
 
 def test_new_batches_are_compared_and_a_shift_stops_the_gate(trained: Workspace) -> None:
     nothing = drift.run(params_of(trained), trained)
-    assert (nothing["drifted"], nothing["measures"]) == (False, []), "all that is there was trained on"
+    assert (nothing["drifted"], nothing["measures"]) == (False, []), "all batches were trained on"
 
-    drop(trained, "alike", range(100, 160))
+    ingest_images(trained, "alike", range(100, 160))
     alike = drift.run(params_of(trained), trained)
     assert [m["name"] for m in alike["measures"]] == [
         "length_psi",
@@ -71,7 +71,9 @@ def test_new_batches_are_compared_and_a_shift_stops_the_gate(trained: Workspace)
     ]
     assert not alike["drifted"], alike["measures"]
 
-    drop(trained, "shifted", range(200, 320), "{} gleams zeppelin overhead without any precedent whatsoever", dark=4)
+    ingest_images(
+        trained, "shifted", range(200, 320), "{} gleams zeppelin overhead without any precedent whatsoever", dark=4
+    )
     raw = yaml.safe_load((trained.root / "params.yaml").read_text())
     raw["drift"]["gate"] = True
     (trained.root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
@@ -92,7 +94,7 @@ def test_new_batches_are_compared_and_a_shift_stops_the_gate(trained: Workspace)
 
 def test_before_the_first_training_there_is_nothing_to_compare(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
-    drop(workspace, "first", range(3))
+    ingest_images(workspace, "first", range(3))
     found = drift.run(params_of(workspace), workspace)
     assert (found["drifted"], found["measures"]) == (False, [])
     assert "dvc repro training_stats" in found["notes"][0]

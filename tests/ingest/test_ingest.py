@@ -1,4 +1,4 @@
-"""vlp ingest: each kind of pair ends where it belongs, and what is there already is not taken again."""
+"""vlp ingest: every kind of pair gets its verdict, and nothing is ingested twice."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
-from ingest_world import (
+from ingest_project import (
     COUNTS,
     ROOT,
     encoded,
     held,
-    make_drop,
+    ingest_counts,
     make_project,
+    make_submission,
     params_of,
     picture,
     quarantined,
-    simple_drop,
-    take,
+    simple_submission,
 )
 from photos import photo
 from PIL import Image, ImageOps
@@ -35,7 +35,7 @@ from vlp_models.params import IngestParams
 from vlp_models.pipeline.stages import prepare, validate
 
 
-def test_every_kind_of_pair_ends_where_it_belongs(tmp_path: Path) -> None:
+def test_every_kind_of_pair_gets_its_verdict(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p", max_bad_fraction=0.6)
     (tmp_path / "secret.jpg").write_bytes(encoded(picture(77)))
     files = {
@@ -58,7 +58,7 @@ def test_every_kind_of_pair_ends_where_it_belongs(tmp_path: Path) -> None:
     rows += [("a.jpg", "A PICTURE of a.jpg", ""), ("a.jpg", "another caption", "")]
     rows += [(name, "a way out of the drop", "") for name in ("../x.jpg", "/etc/passwd", "link.jpg", "out/secret.jpg")]
     rows += [("absent.jpg", "not there", ""), ("c.jpg", "!!", ""), ("c.jpg", "fine words", "dev")]
-    folder = make_drop(workspace, "mixed", rows, files)
+    folder = make_submission(workspace, "mixed", rows, files)
     (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     (folder / "out").symlink_to(tmp_path)
     os.mkfifo(folder / "pipe.jpg")
@@ -99,20 +99,20 @@ def test_every_kind_of_pair_ends_where_it_belongs(tmp_path: Path) -> None:
     assert (workspace.root / "data" / "inbox" / "done" / "mixed" / "pairs.jsonl").exists()
 
 
-def test_nothing_is_taken_twice_and_nothing_new_changes_nothing(tmp_path: Path) -> None:
+def test_second_run_ingests_nothing_twice_and_changes_nothing(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
-    simple_drop(workspace, "first", range(1, 6))
-    assert take(workspace) == (5, 0, 0, 0)
-    simple_drop(workspace, "second", range(3, 9))
-    assert take(workspace) == (3, 3, 0, 0)
+    simple_submission(workspace, "first", range(1, 6))
+    assert ingest_counts(workspace) == (5, 0, 0, 0)
+    simple_submission(workspace, "second", range(3, 9))
+    assert ingest_counts(workspace) == (3, 3, 0, 0)
     assert len({row["batch"] for row in held(workspace)}) == 2
     shutil.rmtree(workspace.root / ".work")  # the index is a cache
-    simple_drop(workspace, "second", range(1, 9))
-    assert take(workspace) == (0, 8, 0, 0)
+    simple_submission(workspace, "second", range(1, 9))
+    assert ingest_counts(workspace) == (0, 8, 0, 0)
     assert sorted(p.name for p in (workspace.root / "data/inbox/done").iterdir()) == ["first", "second", "second-2"]
-    assert take(workspace) == (0, 0, 0, 0)
+    assert ingest_counts(workspace) == (0, 0, 0, 0)
     before = hash_path(workspace.root)
-    assert take(workspace) == (0, 0, 0, 0)
+    assert ingest_counts(workspace) == (0, 0, 0, 0)
     assert hash_path(workspace.root) == before
 
     prepare.run(params_of(workspace), workspace, "ingested")
@@ -122,15 +122,15 @@ def test_nothing_is_taken_twice_and_nothing_new_changes_nothing(tmp_path: Path) 
     assert f"ingested/{first['batch']}/{first['image']}" in {row["image_id"] for row in images}
 
 
-def test_a_drop_that_names_splits_protects_them_both_ways(tmp_path: Path) -> None:
+def test_submission_with_splits_leaks_in_neither_direction(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
-    simple_drop(workspace, "train", range(1, 4))
-    assert take(workspace) == (3, 0, 0, 0)
+    simple_submission(workspace, "train", range(1, 4))
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
     seeds = {"a.jpg": 1, "b.jpg": 1000, "c.jpg": 1002, "d.jpg": 10, "e.jpg": 11, "f.jpg": 11}
     files = {name: encoded(picture(seed)) for name, seed in seeds.items()}
     rows = [(name, f"picture of {name}", "test") for name in ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "f.jpg"]]
-    make_drop(workspace, "tests", [("e.jpg", "picture of e.jpg", ""), *rows], files)
-    assert take(workspace) == (2, 1, 3, 0)
+    make_submission(workspace, "tests", [("e.jpg", "picture of e.jpg", ""), *rows], files)
+    assert ingest_counts(workspace) == (2, 1, 3, 0)
     reasons = {image: (verdict, reason) for image, (verdict, _, reason) in quarantined(workspace, "tests").items()}
     assert reasons["a.jpg"][0] == "leak" and "is in train as ingested/" in reasons["a.jpg"][1]
     assert reasons["b.jpg"][0] == "leak" and "is in train as tested/0.png" in reasons["b.jpg"][1]
@@ -140,14 +140,16 @@ def test_a_drop_that_names_splits_protects_them_both_ways(tmp_path: Path) -> Non
         "picture of d.jpg": "test",
         "picture of f.jpg": "test",
     }
-    make_drop(workspace, "later", [("x.jpg", "the tested one again", "")], {"x.jpg": encoded(picture(10), quality=60)})
-    assert take(workspace) == (0, 0, 1, 0)
+    make_submission(
+        workspace, "later", [("x.jpg", "the tested one again", "")], {"x.jpg": encoded(picture(10), quality=60)}
+    )
+    assert ingest_counts(workspace) == (0, 0, 1, 0)
     (workspace.root / "data" / "raw" / "tested" / "1.png").write_bytes(encoded(picture(500), "PNG"))
-    make_drop(workspace, "changed", [("x.jpg", "now a tested one", "")], {"x.jpg": encoded(picture(500))})
-    assert take(workspace) == (0, 0, 1, 0), "an evaluation image that changed is hashed again"
+    make_submission(workspace, "changed", [("x.jpg", "now a tested one", "")], {"x.jpg": encoded(picture(500))})
+    assert ingest_counts(workspace) == (0, 0, 1, 0), "an evaluation image that changed is hashed again"
 
 
-def test_changed_copies_of_tested_pictures_are_leaks_and_strangers_are_new(tmp_path: Path) -> None:
+def test_changed_copies_of_evaluation_images_are_leaks_and_other_images_are_new(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
     tested, mine = photo(1), photo(2)
     tested.save(workspace.root / "data/raw/tested/2.png")  # 2 is of test
@@ -160,27 +162,29 @@ def test_changed_copies_of_tested_pictures_are_leaks_and_strangers_are_new(tmp_p
         "mine.jpg": mine,
     }
     files = {name: encoded(image) for name, image in changed.items()}
-    make_drop(workspace, "copies", [(name, f"a picture of {name}", "") for name in files], files)
-    assert take(workspace) == (1, 0, 5, 0)
+    make_submission(workspace, "copies", [(name, f"a picture of {name}", "") for name in files], files)
+    assert ingest_counts(workspace) == (1, 0, 5, 0)
     assert "is in test as tested/2.png" in quarantined(workspace, "copies")["cropped.jpg"][2]
 
     again = {"x.jpg": encoded(ImageOps.mirror(mine.crop((0, 0, 190, 140)))), "y.jpg": encoded(photo(3))}
     rows = [(name, f"a picture of {name}", "test") for name in again]
     rows += [("z.jpg", "the same as y, cropped", "")]
-    make_drop(workspace, "tests", rows, again | {"z.jpg": encoded(photo(3).crop((15, 5, 190, 140)))})
-    shutil.rmtree(workspace.root / ".work")  # what is known of the first batch comes from the batch
-    assert take(workspace) == (1, 0, 2, 0)
+    make_submission(workspace, "tests", rows, again | {"z.jpg": encoded(photo(3).crop((15, 5, 190, 140)))})
+    shutil.rmtree(workspace.root / ".work")  # the index is rebuilt from the batch
+    assert ingest_counts(workspace) == (1, 0, 2, 0)
     lost = quarantined(workspace, "tests")
     assert "is in train as ingested/" in lost["x.jpg"][2] and "mirrored" in lost["x.jpg"][2]
     assert "is in test as y.jpg of this drop" in lost["z.jpg"][2]
 
 
-def test_both_doors_know_a_caption_by_the_same_letters(tmp_path: Path) -> None:
-    """A batch that was accepted must not make `validate` refuse the pipeline."""
+def test_ingest_and_validate_agree_on_equal_captions(tmp_path: Path) -> None:
+    """A batch that was accepted must not make `validate` stop the pipeline."""
     workspace = make_project(tmp_path / "p")
     captions = ["Die Straße ist frei", "DIE STRASSE IST FREI", "die  straße ist frei", "Ein Hund läuft"]
-    make_drop(workspace, "street", [("1.jpg", caption, "") for caption in captions], {"1.jpg": encoded(picture(1))})
-    assert take(workspace) == (2, 2, 0, 0)
+    make_submission(
+        workspace, "street", [("1.jpg", caption, "") for caption in captions], {"1.jpg": encoded(picture(1))}
+    )
+    assert ingest_counts(workspace) == (2, 2, 0, 0)
     params = params_of(workspace)
     for name in params.data:
         prepare.run(params, workspace, name)
@@ -189,20 +193,20 @@ def test_both_doors_know_a_caption_by_the_same_letters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "said"),
+    ("dataset", "reason"),
     [("", "of its own"), (".", "of its own"), ("../elsewhere", "outside"), ("/here/data", "relative to the project")],
 )
-def test_batches_lie_in_a_folder_that_dvc_can_version(dataset: str, said: str) -> None:
-    with pytest.raises(ParamsError, match=rf"`ingest.dataset.*{said}"):
+def test_dataset_must_be_a_folder_that_dvc_can_track(dataset: str, reason: str) -> None:
+    with pytest.raises(ParamsError, match=rf"`ingest.dataset.*{reason}"):
         IngestParams(dataset=dataset)
     if len(dataset) > 1:
         assert IngestParams(dataset=dataset, track=False)
 
 
-def test_without_the_evaluation_data_nothing_is_taken(tmp_path: Path) -> None:
+def test_missing_evaluation_data_stops_the_ingest(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
     shutil.rmtree(workspace.root / "data" / "raw" / "tested")
-    simple_drop(workspace, "drop", range(1, 4))
+    simple_submission(workspace, "submission", range(1, 4))
     with pytest.raises(DataError, match=r"tested/pairs\.csv: no such file"):
         ingest.run(params_of(workspace), workspace)
     assert not held(workspace)
@@ -231,17 +235,17 @@ def test_dvc_versions_batches_and_fetches_imports(tmp_path: Path, monkeypatch: p
     dvc = [sys.executable, "-m", "dvc"]
     command = [*dvc, "import", "-q", str(team), "photos", "-o", "data/imported/photos"]
     subprocess.run(command, cwd=workspace.root, check=True)
-    assert take(workspace) == (3, 0, 0, 0), "what DVC has fetched is finished"
+    assert ingest_counts(workspace) == (3, 0, 0, 0), "what DVC fetched is complete"
     (batch,) = {row["batch"] for row in held(workspace)}
     dataset = workspace.root / "data" / "accepted"
     assert (dataset / f"{batch}.dvc").exists()
     ignored = subprocess.run(["git", "check-ignore", "-q", f"{dataset}/{batch}.dvc"], cwd=workspace.root)
-    assert ignored.returncode == 1, "git sees the .dvc file"
+    assert ignored.returncode == 1, "git does not ignore the .dvc file"
     stage = {"cmd": "echo read > read.txt", "deps": ["data/accepted"], "outs": ["read.txt"]}
     (workspace.root / "dvc.yaml").write_text(json.dumps({"stages": {"prepare": stage}}))  # JSON is YAML
     subprocess.run([*dvc, "repro", "-q"], cwd=workspace.root, check=True)
-    assert take(workspace) == (0, 0, 0, 0)
-    assert json.loads((workspace.reports / "ingest.json").read_text())["drops"] == []
+    assert ingest_counts(workspace) == (0, 0, 0, 0)
+    assert json.loads((workspace.reports / "ingest.json").read_text())["submissions"] == []
 
     def status() -> dict[str, object]:
         done = subprocess.run([*dvc, "status", "--json"], cwd=workspace.root, capture_output=True, text=True)
@@ -249,22 +253,22 @@ def test_dvc_versions_batches_and_fetches_imports(tmp_path: Path, monkeypatch: p
 
     assert status() == {}, "nothing new, so nothing is stale"
     publish(range(2, 6))
-    assert take(workspace) == (2, 2, 0, 0)
+    assert ingest_counts(workspace) == (2, 2, 0, 0)
     assert list(status()) == ["prepare"], "something new, and it is versioned"
 
     shutil.rmtree(dataset / batch)
     publish(range(2, 7))
-    with pytest.raises(DataError, match=f"1 tracked batches are not here.*{batch}.*dvc pull"):
+    with pytest.raises(DataError, match=f"1 tracked batches are missing.*{batch}.*dvc pull"):
         ingest.run(params_of(workspace), workspace)
     subprocess.run([*dvc, "checkout", "-q"], cwd=workspace.root, check=True)
-    assert take(workspace) == (1, 4, 0, 0)
+    assert ingest_counts(workspace) == (1, 4, 0, 0)
 
 
 @pytest.mark.long
-def test_dvc_pulls_a_drop_from_a_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_pulls_a_submission_from_a_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     workspace = make_project(tmp_path / "p", dvc=True, fetch=["data/remote/photos.dvc"])
-    photos = simple_drop(workspace, "photos", range(1, 4)).rename(tmp_path / "photos")
+    photos = simple_submission(workspace, "photos", range(1, 4)).rename(tmp_path / "photos")
     (workspace.root / "data" / "remote").mkdir()
     photos.rename(workspace.root / "data" / "remote" / "photos")
     for command in (
@@ -275,22 +279,22 @@ def test_dvc_pulls_a_drop_from_a_remote(tmp_path: Path, monkeypatch: pytest.Monk
         subprocess.run([sys.executable, "-m", "dvc", *command], cwd=workspace.root, check=True)
     shutil.rmtree(workspace.root / "data" / "remote" / "photos")
     shutil.rmtree(workspace.root / ".dvc" / "cache")
-    assert take(workspace) == (3, 0, 0, 0)
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
 
 
-def test_without_a_dvc_project_it_says_so_before_any_work(tmp_path: Path) -> None:
+def test_missing_dvc_project_is_an_error_before_any_work(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p", track=True)
-    assert take(workspace) == (0, 0, 0, 0)
-    simple_drop(workspace, "drop", range(1, 4))
-    with pytest.raises(DataError, match=r"not a DVC project; `dvc init`, or set ingest.track: false"):
+    assert ingest_counts(workspace) == (0, 0, 0, 0)
+    simple_submission(workspace, "submission", range(1, 4))
+    with pytest.raises(DataError, match=r"not a DVC project; run `dvc init`, or set `ingest.track: false`"):
         ingest.run(params_of(workspace), workspace)
     assert not held(workspace)
 
 
 @pytest.mark.pipeline
-def test_the_command_says_that_nothing_is_new_at_once(tmp_path: Path) -> None:
+def test_command_exits_quickly_if_nothing_is_new(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
-    simple_drop(workspace, "first", range(1, 4))
+    simple_submission(workspace, "first", range(1, 4))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "vlp_models.cli.main", "ingest"]
     first = subprocess.run(command, cwd=workspace.root, env=env, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A kill -9 at any point of an ingest, then a second run: no pair is lost, and none is there twice."""
+"""A kill -9 at any point of an ingest, then a second run: no pair is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ingest_world import ROOT, encoded, held, make_drop, make_project, params_of, picture, simple_drop
+from ingest_project import ROOT, encoded, held, make_project, make_submission, params_of, picture, simple_submission
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import hashes
 from vlp_models.ingest import batch, index, ingest
-from vlp_models.ingest import versioning as ingest_dvc
+from vlp_models.ingest import dvc as dvc_commands
 
 POINTS: dict[str, tuple[Any, str, int, bool]] = {
-    # name: where, the function, at which call, before or after its work
-    "a picture is half read": (hashes, "_hash_one", 7, False),
-    "all is judged": (batch, "write_batch", 1, False),
-    "the batch is written": (batch, "write_batch", 1, True),
-    "the batch is in the dataset": (ingest, "publish", 1, True),
-    "the index is half written": (index, "read_batch_manifest", 1, True),
-    "DVC is at work": (ingest_dvc, "_dvc", 1, False),
-    "the batch is tracked": (ingest_dvc, "_dvc", 1, True),
-    "the drop is about to move": (ingest, "_move_away", 1, False),
-    "the drop has moved": (ingest, "_move_away", 1, True),
+    # name: (module, function, at which call, after its work)
+    "while images are read": (hashes, "_hash_one", 7, False),
+    "before the batch is written": (batch, "write_batch", 1, False),
+    "after the batch is written": (batch, "write_batch", 1, True),
+    "after the batch is published": (ingest, "publish", 1, True),
+    "while the index is written": (index, "read_batch_manifest", 1, True),
+    "while DVC runs": (dvc_commands, "_dvc", 1, False),
+    "after the batch is tracked": (dvc_commands, "_dvc", 1, True),
+    "before the submission moves": (ingest, "_archive", 1, False),
+    "after the submission moved": (ingest, "_archive", 1, True),
 }
 
 
@@ -39,7 +39,7 @@ def die() -> None:
 
 
 def ingest_until(point: str, workspace: Workspace) -> None:
-    """`vlp ingest` in a child that dies of SIGKILL at this point."""
+    """Run `vlp ingest` in a child process that kills itself at this point."""
     module, name, call, after = POINTS[point]
     child = os.fork()
     if child == 0:
@@ -50,7 +50,7 @@ def ingest_until(point: str, workspace: Workspace) -> None:
                 nonlocal calls
                 calls += 1
                 if calls == call and not after:
-                    if name == "_dvc":  # DVC goes on without its parent
+                    if name == "_dvc":  # DVC continues without its parent
                         subprocess.Popen([sys.executable, "-m", "dvc", *arguments[1:]], cwd=arguments[0])
                         time.sleep(0.5)
                     die()
@@ -69,20 +69,20 @@ def ingest_until(point: str, workspace: Workspace) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", POINTS)
-def test_a_second_run_completes_a_killed_one(tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_run_completes_a_killed_one(tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     dvc = "DVC" in point or "tracked" in point
     workspace = make_project(tmp_path / "p", dvc=dvc)
     rows = [(f"{seed}.jpg", f"picture number {seed}", "") for seed in range(1, 13)]
-    rows += [("1.jpg", "the same picture, otherwise put", ""), ("12b.jpg", "a repeated one", "")]
+    rows += [("1.jpg", "the same picture, in other words", ""), ("12b.jpg", "a repeated one", "")]
     files = {f"{seed}.jpg": encoded(picture(seed)) for seed in range(1, 13)}
-    make_drop(workspace, "drop", rows, files | {"12b.jpg": files["12.jpg"]})
+    make_submission(workspace, "submission", rows, files | {"12b.jpg": files["12.jpg"]})
     ingest_until(point, workspace)
     ingest.run(params_of(workspace), workspace)
     check(workspace, [caption for _, caption, _ in rows[:-1]])
-    simple_drop(workspace, "after", range(10, 15))
+    simple_submission(workspace, "after", range(10, 15))
     report = ingest.run(params_of(workspace), workspace)
-    assert (report["new"], report["duplicates"]) == (2, 3), "the index knows what the killed run took in"
+    assert (report["new"], report["duplicates"]) == (2, 3), "the index has what the killed run ingested"
     if dvc:
         batches = {row["batch"] for row in held(workspace)}
         tracked = {path.stem for path in (workspace.root / "data" / "accepted").glob("*.dvc")}
@@ -92,20 +92,20 @@ def test_a_second_run_completes_a_killed_one(tmp_path: Path, point: str, monkeyp
 
 
 def check(workspace: Workspace, captions: list[str]) -> None:
-    """The dataset holds these pairs once each, the drop folder none, and no half batch lies about."""
+    """Assert that the dataset has these pairs once each, and that no submission and no partial batch is left."""
     assert Counter(row["caption"] for row in held(workspace)) == Counter(captions)
-    assert not (workspace.root / "data" / "inbox" / "drop").exists()
-    assert (workspace.root / "data" / "inbox" / "done" / "drop").exists()
+    assert not (workspace.root / "data" / "inbox" / "submission").exists()
+    assert (workspace.root / "data" / "inbox" / "done" / "submission").exists()
     assert not list((workspace.root / "data").glob(".*.partial*"))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_kills_at_random_moments_with_workers(tmp_path: Path) -> None:
-    """The command itself, with two workers, killed after random times until it gets through."""
+    """Run the command with two workers, and kill it after random times until it completes."""
     workspace = make_project(tmp_path / "p", processes=2)
     seeds = range(1, 601)
-    simple_drop(workspace, "drop", seeds)
+    simple_submission(workspace, "submission", seeds)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "vlp_models.cli.main", "ingest"]
     rng = random.Random(5)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ingest_world import encoded, make_drop, make_project, params_of, quarantined
+from ingest_project import encoded, make_project, make_submission, params_of, quarantined
 from photos import photo
 from PIL import Image, ImageOps
 
@@ -142,7 +142,7 @@ def test_later_batch_cannot_bring_withdrawn_images_back(workspace: Workspace) ->
         "new.jpg": photo(6),
     }
     files = {name: encoded(image) for name, image in pictures.items()}
-    make_drop(workspace, "drop", [(name, f"a picture, {name}", "") for name in files], files)
+    make_submission(workspace, "drop", [(name, f"a picture, {name}", "") for name in files], files)
     report = ingest.run(params_of(workspace), workspace)
     assert (report["new"], report["withdrawn"], report["bad"]) == (1, 3, 0)
     lost = quarantined(workspace, "drop")

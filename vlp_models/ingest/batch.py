@@ -1,10 +1,10 @@
-"""A batch: the good pairs of one drop as a folder that never changes again, named by its content.
+"""Write a batch: the accepted pairs of one submission, in an immutable folder named by its content.
 
-<batch>/pairs.jsonl       image, caption, split; the picture's hashes and size; the line it came from
-<batch>/prints.parquet    the pictures' prints (duplicates/prints.py), in the order of pairs.jsonl
-<batch>/images/ab/....jpg by sha256
-<batch>/quarantine.jsonl  every pair that was not taken, with rule and reason
-<batch>/manifest.json     the drop, the counts, the params
+<batch>/pairs.jsonl           image, caption, split; the image's hashes and size; the line it came from
+<batch>/fingerprints.parquet  fingerprints of the images (duplicates/fingerprints.py), in the order of pairs.jsonl
+<batch>/images/ab/....jpg     by sha256
+<batch>/quarantine.jsonl      every rejected pair, with rule and reason
+<batch>/manifest.json         the submission, the counts, the params
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ QUARANTINE = "quarantine.jsonl"
 
 
 def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
-    """Makes `folder`, which holds the kept pictures, a batch; returns its name, which depends on the pairs alone.
+    """Turn `folder`, which holds the submission's valid images, into a batch; return its name, a hash of the pairs.
 
-    Pictures that were not taken are deleted. `about` goes into the manifest.
+    Rejected images are deleted. `about` goes into the manifest.
     """
     run = staging.connection.execute
     for (stored,) in run(
@@ -60,26 +60,33 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
             }
 
     digest = _write_lines(folder / PAIRS, rows())
-    _write_prints(folder / FINGERPRINTS, staging)
+    _write_fingerprints(folder / FINGERPRINTS, staging)
     write_quarantine(folder / QUARANTINE, staging)
-    manifest = {"format": FORMAT, **about, "counts": staging.counts(), "splits": splits, "rules": rules(staging)}
+    manifest = {
+        "format": FORMAT,
+        **about,
+        "counts": staging.counts(),
+        "splits": splits,
+        "rules": count_by_rule(staging),
+    }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return digest[:16]
 
 
-def _write_prints(path: Path, staging: Staging) -> None:
+def _write_fingerprints(path: Path, staging: Staging) -> None:
     cursor = staging.connection.execute(
-        "SELECT stored, print FROM images WHERE verdict IS NULL AND id IN "
+        "SELECT stored, fingerprint FROM images WHERE verdict IS NULL AND id IN "
         "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
     )
     schema = pa.schema([("image", pa.string()), ("fingerprint", pa.binary())])
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         while rows := cursor.fetchmany(BLOCK // 8):
-            images, prints = zip(*rows, strict=True)
-            writer.write_table(pa.table({"image": images, "fingerprint": prints}, schema=schema))
+            images, fingerprints = zip(*rows, strict=True)
+            writer.write_table(pa.table({"image": images, "fingerprint": fingerprints}, schema=schema))
 
 
 def write_quarantine(path: Path, staging: Staging) -> None:
+    """Write every rejected pair as a JSON line with verdict, rule and reason."""
     _write_lines(
         path,
         (
@@ -93,8 +100,8 @@ def write_quarantine(path: Path, staging: Staging) -> None:
     )
 
 
-def rules(staging: Staging) -> dict[str, int]:
-    """Pairs that were not taken, by the rule they broke, the most frequent first."""
+def count_by_rule(staging: Staging) -> dict[str, int]:
+    """Count the rejected pairs by the rule they broke, most frequent first."""
     query = (
         "SELECT coalesce(p.rule, i.rule), count(*) FROM pairs p LEFT JOIN images i ON i.id = p.image "
         "WHERE p.verdict IS NOT NULL OR i.verdict IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
@@ -103,7 +110,7 @@ def rules(staging: Staging) -> dict[str, int]:
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> str:
-    """One JSON object a line; returns the sha256 of the file."""
+    """Write one JSON object a line, flushed to disk; return the sha256 of the file."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for row in rows:

@@ -1,4 +1,4 @@
-"""`vlp drift`: the batches that the last trained model has not seen, against what it has (data/training_stats.json)."""
+"""`vlp drift`: compare batches that are newer than the last training with its data (data/training_stats.json)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.stages.training_stats import embed, training_stats_path
 
-FEWEST = 20  # images, below which embeddings are not compared
+MIN_IMAGES = 20  # below it embeddings are not compared
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
-    """Writes reports/drift.json and returns what it holds.
+    """Compare new batches with the training statistics; write reports/drift.json and return its content.
 
     Raises:
         DataError: a batch or the tokenizer is missing or damaged.
@@ -30,7 +30,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
     path = training_stats_path(workspace)
     report: dict[str, Any] = {"gate": p.gate, "drifted": False, "measures": [], "notes": [], "batches": []}
     if not path.exists():
-        report["notes"].append(f"no {path.name} yet: `dvc repro training_stats` writes it after a training")
+        report["notes"].append(f"no {path.name} yet: run `dvc repro training_stats` after a training")
         return _finish(report, workspace)
     reference = read_json(path)
     dataset = workspace.root / params.ingest.dataset
@@ -40,7 +40,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
     new = [name for name in batches if name not in reference["batches"]]
     rows = Rows(dataset, new)
     if not new or not any(True for _ in rows):
-        report["notes"].append("no new pairs to train on since the model was trained")
+        report["notes"].append("no new training pairs since the last training")
         return _finish(report, workspace)
     with record_timing(workspace, "drift"):
         tokenizer = Tokenizer.load(require_output(workspace.tokenizer, "tokenizer"))
@@ -54,7 +54,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
 
 
 class Rows:
-    """The pairs of batches that are to be trained on, read from disk each time."""
+    """The training pairs of batches, read from disk each time."""
 
     def __init__(self, dataset: Path, batches: list[str]) -> None:
         self._dataset = dataset
@@ -69,7 +69,7 @@ class Rows:
                         yield {**row, "path": self._dataset / name / row["image"]}
 
     def images(self) -> Iterator[dict[str, Any]]:
-        """The first row of each picture."""
+        """Yield the first row of each image."""
         last = ""
         for row in self:
             if row["sha256"] != last:
@@ -80,18 +80,18 @@ class Rows:
 def _add_embeddings(
     report: dict[str, Any], reference: dict[str, Any], rows: Rows, params: Params, workspace: Workspace
 ) -> None:
-    """The two-sample test on means over regions, where the regions can be made here and are the model's."""
+    """Add the two-sample test on region features (mean over regions), if the same features can be extracted here."""
     p = params.drift
     if not reference["points"]:
-        report["notes"].append("embeddings: not compared, there are none of the training data: no model reads regions")
+        report["notes"].append("embeddings not compared: the training statistics have none (no model reads regions)")
         return
     chosen = heapq.nsmallest(p.images, rows.images(), key=lambda row: row["sha256"]) if p.images else []
-    if min(len(chosen), len(reference["points"])) < FEWEST:
-        report["notes"].append(f"embeddings: not compared, fewer than {FEWEST} images")
+    if min(len(chosen), len(reference["points"])) < MIN_IMAGES:
+        report["notes"].append(f"embeddings not compared: fewer than {MIN_IMAGES} images")
         return
     source = _region_source(params, workspace)
     if source is None or source.detector_id != reference["detector_id"]:
-        report["notes"].append("embeddings: not compared, the regions of the training data can't be made here")
+        report["notes"].append("embeddings not compared: the training data's regions cannot be extracted here")
         return
     images = [
         {
@@ -104,8 +104,8 @@ def _add_embeddings(
     ]
     regions, _ = source.regions(images, lambda count: None)
     means = [region.features.astype(np.float32).mean(axis=0) for region in regions if len(region.features)]
-    if len(means) < FEWEST:
-        report["notes"].append("embeddings: not compared, hardly an image has a region")
+    if len(means) < MIN_IMAGES:
+        report["notes"].append("embeddings not compared: too few images have regions")
         return
     points = np.array(embed(np.stack(means), reference["seed"]))
     report["measures"].append(compare_embeddings(np.array(reference["points"]), points, p))
@@ -128,7 +128,7 @@ def _finish(report: dict[str, Any], workspace: Workspace) -> dict[str, Any]:
     for note in report["notes"]:
         print(note)
     if report["drifted"]:
-        print("drift: the new pairs differ" + ("; drift.gate stops here" if report["gate"] else ""))
+        print("drift: new pairs differ from the training data" + ("; stopped by drift.gate" if report["gate"] else ""))
     elif report["measures"]:
         print("drift: within the limits")
     return report

@@ -1,8 +1,7 @@
-"""What is known of every picture held or tested on: its hashes, in a SQLite file that grows on disk, not in memory.
+"""An index of the hashes of all accepted and evaluation images, in a SQLite file, so memory stays flat.
 
-The index is a cache: a batch names its pictures' hashes itself, so the index can be made again from the batches alone,
-and a batch whose entry was lost to a kill enters at the next start. Pictures of other datasets are hashed once and
-remembered by path, size and date.
+The index is a cache: batches store their images' hashes, so it can be rebuilt from the batches, and a batch that a kill
+left out is added at the next start. Images of other datasets are hashed once and cached by path, size and date.
 """
 
 from __future__ import annotations
@@ -22,26 +21,24 @@ from vlp_models.errors import DataError
 
 PAIRS, FINGERPRINTS, MANIFEST = "pairs.jsonl", "fingerprints.parquet", "manifest.json"
 BLOCK = 4096
-# Of what it holds: 2 remembered a drop also where its batch tells of it. Pictures looked at with and without keypoints
-# are two indexes.
-_VERSION = 3
+_VERSION = 4  # of the schema; an index with another version, or with other fingerprints, is rebuilt
 _SCHEMA = """
 CREATE TABLE images (
     id INTEGER PRIMARY KEY, origin TEXT NOT NULL, image_id TEXT NOT NULL, split TEXT NOT NULL,
     path TEXT, size INTEGER, mtime INTEGER, sha256 BLOB NOT NULL, pixels BLOB NOT NULL, perceptual INTEGER,
-    print BLOB);
+    fingerprint BLOB);
 CREATE INDEX images_sha256 ON images (sha256);
 CREATE INDEX images_pixels ON images (pixels);
 CREATE INDEX images_origin ON images (origin, image_id);
 CREATE TABLE batches (name TEXT PRIMARY KEY, snapshot TEXT NOT NULL, pairs INTEGER NOT NULL);
-CREATE TABLE drops (snapshot TEXT PRIMARY KEY);
+CREATE TABLE submissions (snapshot TEXT PRIMARY KEY);
 """
-HELD = "batch/"  # the origin of a batch's pictures; those of another dataset have "data/<name>"
+BATCH_ORIGIN = "batch/"  # origin of a batch's images; those of another dataset have "data/<name>"
 
 
 @dataclass(frozen=True)
-class Known:
-    """A picture of the index."""
+class IndexedImage:
+    """An image of the index."""
 
     origin: str
     image_id: str
@@ -49,12 +46,12 @@ class Known:
 
 
 class HashIndex:
-    """One writer at a time (the caller holds the lock). A file that is no index is made anew.
+    """The index; one writer at a time (the caller holds the lock). A damaged file is rebuilt.
 
     Args:
         path: the SQLite file.
-        name: what the ids of the dataset's own pictures begin with.
-        keypoints: prints hold them.
+        name: prefix of the ids of the dataset's own images.
+        keypoints: whether fingerprints include keypoints.
     """
 
     def __init__(self, path: Path, name: str, *, keypoints: bool) -> None:
@@ -70,9 +67,9 @@ class HashIndex:
     def _open(self, path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, isolation_level=None, uri=False)
         try:
-            # A kill of the process loses nothing; what a power cut loses is read from the batches again.
+            # A kill loses nothing; what a power cut loses is read from the batches again.
             connection.execute("PRAGMA synchronous = OFF")
-            connection.execute("PRAGMA cache_size = -4096")  # KiB: the only memory the index takes
+            connection.execute("PRAGMA cache_size = -4096")  # KiB: the only memory the index uses
             connection.execute("PRAGMA temp_store = FILE")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version != self._version:
@@ -90,57 +87,57 @@ class HashIndex:
     def __len__(self) -> int:
         return int(self.connection.execute("SELECT count(*) FROM images").fetchone()[0])
 
-    # -- the dataset's own batches
+    # --- The dataset's own batches
 
     def sync_batches(self, dataset: Path) -> None:
-        """Makes the index agree with the batches on disk.
+        """Update the index to the batches on disk.
 
         Raises:
-            DataError: a batch is tracked but not there, or damaged.
+            DataError: a batch is tracked but missing, or damaged.
         """
         here = {path.parent.name for path in dataset.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")}
         absent = sorted(path.stem for path in dataset.glob("*.dvc") if path.stem not in here)
         if absent:
             raise DataError(
-                f"{dataset}: {len(absent)} tracked batches are not here, such as {absent[0]}; without them their "
-                f"pictures would be taken in again: `dvc pull {dataset / absent[0]}.dvc` (or `dvc checkout`)"
+                f"{dataset}: {len(absent)} tracked batches are missing, such as {absent[0]}; their images would be "
+                f"ingested again. Run `dvc pull {dataset / absent[0]}.dvc` (or `dvc checkout`)"
             )
         known = {name for (name,) in self.connection.execute("SELECT name FROM batches")}
         for name in sorted(known - here):
-            self._forget(name)
+            self._remove_batch(name)
         for name in sorted(here - known):
-            self._read_batch(dataset / name)
+            self._add_batch(dataset / name)
 
-    def _forget(self, name: str) -> None:
+    def _remove_batch(self, name: str) -> None:
         with self._transaction():
-            self.connection.execute("DELETE FROM images WHERE origin = ?", (HELD + name,))
+            self.connection.execute("DELETE FROM images WHERE origin = ?", (BATCH_ORIGIN + name,))
             self.connection.execute("DELETE FROM batches WHERE name = ?", (name,))
 
-    def _read_batch(self, batch: Path) -> None:
+    def _add_batch(self, batch: Path) -> None:
         def rows() -> Iterator[tuple[Any, ...]]:
-            last, fingerprints = "", read_prints(batch / FINGERPRINTS)
+            last, fingerprints = "", read_fingerprints(batch / FINGERPRINTS)
             with (batch / PAIRS).open(encoding="utf-8") as lines:
                 for number, line in enumerate(lines, start=1):
                     try:
                         row = json.loads(line)
-                        if row["image"] == last:  # captions of one picture are neighbours
+                        if row["image"] == last:  # captions of one image are adjacent
                             continue
                         last = row["image"]
                         perceptual = None if row["perceptual"] is None else int(row["perceptual"], 16)
                         hashes = (bytes.fromhex(row["sha256"]), bytes.fromhex(row["pixels"]), signed(perceptual))
-                        image, fingerprint = next(fingerprints) if fingerprints else (last, None)
+                        image, fingerprint = next(fingerprints)
                         if image != last:
                             raise ValueError(f"{FINGERPRINTS} has {image} where {last} is expected")
-                        yield (HELD + batch.name, f"{batch.name}/{last}", row["split"], *hashes, fingerprint)
+                        yield (BATCH_ORIGIN + batch.name, f"{batch.name}/{last}", row["split"], *hashes, fingerprint)
                     except (ValueError, KeyError, TypeError, StopIteration) as error:
                         raise DataError(
-                            f"{batch / PAIRS}:{number}: damaged ({error!r}); `dvc checkout {batch}.dvc` restores it"
+                            f"{batch / PAIRS}:{number}: damaged ({error!r}); run `dvc checkout {batch}.dvc`"
                         ) from None
 
         manifest = read_batch_manifest(batch)
         with self._transaction():
             self.connection.executemany(
-                "INSERT INTO images (origin, image_id, split, sha256, pixels, perceptual, print) "
+                "INSERT INTO images (origin, image_id, split, sha256, pixels, perceptual, fingerprint) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 rows(),
             )
@@ -154,17 +151,17 @@ class HashIndex:
     def pairs(self) -> int:
         return int(self.connection.execute("SELECT coalesce(sum(pairs), 0) FROM batches").fetchone()[0])
 
-    # -- drops that have been dealt with
+    # --- Submissions
 
-    def taken(self, snapshot: str) -> bool:
-        """Whether a drop of this snapshot has been dealt with: there is a batch of it, or it stayed where it was."""
-        query = "SELECT 1 FROM batches WHERE snapshot = ?1 UNION SELECT 1 FROM drops WHERE snapshot = ?1"
+    def is_ingested(self, snapshot: str) -> bool:
+        """Return whether a submission was ingested: it has a batch, or it stayed in place and was recorded."""
+        query = "SELECT 1 FROM batches WHERE snapshot = ?1 UNION SELECT 1 FROM submissions WHERE snapshot = ?1"
         return self.connection.execute(query, (snapshot,)).fetchone() is not None
 
-    def remember(self, snapshot: str) -> None:
-        self.connection.execute("INSERT OR IGNORE INTO drops VALUES (?)", (snapshot,))
+    def record_submission(self, snapshot: str) -> None:
+        self.connection.execute("INSERT OR IGNORE INTO submissions VALUES (?)", (snapshot,))
 
-    # -- pictures of other datasets
+    # --- Images of other datasets
 
     def sync_source(
         self,
@@ -172,15 +169,15 @@ class HashIndex:
         listed: Iterable[tuple[str, str, str]],
         hash_files: Callable[[Iterator[tuple[int, str, bool]]], Iterator[tuple[int, Any]]],
     ) -> int:
-        """Makes the index agree with the pictures of another dataset; hashes those that are new or changed.
+        """Update the index to the images of another dataset; hash those that are new or changed.
 
         Args:
             source: the dataset's name.
-            listed: (image id, split, path) of every picture to know.
-            hash_files: (number, path, whether it is tested on) -> (number, ImageHashes or an exception), in any order.
+            listed: (image id, split, path) of every image.
+            hash_files: (number, path, whether it is held out) -> (number, ImageHashes or an exception), in any order.
 
         Returns:
-            How many could not be read. They protect nothing; `prepare` sets them aside.
+            How many could not be read; `prepare` quarantines them.
         """
         origin = f"data/{source}"
         run = self.connection.execute
@@ -227,52 +224,53 @@ class HashIndex:
     def _add_wanted(self, block: list[tuple[Any, ...]]) -> None:
         with self._transaction():
             self.connection.executemany(
-                "INSERT INTO images (origin, image_id, split, path, size, mtime, sha256, pixels, perceptual, print) "
+                "INSERT INTO images "
+                "(origin, image_id, split, path, size, mtime, sha256, pixels, perceptual, fingerprint) "
                 "SELECT ?1, image_id, split, path, size, mtime, ?2, ?3, ?4, ?5 FROM wanted WHERE rowid = ?6",
                 block,
             )
 
-    def knows_train(self, source: str) -> bool:
-        """Whether pictures of its training split are known; they were asked for once, and stay."""
+    def has_train(self, source: str) -> bool:
+        """Return whether images of its training split are indexed; once indexed they stay."""
         query = "SELECT 1 FROM images WHERE origin = ? AND split = 'train' LIMIT 1"
         return self.connection.execute(query, (f"data/{source}",)).fetchone() is not None
 
-    def forget_sources(self, keep: Iterable[str]) -> None:
-        """Drops what is known of datasets that params.yaml no longer names."""
+    def remove_other_sources(self, keep: Iterable[str]) -> None:
+        """Remove the images of datasets that params.yaml no longer names."""
         kept = {f"data/{name}" for name in keep}
         origins = [row[0] for row in self.connection.execute("SELECT DISTINCT origin FROM images")]
         for origin in origins:
-            if not origin.startswith(HELD) and origin not in kept:
+            if not origin.startswith(BATCH_ORIGIN) and origin not in kept:
                 self.connection.execute("DELETE FROM images WHERE origin = ?", (origin,))
 
-    # -- looking up
+    # --- Look-ups
 
-    def known(self, number: int) -> Known:
+    def image(self, number: int) -> IndexedImage:
         query = "SELECT origin, image_id, split FROM images WHERE id = ?"
-        found = Known(*self.connection.execute(query, (number,)).fetchone())
-        own = found.origin.startswith(HELD)
-        return Known(found.origin, f"{self._name}/{found.image_id}", found.split) if own else found
+        found = IndexedImage(*self.connection.execute(query, (number,)).fetchone())
+        own = found.origin.startswith(BATCH_ORIGIN)
+        return IndexedImage(found.origin, f"{self._name}/{found.image_id}", found.split) if own else found
 
     def perceptual_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(ids int64, hashes uint64) of every picture that has a perceptual hash, a block at a time."""
+        """Yield ids (int64) and perceptual hashes (uint64) of all images that have one, a block at a time."""
         cursor = self.connection.execute("SELECT id, perceptual FROM images WHERE perceptual IS NOT NULL")
         while rows := cursor.fetchmany(2 * BLOCK):
             table = np.array(rows, np.int64)
             yield table[:, 0], np.ascontiguousarray(table[:, 1]).view(np.uint64)
 
-    def fingerprints(self, *, tested: bool) -> Iterator[tuple[int, Fingerprint]]:
-        """(id, print) of the pictures that are tested on, or of those that are learnt from."""
-        sign = "!=" if tested else "="
-        query = f"SELECT id, print FROM images WHERE split {sign} 'train' AND print IS NOT NULL"
+    def fingerprints(self, *, held_out: bool) -> Iterator[tuple[int, Fingerprint]]:
+        """Yield (id, fingerprint) of the evaluation images, or of the training images."""
+        sign = "!=" if held_out else "="
+        query = f"SELECT id, fingerprint FROM images WHERE split {sign} 'train' AND fingerprint IS NOT NULL"
         for number, content in self._stream(query):
             yield number, Fingerprint.from_bytes(content)
 
-    def print_of(self, number: int) -> Fingerprint | None:
-        (content,) = self.connection.execute("SELECT print FROM images WHERE id = ?", (number,)).fetchone()
+    def fingerprint_of(self, number: int) -> Fingerprint | None:
+        (content,) = self.connection.execute("SELECT fingerprint FROM images WHERE id = ?", (number,)).fetchone()
         return None if content is None else Fingerprint.from_bytes(content)
 
     def _stream(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """Rows of a query whose table does not change meanwhile, a block at a time."""
+        """Yield the rows of a query, a block at a time; its table must not change meanwhile."""
         cursor = self.connection.cursor().execute(query)
         while rows := cursor.fetchmany(BLOCK):
             yield from rows
@@ -282,7 +280,7 @@ class HashIndex:
 
 
 class _Transaction:
-    """BEGIN ... COMMIT, or ROLLBACK on an error. Python's own begins too late for several statements."""
+    """BEGIN ... COMMIT, or ROLLBACK on an error. Python's own transactions start too late for several statements."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -295,28 +293,34 @@ class _Transaction:
 
 
 def read_batch_manifest(batch: Path) -> dict[str, Any]:
+    """Read a batch's manifest.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
     try:
         manifest: dict[str, Any] = json.loads((batch / MANIFEST).read_text(encoding="utf-8"))
         manifest["snapshot"], manifest["counts"]["new"]
         return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{batch / MANIFEST}: damaged ({error!r}); `dvc checkout {batch}.dvc` restores it") from None
+        raise DataError(f"{batch / MANIFEST}: damaged ({error!r}); run `dvc checkout {batch}.dvc`") from None
 
 
-def read_prints(path: Path) -> Iterator[tuple[str, bytes]] | None:
-    """(image, print) of a batch's pictures in their order; None for a batch of a version that kept none."""
+def read_fingerprints(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield (image, fingerprint) of a batch's images in their order.
 
-    def rows() -> Iterator[tuple[str, bytes]]:
-        for block in open_parquet(path).iter_batches(BLOCK // 8):
-            yield from zip(block["image"].to_pylist(), block["fingerprint"].to_pylist(), strict=True)
-
-    return rows() if path.exists() else None
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    for block in open_parquet(path).iter_batches(BLOCK // 8):
+        yield from zip(block["image"].to_pylist(), block["fingerprint"].to_pylist(), strict=True)
 
 
 def signed(value: int | None) -> int | None:
-    """An unsigned 64-bit number as SQLite can hold it."""
+    """Convert an unsigned 64-bit integer to SQLite's signed one."""
     return None if value is None else value - (1 << 64) if value >> 63 else value
 
 
 def unsigned(value: int) -> int:
+    """Convert SQLite's signed 64-bit integer back to an unsigned one."""
     return value & ((1 << 64) - 1)

@@ -1,13 +1,12 @@
-"""`vlp ingest`: what has been dropped becomes a batch of the versioned dataset, once.
+"""`vlp ingest`: turn each complete submission in the inbox into a batch of the versioned dataset, exactly once.
 
-A drop is read, judged and written beside the dataset; renaming the batch into it is the moment it counts. All else
-can be found out again: the index from the batches, whether a drop was dealt with from the batch it became. So a kill
-at any point, and a second run, neither lose nor double a pair.
+A submission is read, checked and written next to the dataset; renaming the new batch into the dataset commits it. All
+other state can be rebuilt: the index from the batches, and whether a submission was ingested from its batch. So a kill
+at any point, or a second run, neither loses nor duplicates a pair.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -17,62 +16,70 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.device import cpu_count
 from vlp_models.common.io import write_json
+from vlp_models.common.lock import file_lock
+from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.ingest.index import MANIFEST
 from vlp_models.params import IngestParams, Params
 
 if TYPE_CHECKING:
-    from vlp_models.ingest.drops import Drop
     from vlp_models.ingest.index import HashIndex
+    from vlp_models.ingest.submissions import Submission
 
-MOST_BYTES = 200  # of a name that something is added to: a report's, or that of a drop in done/
+logger = get_logger(__name__)
+
+MAX_NAME = 200  # bytes of a file name that something is appended to; file systems allow 255
 COUNTS = ("new", "duplicates", "leaks", "withdrawn", "bad")
 
 
 def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, Any]:
-    """Takes in every finished drop and writes reports/ingest.json; returns what it holds.
+    """Ingest every complete submission; write reports/ingest.json and return its content.
 
     Args:
-        check: only look: what lies there, and whether it is finished.
+        check: only list the submissions and whether they are complete.
 
     Raises:
-        DataError: a drop has more bad pairs than `ingest.max_bad_fraction`, or no readable listing (others are
-            taken in all the same); another ingest is running; DVC failed; a dataset of params.yaml is not there.
-        ParamsError: a number that can't be.
+        DataError: a submission has more bad pairs than `ingest.max_bad_fraction` or no readable listing (the others are
+            ingested all the same); another ingest is running; DVC failed; a dataset of params.yaml is missing.
+        ParamsError: a value is out of range.
     """
-    from vlp_models.ingest.drops import find_drops
-    from vlp_models.ingest.versioning import fetch, track
+    from vlp_models.ingest.dvc import fetch, track
+    from vlp_models.ingest.submissions import find_submissions
 
     p = params.ingest
-    _check(p)
-    report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "drops": [], "notes": []}
+    _check_ranges(p)
+    report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "submissions": [], "notes": []}
     if not p.inbox and not p.fetch:
-        print("ingest: ingest.inbox and ingest.fetch are empty, so nothing is taken in (docs/new-data.md)")
+        print("ingest: ingest.inbox and ingest.fetch are empty: nothing to ingest (docs/new-data.md)")
         return _finish(report, workspace, p, check)
     dataset = workspace.root / p.dataset
-    with _only_one(workspace):
-        owned = fetch(workspace.root, p.fetch, only_list=check)
+    with file_lock(workspace.root / ".work" / "ingest" / "lock", "`vlp ingest`"):
+        tracked = fetch(workspace.root, p.fetch, only_list=check)
         if not check:
-            for path in dataset.parent.glob(f".{dataset.name}.partial-*"):  # of runs that were killed
+            # clean up after killed runs: unfinished batches, and batches that DVC does not track yet
+            for path in dataset.parent.glob(f".{dataset.name}.partial-*"):
                 shutil.rmtree(path, ignore_errors=True)
             if p.track:
-                track(workspace.root, dataset)  # what a killed run left untracked
-        drops, report["notes"] = find_drops(workspace.root / p.inbox if p.inbox else None, owned)
-        refused: list[str] = []
-        if drops:
-            refused = _take(drops, params, workspace, report, check)
+                track(workspace.root, dataset)
+        inbox = workspace.root / p.inbox if p.inbox else None
+        submissions, report["notes"] = find_submissions(inbox, tracked)
+        problems: list[str] = []
+        if submissions:
+            problems = _ingest_all(submissions, params, workspace, report, check)
         _finish(report, workspace, p, check)
-    if refused:
-        raise DataError("\n".join(refused))
+    if problems:
+        raise DataError("\n".join(problems))
     return report
 
 
-def _check(p: IngestParams) -> None:
+def _check_ranges(p: IngestParams) -> None:
     from vlp_models.curation.duplicates.search import MAX_RADIUS
 
     if not -1 <= p.max_hash_distance <= MAX_RADIUS or not 0 <= p.max_bad_fraction <= 1 or p.settle_seconds < 0:
@@ -82,137 +89,150 @@ def _check(p: IngestParams) -> None:
         )
 
 
-def _take(drops: list[Drop], params: Params, workspace: Workspace, report: dict[str, Any], check: bool) -> list[str]:
+@dataclass(frozen=True)
+class _Run:
+    """What all submissions of one run share."""
+
+    params: Params
+    workspace: Workspace
+    index: HashIndex
+    notes: list[str]  # of the report
+
+    @property
+    def dataset(self) -> Path:
+        return self.workspace.root / self.params.ingest.dataset
+
+    @property
+    def inbox(self) -> Path:
+        return self.workspace.root / self.params.ingest.inbox
+
+
+def _ingest_all(
+    submissions: list[Submission], params: Params, workspace: Workspace, report: dict[str, Any], check: bool
+) -> list[str]:
+    """Ingest one submission after the other; return why some were rejected."""
+    from vlp_models.ingest.dvc import require_project
     from vlp_models.ingest.index import HashIndex
-    from vlp_models.ingest.versioning import need_project
 
     p, keypoints = params.ingest, params.validate.near_duplicates.keypoints
-    dataset = workspace.root / p.dataset
     if p.track:
-        need_project(workspace.root)
-    refused = []
+        require_project(workspace.root)
+    problems = []
     index = HashIndex(workspace.root / ".work" / "ingest" / "index.sqlite", dataset_name(params), keypoints=keypoints)
+    run = _Run(params, workspace, index, report["notes"])
     try:
-        index.sync_batches(dataset)
-        for drop in drops:
-            entry: dict[str, Any] = {"name": drop.name, "state": "", "batch": ""}
-            report["drops"].append(entry)
+        index.sync_batches(run.dataset)
+        for submission in submissions:
+            entry: dict[str, Any] = {"name": submission.name, "state": "", "batch": ""}
+            report["submissions"].append(entry)
             try:
-                snapshot = drop.snapshot()
+                snapshot = submission.snapshot()
             except OSError as error:
-                entry["state"] = "refused"
-                refused.append(f"{drop.folder}: can't be read: {error.strerror}: {error.filename}")
+                entry["state"] = "rejected"
+                problems.append(f"{submission.folder}: unreadable: {error.strerror}: {error.filename}")
                 continue
-            if index.taken(snapshot.id):
+            if index.is_ingested(snapshot.id):
                 entry["state"] = "known"
                 if not check:
-                    report["notes"] += _put_away(drop, snapshot.id, index, workspace.root / p.inbox)
-                if drop.owned:
-                    report["drops"].remove(entry)  # it stays for ever; nothing to say
-            elif not drop.owned and time.time() - snapshot.changed < p.settle_seconds:
+                    _archive(submission, snapshot.id, run)
+                if submission.dvc_tracked:
+                    report["submissions"].remove(entry)  # it stays in place for good: nothing to report
+            elif not submission.dvc_tracked and time.time() - snapshot.changed < p.settle_seconds:
                 entry["state"] = "unfinished"
             elif check:
                 entry |= {"state": "ready", "files": snapshot.files}
             else:
                 with record_timing(workspace, "ingest"):
-                    problem = _take_one(drop, snapshot.id, entry, report["notes"], index, params, workspace)
+                    problem = _ingest_one(submission, snapshot.id, entry, run)
                 if problem:
-                    refused.append(problem)
+                    problems.append(problem)
     finally:
         index.close()
     for name in COUNTS:
-        report[name] = sum(entry.get(name, 0) for entry in report["drops"] if entry["state"] == "taken")
-    return refused
+        report[name] = sum(entry.get(name, 0) for entry in report["submissions"] if entry["state"] == "ingested")
+    return problems
 
 
-def _take_one(
-    drop: Drop,
-    snapshot: str,
-    entry: dict[str, Any],
-    notes: list[str],
-    index: HashIndex,
-    params: Params,
-    workspace: Workspace,
-) -> str:
-    """One drop into one batch; returns why it was refused, if it was."""
-    from vlp_models.ingest.versioning import track
+def _ingest_one(submission: Submission, snapshot: str, entry: dict[str, Any], run: _Run) -> str:
+    """Turn one submission into one batch; return why it was rejected, if it was."""
+    from vlp_models.ingest.dvc import track
 
-    p = params.ingest
-    dataset = workspace.root / p.dataset
-    with _partial(dataset) as partial:
+    with _partial_batch(run.dataset) as partial:
         try:
-            name, problem = _judge(drop, snapshot, entry, partial, index, params, workspace)
+            name, problem = _make_batch(submission, snapshot, entry, partial, run)
         except (OSError, sqlite3.OperationalError) as error:  # a full disk
-            raise DataError(f"ingest: {error}; nothing of {drop.name} was taken") from error
+            raise DataError(f"ingest: {error}; nothing of {submission.name} was ingested") from error
         if problem:
-            entry["state"] = "refused"
+            entry["state"] = "rejected"
             return problem
-        if drop.snapshot().id != snapshot:
+        if submission.snapshot().id != snapshot:
             entry["state"] = "unfinished"  # it changed while it was read
             return ""
         if entry["new"]:
             try:
-                publish(partial, dataset / name)
+                publish(partial, run.dataset / name)
             except DataError as error:
-                entry["state"] = "refused"
+                entry["state"] = "rejected"
                 return str(error)
             entry["batch"] = name
-            index.sync_batches(dataset)
-            if p.track:
-                track(workspace.root, dataset)
-    entry["state"] = "taken"
-    notes += _put_away(drop, snapshot, index, workspace.root / p.inbox)
+            run.index.sync_batches(run.dataset)
+            if run.params.ingest.track:
+                track(run.workspace.root, run.dataset)
+    entry["state"] = "ingested"
+    _archive(submission, snapshot, run)
     return ""
 
 
-def _judge(
-    drop: Drop,
-    snapshot: str,
-    entry: dict[str, Any],
-    partial: Path,
-    index: HashIndex,
-    params: Params,
-    workspace: Workspace,
+def _make_batch(
+    submission: Submission, snapshot: str, entry: dict[str, Any], partial: Path, run: _Run
 ) -> tuple[str, str]:
-    """Makes a batch of the drop in `partial` and adds the counts to `entry`; the batch's name, or why there is none."""
+    """Write the submission's batch into `partial` and its counts into `entry`.
+
+    Returns:
+        The batch's name and "", or "" and why the submission is rejected.
+    """
     from vlp_models.curation.duplicates.hashes import HashJob
     from vlp_models.curation.duplicates.search import NearRules
     from vlp_models.curation.duplicates.withdrawn import read_withdrawn
     from vlp_models.ingest import batch as batches
     from vlp_models.ingest.decide import decide
     from vlp_models.ingest.reading import Staging
-    from vlp_models.ingest.sources import processes, protect
 
-    p, limits = params.ingest, params.validate
-    staging = Staging(workspace.root / ".work" / "ingest" / "drop.sqlite")
+    p, limits, workspace = run.params.ingest, run.params.validate, run.workspace
+    staging = Staging(workspace.root / ".work" / "ingest" / "submission.sqlite")
     try:
         try:
-            staging.read(drop, limits)
+            staging.read(submission, limits)
         except DataError as error:
             return "", str(error)
-        protect(index, params, workspace, evaluates=staging.evaluates())
+        index_datasets(run.index, run.params, workspace, has_held_out=staging.has_held_out())
         near = NearRules(
             max_hash_distance=limits.near_duplicates.max_hash_distance, keypoints=limits.near_duplicates.keypoints
         )
         job = HashJob(
-            folder=drop.folder,
+            folder=submission.folder,
             keep=partial,
             max_pixels=limits.max_image_pixels,
             min_side=limits.min_image_side,
             keypoints=near.keypoints,
         )
-        staging.hash_images(job, processes(p))
-        decide(staging, index, p.max_hash_distance, near, read_withdrawn(workspace.withdrawn, near))
+        staging.hash_images(job, _processes(p))
+        decide(staging, run.index, p.max_hash_distance, near, read_withdrawn(workspace.withdrawn, near))
         entry |= staging.counts()
-        listed = workspace.reports / "ingest" / f"{_short(drop.name)}.jsonl"
-        listed.parent.mkdir(parents=True, exist_ok=True)
-        batches.write_quarantine(listed, staging)
+        rejected = workspace.reports / "ingest" / f"{_shorten(submission.name)}.jsonl"
+        rejected.parent.mkdir(parents=True, exist_ok=True)
+        batches.write_quarantine(rejected, staging)
         if entry["bad"] > p.max_bad_fraction * entry["rows"] or not entry["rows"]:
-            entry["rules"] = batches.rules(staging)
-            return "", _refusal(drop, entry, p, listed)
+            entry["rules"] = batches.count_by_rule(staging)
+            worst = ", ".join(f"{rule}: {count:,}" for rule, count in list(entry["rules"].items())[:5])
+            return "", (
+                f"{submission.listing}: {entry['bad']:,} of {entry['rows']:,} pairs are bad, more than "
+                f"ingest.max_bad_fraction ({p.max_bad_fraction:.1%}); nothing was ingested. {worst}. Reasons pair by "
+                f"pair: {rejected}. Correct the submission, or raise the limit"
+            )
         about = {
-            "drop": drop.name,
-            "listing": drop.listing.name,
+            "submission": submission.name,
+            "listing": submission.listing.name,
             "snapshot": snapshot,
             "max_hash_distance": p.max_hash_distance,
         }
@@ -221,49 +241,74 @@ def _judge(
         staging.close()
 
 
-def publish(partial: Path, batch: Path) -> None:
-    """The moment a batch counts. What it holds is on the disk before its name is.
+def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, has_held_out: bool) -> None:
+    """Update the index to the evaluation splits of every other dataset of params.yaml.
+
+    Args:
+        has_held_out: the submission has evaluation pairs, which must not be in any training split either; so training
+            splits are indexed as well.
 
     Raises:
-        DataError: a folder of its name is there, and no batch.
+        DataError: a dataset is missing, so leaks from it could not be found.
+    """
+    from vlp_models.curation.duplicates.hashes import HashJob, hash_all
+    from vlp_models.data.formats import read_source
+
+    own = Path(params.ingest.dataset)
+    others = {name: source for name, source in params.data.items() if Path(source.root) != own}
+    index.remove_other_sources(others)
+    job = HashJob.in_place(params.validate)
+    for name, source in others.items():
+        with_train = has_held_out or index.has_train(name)
+        rows = read_source(name, source, workspace.root)["images"]
+        listed = [
+            (row["image_id"], row["split"] or "", row["path"]) for row in rows if with_train or row["split"] != "train"
+        ]
+        unreadable = index.sync_source(name, listed, lambda paths: hash_all(paths, job, _processes(params.ingest)))
+        if unreadable:
+            logger.warning(
+                "data.%s: %s of %s images are unreadable and were not compared", name, unreadable, len(listed)
+            )
+
+
+def _processes(p: IngestParams) -> int:
+    return p.processes or cpu_count()
+
+
+def publish(partial: Path, batch: Path) -> None:
+    """Commit a batch: flush its content to disk, then rename it into the dataset.
+
+    Raises:
+        DataError: a folder of its name exists that is not a batch.
     """
     os.sync()
     batch.parent.mkdir(parents=True, exist_ok=True)
     if not batch.exists():
         partial.rename(batch)
-    elif not (batch / MANIFEST).exists():  # else the same pairs under the same name
+    elif not (batch / MANIFEST).exists():  # otherwise it holds the same pairs, by its name
         raise DataError(
-            f"{batch}: a folder without {MANIFEST}, as a removal leaves that was cut off; delete it and run `vlp "
-            "ingest` again. The drop is where it was"
+            f"{batch}: a folder without {MANIFEST}, left by an interrupted removal; delete it and run `vlp ingest` "
+            "again. The submission is still in place"
         )
 
 
-def _short(name: str) -> str:
-    """A file's name is at most 255 bytes long, and a folder's may be so, too."""
+def _shorten(name: str) -> str:
+    """Shorten a name to at most `MAX_NAME` bytes, a hash included."""
     whole = os.fsencode(name)
-    if len(whole) <= MOST_BYTES:
+    if len(whole) <= MAX_NAME:
         return name
-    return f"{whole[:MOST_BYTES].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:12]}"
+    return f"{whole[:MAX_NAME].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:12]}"
 
 
 def dataset_name(params: Params) -> str:
-    """The name under which params.yaml reads the dataset; "ingested" where it does not."""
+    """Return the name under which params.yaml reads the dataset; "ingested" where it does not."""
     root = Path(params.ingest.dataset)
     return next((name for name, source in params.data.items() if Path(source.root) == root), "ingested")
 
 
-def _refusal(drop: Drop, entry: dict[str, Any], p: IngestParams, listed: Path) -> str:
-    worst = ", ".join(f"{rule}: {count:,}" for rule, count in list(entry["rules"].items())[:5])
-    return (
-        f"{drop.listing}: {entry['bad']:,} of {entry['rows']:,} pairs are bad, more than ingest.max_bad_fraction "
-        f"({p.max_bad_fraction:.1%}); nothing of it was taken. {worst}. Each with its reason: {listed}. Correct the "
-        "drop, or raise the limit"
-    )
-
-
 @contextmanager
-def _partial(dataset: Path) -> Iterator[Path]:
-    """A folder beside the dataset for a batch in the making. No worker of a killed run knows its name."""
+def _partial_batch(dataset: Path) -> Iterator[Path]:
+    """Yield a new folder next to the dataset. Its name is random: no worker of a killed run writes into it."""
     dataset.parent.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix=f".{dataset.name}.partial-", dir=dataset.parent))
     try:
@@ -273,73 +318,52 @@ def _partial(dataset: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _put_away(drop: Drop, snapshot: str, index: HashIndex, folder: Path) -> list[str]:
-    """What stays where it is is remembered: its batch may be taken out, and must not come back by itself. What is moved
-    can be put back."""
-    moved, notes = _move_away(drop, folder)
-    if not moved:
-        index.remember(snapshot)
-    return notes
+def _archive(submission: Submission, snapshot: str, run: _Run) -> None:
+    """Move an ingested submission to `done/` in the inbox, next to earlier ones of its name; one that DVC tracks stays.
 
+    A submission that stays in place is recorded in the index, so that it is not ingested again after its batch was
+    removed. One that was moved can be moved back to ingest it again.
+    """
+    from vlp_models.ingest.submissions import DONE
 
-def _move_away(drop: Drop, folder: Path) -> tuple[bool, list[str]]:
-    """To `done/`, beside what is there already; a folder that DVC owns stays. Whether it was moved; why it can't be."""
-    from vlp_models.ingest.drops import DONE
-
-    if drop.owned:
-        return False, []
-    source = drop.listing if drop.loose else drop.folder
-    target, number = folder / DONE / source.name, 1
+    if submission.dvc_tracked:
+        run.index.record_submission(snapshot)
+        return
+    source = submission.listing if submission.loose else submission.folder
+    target, number = run.inbox / DONE / source.name, 1
     try:
         target.parent.mkdir(exist_ok=True)
         while target.exists():
             number += 1
-            name = _short(source.stem if drop.loose else source.name)
-            target = folder / DONE / f"{name}-{number}{source.suffix * drop.loose}"
+            name = _shorten(source.stem if submission.loose else source.name)
+            target = run.inbox / DONE / f"{name}-{number}{source.suffix * submission.loose}"
         source.rename(target)
-    except OSError as error:  # somebody else's folder, say
-        said = f"{source}: taken in, but can't be moved to {target.parent}: {error.strerror}; it is not read again"
-        return False, [said]
-    return True, []
-
-
-@contextmanager
-def _only_one(workspace: Workspace) -> Iterator[None]:
-    folder = workspace.root / ".work" / "ingest"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it when this process dies
-        except BlockingIOError:
-            raise DataError("ingest: another `vlp ingest` is at work in this folder; run it again later") from None
-        yield
+    except OSError as error:  # for example a folder of another user
+        run.notes.append(f"{source}: ingested, but cannot be moved to {target.parent}: {error.strerror}")
+        run.index.record_submission(snapshot)
 
 
 def _finish(report: dict[str, Any], workspace: Workspace, p: IngestParams, check: bool) -> dict[str, Any]:
+    """Add the dataset's state to the report, write it and print it."""
     dataset = workspace.root / p.dataset
     names = sorted(path.parent.name for path in dataset.glob("*/manifest.json") if path.parent.name[0] != ".")
     report["batches"] = len(names)
     report["content"] = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16] if names else ""
     if not check:
-        path = workspace.reports / "ingest.json"
-        write_json(path, report)
-    _say(report, check)
-    return report
-
-
-def _say(report: dict[str, Any], check: bool) -> None:
-    for entry in report["drops"]:
+        write_json(workspace.reports / "ingest.json", report)
+    for entry in report["submissions"]:
         line = f"{entry['name']}: {entry['state']}"
         if "rows" in entry:
             line += f", {entry['rows']:,} pairs: " + ", ".join(f"{entry[name]:,} {name}" for name in COUNTS)
         print(line + (f" -> {report['dataset']}/{entry['batch']}" if entry["batch"] else ""))
     for note in report["notes"]:
-        print(f"left alone: {note}")
-    states = Counter(entry["state"] for entry in report["drops"])
+        print(f"skipped: {note}")
+    states = Counter(entry["state"] for entry in report["submissions"])
     if check:
         print(f"ingest --check: {states['ready']} ready, {states['unfinished']} unfinished; nothing was changed")
     elif report["new"]:
         print(f"ingest: {report['new']:,} new pairs; {report['dataset']} has {report['batches']} batches")
-        print(f"        git add {report['dataset']} versions it; `dvc repro` learns from it")
+        print(f"        commit them with `git add {report['dataset']}`; `dvc repro` trains on them")
     else:
         print("ingest: nothing new")
+    return report

@@ -1,7 +1,7 @@
-"""A drop's listing and its pictures, read into a SQLite file beside the batch in the making.
+"""Read a submission's listing and images into a SQLite staging file.
 
-Rows wait on disk, so memory does not depend on how many there are. A row that is bad is counted under the rule it
-broke: those of validation, for captions, and those of data/images.py and ingest/drops.py, for pictures.
+Rows wait on disk, so memory does not depend on their number. A bad row is counted under the rule it broke: a validation
+rule for captions, a rule of data/images.py for images.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from vlp_models.data.formats.pairs import read_pairs
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
-from vlp_models.ingest.drops import Drop
 from vlp_models.ingest.index import BLOCK, signed
+from vlp_models.ingest.submissions import Submission
 from vlp_models.params import ValidateParams
 
 MAX_LISTING = 1 << 30  # bytes
 _SCHEMA = """
 CREATE TABLE images (
     id INTEGER PRIMARY KEY, path TEXT UNIQUE, split TEXT, provenance TEXT, sha256 BLOB, pixels BLOB,
-    perceptual INTEGER, print BLOB, width INTEGER, height INTEGER, stored TEXT, verdict TEXT, rule TEXT, reason TEXT);
+    perceptual INTEGER, fingerprint BLOB, width INTEGER, height INTEGER, stored TEXT,
+    verdict TEXT, rule TEXT, reason TEXT);
 CREATE TABLE pairs (
     id INTEGER PRIMARY KEY, image INTEGER, caption TEXT, provenance TEXT, verdict TEXT, rule TEXT, reason TEXT);
 CREATE INDEX pairs_image ON pairs (image);
@@ -38,7 +39,7 @@ CREATE INDEX pairs_image ON pairs (image);
 
 
 class Staging:
-    """The drop's rows under judgement. `verdict` is null, `bad`, `duplicate`, `leak` or `withdrawn`."""
+    """The rows of a submission. `verdict` is null (accepted), `bad`, `duplicate`, `leak` or `withdrawn`."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -51,19 +52,19 @@ class Staging:
     def close(self) -> None:
         self.connection.close()
 
-    def read(self, drop: Drop, params: ValidateParams) -> None:
-        """Reads the listing.
+    def read(self, submission: Submission, params: ValidateParams) -> None:
+        """Read the listing.
 
         Raises:
-            DataError: it is not in the format at all, or too large.
+            DataError: it is too large, or not in a supported format.
         """
-        if drop.listing.stat().st_size > MAX_LISTING:
-            raise DataError(f"{drop.listing}: more than {MAX_LISTING >> 30} GiB; make several drops of it")
+        if submission.listing.stat().st_size > MAX_LISTING:
+            raise DataError(f"{submission.listing}: more than {MAX_LISTING >> 30} GiB; split the submission")
         rules = [rule for rule in rules_for("captions", params) if rule.column in ("text", *text_columns(""))]
         tables = Tables()
         run = self.connection.execute
         run("BEGIN")
-        for place, record in read_pairs(drop.listing, tables):
+        for place, record in read_pairs(submission.listing, tables):
             provenance = printable(place)
             self._add_unreadable(tables)
             try:
@@ -87,12 +88,12 @@ class Staging:
         )
         run("COMMIT")
 
-    def evaluates(self) -> bool:
-        """Whether the drop names pairs to test on."""
+    def has_held_out(self) -> bool:
+        """Return whether the submission has pairs for an evaluation split."""
         return self.connection.execute("SELECT 1 FROM images WHERE split != 'train' LIMIT 1").fetchone() is not None
 
     def hash_images(self, job: HashJob, processes: int) -> None:
-        """Checks, hashes and keeps every picture that a sound row names."""
+        """Check, hash and store every image that a valid row names."""
         cursor = self.connection.cursor().execute(
             "SELECT id, path, split != 'train' FROM images WHERE id IN "
             "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
@@ -103,7 +104,7 @@ class Staging:
         def write() -> None:
             self.connection.execute("BEGIN")
             self.connection.executemany(
-                "UPDATE images SET sha256 = ?, pixels = ?, perceptual = ?, print = ?, width = ?, height = ?, "
+                "UPDATE images SET sha256 = ?, pixels = ?, perceptual = ?, fingerprint = ?, width = ?, height = ?, "
                 "stored = ? WHERE id = ?",
                 good,
             )
@@ -115,7 +116,7 @@ class Staging:
             good.clear()
             bad.clear()
 
-        # Numbers and paths are read ahead: rows of a table must not change under its reader.
+        # Read numbers and paths first: a table must not change while it is read.
         items = cursor.fetchall()
         for number, found in hash_all(items, job, processes):
             if isinstance(found, ImageError):
@@ -127,21 +128,21 @@ class Staging:
                 write()
         write()
 
-    def fingerprints(self, *, tested: bool = False) -> Iterator[tuple[int, Fingerprint]]:
-        """(id, print) of every picture without a verdict, or of those that are tested on alone."""
-        where = "AND split != 'train'" if tested else ""
+    def fingerprints(self, *, held_out: bool = False) -> Iterator[tuple[int, Fingerprint]]:
+        """Yield (id, fingerprint) of every image without a verdict, or only of those in evaluation splits."""
+        where = "AND split != 'train'" if held_out else ""
         cursor = self.connection.cursor().execute(
-            f"SELECT id, print FROM images WHERE print IS NOT NULL AND verdict IS NULL {where} ORDER BY id"
+            f"SELECT id, fingerprint FROM images WHERE fingerprint IS NOT NULL AND verdict IS NULL {where} ORDER BY id"
         )
         while rows := cursor.fetchmany(BLOCK // 8):
             yield from ((number, Fingerprint.from_bytes(content)) for number, content in rows)
 
-    def print_of(self, number: int) -> Fingerprint | None:
-        (content,) = self.connection.execute("SELECT print FROM images WHERE id = ?", (number,)).fetchone()
+    def fingerprint_of(self, number: int) -> Fingerprint | None:
+        (content,) = self.connection.execute("SELECT fingerprint FROM images WHERE id = ?", (number,)).fetchone()
         return None if content is None else Fingerprint.from_bytes(content)
 
     def counts(self) -> dict[str, int]:
-        """Pairs by what became of them, and `rows`, their sum."""
+        """Count the pairs by verdict; `rows` is their sum."""
         query = (
             "SELECT coalesce(p.verdict, i.verdict, 'new'), count(*) FROM pairs p LEFT JOIN images i ON i.id = p.image "
             "GROUP BY 1"
@@ -168,7 +169,7 @@ def _fields(record: dict[str, Any]) -> tuple[str, str, str]:
         raise RecordError(f"`image` is not a path: {path!r}")
     split = get_text(record, "split").strip().lower() if record.get("split") is not None else ""
     if split and split not in SPLITS:
-        raise RecordError(f"split {split!r} is none of {', '.join(SPLITS)}", rule="split_known")
+        raise RecordError(f"split {split!r} is not one of {', '.join(SPLITS)}", rule="split_known")
     return path, get_sentence(record, "caption"), split or "train"
 
 

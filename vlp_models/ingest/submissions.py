@@ -1,8 +1,8 @@
-"""Drops: folders (or listings) of pairs that somebody puts down.
+"""Submissions: folders (or listings) of image-caption pairs in the inbox.
 
-A drop is finished once nothing in it has changed for a while. What counts is the inode's change time: the kernel
-sets it, so a copy that preserves old dates can't pass for finished. Whoever reads takes a snapshot before and
-compares it after, so a drop that changes under the reader is left alone, too.
+A submission is complete once nothing in it has changed for a while, by the inode's change time: the kernel sets it, so
+a copy that preserves old dates does not look complete. The reader compares a snapshot before and after reading, so a
+submission that changes meanwhile is left for later.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from pathlib import Path
 from vlp_models.data.formats.base import printable
 from vlp_models.data.formats.pairs import DELIMITERS, JSON_LINES
 
-DONE = "done"  # accepted drops move here
+DONE = "done"  # folder of the inbox that ingested submissions move to
 LISTINGS = (*DELIMITERS, *JSON_LINES)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`changed` is the newest change time, in seconds since the epoch.
+    """The state of a submission's files.
 
-    `id` hashes every file's name, size, inode and times: another drop can't share it, nor this one after any change.
+    id       hash of every file's name, size, inode and times; any change changes it
+    changed  newest change time, in seconds since the epoch
     """
 
     id: str
@@ -35,17 +36,21 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Drop:
-    """`folder`: what image paths are relative to, and may not leave."""
+class Submission:
+    """A listing of pairs and the folder that its image paths are relative to and must not leave.
+
+    loose         the listing is in the inbox itself
+    dvc_tracked   DVC tracks the folder: it stays in place, and is complete once DVC is done
+    """
 
     name: str
     folder: Path
     listing: Path
-    loose: bool = False  # a listing that lies in the drop folder itself
-    owned: bool = False  # DVC's: it stays where it is, and is finished when DVC is
+    loose: bool = False
+    dvc_tracked: bool = False
 
     def snapshot(self) -> Snapshot:
-        """Looks at every name in the drop; opens nothing. A drop that shrinks meanwhile has changed just now."""
+        """Stat every file without opening any. A file that disappears meanwhile counts as a change just now."""
         root, lines, changed = str(self.folder), [], 0.0
         try:
             for path, status in self._entries():
@@ -70,34 +75,36 @@ class Drop:
                 yield from _walk(str(entry))
 
 
-def find_drops(folder: Path | None, owned: list[Path]) -> tuple[list[Drop], list[str]]:
-    """The drops in `folder` (None: there is none) and the folders `owned` by DVC, by name; and a line on each thing
-    that is no drop.
+def find_submissions(inbox: Path | None, tracked: list[Path]) -> tuple[list[Submission], list[str]]:
+    """Find the submissions in the inbox (None: no inbox) and the folders that DVC tracks.
 
-    A drop is a sub-folder with one listing at its top, or a listing in `folder` itself with the images it names.
+    A submission is a subfolder with one listing at its top, or a listing in the inbox itself with the images it names.
+
+    Returns:
+        The submissions, and a line on each entry that is not one.
     """
-    drops, notes = [], []
+    submissions, notes = [], []
     entries = (
-        [path for path in sorted(folder.iterdir()) if not _ignored(path)]
-        if folder is not None and folder.is_dir()
-        else []
+        [path for path in sorted(inbox.iterdir()) if not _ignored(path)] if inbox is not None and inbox.is_dir() else []
     )
     loose = [path for path in entries if path.suffix.lower() in LISTINGS and path.is_file() and not path.is_symlink()]
-    drops += [Drop(printable(path.name), path.parent, path, loose=True) for path in loose]
+    submissions += [Submission(printable(path.name), path.parent, path, loose=True) for path in loose]
     folders = [path for path in entries if path.is_dir() or path.is_symlink()]
-    for path in dict.fromkeys([*folders, *owned]):
+    for path in dict.fromkeys([*folders, *tracked]):
         if path.is_symlink():
             notes.append(f"{path}: a symbolic link; links are not followed")
             continue
         found = _listings(path)
         if len(found) == 1:
-            tracked = path in owned or os.path.exists(f"{path}.dvc")  # noqa: PTH110 - Path raises for a name too long
-            drops.append(Drop(printable(path.name), path, found[0], owned=tracked))
+            by_dvc = path in tracked or os.path.exists(f"{path}.dvc")  # noqa: PTH110 - Path raises for a name too long
+            submissions.append(Submission(printable(path.name), path, found[0], dvc_tracked=by_dvc))
         elif found:
-            notes.append(f"{path}: {len(found)} listings ({', '.join(p.name for p in found[:3])}); a drop has one")
+            notes.append(
+                f"{path}: {len(found)} listings ({', '.join(p.name for p in found[:3])}); a submission has one"
+            )
         elif not loose:
             notes.append(f"{path}: no {', '.join(LISTINGS)} at its top")
-    return drops, [printable(note) for note in notes]
+    return submissions, [printable(note) for note in notes]
 
 
 def _ignored(path: Path) -> bool:
@@ -115,7 +122,7 @@ def _listings(folder: Path) -> list[Path]:
 
 
 def _walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    folders = [folder]  # no recursion: how deep a drop nests is its maker's choice
+    folders = [folder]  # no recursion: a submission may nest folders to any depth
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:

@@ -1,4 +1,4 @@
-"""DVC around an ingest: fetching what others versioned, and versioning the batches. Always as a process of its own."""
+"""DVC commands of an ingest, each in its own process: fetch data that others versioned, and version the batches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 from vlp_models.errors import DataError
 
-PATIENCE = 120.0  # seconds that another DVC process may hold the project
-TOGETHER = 200  # batches in one command
+LOCK_TIMEOUT = 120.0  # seconds to wait for another DVC process in the project
+BATCHES_PER_COMMAND = 200
 
 
 def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path]:
-    """`dvc update` of imports and `dvc pull` of the others; returns the folders they stand for.
+    """Run `dvc update` for imports and `dvc pull` for other .dvc files; return the folders they track.
 
     Raises:
-        DataError: no such .dvc file, one that stands for several things, or DVC failed.
+        DataError: a .dvc file is missing or tracks several outputs, or DVC failed.
     """
     import yaml
 
@@ -45,23 +45,24 @@ def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path
 
 
 def track(root: Path, dataset: Path) -> None:
-    """`dvc add` of every batch that DVC does not know yet: one .dvc file each, so the work is that of the new ones."""
+    """Run `dvc add` for every batch without a .dvc file; one file a batch, so only new batches cost time."""
     if not dataset.is_dir():
         return
     batches = sorted(path.parent for path in dataset.glob("*/manifest.json") if not path.parent.name.startswith("."))
     new = [str(path.relative_to(root)) for path in batches if not path.with_name(f"{path.name}.dvc").exists()]
-    for start in range(0, len(new), TOGETHER):
-        _dvc(root, "add", "--quiet", *new[start : start + TOGETHER])
+    for start in range(0, len(new), BATCHES_PER_COMMAND):
+        _dvc(root, "add", "--quiet", *new[start : start + BATCHES_PER_COMMAND])
 
 
-def need_project(root: Path) -> None:
+def require_project(root: Path) -> None:
+    """Raise a `DataError` unless `root` is a DVC project."""
     if not (root / ".dvc").is_dir():
-        raise DataError(f"{root}: not a DVC project; `dvc init`, or set ingest.track: false")
+        raise DataError(f"{root}: not a DVC project; run `dvc init`, or set `ingest.track: false`")
 
 
 def _dvc(root: Path, *arguments: str) -> None:
-    need_project(root)
-    deadline = time.monotonic() + PATIENCE
+    require_project(root)
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         done = subprocess.run(
             [sys.executable, "-m", "dvc", *arguments],

@@ -1,4 +1,4 @@
-"""A small DVC project with a tested dataset, and drops for it whose truth is known."""
+"""A small DVC project with an evaluation dataset, and submissions with known outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encoded(image: Image.Image, form: str = "JPEG", **options: object) -> bytes:
 
 
 def make_project(root: Path, *, dvc: bool = False, **ingest: Any) -> Workspace:
-    """Datasets `tested` (pictures 1000 to 1009: train, val and test) and `ingested`, as its preset adds it."""
+    """Create datasets `tested` (images 1000 to 1009: train, val and test) and `ingested`, as its preset adds it."""
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["generate"] = {}
     raw["data"] = {
@@ -63,8 +63,8 @@ def params_of(workspace: Workspace) -> Params:
     return load_params(workspace.root / "params.yaml")
 
 
-def make_drop(workspace: Workspace, name: str, rows: list[tuple[str, str, str]], files: dict[str, bytes]) -> Path:
-    """A drop of (image, caption, split) rows and image files."""
+def make_submission(workspace: Workspace, name: str, rows: list[tuple[str, str, str]], files: dict[str, bytes]) -> Path:
+    """Write a submission of (image, caption, split) rows and image files."""
     folder = workspace.root / "data" / "inbox" / name
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -75,14 +75,14 @@ def make_drop(workspace: Workspace, name: str, rows: list[tuple[str, str, str]],
     return folder
 
 
-def simple_drop(workspace: Workspace, name: str, seeds: range) -> Path:
-    """One good pair for each seed."""
+def simple_submission(workspace: Workspace, name: str, seeds: range) -> Path:
+    """Write a submission of one good pair for each seed."""
     rows = [(f"{seed}.jpg", f"picture number {seed}", "") for seed in seeds]
-    return make_drop(workspace, name, rows, {f"{seed}.jpg": encoded(picture(seed)) for seed in seeds})
+    return make_submission(workspace, name, rows, {f"{seed}.jpg": encoded(picture(seed)) for seed in seeds})
 
 
 def held(workspace: Workspace) -> list[dict[str, Any]]:
-    """Every pair of the dataset, read from its batches."""
+    """Read every pair of the dataset from its batches."""
     dataset = workspace.root / "data" / "accepted"
     rows = []
     for path in sorted(dataset.glob("*/pairs.jsonl")):
@@ -94,14 +94,14 @@ def held(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def quarantined(workspace: Workspace, name: str) -> dict[str, tuple[str, str, str]]:
-    """image -> verdict, rule and reason of what a drop lost."""
+    """Return image -> verdict, rule and reason of the pairs a submission lost."""
     path = workspace.reports / "ingest" / f"{name}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return {row["image"] or row["from"]: (row["verdict"], row["rule"], row["reason"]) for row in rows}
 
 
-def take(workspace: Workspace) -> tuple[int, ...]:
-    """Ingests; how many pairs were new, there already, leaks and bad."""
+def ingest_counts(workspace: Workspace) -> tuple[int, ...]:
+    """Ingest; return how many pairs were new, duplicates, leaks and bad."""
     report = ingest.run(params_of(workspace), workspace)
     assert report == json.loads((workspace.reports / "ingest.json").read_text())
     return tuple(report[name] for name in COUNTS)

@@ -1,0 +1,130 @@
+"""vlp ingest: a submission waits until it is complete, is rejected alone, moves to done/ and can be moved back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from ingest_project import (
+    encoded,
+    held,
+    ingest_counts,
+    make_project,
+    make_submission,
+    params_of,
+    picture,
+    simple_submission,
+)
+
+from vlp_models.errors import DataError
+from vlp_models.ingest import ingest
+
+
+def test_unfinished_submission_waits(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p", settle_seconds=3600.0)
+    folder = simple_submission(workspace, "slow", range(1, 4))
+    os.utime(folder / "1.jpg", (0, 0))  # an old date, as from a copy that preserves dates
+    assert ingest_counts(workspace) == (0, 0, 0, 0)
+    report = json.loads((workspace.reports / "ingest.json").read_text())
+    assert [entry["state"] for entry in report["submissions"]] == ["unfinished"]
+    assert folder.exists() and not held(workspace)
+
+
+def test_submission_that_changes_while_read_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vlp_models.ingest import batch
+
+    workspace = make_project(tmp_path / "p")
+    folder = simple_submission(workspace, "moving", range(1, 4))
+    write = batch.write_batch
+
+    def late(*arguments: object) -> str:
+        (folder / "4.jpg").write_bytes(encoded(picture(4)))
+        return write(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "write_batch", late)
+        assert ingest_counts(workspace) == (0, 0, 0, 0)
+    assert not held(workspace)
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
+
+
+def test_too_many_bad_pairs_reject_only_that_submission(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p", max_bad_fraction=0.3)
+    make_submission(
+        workspace, "a-bad", [("x.jpg", "is it there", ""), ("1.jpg", "it is there", "")], {"1.jpg": encoded(picture(1))}
+    )
+    simple_submission(workspace, "good", range(2, 5))
+    make_submission(workspace, "none", [], {})
+    with pytest.raises(DataError, match=r"a-bad.*1 of 2 pairs are bad.*max_bad_fraction \(30\.0%\).*image_present: 1"):
+        ingest.run(params_of(workspace), workspace)
+    assert {row["caption"] for row in held(workspace)} == {f"picture number {seed}" for seed in range(2, 5)}
+    assert (workspace.root / "data" / "inbox" / "a-bad").exists()
+    assert json.loads((workspace.reports / "ingest.json").read_text())["new"] == 3
+
+
+def test_removed_batch_can_be_ingested_again(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    inbox = workspace.root / "data" / "inbox"
+    simple_submission(workspace, "monday", range(1, 4))
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
+    (batch,) = (path.parent for path in (workspace.root / "data" / "accepted").glob("*/manifest.json"))
+    (batch / "manifest.json").unlink()  # an interrupted removal
+    (inbox / "done" / "monday").rename(inbox / "monday")
+    simple_submission(workspace, "tuesday", range(4, 6))
+    with pytest.raises(DataError, match=rf"{batch.name}: a folder without manifest\.json, .*delete it"):
+        ingest.run(params_of(workspace), workspace)
+    assert (inbox / "monday").exists() and not list(workspace.root.glob("data/.accepted.partial-*"))
+    report = json.loads((workspace.reports / "ingest.json").read_text())
+    states = {entry["name"]: entry["state"] for entry in report["submissions"]}
+    assert states == {"monday": "rejected", "tuesday": "ingested"}
+    shutil.rmtree(batch)
+    assert ingest_counts(workspace) == (3, 0, 0, 0) and len({row["caption"] for row in held(workspace)}) == 5
+
+    shutil.rmtree(batch)
+    (inbox / "done" / "monday").rename(inbox / "monday")
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
+
+
+@pytest.mark.parametrize("stays", ["tracked by DVC", "done is a file"])
+def test_removed_batch_does_not_come_back_from_a_submission_in_place(tmp_path: Path, stays: str) -> None:
+    workspace = make_project(tmp_path / "p")
+    inbox = workspace.root / "data" / "inbox"
+    folder = simple_submission(workspace, "monday", range(1, 4))
+    (inbox / ("monday.dvc" if stays == "tracked by DVC" else "done")).write_text("")
+    assert ingest_counts(workspace) == (3, 0, 0, 0) and folder.exists()
+    for batch in {row["batch"] for row in held(workspace)}:
+        shutil.rmtree(workspace.root / "data" / "accepted" / batch)
+    assert ingest_counts(workspace) == (0, 0, 0, 0) and not held(workspace)
+    os.utime(folder / "1.jpg", (0, 0))  # another file, as after `dvc checkout`
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
+
+
+def test_long_names_are_shortened(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    for number, name in enumerate(("\u82b1" * 84, "\u82b2" * 85, "other")):  # 252 and 255 bytes
+        simple_submission(workspace, name, range(2 * number, 2 * number + 2))
+    assert ingest_counts(workspace) == (6, 0, 0, 0)
+    assert len(list((workspace.reports / "ingest").glob("*.jsonl"))) == 3
+    simple_submission(workspace, "\u82b2" * 85, range(6, 8))  # done/ has one of this name already
+    simple_submission(workspace, "other", range(8, 10))
+    assert ingest_counts(workspace) == (4, 0, 0, 0)
+    assert len(list((workspace.root / "data/inbox/done").iterdir())) == 5
+
+
+def test_listing_next_to_its_images_and_a_damaged_index(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    folder = workspace.root / "data" / "inbox"
+    (folder / "photos").mkdir(parents=True)
+    (folder / "photos" / "1.jpg").write_bytes(encoded(picture(1)))
+    (folder / "today.csv").write_text("image,caption\nphotos/1.jpg,a loose picture\n")
+    (workspace.root / ".work" / "ingest").mkdir(parents=True)
+    (workspace.root / ".work" / "ingest" / "index.sqlite").write_bytes(b"no database" * 100)
+    odd = simple_submission(workspace, "odd\udcff", range(2, 4))  # a name that is not UTF-8
+    (odd / "pairs.jsonl").rename(odd / "p\udcff.jsonl")
+    assert ingest.run(params_of(workspace), workspace, check=True)["submissions"][0]["state"] == "ready"
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
+    assert (folder / "done" / "today.csv").exists() and (folder / "photos" / "1.jpg").exists()
+    assert ingest_counts(workspace) == (0, 0, 0, 0)
