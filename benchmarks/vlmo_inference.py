@@ -25,9 +25,9 @@ from torch import Tensor
 
 from vlp_models.data.batch import Pixels, Text
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.foreign import Asked
+from vlp_models.models.convert.mapping import ImportRequest
+from vlp_models.models.convert.vlmo import convert_vlmo
 from vlp_models.models.vlmo.model import VLMo
-from vlp_models.models.vlmo.public.convert import convert_vlmo
 
 AIM, TOLERANCE = 1.5, 1e-4
 VOCAB, LENGTH = 30522, 40
@@ -78,7 +78,7 @@ def compared(
 def main(side: int, rounds: int, layers: int, full: bool, device: torch.device) -> None:
     state = random_state(hidden=768, heads=12, layers=layers, start=layers - 2, side=side)
     plain = PlainVLMo({name: tensor.to(device) for name, tensor in state.items()}, heads=12, side=side)
-    imported = convert_vlmo(state, Asked(facts=DataFacts(vocab_size=VOCAB, mask_id=103), config={}))
+    imported = convert_vlmo(state, ImportRequest(facts=DataFacts(vocab_size=VOCAB, mask_id=103), config={}))
     config = {key: value for key, value in imported.config.items() if key != "vocab_size"}
     model = build_model("vlmo", config, DataFacts(vocab_size=VOCAB, mask_id=103))
     assert isinstance(model, VLMo)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vlp_models.data.batch import Batch, Pixels, Text
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.convert.mapping import Imported
+from vlp_models.models.convert.mapping import ImportedModel
 from vlp_models.models.soho import variants as public
 from vlp_models.models.soho.pairs import Pairs
 from vlp_models.objectives.loss import soft_label_answers
@@ -165,7 +165,7 @@ def questions(case: str, dtype: torch.dtype = torch.float32) -> tuple[Batch, Ten
     return Batch(sample_ids=whole.sample_ids, image_ids=whole.image_ids, image=whole.image, text=text), scores
 
 
-def built(imported: Imported, **config: Any) -> Any:
+def built(imported: ImportedModel, **config: Any) -> Any:
     """Ours, with the imported weights and config."""
     own = {k: v for k, v in imported.config.items() if k != "vocab_size"}
     model = build_model("soho", {**own, **OWN, **config}, FACTS)
@@ -201,14 +201,22 @@ def pretraining(model: Any, case: str, dtype: torch.dtype = torch.float32) -> di
 
         setattr(model, name, outer)
 
-    names = ("look", "map_to_codes", "visual_features", "read_together", "predict_words", "predict_codes", "hide")
+    names = (
+        "extract_features",
+        "map_to_codes",
+        "visual_features",
+        "encode_pairs",
+        "predict_words",
+        "predict_codes",
+        "select_hidden_cells",
+    )
     for name in names:
         spy(name)
     handles = [
         model.backbone.register_forward_hook(lambda _, given, found: seen.update(map=found)),
         model.match_head.register_forward_hook(lambda _, given, found: seen.update(match=found)),
     ]
-    model.pair = lambda *_: pairs()
+    model.draw_pairs = lambda *_: pairs()
     rows, columns = (side // 64 for side in canvas(case))
     with chance(case, rows * columns):
         losses = model.pretraining_losses(
@@ -217,13 +225,13 @@ def pretraining(model: Any, case: str, dtype: torch.dtype = torch.float32) -> di
             generator=torch.Generator(),
             mask_probability=0.15,
         )
-    for name in (*names, "pair"):
+    for name in (*names, "draw_pairs"):
         delattr(model, name)
     for handle in handles:
         handle.remove()
-    grid = seen["look"][1]
+    grid = seen["extract_features"][1]
     vectors, codes, _ = seen["map_to_codes"][1]
-    visual = seen["read_together"][0][2]
+    visual = seen["encode_pairs"][0][2]
     return {
         "map": seen["map"],
         "features": grid.features_BRD,
@@ -231,7 +239,7 @@ def pretraining(model: Any, case: str, dtype: torch.dtype = torch.float32) -> di
         "codes": codes,
         "vectors": vectors,
         "mixed": seen["visual_features"][1],
-        "hidden": seen["hide"][1],
+        "hidden": seen["select_hidden_cells"][1],
         "tokens": visual.tokens_BRD,
         "words": seen["predict_words"][1],
         "cells": seen["predict_codes"][1],

@@ -57,7 +57,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.retrieval import rank, score_ranks
 from vlp_models.models import build_model
-from vlp_models.models.convert.mapping import Imported
+from vlp_models.models.convert.mapping import ImportedModel
 from vlp_models.models.convert.tden import convert_bert
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.layers.attention import causal_mask, padding_mask
@@ -73,7 +73,7 @@ def gradients(model: nn.Module) -> Numbers:
     return {f"gradient {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def pretraining(found: Imported, dtype: torch.dtype) -> Numbers:
+def pretraining(found: ImportedModel, dtype: torch.dtype) -> Numbers:
     """Corruption, states, logits; losses of two passes over a batch, their gradients, and the poolers' statistics."""
     model, batch = built(found, dtype, **CORRUPTING).train(), pairs(dtype)
     everything = {name: ObjectiveParams() for name in model.objectives}
@@ -129,7 +129,7 @@ def pretraining(found: Imported, dtype: torch.dtype) -> Numbers:
     return numbers
 
 
-def retrieval(found: Imported, dtype: torch.dtype) -> Numbers:
+def retrieval(found: ImportedModel, dtype: torch.dtype) -> Numbers:
     batch, numbers = pairs(dtype, "query"), dict[str, Tensor]()
     for negatives in NEGATIVES:
         task = task_model(found, "retrieval", dtype, {"negatives": negatives, "margin": MARGIN}).train()
@@ -150,7 +150,7 @@ def retrieval(found: Imported, dtype: torch.dtype) -> Numbers:
     return {**numbers, "recall": torch.tensor([score.value for score in found_at])}
 
 
-def vqa(found: Imported, dtype: torch.dtype) -> Numbers:
+def vqa(found: ImportedModel, dtype: torch.dtype) -> Numbers:
     task: Any = task_model(found, "vqa", dtype)
     batch = dataclasses.replace(pairs(dtype, "question"), targets=scores().to(dtype))
     loss = task.loss(batch, generator=torch.Generator()).mean
@@ -161,7 +161,7 @@ def vqa(found: Imported, dtype: torch.dtype) -> Numbers:
     return {"fused": fused, "decoder": decoder, "loss": loss, "answers": answers, **gradients(task)}
 
 
-def vcr(found: Imported, dtype: torch.dtype) -> Numbers:
+def vcr(found: ImportedModel, dtype: torch.dtype) -> Numbers:
     """With a type of its own for the last segment, and without."""
     rows, types = choices()
     text = as_text(rows, last_segment_BT=as_text(types).ids_BT > 0, owner_N=torch.arange(8) // 4)
@@ -183,13 +183,13 @@ def vcr(found: Imported, dtype: torch.dtype) -> Numbers:
     return numbers
 
 
-def captioning(found: Imported, dtype: torch.dtype) -> Numbers:
+def captioning(found: ImportedModel, dtype: torch.dtype) -> Numbers:
     """Cross-entropy, plain and smoothed; what is drawn, learnt from a reward; greedy and beam search."""
     model, image = built(found, dtype), regions(CAPTIONED, dtype)
     rows = [[BOS, *words(f"told {i}", length), EOS][: MOST + 1] for i, length in enumerate(CAPTIONS)]
     text = as_text(rows, owner_N=torch.arange(6) // 3)
-    at = text.followed_BT
-    logits, targets = model.generation_logits(image, text, at), text.following(at)
+    at = text.has_next_BT
+    logits, targets = model.generation_logits(image, text, at), text.next_tokens(at)
     size = SIZES["vocab"]
     # There the rest of the probability goes to the other words; here to all. And KL has the entropy of the targets.
     smoothed = sentence_generation(logits, targets, label_smoothing=SMOOTHING * size / (size - 1)).mean
@@ -200,9 +200,9 @@ def captioning(found: Imported, dtype: torch.dtype) -> Numbers:
 
     model.zero_grad()
     told = as_text([[BOS, *row] for row in DRAWN], owner_N=torch.arange(4) // 2)
-    at = told.followed_BT
+    at = told.has_next_BT
     advantage = torch.tensor(REWARDS, dtype=dtype)[:, None].expand_as(at)[at]
-    reward = self_critical(model.generation_logits(image, told, at), told.following(at), advantage).mean
+    reward = self_critical(model.generation_logits(image, told, at), told.next_tokens(at), advantage).mean
     reward.backward()
     numbers |= {"reward": reward, **{f"gradient of reward {n[9:]}": g for n, g in gradients(model).items()}}
 

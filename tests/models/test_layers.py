@@ -9,13 +9,11 @@ from torch import nn
 from vlp_models.data.batch import Regions
 from vlp_models.errors import ParamsError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.layers.attention import MultiHeadAttention, scaled_dot_product
-from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock
+from vlp_models.models.layers.attention import MultiHeadAttention, causal_mask, padding_mask, scaled_dot_product
+from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock, init_weights
 from vlp_models.models.layers.embeddings import RegionEmbedding
-from vlp_models.models.layers.init import init_weights
-from vlp_models.models.layers.masks import causal_mask, padding_mask
+from vlp_models.models.layers.heads import AttentionPooler
 from vlp_models.models.layers.packing import Packing, changed_from, take
-from vlp_models.models.layers.pooling import AttentionPooler
 
 SIZES = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-5}
 MASK = torch.arange(6) < torch.tensor([[6], [4], [1]])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from model_checks import load_model
 from photos import photo
 from PIL import Image
 from pixel_toys import begun_as_in, write_workspace
@@ -24,10 +25,10 @@ from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import PixelInput, collate_pixels
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models import build_model
-from vlp_models.models.checkpoint import load_model
-from vlp_models.models.convert.mapping import Asked, Imported
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
 from vlp_models.models.convert.timm import read_timm
-from vlp_models.models.convert.vlmo_images import convert_vit, renormalised
+from vlp_models.models.convert.vlmo_images import convert_vit, renormalize_patches
+from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, TimmParams
 from vlp_models.pipeline.check_params import check_runs
@@ -44,11 +45,11 @@ def vit(**more: Any) -> Any:
     return network("vit_tiny_patch16_224", **VIT, **more)
 
 
-def asked(family: str = "vlmo", **config: Any) -> Asked:
-    return Asked(facts=FACTS, config=config, family=family, heads=4 if family == "vlmo" else 0)
+def asked(family: str = "vlmo", **config: Any) -> ImportRequest:
+    return ImportRequest(facts=FACTS, config=config, family=family, heads=4 if family == "vlmo" else 0)
 
 
-def built(imported: Imported) -> VLMo:
+def built(imported: ImportedModel) -> VLMo:
     model = build_model("vlmo", {"max_positions": 12, "vl_start": 2, **imported.config}, FACTS)
     assert isinstance(model, VLMo)
     assert not model.load_state_dict(dict(imported.weights), strict=False).unexpected_keys
@@ -77,7 +78,7 @@ def test_pixels_normalised_otherwise_give_the_same_sums() -> None:
     """DeiT's mean and deviation are ImageNet's; VLMo reads pixels with 0.5 and 0.5."""
     net = vit()
     mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET)
-    model = built(convert_vit(renormalised(net.state_dict(), *IMAGENET), asked()))
+    model = built(convert_vit(renormalize_patches(net.state_dict(), *IMAGENET), asked()))
     with torch.no_grad():
         wanted, found = net.forward_features((PIXELS - mean) / std), states(model, (PIXELS - 0.5) / 0.5)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
@@ -117,8 +118,8 @@ def test_a_cnn_is_sohos(tmp_path: Path) -> None:
     save_file(network("test_resnet").state_dict(), tmp_path / "half.safetensors")
     found = read_timm(tmp_path / "half.safetensors", asked("soho", **half))
     assert found.config["mean"] == found.config["std"] == [0.5, 0.5, 0.5] and not found.notes
-    with pytest.raises(CheckpointError, match=r"mean: \[0.485, 0.456, 0.406\] here, \[0.5, 0.5, 0.5\] there"):
-        model.adopt(found.weights, found.config)
+    with pytest.raises(CheckpointError, match=r"mean: \[0.485, 0.456, 0.406\] in the model, \[0.5, 0.5, 0.5\] in the weights"):
+        load_partial(model, found.weights, found.config)
     own = {"mean": [0.4, 0.4, 0.4], "std": [0.5, 0.5, 0.5]}
     (note,) = read_timm(tmp_path / "half.safetensors", asked("soho", **half, **own)).notes
     assert note == "config.mean is [0.4, 0.4, 0.4]; timm's data config of test_resnet has [0.5, 0.5, 0.5]"
@@ -149,7 +150,7 @@ def test_import_checkpoint_makes_a_start_of_it(tmp_path: Path) -> None:
     weights = load_file(workspace.checkpoint("imported/vlmo") / "model.safetensors")
     assert torch.equal(weights["model.blocks.1.attention.qkv.weight"], net.state_dict()["blocks.1.attn.qkv.weight"])
     preset = (workspace.checkpoint("imported/vlmo") / "preset.yaml").read_text()
-    assert "were the file's weights, too?" in preset
+    assert "check that the file's did, too" in preset
 
 
 def test_params_may_name_the_weights_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,8 +174,8 @@ def test_params_may_name_the_weights_themselves(tmp_path: Path, capsys: pytest.C
     without = {key: value for key, value in fitting.items() if key != "positions"}
     for changes, message in (
         ({"image_init": "nowhere.pth"}, r"`models\.vlmo\.image_init: nowhere\.pth`: .*no such file"),
-        ({"config": {**fitting, "layer_scale": 0.5}}, "layer_scale: 0.5 here, 0.0 there"),
-        ({"config": without}, "positions: relative here, absolute there"),
+        ({"config": {**fitting, "layer_scale": 0.5}}, "layer_scale: 0.5 in the model, 0.0 in the weights"),
+        ({"config": without}, "positions: relative in the model, absolute in the weights"),
     ):
         other = replace(params, models={"vlmo": replace(named, **changes)})
         with pytest.raises(CheckpointError, match=message):

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_checks import protocols_of
 from soho_toys import ALL, CODES, PUBLIC, batch_of, build, losses
 
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.abilities import protocols_of
-from vlp_models.models.soho.pairs import first_of_their_code, hide_codes, make_pairs
+from vlp_models.models.partial_load import load_partial
+from vlp_models.models.soho.pairs import first_with_code, hide_codes, make_pairs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soho_expanded import expanded_losses
@@ -26,13 +27,14 @@ def total(model, batch, **options):
 
 
 def test_it_does_what_its_tasks_ask() -> None:
-    assert set(protocols_of("soho")) == {
+    assert protocols_of(build()) == {
+        "EncodesCells",
         "Fuses",
         "ScoresPairs",
         "Pretrains",
         "GroupsParameters",
-        "Adopts",
-        "ShowsItself",
+        "LoadsPartially",
+        "HasFigures",
     }
 
 
@@ -52,7 +54,7 @@ def test_images_smaller_than_a_cell_and_unknown_backbones_are_told() -> None:
         with pytest.raises(ParamsError, match="crop_scale"):
             build(crop_scale=shares)
     with pytest.raises(DataError, match="reads pixels"):
-        build().look(None)  # type: ignore[arg-type]
+        build().extract_features(None)  # type: ignore[arg-type]
 
 
 def test_other_backbones_of_timm_serve_as_well() -> None:
@@ -103,7 +105,7 @@ def test_only_matched_pairs_learn_words_and_cells() -> None:
 def test_a_whole_group_of_cells_is_hidden_and_each_code_is_as_likely() -> None:
     codes = torch.tensor([[0, 0, 0, 1, 2, -1], [3, 3, 3, 3, 3, 3]])
     mask = codes >= 0
-    assert first_of_their_code(codes, mask).int().tolist() == [[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0]]
+    assert first_with_code(codes, mask).int().tolist() == [[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0]]
     batch = batch_of(2)
     pairs = make_pairs(batch, batch.text.ids_BT, batch.text.mask_BT, torch.Generator().manual_seed(0), mismatched=True)
     count = {0: 0, 1: 0, 2: 0}
@@ -291,7 +293,7 @@ def test_where_statistics_are_shared_a_process_without_images_sends_nothing_but_
     assert seen == [0]
     kernels = [module.weight for module in model.backbone.modules() if isinstance(module, torch.nn.Conv2d)]
     assert kernels and all(not kernel.grad.any() for kernel in kernels)  # there, so the others' backward passes go on
-    model.eval().look(batch_of(2).none().image)
+    model.eval().extract_features(batch_of(2).none().image)
     assert seen == [0]
 
 
@@ -319,7 +321,7 @@ def test_another_dictionary_or_head_is_adopted_as_far_as_it_fits() -> None:
     source = build(seed=1)
     target = build(seed=2, dictionary_size=CODES + 1, fusion_hidden=24)
     assert target.fused_dim == 24
-    done = target.adopt(source.state_dict(), vars(source.config))
+    done = load_partial(target, source.state_dict(), vars(source.config))
     assert set(done.fresh) == {
         "code_head.bias",
         "code_head.weight",
@@ -330,7 +332,7 @@ def test_another_dictionary_or_head_is_adopted_as_far_as_it_fits() -> None:
     }
     assert torch.equal(target.backbone.net.conv1.weight, source.backbone.net.conv1.weight)
     with pytest.raises(CheckpointError, match="hidden"):
-        build(hidden=32).adopt(source.state_dict(), vars(source.config))
+        load_partial(build(hidden=32), source.state_dict(), vars(source.config))
 
 
 def test_every_parameter_is_in_one_group() -> None:
@@ -342,16 +344,16 @@ def test_every_parameter_is_in_one_group() -> None:
         assert sorted(found) == sorted(id(p) for p in model.parameters())
 
 
-# ---- What it shows of itself ------------------------------------------------------------------------------------
+# ---- Figures for the report ------------------------------------------------------------------------------------
 
 
-def test_the_report_gets_the_patches_that_each_code_gathers() -> None:
+def test_figure_shows_the_patches_that_each_code_gathers() -> None:
     model, batch = build(), batch_of(4)
     (figure,) = model.figures([batch])
-    grid = model.look(batch.image)
+    grid = model.extract_features(batch.image)
     codes = model.map_to_codes(grid, learn=False)[1]
     valid = int((codes >= 0).sum())
-    assert f"for the {valid:,} cells of 4 val images" in figure.about
+    assert f"represent the {valid:,} cells of 4 val images" in figure.about
     assert len(figure.groups) == len(codes[codes >= 0].unique())
     counts = []
     for group in figure.groups:

@@ -15,13 +15,11 @@ from soho_toys import FACTS, PUBLIC, VOCAB, batch_of, build, losses
 
 from vlp_models.errors import CheckpointError
 from vlp_models.models import build_model
-from vlp_models.models.foreign import Asked
-from vlp_models.models.soho.convert_bert import convert_bert
-from vlp_models.models.soho.convert_parts import convert_backbone, read_parts
-from vlp_models.models.soho.public.convert import convert_soho, read_soho
+from vlp_models.models.convert.mapping import ImportRequest
+from vlp_models.models.convert.soho import convert_backbone, convert_bert, convert_soho, read_parts, read_soho
 
 WHOLE = {**PUBLIC, "backbone_options": {}, "backbone_stage": -1, "pool": 1, "mvm_probability": 0.015}
-ASKED = Asked(facts=FACTS, config={}, heads=2)
+ASKED = ImportRequest(facts=FACTS, config={}, heads=2)
 OWN = (
     "vocab_size",
     "fusion_dropout",
@@ -82,7 +80,7 @@ def test_a_vqa_checkpoint_has_its_layer_and_classifier() -> None:
     config |= {"dictionary_size": 0, "fusion_hidden": 24}
     model = randomised(**{**WHOLE, **dict.fromkeys(PUBLIC, None), **config} | _plain())
     imported = convert_soho(public_layout(model), heads=2)
-    assert imported.task == "vqa" and imported.head["weight"].shape == (7, 24) and not imported.regions
+    assert imported.task == "vqa" and imported.head["weight"].shape == (7, 24) and not imported.reads_regions
     made, missing = rebuilt(imported, model)
     assert set(missing) == {"hidden_cell", "match_head.weight"}
     batch = batch_of(2)
@@ -107,7 +105,7 @@ def test_another_layout_is_told_name_by_name() -> None:
     with pytest.raises(CheckpointError, match=r"1 missing: neck.ln.bias") as said:
         convert_soho({**{n: t for n, t in layout.items() if n != "neck.ln.bias"}, "neck.new": torch.zeros(1)}, heads=2)
     assert "1 unexpected: neck.new" in str(said.value)
-    with pytest.raises(CheckpointError, match="ties it"):
+    with pytest.raises(CheckpointError, match="should be tied"):
         convert_soho({**layout, "mask_l_fc.weight": layout["mask_l_fc.weight"] + 1}, heads=2)
     with pytest.raises(CheckpointError, match="blocks"):
         convert_soho({n: t for n, t in layout.items() if not n.startswith("backbone.layer2.1.")}, heads=2)
@@ -138,13 +136,15 @@ def test_a_resnet_of_timm_or_torchvision_becomes_the_cnn(tmp_path: Path) -> None
     torch.testing.assert_close(model.backbone(image), wanted)
     with pytest.raises(CheckpointError, match="not a resnet18"):
         convert_backbone(torchvision.models.resnet50(weights=None).state_dict(), config)
-    asked = Asked(facts=FACTS, family="soho", config={**_settings(), "backbone_stage": 3, "backbone_options": {}})
+    asked = ImportRequest(
+        facts=FACTS, family="soho", config={**_settings(), "backbone_stage": 3, "backbone_options": {}}
+    )
     save_file(theirs.state_dict(), tmp_path / "resnet18.safetensors")
     assert read_parts(tmp_path / "resnet18.safetensors", asked).what == "a CNN's"
     with pytest.raises(CheckpointError, match="--name must be one"):
-        read_parts(tmp_path / "resnet18.safetensors", Asked(facts=FACTS, config=asked.config, family="vlmo"))
+        read_parts(tmp_path / "resnet18.safetensors", ImportRequest(facts=FACTS, config=asked.config, family="vlmo"))
     with pytest.raises(CheckpointError, match="not a resnet101"):  # a model that leaves its config to the defaults
-        read_parts(tmp_path / "resnet18.safetensors", Asked(facts=FACTS, config={}, family="soho"))
+        read_parts(tmp_path / "resnet18.safetensors", ImportRequest(facts=FACTS, config={}, family="soho"))
 
 
 def _settings() -> dict:
@@ -180,7 +180,7 @@ def test_berts_first_layers_become_the_transformer_and_the_cnn_may_lie_beside(tm
     save_file({name: tensor.contiguous() for name, tensor in layout.items()}, tmp_path / "model.safetensors")
     cnn = timm.create_model("resnet18", pretrained=False, **_settings()["backbone_options"]).state_dict()
     save_file(cnn, tmp_path / "backbone.safetensors")
-    asked = Asked(facts=FACTS, family="soho", config=_settings(), vocabulary=tuple(vocabulary))
+    asked = ImportRequest(facts=FACTS, family="soho", config=_settings(), vocabulary=tuple(vocabulary))
     imported = read_parts(tmp_path, asked)
     assert imported.what == "a CNN's and BERT's"
     left = shallow.load_state_dict(dict(imported.weights), strict=False)
@@ -192,5 +192,5 @@ def test_berts_first_layers_become_the_transformer_and_the_cnn_may_lie_beside(tm
         "match_head",
         "dictionary",
     }
-    with pytest.raises(CheckpointError, match="not the vocabulary"):
+    with pytest.raises(CheckpointError, match="its vocabulary lacks"):
         read_parts(tmp_path, dataclasses.replace(asked, vocabulary=("a",)))

@@ -11,7 +11,7 @@ import torch
 from soho_toys import build
 
 from vlp_models.data.batch import Pixels
-from vlp_models.models.layers.positions import sine_positions
+from vlp_models.models.layers.embeddings import sine_positions
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -40,7 +40,7 @@ def test_standing_and_lying_images_see_all_their_cells_and_no_padding(height, wi
     model = build(height=1024, width=1024, backbone_stage=-1)
     mask = torch.zeros(1, 1024, 1024, dtype=torch.bool)
     mask[0, :height, :width] = True
-    grid = model.look(Pixels(pixels_B3HW=torch.zeros(1, 3, 1024, 1024, dtype=torch.float64), mask_BHW=mask))
+    grid = model.extract_features(Pixels(pixels_B3HW=torch.zeros(1, 3, 1024, 1024, dtype=torch.float64), mask_BHW=mask))
     assert model.stride == 64 and grid.mask_BRR.shape == (1, 16, 16)
     seen = grid.mask_BRR[0]
     assert seen.sum() == rows * columns == 160 and seen[:rows, :columns].all()
@@ -78,7 +78,7 @@ def test_the_public_codes_canvas_is_no_larger_than_a_batchs_images(sizes, grid, 
     for row, (height, width) in zip(mask, sizes, strict=True):
         row[:height, :width] = True
     image = Pixels(pixels_B3HW=torch.zeros(len(sizes), 3, 1024, 1024, dtype=torch.float64), mask_BHW=mask)
-    found = build(**config, tight_canvas=True).look(image)
+    found = build(**config, tight_canvas=True).extract_features(image)
     assert found.mask_BRR.shape[1:] == grid and found.features_BRD.shape[1] == math.prod(grid)
     assert found.mask_BRR.sum((1, 2)).tolist() == seen
-    assert build(**config).look(image).mask_BRR.shape[1:] == (16, 16)
+    assert build(**config).extract_features(image).mask_BRR.shape[1:] == (16, 16)

@@ -212,7 +212,7 @@ def test_texts_that_share_an_image_are_learnt_as_with_an_image_each(tiny, batch)
     ids = tuple(batch.image_ids[i] for i in owner)
     shared = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=owner), image_ids=ids)
     copied = dataclasses.replace(batch, image=batch.image.select(owner), image_ids=ids)
-    words = batch.text.mask_BT & (torch.arange(9) % 3 == 1) & batch.text.followed_BT
+    words = batch.text.mask_BT & (torch.arange(9) % 3 == 1) & batch.text.has_next_BT
     regions = batch.image.mask_BR & (torch.arange(5) % 2 == 0)
     totals = []
     for one, hidden in ((shared, regions), (copied, regions[owner])):

@@ -15,7 +15,7 @@ from toy_model.model import Toy
 
 from vlp_models.data.batch import Batch, Pixels, Text
 from vlp_models.errors import CheckpointError, ParamsError
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import to_plain
 from vlp_models.pipeline.training_job import start_from
 

@@ -13,15 +13,16 @@ from invariance import (
     check_samples_stand_alone,
     with_another_word,
 )
+from model_checks import protocols_of
 from tiny_unified_vlp import FACTS, MASK, SIZES, VARIANTS, Slow, scored, tiny_unified_vlp
 
 from vlp_models.data.batch import Batch, Pixels, Regions, Text
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import build_model
-from vlp_models.models.abilities import protocols_of
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.layers.attention import prefix_mask
+from vlp_models.models.partial_load import load_partial
 from vlp_models.models.unified_vlp.regions import geometry_of_public_code
 from vlp_models.objectives.masked_modeling import Corruption
 
@@ -69,7 +70,7 @@ def test_a_mask_behind_what_has_been_said_tells_the_next_word(batch, name):
     model = tiny_unified_vlp(**VARIANTS[name])
     with torch.no_grad():
         logits = model.generation_logits(batch.image, batch.text)
-        some = batch.text.followed_BT & (torch.arange(9) % 3 == 1)
+        some = batch.text.has_next_BT & (torch.arange(9) % 3 == 1)
         picked = model.generation_logits(batch.image, batch.text, some)
     torch.testing.assert_close(picked, logits[some], rtol=0, atol=1e-10)
     slow = Slow(model)
@@ -195,7 +196,7 @@ def test_the_longest_text_can_be_learnt(batch):
     ids = torch.randint(5, 30, (4, length), generator=generator)
     text = Text(ids_BT=ids, mask_BT=torch.ones_like(ids, dtype=torch.bool))
     with torch.no_grad():
-        logits = model.generation_logits(batch.image, text, text.followed_BT).unflatten(0, (4, -1))
+        logits = model.generation_logits(batch.image, text, text.has_next_BT).unflatten(0, (4, -1))
         short = Text(ids_BT=ids[:, :-1], mask_BT=text.mask_BT[:, :-1])
         torch.testing.assert_close(logits, model.generation_logits(batch.image, short), rtol=0, atol=1e-10)
     with pytest.raises(DataError, match="what follows the last"):
@@ -244,14 +245,15 @@ def test_one_beam_is_greedy_and_more_are_no_worse(batch):
 
 
 def test_it_says_what_it_can_do(batch):
-    assert set(protocols_of("unified_vlp")) == {
+    assert protocols_of(tiny_unified_vlp()) == {
+        "SetsFinishedAside",
         "Fuses",
         "Generates",
         "GeneratesByMasks",
         "Pretrains",
         "PredictsMaskedWords",
         "GroupsParameters",
-        "Adopts",
+        "LoadsPartially",
     }
     model = tiny_unified_vlp()
     groups = model.parameter_groups()
@@ -262,11 +264,11 @@ def test_it_says_what_it_can_do(batch):
 
 def test_it_adopts_longer_tables_and_refuses_other_meanings():
     model, longer = tiny_unified_vlp(1), tiny_unified_vlp(2, max_positions=40)
-    adopted = longer.adopt(model.state_dict(), dataclasses.asdict(model.config))
-    assert adopted.fresh == ["text_embedding.positions.weight"] and not adopted.left_out
+    report = load_partial(longer, model.state_dict(), dataclasses.asdict(model.config))
+    assert report.missing == ["text_embedding.positions.weight"] and not report.left_out
     assert torch.equal(longer.text_embedding.positions.weight[:32], model.text_embedding.positions.weight)
-    with pytest.raises(CheckpointError, match="region_slots: 5 here, 7 there"):
-        tiny_unified_vlp(region_slots=5).adopt(model.state_dict(), dataclasses.asdict(model.config))
+    with pytest.raises(CheckpointError, match="region_slots: 5 in the model, 7 in the weights"):
+        load_partial(tiny_unified_vlp(region_slots=5), model.state_dict(), dataclasses.asdict(model.config))
 
 
 @pytest.mark.parametrize(

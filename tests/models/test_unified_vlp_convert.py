@@ -15,13 +15,12 @@ from transformers import BertConfig, BertForPreTraining
 
 from vlp_models.errors import CheckpointError
 from vlp_models.models import build_model
-from vlp_models.models.foreign import read_state_dict
-from vlp_models.models.layers.masks import prefix_mask
+from vlp_models.models.convert.mapping import read_state_dict
+from vlp_models.models.convert.unified_vlp import convert_bert, convert_unified_vlp
+from vlp_models.models.layers.attention import prefix_mask
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.unified_vlp.convert_bert import convert_bert
 from vlp_models.models.unified_vlp.learning import BIDIRECTIONAL, SEQ2SEQ
 from vlp_models.models.unified_vlp.model import UnifiedVLP
-from vlp_models.models.unified_vlp.public import convert_public
 
 
 def bert(seed: int = 0, **changes: Any) -> BertForPreTraining:
@@ -159,7 +158,7 @@ def test_a_public_checkpoint_gives_the_same_outputs(tmp_path, make_batch, answer
     state = public_layout(own, answers, smoothing=not answers)
     file = tmp_path / "model.30.bin"
     torch.save(state, file, _use_new_zipfile_serialization=False)  # as torch 1.1 did
-    imported = convert_public(read_state_dict(file), heads=2)
+    imported = convert_unified_vlp(read_state_dict(file), heads=2)
     assert imported.task == ("vqa" if answers else None) and imported.family == "unified_vlp"
     assert imported.config["region_slots"] == 100 and imported.config["compat_reference"]
     torch.manual_seed(5)
@@ -189,23 +188,23 @@ def test_no_weight_is_missed_or_left_over():
     for name in state:
         without = {other: tensor for other, tensor in state.items() if other != name}
         if name in unused or name == "cls.predictions.decoder.weight":  # tied: the words again
-            convert_public(without, heads=2)
+            convert_unified_vlp(without, heads=2)
             continue
         with pytest.raises(CheckpointError):
-            convert_public(without, heads=2)
+            convert_unified_vlp(without, heads=2)
     with pytest.raises(CheckpointError, match=r"unexpected: vis_embed.4.weight"):
-        convert_public({**state, "vis_embed.4.weight": torch.zeros(2)}, heads=2)
-    with pytest.raises(CheckpointError, match="in this layout they are one"):
-        convert_public({**state, "cls.predictions.decoder.weight": torch.zeros(30, 16)}, heads=2)
-    with pytest.raises(CheckpointError, match="not a captioning model's"):
-        convert_public(state, heads=2, task="captioning")
+        convert_unified_vlp({**state, "vis_embed.4.weight": torch.zeros(2)}, heads=2)
+    with pytest.raises(CheckpointError, match="should be tied to"):
+        convert_unified_vlp({**state, "cls.predictions.decoder.weight": torch.zeros(30, 16)}, heads=2)
+    with pytest.raises(CheckpointError, match="not of a captioning model"):
+        convert_unified_vlp(state, heads=2, task="captioning")
     with pytest.raises(CheckpointError, match=r"missing: ans_classifier\.0\.weight"):
-        convert_public(public_layout(tiny_unified_vlp(compat_reference=True)), heads=2, task="vqa")
-    with pytest.raises(CheckpointError, match="not a checkpoint of the public Unified VLP code"):
-        convert_public({"token_embed.embeddings.weight": torch.zeros(3, 4)})
-    assert convert_public(public_layout(tiny_unified_vlp(compat_reference=True)), heads=2, task="captioning").task == (
-        "captioning"
-    )
+        convert_unified_vlp(public_layout(tiny_unified_vlp(compat_reference=True)), heads=2, task="vqa")
+    with pytest.raises(CheckpointError, match="not a checkpoint of the authors' Unified VLP code"):
+        convert_unified_vlp({"token_embed.embeddings.weight": torch.zeros(3, 4)})
+    assert convert_unified_vlp(
+        public_layout(tiny_unified_vlp(compat_reference=True)), heads=2, task="captioning"
+    ).task == ("captioning")
 
 
 def test_special_words_are_the_tokenizers():

@@ -164,7 +164,7 @@ def test_gradients(make_batch, name):
 
     def loss() -> torch.Tensor:
         if name == "teacher forcing":
-            return model.generation_logits(batch.image, batch.text, batch.text.followed_BT).log_softmax(-1)[:, 7].sum()
+            return model.generation_logits(batch.image, batch.text, batch.text.has_next_BT).log_softmax(-1)[:, 7].sum()
         if name == "captioning":
             logits, targets = model.masked_words(batch, generator=generator(), mask_probability=0.4)
             return torch.nn.functional.cross_entropy(logits, targets)

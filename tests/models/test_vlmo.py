@@ -281,8 +281,8 @@ def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
     with pytest.raises(CheckpointError, match="interpolate_positions: true"):
         load_partial(build_tiny(1, side=24), state, config)
     model = build_tiny(1, side=24, interpolate_positions=True, max_positions=20)
-    adopted = load_partial(model, state, config)
-    assert not adopted.left_out and not adopted.missing
+    report = load_partial(model, state, config)
+    assert not report.left_out and not report.missing
     old, new = state["position_bias.image"], model.state_dict()["position_bias.image"]
     assert torch.equal(new[:, -3:], old[:, -3:])
     centre = lambda table, grid: table[:, (2 * grid - 1) * (grid - 1) + grid - 1]  # noqa: E731 - a patch to itself
@@ -295,7 +295,7 @@ def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
     torch.testing.assert_close(resize_text_biases(text_new, 12), text_old)
     batch = random_batch()
     torch.testing.assert_close(model.embed_text(batch.text), before.embed_text(batch.text))
-    with pytest.raises(CheckpointError, match="hidden: 32 here, 16 there"):
+    with pytest.raises(CheckpointError, match="hidden: 32 in the model, 16 in the weights"):
         load_partial(build_tiny(hidden=32), state, config)
     absolute = build_tiny(positions="absolute")
     bigger = build_tiny(positions="absolute", side=24, interpolate_positions=True)
@@ -306,8 +306,8 @@ def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
 def test_the_second_of_two_images_may_have_a_type_of_its_own() -> None:
     """It begins as the first one's, and says nothing of an image that stands alone."""
     before, model = build_tiny(), build_tiny(1, second_image_type=True)
-    adopted = load_partial(model, before.state_dict(), to_plain(before.config))
-    assert not adopted.missing and not adopted.left_out
+    report = load_partial(model, before.state_dict(), to_plain(before.config))
+    assert not report.missing and not report.left_out
     batch = random_batch()
     pictures = batch.image.pixels_B3HW
     pairs = Pixels(pixels_B3HW=pictures, place_B=torch.arange(4) % 2)

@@ -163,14 +163,14 @@ def test_a_start_with_another_cnn_is_refused_and_names_it() -> None:
     before = build()
     state, config = before.state_dict(), to_plain(before.config)
     model = build(1)
-    adopted = load_partial(model, state, config)
-    assert not adopted.left_out and not adopted.missing
+    report = load_partial(model, state, config)
+    assert not report.left_out and not report.missing
     image = Pixels(pixels_B3HW=read().double())
     assert torch.equal(model.embed_image(image), before.embed_image(image))
     for other, said in (
-        ({"stem_backbone": "test_byobnet"}, f"stem_backbone: test_byobnet here, {CNN} there"),
-        ({"stem_stage": 1}, "stem_stage: 1 here, 2 there"),
-        ({"stem": "convolutions"}, "stem: convolutions here, timm there"),
+        ({"stem_backbone": "test_byobnet"}, f"stem_backbone: test_byobnet in the model, {CNN} in the weights"),
+        ({"stem_stage": 1}, "stem_stage: 1 in the model, 2 in the weights"),
+        ({"stem": "convolutions"}, "stem: convolutions in the model, timm in the weights"),
     ):
         with pytest.raises(CheckpointError, match=said):
             load_partial(build(**other), state, config)

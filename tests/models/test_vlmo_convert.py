@@ -14,11 +14,11 @@ from torch import Tensor
 from vlp_models.data.batch import Pixels, Text
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.foreign import Asked, Imported
-from vlp_models.models.vlmo.dvae import DVAE
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert.vlmo import convert_vlmo
+from vlp_models.models.convert.vlmo_images import convert_beit
+from vlp_models.models.vlmo.image_tokens import DVAE
 from vlp_models.models.vlmo.model import VLMo
-from vlp_models.models.vlmo.public.beit import convert_beit
-from vlp_models.models.vlmo.public.convert import convert_vlmo
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from plain_vlmo import PlainVLMo, random_state
@@ -32,11 +32,11 @@ TEXT = Text(
 PIXELS = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def asked(**config: Any) -> Asked:
-    return Asked(facts=FACTS, config=config, heads=4)
+def asked(**config: Any) -> ImportRequest:
+    return ImportRequest(facts=FACTS, config=config, heads=4)
 
 
-def built(imported: Imported) -> VLMo:
+def built(imported: ImportedModel) -> VLMo:
     torch.manual_seed(0)
     config = {key: value for key, value in imported.config.items() if key != "vocab_size"}
     model = build_model("vlmo", config, FACTS)
@@ -110,9 +110,9 @@ def test_no_name_is_missing_left_over_or_misshapen_unsaid() -> None:
     with pytest.raises(CheckpointError, match="no square grid"):
         convert_vlmo({**state, "relative_position_bias_table": torch.zeros(500, 12)}, asked())
     with pytest.raises(CheckpointError, match="give --heads"):
-        convert_vlmo(state, Asked(facts=FACTS, config={}, heads=8))
-    with pytest.raises(CheckpointError, match="no task's, not vqa's"):
-        convert_vlmo(state, Asked(facts=FACTS, config={}, heads=4, task="vqa"))
+        convert_vlmo(state, ImportRequest(facts=FACTS, config={}, heads=8))
+    with pytest.raises(CheckpointError, match="of no task, not of a vqa model"):
+        convert_vlmo(state, ImportRequest(facts=FACTS, config={}, heads=4, task="vqa"))
     with pytest.raises(CheckpointError, match=r"it has no `transformer\.cls_token`"):
         convert_vlmo({"weight": torch.zeros(1)}, asked())
 

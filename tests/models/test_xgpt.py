@@ -12,16 +12,17 @@ from invariance import (
     check_later_words_are_unseen,
     check_samples_stand_alone,
 )
+from model_checks import protocols_of
 from tiny_xgpt import FACTS, VARIANTS, tiny_xgpt
 
 from vlp_models.data.batch import Batch, Pixels
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.abilities import protocols_of
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.layers.attention import MultiHeadAttention, causal_mask
 from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
+from vlp_models.models.partial_load import load_partial
 from vlp_models.models.xgpt.layers import ENCODED
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.loss import Loss
@@ -164,7 +165,7 @@ def test_a_signal_on_keys_alone_is_nothing_with_two_attentions_in_a_row(
 
 
 def test_says_what_it_can_do() -> None:
-    assert protocols_of("xgpt") == ("Generates", "Pretrains", "PredictsMaskedWords", "Adopts")
+    assert protocols_of(tiny_xgpt()) == {"Generates", "Pretrains", "PredictsMaskedWords", "LoadsPartially"}
 
 
 def test_one_seed_one_model() -> None:
@@ -223,17 +224,17 @@ def test_an_image_without_regions_is_finite(make_batch: Any) -> None:
 def test_another_xgpt_takes_over_what_fits() -> None:
     model = tiny_xgpt()
     longer = tiny_xgpt(1, max_positions=70, structure="enc_dec")
-    adopted = longer.adopt(model.state_dict(), to_plain(model.config))
+    report = load_partial(longer, model.state_dict(), to_plain(model.config))
     assert torch.equal(longer.text_embedding.positions.weight[:60], model.text_embedding.positions.weight)
-    assert "text_embedding.positions.weight" in adopted.fresh and "decoder.0.ffn.0.weight" in adopted.fresh
-    assert adopted.left_out == [
+    assert "text_embedding.positions.weight" in report.missing and "decoder.0.ffn.0.weight" in report.missing
+    assert report.left_out == [
         f"layers.{layer}.cross_end.norm.{part}" for layer in range(2) for part in ("bias", "weight")
     ]
     signalled = tiny_xgpt(2, signal="query", tifg_target="raw")
-    adopted = tiny_xgpt(3, signal="kv").adopt(signalled.state_dict(), to_plain(signalled.config))
+    report = load_partial(tiny_xgpt(3, signal="kv"), signalled.state_dict(), to_plain(signalled.config))
     meant_otherwise = [*(f"layers.{layer}.signal" for layer in range(2)), "region_head.bias", "region_head.weight"]
-    assert adopted.left_out == adopted.fresh == meant_otherwise
+    assert report.left_out == report.missing == meant_otherwise
     same = tiny_xgpt(3, signal="query", tifg_target="raw")
-    assert not same.adopt(signalled.state_dict(), to_plain(signalled.config)).left_out
-    with pytest.raises(CheckpointError, match="refiner_gate: projected here, raw there"):
-        model.adopt({}, {"refiner_gate": "raw"})
+    assert not load_partial(same, signalled.state_dict(), to_plain(signalled.config)).left_out
+    with pytest.raises(CheckpointError, match="refiner_gate: projected in the model, raw in the weights"):
+        load_partial(model, {}, {"refiner_gate": "raw"})

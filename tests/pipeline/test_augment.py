@@ -13,14 +13,14 @@ import yaml
 from toy_dataset import write_workspace
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, Written, read_written
+from vlp_models.data.shards.dataset import AugmentedDataset, GeneratedCaption, ShardDataset, read_generated
 from vlp_models.data.tables import SCHEMAS, read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.decoding.search import Hypothesis
-from vlp_models.models.meta_model import kinds
+from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import AugmentParams, Params, parse_params, read_yaml
-from vlp_models.pipeline.check_params import check_runs, learning_views
+from vlp_models.pipeline.check_params import check_runs, training_views
 from vlp_models.pipeline.dvc.dvc_yaml import render
 from vlp_models.pipeline.dvc.graph import NOTHING, build_pipeline
 from vlp_models.pipeline.stages import augment, finetune, pretrain
@@ -133,7 +133,7 @@ def test_a_sample_of_a_written_caption(written: tuple[Params, Workspace], contro
     """Its image's regions, and the written text or, in the control, the image's own once more."""
     _, workspace = written
     base = ShardDataset(workspace.shards, "train", "captions")
-    said = read_written(workspace.augmented("said"), workspace.shards)
+    said = read_generated(workspace.augmented("said"), workspace.shards)
     more = AugmentedDataset(base, said, control=control)
     assert len(more) == len(base) + len(said)
     own = {sample.image_id: sample for sample in (base[i] for i in range(len(base)))}
@@ -145,7 +145,7 @@ def test_a_sample_of_a_written_caption(written: tuple[Params, Workspace], contro
         assert (sample.regions.features == own[caption.image_id].regions.features).all()
     assert [more[i].sample_id for i in range(5)] == [base[i].sample_id for i in range(5)]
     with pytest.raises(DataError, match="of no image of this run's `sources`"):
-        AugmentedDataset(base, [Written(caption_id="a", image_id="b", text="c")], control=control)
+        AugmentedDataset(base, [GeneratedCaption(caption_id="a", image_id="b", text="c")], control=control)
 
 
 def images(**changes: dict[str, str]) -> pa.Table:
@@ -197,7 +197,7 @@ def test_captions_of_a_held_out_image_are_not_read(written: tuple[Params, Worksp
     row = {"caption_id": "x", "image_id": held_out, "text": "a star", "provenance": "by hand"}
     write_table([row], "captions", tmp_path)
     with pytest.raises(DataError, match=f"of 1 images of the test split, such as {held_out}"):
-        read_written(tmp_path, workspace.shards)
+        read_generated(tmp_path, workspace.shards)
 
 
 def test_the_likeliest_new_texts_are_chosen(written: tuple[Params, Workspace]) -> None:
@@ -304,4 +304,4 @@ def test_dvc_yaml_speaks_of_it_where_params_yaml_does() -> None:
 
 def generated(raw: dict[str, Any]) -> dict[str, Any]:
     params = parse_params(raw)
-    return build_pipeline(params, raw, kinds=kinds(params), views=learning_views(params))
+    return build_pipeline(params, raw, kinds=image_kinds(params), views=training_views(params))

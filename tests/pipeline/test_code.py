@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from vlp_models.common.source_hash import ROOT, code_hash, hash_sources
-from vlp_models.models.meta_model import kinds
+from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import load_params, read_yaml
-from vlp_models.pipeline.check_params import learning_views
+from vlp_models.pipeline.check_params import training_views
 from vlp_models.pipeline.dvc.graph import CODE, build_pipeline
 from vlp_models.pipeline.stages.plan import code_modules
 
@@ -102,7 +102,7 @@ def declared(stage: str) -> set[str]:
     """The files of ours that dvc.yaml says a stage depends on, for the first run, model or dataset that it has."""
     params = load_params(ROOT.parent / "params.yaml")
     plain = read_yaml(ROOT.parent / "params.yaml")
-    found = build_pipeline(params, plain, kinds=kinds(params), views=learning_views(params))[stage]
+    found = build_pipeline(params, plain, kinds=image_kinds(params), views=training_views(params))[stage]
     item = next(iter(found.get("foreach", {"": {}}).values()))
     files = set()
     for dep in found.get("do", found)["deps"]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from model_checks import load_model
 from public_tden import PUBLIC, public_layout, public_task_layout
 from safetensors.torch import save_file
 from toy_dataset import CLASSES, FEATURE_DIM, TINY, write_shards, write_tokenizer
@@ -22,7 +23,6 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.checkpoint import load_model
 from vlp_models.models.tden.model import TDEN
 from vlp_models.params import load_params
 from vlp_models.pipeline.import_checkpoint import import_checkpoint

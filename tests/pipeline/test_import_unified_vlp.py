@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from model_checks import load_model
 from safetensors.torch import save_file
 from toy_dataset import CLASSES, FEATURE_DIM, write_workspace
 from toy_unified_vlp import SIZES
@@ -20,7 +21,6 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.checkpoint import load_model
 from vlp_models.models.unified_vlp.model import UnifiedVLP
 from vlp_models.tasks.base import load_task_model
 
@@ -130,5 +130,5 @@ def test_bert_fills_the_stack(root: Path) -> None:
 
 def test_another_layout_is_refused_with_what_differs(root: Path) -> None:
     torch.save({"token_embed.embeddings.weight": torch.zeros(3, 16)}, root / "other.bin")
-    with pytest.raises(CheckpointError, match="not a checkpoint of the public Unified VLP code"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of the authors' Unified VLP code"):
         call("other.bin", "--format", "unified-vlp", "--name", "x")

@@ -34,13 +34,13 @@ def test_it_tells_the_three_apart_by_looking(toy: Toy) -> None:
     first = rows[0]
     assert set(first["probabilities"]) == set(ENTAILMENT)
     assert sum(first["probabilities"].values()) == pytest.approx(1, abs=1e-5)
-    assert task_model.spoken(first)[0] == first["prediction"]
+    assert task_model.format_prediction(first)[0] == first["prediction"]
 
 
 def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> None:
     task_model, samples = make(toy, "entailment"), samples_of(toy, "val")
     rows = predict(task_model, toy, "val")
-    rows = [row | {"prediction_blank": "neutral"} for row in rows]
+    rows = [row | {"prediction_blind": "neutral"} for row in rows]
     images = [
         {"image_id": name, "source": "toy", "split": "train", "path": "", "sha256": "", "width": 1, "height": 1}
         for name in ("toy/x", "toy/y")
@@ -64,11 +64,11 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
     counts, baselines = Counter(truth), scored.baselines["accuracy"]
     assert baselines["majority label"] == pytest.approx(100 * counts["entailment"] / len(known), abs=1e-3)
     assert baselines["hypothesis only"] == baselines["majority label"], "train's one word says nothing of these"
-    assert baselines["image blanked"] == pytest.approx(100 * counts["neutral"] / len(known), abs=1e-3)
+    assert baselines["blind baseline"] == pytest.approx(100 * counts["neutral"] / len(known), abs=1e-3)
     annotations = 2 * len(known) + counts["neutral"]  # of three annotators one says neutral
     assert baselines["one annotator"] == pytest.approx(100 * annotations / (3 * len(known)), abs=1e-3)
-    assert {"macro F1", "recall (neutral)", "gain over image blanked"} <= found.keys()
-    assert found["recall (neutral)"].kept and not found["gain over image blanked"].kept
+    assert {"macro F1", "recall (neutral)", "gain over blind baseline"} <= found.keys()
+    assert found["recall (neutral)"].kept and not found["gain over blind baseline"].kept
     assert f"gold_label={truth[0]}" in task_model.slices(samples[1])
 
     path = task_model.write_official(rows, EvalContext(source="toy", validated=tmp_path), "val", tmp_path)
@@ -94,9 +94,7 @@ def test_labels_lie_with_the_checkpoint_in_the_heads_order(toy: Toy, tmp_path: P
     assert loaded.labels == ENTAILMENT[::-1]
     assert predict(loaded, toy, "val") == predict(turned, toy, "val")
     (tmp_path / "SHA256SUMS").unlink()
-    (tmp_path / "labels.json").rename(tmp_path / "answers.json")  # where VQA's stood before
-    assert load_task_model(tmp_path).labels == ENTAILMENT[::-1]
-    (tmp_path / "answers.json").unlink()
+    (tmp_path / "labels.json").unlink()
     with pytest.raises(CheckpointError, match=r"labels\.json: no such file"):
         load_task_model(tmp_path)
 

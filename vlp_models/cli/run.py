@@ -65,7 +65,7 @@ def write_plan() -> bool:
     from vlp_models.common.io import write_text
     from vlp_models.common.packages import record_packages
     from vlp_models.common.workspace import Workspace
-    from vlp_models.models.meta_model import kinds
+    from vlp_models.models.meta_model import image_kinds
     from vlp_models.params import load_params
     from vlp_models.pipeline.check_params import check_runs
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours
@@ -74,7 +74,7 @@ def write_plan() -> bool:
 
     params, workspace = load_params(), Workspace()
     check_runs(params)
-    record_packages(packages(params, regions="regions" in kinds(params).values()), workspace.root)
+    record_packages(packages(params, regions="regions" in image_kinds(params).values()), workspace.root)
     if not is_ours(workspace.root):
         print(f"{FILE}: written by hand, as its first line says; left as it is", file=sys.stderr)
         return False
@@ -190,9 +190,9 @@ def _environment() -> dict[str, str]:
 def _send_waiting(params: Params, workspace: Workspace) -> None:
     """The metrics of runs that ended while MLflow was away."""
     if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):  # else MLflow need not be loaded
-        from vlp_models.registry.logger import replay
+        from vlp_models.registry.logger import send_unsent
 
-        replay(params.tracking, workspace.root)
+        send_unsent(params.tracking, workspace.root)
 
 
 def _supervised(commands: list[list[str]], environment: dict[str, str], at_once: int = 1) -> int:

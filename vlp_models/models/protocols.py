@@ -1,27 +1,29 @@
-"""What a model can do, said in types. A task asks for one of these and for nothing else.
+"""What a model can do, as types. A task or stage asks for one of these and for nothing else.
 
-| protocol            | serves                                          |
-|---------------------|-------------------------------------------------|
-| Fuses               | VQA, VCR, NLVR, NLVR2, entailment               |
-| FusesApart          | VQA with a second classifier                    |
-| Embeds              | retrieval by one matrix product                 |
-| Contrasts           | contrast with a temperature of its own          |
-| ScoresPairs         | retrieval without a dual encoder                |
-| Generates           | captioning                                      |
-| GeneratesByMasks    | captioning that learns from a few hidden words  |
-| Pretrains           | the pretraining stage                           |
-| PredictsMaskedWords | two-pass scheduled sampling                     |
-| EmbedsPairs         | contrast over all micro-batches of an update    |
-| GroupsParameters    | learning rates, freezing, optimisers by part    |
-| Adopts              | starting from another stage, or another config  |
-| ShowsItself         | figures of its own in the report                |
+| protocol            | serves                                                    |
+|---------------------|-----------------------------------------------------------|
+| Fuses               | VQA, VCR, NLVR, NLVR2, entailment                         |
+| FusesDecoder        | VQA with a second classifier, on the decoder's feature    |
+| Embeds              | retrieval by one matrix product                           |
+| Contrasts           | contrastive fine-tuning with the model's own temperature  |
+| ScoresPairs         | retrieval without a dual encoder                          |
+| Generates           | captioning                                                |
+| GeneratesByMasks    | captioning that trains on a few masked words              |
+| SetsFinishedAside   | beam search as in the authors' code                       |
+| Pretrains           | the pretraining stage                                     |
+| EmbedsPairs         | contrast over all micro-batches of an update              |
+| PredictsMaskedWords | two-pass scheduled sampling                               |
+| GroupsParameters    | learning rates, freezing and optimizers by part           |
+| LoadsPartially      | starting from a checkpoint with another config            |
+| EncodesCells        | vision warm-up                                            |
+| HasFigures          | figures of its own in the report                          |
 
-Every model has `inputs` besides (`ModelInputs`, data/inputs.py). abilities.py prints which family meets what.
+Every model also has `inputs` (`ModelInputs`, data/inputs.py).
 
-Where texts and images are given together, text i is about image i, or about `text.owner_N[i]` where that is given.
+If texts and images are passed together, text i belongs to image i, or to image `text.owner_N[i]` if that is set.
 
-Shape suffixes: B batch, R regions or patches, T text tokens, D hidden, E embedding, V vocabulary, N texts or
-hypotheses.
+Shape suffixes: B batch, R regions or patches, T text tokens, D hidden, E embedding, V vocabulary, P pooled feature,
+N texts or hypotheses, M masked words.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ from vlp_models.objectives.contrastive import EmbeddedPairs
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masked_modeling import Corruption
 
+# ---- Understanding --------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fused:
     """image_BRD and text_BTD: states after fusion; pooled_BP: the holistic image-text feature; decoder_BP: a second
-    one, for a classifier of its own (`FusesApart`)."""
+    feature for a classifier of its own (`FusesDecoder`)."""
 
     image_BRD: Tensor
     text_BTD: Tensor
@@ -56,13 +60,13 @@ class Fuses(Protocol):
     fused_dim: int
 
     def fuse(self, image: Image, text: Text) -> Fused:
-        """One row a text."""
+        """Fuse images and texts: one row per text."""
         ...
 
 
 @runtime_checkable
-class FusesApart(Fuses, Protocol):
-    decoder_dim: int  # of `Fused.decoder_BP`; 0: there is none
+class FusesDecoder(Fuses, Protocol):
+    decoder_dim: int  # of `Fused.decoder_BP`; 0: it is None
 
 
 @runtime_checkable
@@ -74,28 +78,31 @@ class Embeds(Protocol):
 
 @runtime_checkable
 class Contrasts(Embeds, Protocol):
-    def contrast_scale(self) -> Tensor: ...  # a number: what similarities are multiplied with in a softmax
+    def contrast_scale(self) -> Tensor: ...  # a scalar: the factor of similarities in a softmax
 
 
 @runtime_checkable
 class ScoresPairs(Protocol):
-    """How well texts and images match, where no two vectors say it. Retrieval asks in blocks of pairs."""
+    """Scores how well texts and images match if no two vectors do. Retrieval scores blocks of pairs."""
 
-    def encode_image(self, image: Image) -> Any: ...  # what can be known of images before any text
+    def encode_image(self, image: Image) -> Any: ...  # all that does not depend on a text
 
     def score(self, state: Any, text: Text, image_of_text_N: Tensor) -> Tensor:
-        """[N], the higher the better. image_of_text_N int64: which image of `state` each text is to be scored with."""
+        """Return [N] scores, higher is better. image_of_text_N int64: the image of `state` for each text."""
         ...
+
+
+# ---- Generation -----------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
 class Generates(Protocol):
-    """One step interface for greedy, beam and sampled decoding. A state is opaque to the decoder."""
+    """One step interface for greedy, beam and sampled decoding. The state is opaque to the decoder."""
 
     def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
-        """Teacher forcing: [N, T, V].
+        """Return the logits of teacher forcing, [N, T, V].
 
-        at_NT bool: the only positions whose logits are wanted; they come as [M, V], in row-major order.
+        at_NT bool: return the logits of these positions only, [M, V], in row-major order.
         """
         ...
 
@@ -108,20 +115,21 @@ class Generates(Protocol):
 
 @runtime_checkable
 class GeneratesByMasks(Generates, Protocol):
-    """A [MASK] is put behind what has been said, and becomes the next word. So hidden words teach it to speak."""
+    """Generation appends a [MASK] and replaces it by the next word, so predicting masked words trains it."""
 
     def masked_words(
         self, batch: Batch, *, generator: torch.Generator, mask_probability: float
     ) -> tuple[Tensor, Tensor]:
-        """Logits of the M words that were hidden, [M, V], and what they were, int64 [M]."""
+        """Return the logits of the masked words, [M, V], and the words, int64 [M]."""
         ...
 
 
 @runtime_checkable
-class SetsAside(Generates, Protocol):
-    """Says how its captions are searched for."""
+class SetsFinishedAside(Generates, Protocol):
+    sets_aside: bool  # whether beam search sets finished captions aside (decoding/search.py)
 
-    sets_aside: bool  # whether its beam search sets finished descriptions aside (decoding/beam.py)
+
+# ---- Pretraining ----------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -136,21 +144,24 @@ class Pretrains(Protocol):
         generator: torch.Generator,
         mask_probability: float,
     ) -> dict[str, Loss]:
-        """One unweighted loss per asked objective; the recipe (sum, sample, alternate) weighs and mixes them.
+        """Return one unweighted loss per requested objective; the recipe (sum, sample, rotate) mixes them.
 
-        objectives: name -> bool [N], which samples learn it; None: all of them.
+        objectives: name -> bool [N], the samples that train it; None: all samples.
         """
         ...
 
 
 @runtime_checkable
 class EmbedsPairs(Pretrains, Protocol):
-    """Pretraining by contrast whose candidates are those of a whole update. `pretraining_losses` then takes `others`
-    besides: of each contrast, the embedded pairs of the update's other micro-batches."""
+    """Contrastive pretraining whose candidates come from a whole update.
+
+    `pretraining_losses` then also takes `others`: for each contrast, the embedded pairs of the update's other
+    micro-batches.
+    """
 
     def contrast_pairs(self, batch: Batch) -> Sequence[EmbeddedPairs]:
-        """Of each contrast the pairs' embeddings, as `pretraining_losses` computes them from the same state of chance:
-        before anything else that draws from torch's global generator."""
+        """Return the embedded pairs of each contrast, as `pretraining_losses` computes them from the same random state:
+        before anything else draws from torch's global generator."""
         ...
 
 
@@ -159,9 +170,9 @@ class MaskedPass:
     """One pass over a corrupted batch.
 
     losses       one unweighted loss per objective
-    word_logits  path -> [M, V], detached: its predictions of the M masked words (of the samples that learn the path's
+    word_logits  path -> [M, V], detached: its predictions of the M masked words (of the samples that train the path's
                  first objective), in row-major order of the batch
-    output       opaque: what the model wants back in a later pass over the same batch
+    output       opaque: what the model reuses in a later pass over the same batch
     """
 
     losses: dict[str, Loss]
@@ -171,10 +182,10 @@ class MaskedPass:
 
 @runtime_checkable
 class PredictsMaskedWords(Pretrains, Protocol):
-    """Pretraining by the pass, so that a second one can read what the first predicted.
+    """Pretraining by single passes, so that a second pass can read what the first one predicted.
 
-    word_paths: path -> the objectives that it learns. From the first of them come the path's predictions of masked
-    words, so it is needed wherever the path is. An objective of no path is learnt in the first pass alone.
+    word_paths: path -> the objectives it trains. The path's predictions of masked words come from the first of them, so
+    a path needs that objective. Objectives without a path are trained in the first pass only.
     """
 
     word_paths: Mapping[str, tuple[str, ...]]
@@ -199,50 +210,46 @@ class PredictsMaskedWords(Pretrains, Protocol):
         ids: Mapping[str, Tensor] | None = None,
         after: MaskedPass | None = None,
     ) -> MaskedPass:
-        """A pass for these objectives. ids: path -> the sentences it reads; else `corruption.ids_BT`.
+        """Run one pass for these objectives.
 
-        after: an earlier pass with this corruption and image, for a model that need not compute everything twice.
+        Args:
+            image: of `encode_corrupted`.
+            ids: path -> the sentences it reads; default `corruption.ids_BT`.
+            after: an earlier pass with this corruption and image, whose computations a model may reuse.
         """
         ...
+
+
+# ---- Training and inspection ----------------------------------------------------------------------------------------
 
 
 @runtime_checkable
 class GroupsParameters(Protocol):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """By name, each parameter once. A model without has one group for each of its children."""
+        """Return each parameter once, by group. A model without this method has one group per child module."""
         ...
 
 
 @runtime_checkable
 class LoadsPartially(Protocol):
-    """Starts from checkpoints of its family with another config: `load_partial(model, weights, config)`.
+    """Starts from checkpoints of its family with another config, by `partial_load.load_partial`.
 
-    A method `fit_weights(weights, config) -> dict` may adapt their shapes first.
+    A method `fit_weights(weights, config) -> dict` may first adapt weights to the model's shapes.
     """
 
     partial_load: ClassVar[PartialLoad]
 
 
 @runtime_checkable
-class SeesCells(Protocol):
+class EncodesCells(Protocol):
     @property
     def cell_side(self) -> int:
-        """Pixels of the input that a cell is wide and high."""
+        """Width and height of a cell in input pixels."""
         ...
 
     def cells(self, image: Pixels) -> Tensor:
-        """[B, rows, columns, D]: what the image's side makes of each part of a picture, before any text."""
+        """Return the image encoder's features of each cell before any text: [B, rows, columns, D]."""
         ...
-
-
-@runtime_checkable
-class ShowsItself(Protocol):
-    def figures(self, batches: Iterable[Batch]) -> list[Figure]:
-        """What the report shows of a pretrained model, from some images of the val split."""
-        ...
-
-
-MAX_IMAGES = 256  # of the val split, that a model is shown for its figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +269,8 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """about: what is shown, in a sentence or two."""
+    """Groups of image patches for the report, such as those mapped to one code. about: a caption of a sentence or
+    two."""
 
     title: str
     about: str
@@ -279,3 +287,13 @@ class Figure:
             for group in value["groups"]
         )
         return cls(title=value["title"], about=value["about"], groups=groups)
+
+
+MAX_FIGURE_IMAGES = 256  # images of the val split that figures are made from
+
+
+@runtime_checkable
+class HasFigures(Protocol):
+    def figures(self, batches: Iterable[Batch]) -> list[Figure]:
+        """Return the figures that the report shows of a pretrained model, from images of the val split."""
+        ...

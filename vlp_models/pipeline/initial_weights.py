@@ -1,4 +1,12 @@
-"""A model's text side beginning with a BERT's weights: `models.NAME.text_init`."""
+"""Weights that a model starts with instead of random ones, for the stage `initial`.
+
+    models.NAME.text_init       a BERT's weights for the text encoder
+    models.NAME.image_init      timm's weights for the vision encoder of a model that reads pixels
+    models.NAME.vision_warmup   a short training of the vision encoder on the boxes of the train split
+
+Each function changes the model in place, logs what it did, and returns what the checkpoint's config.json records
+(`provenance`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from vlp_models.common.device import use_cuda
 from vlp_models.common.io import hash_file
+from vlp_models.common.log import get_logger
 from vlp_models.common.packages import find_weights_file, library_of
 from vlp_models.common.state_dicts import shorten_list
 from vlp_models.common.workspace import Workspace
@@ -22,12 +32,12 @@ from vlp_models.data.joins import FILE, read_boxed
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.convert.bert import read_bert
-from vlp_models.models.convert.mapping import ImportRequest
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
 from vlp_models.models.convert.timm import read_timm
-from vlp_models.models.partial_load import check_same_config, load_matching, summarize_names
-from vlp_models.models.protocols import SeesCells
+from vlp_models.models.partial_load import LoadReport, check_same_config, load_matching, summarize_names
+from vlp_models.models.protocols import EncodesCells
 from vlp_models.params import ModelParams, TrainerParams, VisionWarmupParams
-from vlp_models.pipeline.training_job import Inputs, data_facts
+from vlp_models.pipeline.prepared_data import PreparedData
 from vlp_models.vision.training import (
     LabeledImage,
     Rows,
@@ -39,151 +49,159 @@ from vlp_models.vision.training import (
 )
 from vlp_models.vision.vision_warmup import Eyes, warm_up_vision
 
-TABLES = ("text_embedding.positions.weight", "text_embedding.types.weight")  # whose first rows mean the same
+logger = get_logger(__name__)
+
+# Tables whose first rows mean the same in BERT and in the models, even if the number of rows differs
+TABLES = ("text_embedding.positions.weight", "text_embedding.types.weight")
 
 
-def begin_with_words(
-    model: nn.Module, p: ModelParams, inputs: Inputs, root: Path, where: str
-) -> tuple[dict[str, Any], list[str]]:
-    """Fills what a BERT has of `model`.
-
-    Returns what to keep with the checkpoint (source, the files' sha256, and what was taken, left out and is fresh), and
-    the same in lines to print.
-
-    Raises:
-        MissingToolError: the package is not installed. DataError: no such folder, or no BERT's tokenizer.
-        CheckpointError: another architecture, other sizes, or other words than data/tokenizer's.
-    """
-    folder = find_folder(p.text_init, root, where)
-    tokenizer = inputs.tokenizer
-    asked = ImportRequest(
-        facts=data_facts(inputs),
-        config=p.config,
-        family=p.family,
-        vocabulary=tokenizer.vocabulary,
-        lowercase=tokenizer.lowercase,
-    )
-    imported = read_bert(folder, asked)
-    report = load_matching(model, imported.weights, tables=TABLES)
-    own = model.state_dict()
-    told = {
-        "taken": summarize_names(report.loaded, own),
-        "fresh": summarize_names(report.missing, own),
-        "left_out": [*summarize_names(report.left_out, imported.weights), *imported.left_out],
-        "notes": list(imported.notes),
-    }
-    files = [folder / CONFIG, weights_file(folder)]
-    kept = {"source": p.text_init, "files": {file.name: hash_file(file) for file in files}, **told}
-    parameters = sum(own[name].numel() for name in report.loaded)
-    lines = [f"{p.text_init}: {parameters:,} of BERT's weights in {', '.join(told['taken'])}"]
-    lines += [f"  fresh: {', '.join(told['fresh'])}"] if told["fresh"] else []
-    lines += [f"  left out: {', '.join(told['left_out'])}"] if told["left_out"] else []
-    return kept, [*lines, *(f"  {note}" for note in told["notes"])]
-
-
-def begin_with_image_weights(
-    model: nn.Module, p: ModelParams, inputs: Inputs, root: Path, where: str
-) -> tuple[dict[str, Any], list[str]]:
-    """Fills what timm's weights have of `model`: SOHO's CNN; VLMo's patches and vision experts, or the CNN
-    before them.
-
-    Returns what to keep with the checkpoint (source, the file's sha256, what was taken and what stayed fresh), and the
-    same in lines to print.
+def load_text_init(model: nn.Module, p: ModelParams, data: PreparedData, root: Path, where: str) -> dict[str, Any]:
+    """Load a BERT's weights into the text encoder.
 
     Raises:
         MissingToolError: the package is not installed.
-        CheckpointError: the family reads no pixels, weights of another architecture or size than the model's, no such
-            file.
+        DataError: no such folder, or it has no BERT tokenizer.
+        CheckpointError: another architecture or other sizes, or a vocabulary that differs from data/tokenizer.
     """
-    asked = ImportRequest(facts=data_facts(inputs), config=p.config, family=p.family, root=root, where=where)
+    folder = find_folder(p.text_init, root, where)
+    request = ImportRequest(
+        facts=data.facts,
+        config=p.config,
+        family=p.family,
+        vocabulary=data.tokenizer.vocabulary,
+        lowercase=data.tokenizer.lowercase,
+    )
+    imported = read_bert(folder, request)
+    report = load_matching(model, imported.weights, tables=TABLES)
+    record = _summarize(model, report, imported)
+    loaded = ", ".join(record["loaded"])
+    logger.info("%s: %s of BERT's weights in %s", p.text_init, f"{_count(model, report):,}", loaded)
+    for what, key in (("not loaded", "missing"), ("left out", "left_out")):
+        if record[key]:
+            logger.info("  %s: %s", what, ", ".join(record[key]))
+    for note in imported.notes:
+        logger.info("  %s", note)
+    files = [folder / CONFIG, weights_file(folder)]
+    return {"source": p.text_init, "files": {file.name: hash_file(file) for file in files}, **record}
+
+
+def load_image_init(model: nn.Module, p: ModelParams, data: PreparedData, root: Path, where: str) -> dict[str, Any]:
+    """Load timm's weights into the vision encoder: SOHO's CNN; VLMo's patches and vision experts, or its CNN stem.
+
+    Raises:
+        MissingToolError: the package is not installed.
+        CheckpointError: the family reads no pixels, the weights have another architecture or size than the model, or
+            the file does not exist.
+    """
+    request = ImportRequest(facts=data.facts, config=p.config, family=p.family, root=root, where=where)
     try:
-        imported = read_timm(Path(p.image_init), asked)
-        check_same_config(_plain(imported.config), _plain(dataclasses.asdict(model.config)), imported.config)  # type: ignore[call-overload]
+        imported = read_timm(Path(p.image_init), request)
+        own_config = dataclasses.asdict(model.config)  # type: ignore[call-overload]
+        check_same_config(_as_yaml(imported.config), _as_yaml(own_config), imported.config)
         report = load_matching(model, imported.weights)
         if report.left_out:
             raise CheckpointError(f"the model has no place for {shorten_list(report.left_out)}")
     except CheckpointError as error:
         raise CheckpointError(f"params.yaml: `{where}: {p.image_init}`: {error}") from None
+    modules = ", ".join(sorted({name.partition(".")[0] for name in report.loaded}))
+    logger.info("%s: %s of %s weights in %s", p.image_init, f"{_count(model, report):,}", imported.what, modules)
+    for note in imported.notes:
+        logger.info("  %s", note)
+    file = None if library_of(p.image_init) else find_weights_file(p.image_init, root, where)
+    files = {"files": {file.name: hash_file(file)}} if file else {}
+    return {"source": p.image_init, **files, **_summarize(model, report, imported)}
+
+
+def _summarize(model: nn.Module, report: LoadReport, imported: ImportedModel) -> dict[str, list[str]]:
     own = model.state_dict()
-    told = {
-        "taken": summarize_names(report.loaded, own),
-        "fresh": summarize_names(report.missing, own),
+    return {
+        "loaded": summarize_names(report.loaded, own),
+        "missing": summarize_names(report.missing, own),
+        "left_out": [*summarize_names(report.left_out, imported.weights), *imported.left_out],
         "notes": list(imported.notes),
     }
-    file = None if library_of(p.image_init) else find_weights_file(p.image_init, root, where)
-    kept = {"source": p.image_init, **({"files": {file.name: hash_file(file)}} if file else {}), **told}
-    parameters = sum(own[name].numel() for name in report.loaded)
-    modules = sorted({name.partition(".")[0] for name in report.loaded})
-    lines = [f"{p.image_init}: {parameters:,} of {imported.what} weights in {', '.join(modules)}"]
-    return kept, [*lines, *(f"  {note}" for note in imported.notes)]
 
 
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As params.yaml would have it: lists, not tuples."""
+def _count(model: nn.Module, report: LoadReport) -> int:
+    """Return the number of loaded parameters."""
+    own = model.state_dict()
+    return sum(own[name].numel() for name in report.loaded)
+
+
+def _as_yaml(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config as params.yaml has it: lists in place of tuples."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(config)))
     return plain
 
 
-def begin_with_eyes(
+def warm_up(
     model: nn.Module, p: ModelParams, trainer: TrainerParams, workspace: Workspace, where: str
-) -> tuple[dict[str, Any], str]:
-    """Trains the image's side in place. Returns what is kept of it (`provenance.vision_warmup`), and a line for people.
+) -> dict[str, Any]:
+    """Train the vision encoder on the boxes of the train split (vision/vision_warmup.py).
 
     Args:
-        where: the model's place in params.yaml.
+        where: the model's section of params.yaml.
 
     Raises:
-        ParamsError: it reads no pixels, or shows no cells.
+        ParamsError: the model reads no pixels, or has no image cells.
         DataError: no object in the train split has a box.
-        NonFiniteLossError: it diverged.
+        NonFiniteLossError: the training diverged.
     """
-    wanted = model.inputs.image  # type: ignore[union-attr]
-    if not isinstance(wanted, PixelInput) or not isinstance(model, SeesCells):
+    image = model.inputs.image  # type: ignore[union-attr]
+    if not isinstance(image, PixelInput) or not isinstance(model, EncodesCells):
         raise ParamsError(
-            f"params.yaml: `{where}.vision_warmup`: a model of the family {p.family} has none; it reads no pixels"
+            f"params.yaml: `{where}.vision_warmup`: the family {p.family} reads no pixels; remove `vision_warmup`"
         )
     rows = read_boxed(workspace.validated)
-    images, words = _learnt(rows, workspace)
+    images, words = _warmup_data(rows, workspace)
     if not images:
         raise DataError(
-            f"{workspace.validated / FILE}: no object of the train split has a box, and `{where}.vision_warmup` learns "
-            f"from them; leave `{where}.vision_warmup` out, or import weights that see"
+            f"{workspace.validated / FILE}: no object of the train split has a box, and `{where}.vision_warmup` trains "
+            f"on boxes; remove `{where}.vision_warmup`, or set `image_init`"
         )
     if trainer.torch_threads:
         torch.set_num_threads(trainer.torch_threads)
-    cuda = torch.cuda.is_available() and trainer.accelerator != "cpu"
     hidden: int = model.config.hidden  # type: ignore[union-attr, assignment]
     result, f1 = warm_up_vision(
-        Eyes(model=model, cells=model.cells, wanted=wanted, side=model.cell_side, hidden=hidden),
+        Eyes(model=model, cells=model.cells, wanted=image, side=model.cell_side, hidden=hidden),
         images,
         labeled_images(rows, "val", categories_of(rows), words, workspace.root),
         len(words),
         _options(p.vision_warmup, p.seed),
         crop=p.vision_warmup.crop,
-        device=torch.device("cuda" if cuda else "cpu"),
+        device=torch.device("cuda" if use_cuda(trainer.accelerator) else "cpu"),
         lower=f"{where}.vision_warmup.lr",
     )
-    kept = {**asdict(p.vision_warmup), "seed": p.seed, "boxes": boxes_of(workspace), "images": len(images)}
-    found = "no box in val" if f1 is None else f"F1 of {len(words)} words in val's cells {100 * f1:.1f}"
-    line = f"eyes: {len(images):,} images, {result.seconds:.0f} s at {result.images_per_second:.0f} images/s, {found}"
-    return {**kept, "words": list(words)}, line
+    score = "no box in val" if f1 is None else f"F1 {100 * f1:.1f} for {len(words)} words in val's cells"
+    logger.info(
+        "vision warm-up: %s images, %.0f s at %.0f images/s, %s",
+        f"{len(images):,}",
+        result.seconds,
+        result.images_per_second,
+        score,
+    )
+    record = {**asdict(p.vision_warmup), "seed": p.seed, "boxes": hash_boxes(workspace), "images": len(images)}
+    return {**record, "words": list(words)}
 
 
-def boxes_of(workspace: Workspace) -> str:
-    """A hash of all that eyes learn from: the train split's rows."""
+def hash_boxes(workspace: Workspace) -> str:
+    """Return a hash of everything a warm-up trains on: the rows of the train split."""
     rows = [row for row in read_boxed(workspace.validated) if row["split"] == "train"]
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
-def first_step_with(kept: dict[str, Any], workspace: Workspace, image_ids: Set[str]) -> int | None:
-    """Return the first step in which a recorded warm-up (`provenance.vision_warmup`) used one of these images, given
-    the boxes in this workspace; None if it used none."""
-    images, _ = _learnt(read_boxed(workspace.validated), workspace)
-    p = VisionWarmupParams(**{name: kept[name] for name in asdict(VisionWarmupParams()) if name in kept})
-    return first_step(images, _options(p, kept["seed"]), image_ids)
+def first_warmup_step(record: dict[str, Any], workspace: Workspace, image_ids: Set[str]) -> int | None:
+    """Return the first step of a recorded warm-up (`provenance.vision_warmup`) that used one of these images.
+
+    Computed from the boxes in this workspace. None if it used none of the images.
+    """
+    images, _ = _warmup_data(read_boxed(workspace.validated), workspace)
+    p = VisionWarmupParams(**{name: record[name] for name in asdict(VisionWarmupParams()) if name in record})
+    return first_step(images, _options(p, record["seed"]), image_ids)
 
 
-def _learnt(rows: Rows, workspace: Workspace) -> tuple[list[LabeledImage], tuple[str, ...]]:
+def _warmup_data(rows: Rows, workspace: Workspace) -> tuple[list[LabeledImage], tuple[str, ...]]:
+    """Return the train split's images with their boxes, and the words that label them."""
     train = [row for row in rows if row["split"] == "train"]
     words = words_of(train)
     return labeled_images(train, "train", categories_of(train), words, workspace.root), words

@@ -1,276 +1,236 @@
-"""What pretraining and fine-tuning share as stages: inputs, identity of the work, results."""
+"""One training of params.yaml as a DVC stage: what `pretrain` and `finetune` share.
+
+    TrainingJob(params, workspace, "pretrain/tden", view=..., settings=...).run(build)
+
+reads the prepared data and the start checkpoint, finds the work directory of exactly this work, trains what `build`
+returns (resuming after a kill), publishes checkpoint, curve and training report, and clears the resume state.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from vlp_models.common.device import is_main_process
 from vlp_models.common.io import output_directory, write_json, write_text
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, require_output, write_manifest
-from vlp_models.data.inputs import RegionInput
-from vlp_models.data.shards.contents import CONTENTS, Kind, learnt_file
-from vlp_models.data.shards.dataset import ShardsManifest, check_sources, read_manifest
-from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import CheckpointError
-from vlp_models.models import DataFacts
-from vlp_models.models.checkpoint import CheckpointInfo, in_words, load_strictly, write_checkpoint
-from vlp_models.models.protocols import Adopts
-from vlp_models.params import Params, StreamParams, TrainerParams, to_plain
-from vlp_models.pipeline.lineage import lineage_tags, note, provenance_of, training_inputs
+from vlp_models.data.shards.contents import CONTENTS, trained_on_file
+from vlp_models.data.shards.dataset import check_sources
+from vlp_models.models import FAMILIES
+from vlp_models.models.checkpoint import CheckpointInfo, read_config, write_checkpoint
+from vlp_models.models.meta_model import image_kind_of
+from vlp_models.params import FinetuneParams, Params, PretrainParams, split_start, to_plain
+from vlp_models.pipeline.check_params import check_searches
+from vlp_models.pipeline.lineage import lineage_tags, provenance_of, record_provenance, training_inputs
+from vlp_models.pipeline.prepared_data import PreparedData, stage_of
+from vlp_models.pipeline.unrecorded import keep, restore
 from vlp_models.registry.logger import STATE, MLflowRun, track_training
+from vlp_models.training.data import LoaderFactory
+from vlp_models.training.log import as_csv, final_numbers
+from vlp_models.training.resume import clear_resume_points
+from vlp_models.training.run import Plan, fit
 
 if TYPE_CHECKING:
+    from vlp_models.training.module import LossFunction
     from vlp_models.training.run import FitResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
-    shards: Path
-    manifest: ShardsManifest
-    tokenizer: Tokenizer
-    files: dict[str, Path]  # whose content is the words' identity; `learned_files` has the samples'
+class Training:
+    """What a stage builds to be trained and published.
 
-
-def read_inputs(workspace: Workspace) -> Inputs:
+    model: what is trained. checkpoint: what is saved; its parts are `model` and, for a task, `head`.
     """
-    Raises:
-        DataError: an earlier stage has not run.
+
+    model: nn.Module
+    checkpoint: nn.Module
+    info: CheckpointInfo
+    labels: Sequence[str]
+    loss: LossFunction
+    loaders: LoaderFactory
+    tags: dict[str, str]
+
+
+class TrainingJob:
+    """One pretraining or fine-tuning run.
+
+    name, stage: `pretrain/RUN`, `pretrain@RUN`. section: the run's section of params.yaml.
+    start, start_info: the checkpoint that it starts from, and what that says of itself.
+    files: the inputs that identify the run, by the names that its provenance gives them.
+    work: where its resume state is (training/resume.py lists the files).
     """
-    shards = require_output(workspace.shards, "shards")
-    tokenizer = require_output(workspace.tokenizer, "tokenizer")
-    return Inputs(
-        shards=shards,
-        manifest=read_manifest(shards),
-        tokenizer=Tokenizer.load(tokenizer),
-        files={"tokenizer": tokenizer},
-    )
 
+    def __init__(
+        self,
+        params: Params,
+        workspace: Workspace,
+        name: str,
+        *,
+        view: str,
+        settings: dict[str, Any],
+        files: Mapping[str, Path] | None = None,
+        modules: Sequence[str] = (),
+    ) -> None:
+        """
+        Args:
+            view: the samples it trains on.
+            settings: the params that its result depends on, apart from `trainer`.
+            files: inputs besides shards, tokenizer and start.
+            modules: code that its result depends on, besides the stage, the model and everything they import.
 
-def learned_files(
-    workspace: Workspace, inputs: Inputs, kind: Kind, view: str, sources: Collection[str], stream: StreamParams
-) -> dict[str, Path]:
-    """The files whose content is the identity of what a run learns from, by the names that its checkpoint gives them.
+        Raises:
+            DataError: an earlier stage has not run.
+            ParamsError: `sources` names a dataset the shards do not have.
+            CheckpointError: the start is damaged.
+        """
+        kind, key = split_start(name)
+        self.params, self.workspace = params, workspace
+        self.name, self.stage = name, stage_of(name)
+        self.view, self.settings = view, settings
+        self.section: PretrainParams | FinetuneParams = getattr(params, kind)[key]
+        self.data = PreparedData.load(workspace)
+        self.start_name = params.start_of(kind, key)
+        self.start = require_output(workspace.checkpoint(self.start_name), stage_of(self.start_name))
+        self.start_info = read_config(self.start)
+        image_kind = image_kind_of(params, name)
+        check_sources(self.section.sources, self.data.manifest.sources)
+        content = f"{CONTENTS}/{trained_on_file(image_kind, view, self.section.sources)}"
+        self.files = {content: require_output(workspace.root / content, "shards")}
+        if params.trainer.stream.address:  # the order of samples depends on how they are packed
+            self.files |= {path.name: path for path in sorted(workspace.shards.glob("index-*.parquet"))}
+        self.files |= {"tokenizer": self.data.tokenizer_path, "start": self.start, **(files or {})}
+        self.work = self._work_directory(
+            [f"vlp_models.pipeline.stages.{kind}", FAMILIES[self.start_info.family], *modules]
+        )
+        if is_main_process():
+            detector_id = self.data.manifest.detector_id if image_kind == "regions" else ""
+            record_provenance(self.work, self._provenance(), detector_id)
 
-    Args:
-        kind: what of an image its model reads.
-        sources: the datasets that it learns from; empty: all.
+    def _work_directory(self, modules: Sequence[str]) -> Path:
+        """Return the folder of the resume state: another one whenever something that the result depends on changes."""
+        trainer = self.params.trainer
+        hardware = {"accelerator": trainer.accelerator, "devices": trainer.devices, "precision": trainer.precision}
+        if (trainer.strategy, trainer.num_nodes) != ("auto", 1):
+            hardware |= {"strategy": trainer.strategy, "num_nodes": trainer.num_nodes}
+        if trainer.stream.address:  # block size and window decide the order of samples
+            hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}
+        identity = {"trainer": hardware, **self.settings, "code": code_hash(modules)}
+        return self.workspace.work(self.stage.replace("@", "-"), fingerprint(identity, self.files))
 
-    Raises:
-        DataError: `shards` has not run.
-        ParamsError: `sources` names a dataset the shards do not hold.
-    """
-    check_sources(sources, inputs.manifest.sources)
-    name = f"{CONTENTS}/{learnt_file(kind, view, sources)}"
-    files = {name: require_output(workspace.root / name, "shards")}
-    if stream.address:  # the order of samples follows from how they are packed
-        files |= {path.name: path for path in sorted(workspace.shards.glob("index-*.parquet"))}
-    return files
+    def _provenance(self) -> dict[str, Any]:
+        return provenance_of(self.settings, self.files, self.params.trainer.stream)
 
+    def run(
+        self,
+        build: Callable[[TrainingJob], Training],
+        write_more: Callable[[TrainingJob, Training], list[Path]] | None = None,
+    ) -> None:
+        """Train and publish, or restore a result that DVC has not recorded yet.
 
-def check_same_data(
-    before: CheckpointInfo, start: Path, inputs: Inputs, way_out: str = "`dvc repro` makes it anew"
-) -> None:
-    """
-    Args:
-        before: of the checkpoint `start`, from which training is to begin.
+        Args:
+            build: returns what to train. torch's random state is seeded with the run's seed before the call.
+            write_more: writes outputs of its own from the trained model, and returns them.
 
-    Raises:
-        CheckpointError: it was made with other features, classes or words.
-    """
-    manifest = inputs.manifest
-    if before.detector_id:
-        if before.classes != tuple(manifest.classes):
-            raise CheckpointError(
-                f"{start}: made from features with {in_words(before.classes)}, the shards hold another detector's or "
-                f"backbone's with {in_words(manifest.classes)}; {way_out}"
+        Raises:
+            DataError: a later evaluation could not search these shards.
+            CheckpointError: the start does not match the prepared data, or see `training.run.fit`.
+            Preempted, NonFiniteLossError, ParamsError, ProcessLostError: see `training.run.fit`.
+        """
+        if restore(self.workspace, self.work, self.stage):
+            self.clear_resume_state()
+            return
+        check_searches(self.params, self.data.shards, self.name)
+        self.data.check_compatible(self.start_info, self.start)
+        torch.manual_seed(self.section.seed)
+        training = build(self)
+        with self._tracker(training.tags) as tracker:
+            result = fit(
+                training.model,
+                training.loss,
+                training.loaders,
+                plan=Plan.of(self.section),
+                trainer=self.params.trainer,
+                work=self.work,
+                title=self.stage,
+                tracker=tracker,
             )
-        for name, now in (("detector_id", manifest.detector_id), ("feature_dim", manifest.feature_dim)):
-            if getattr(before, name) != now:
-                raise CheckpointError(
-                    f"{start}: made from features with {name} {getattr(before, name)!r}, the shards hold {now!r}; "
-                    f"{way_out}"
-                )
-    if Tokenizer.load(start).vocabulary != inputs.tokenizer.vocabulary:
-        raise CheckpointError(f"{start}: made with another vocabulary than data/tokenizer; {way_out}")
+        if not result.is_main:
+            return
+        outputs = self._publish(training, result, tracker.key if tracker is not None else "")
+        if write_more is not None:
+            outputs += write_more(self, training)
+        keep(self.workspace, self.work, self.stage, outputs)
+        self.clear_resume_state()
 
+    def loaders(self, **more: Any) -> LoaderFactory:
+        """Return the loaders of the run's view and sources; `more` are fields of `LoaderFactory`."""
+        trainer, p = self.params.trainer, self.section
+        common = {"sources": p.sources, "batch_size": p.batch_size, "seed": p.seed}
+        common |= {"num_workers": trainer.num_workers, "stream": trainer.stream}
+        return LoaderFactory(self.data.shards, self.view, **common, **more)
 
-def stage_of(start: str) -> str:
-    """The DVC stage that makes a checkpoint: `pretrain/tden` -> `pretrain@tden`."""
-    return start.replace("/", "@", 1)
+    def _tracker(self, tags: dict[str, str]) -> AbstractContextManager[MLflowRun | None]:
+        """Return the MLflow run of the training; None if `tracking.uri` is empty, and on ranks above 0."""
+        params, workspace = self.params, self.workspace
+        if not params.tracking.uri or not is_main_process():
+            return track_training(None, self.work)
+        facts = lineage_tags(
+            workspace.root,
+            params=to_plain(params),
+            data=workspace.shards / "manifest.json",
+            command=f"dvc repro {self.stage}",
+        )
+        run = MLflowRun(
+            params.tracking,
+            workspace.root,
+            self.work,
+            name=self.stage,
+            run_params=self.settings,
+            tags={**facts, **tags, "stage": self.stage},
+            inputs=training_inputs(workspace, self.section.sources),
+        )
+        return track_training(run, self.work)
 
+    def _publish(self, training: Training, result: FitResult, mlflow_key: str) -> list[Path]:
+        """Write checkpoint, curve and training report; return their paths.
 
-def data_facts(inputs: Inputs) -> DataFacts:
-    return DataFacts(
-        vocab_size=inputs.tokenizer.vocab_size,
-        mask_id=inputs.tokenizer.mask_id,
-        cls_id=inputs.tokenizer.cls_id,
-        sep_id=inputs.tokenizer.sep_id,
-        feature_dim=inputs.manifest.feature_dim,
-        num_classes=inputs.manifest.num_classes,
-    )
+        Args:
+            mlflow_key: of the MLflow run with the curve, where `register` adds the scores.
+        """
+        loaders, info, workspace = training.loaders, training.info, self.workspace
+        counts = {"train_samples": len(loaders.train), "val_samples": len(loaders.val)}
+        counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
+        with output_directory(workspace.checkpoint(self.name)) as directory:
+            info = dataclasses.replace(info, provenance=self._provenance())
+            write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)
+            write_manifest(directory, stage=self.stage, params=self.settings, counts=counts)
+        write_text(workspace.curve(self.name), as_csv(result.rows))
+        last = final_numbers(result.rows)
+        report: dict[str, Any] = {
+            "model": info.name,
+            "family": info.family,
+            "start": self.start_name,
+            **counts,
+            "samples": result.samples,
+            **{name: last[name] for name in ("loss", "val_loss") if name in last},  # the others: in the curve
+            "seconds": result.seconds,
+            "samples_per_s": result.samples_per_second,
+            "peak_memory_mb": result.peak_memory_mb,
+            "precision": result.precision,
+            "mlflow_key": mlflow_key,
+        }
+        write_json(workspace.training(self.name), report)
+        return [workspace.checkpoint(self.name), workspace.curve(self.name), workspace.training(self.name)]
 
-
-def describe(
-    inputs: Inputs, model: nn.Module, *, family: str, name: str, max_text_len: int, max_regions: int, **more: Any
-) -> CheckpointInfo:
-    """What the checkpoint of a model that learned from these inputs says of itself. more: of a task."""
-    regions = isinstance(model.inputs.image, RegionInput)  # type: ignore[union-attr]
-    return CheckpointInfo(
-        family=family,
-        name=name,
-        model_config=to_plain(model.config),
-        max_text_len=max_text_len,
-        max_regions=max_regions if regions else 0,
-        detector_id=inputs.manifest.detector_id if regions else "",
-        feature_dim=inputs.manifest.feature_dim if regions else 0,
-        classes=inputs.manifest.classes if regions else (),
-        **more,
-    )
-
-
-def start_from(model: nn.Module, before: CheckpointInfo, weights: Mapping[str, Tensor], start: Path) -> list[str]:
-    """Fills `model` with the weights of a checkpoint of its family; of another architecture, with what fits.
-
-    Returns what was left out, and what stayed as it was, in lines to print.
-
-    Raises:
-        CheckpointError: damaged, or it fits nowhere; of a model that is no `Adopts`, a name or a shape differs.
-    """
-    if _with_defaults(before.model_config, model.config) == to_plain(model.config) or not isinstance(model, Adopts):
-        load_strictly(model, weights, start)
-        return []
-    adopted = model.adopt(weights, before.model_config)
-    lines = [f"{start}: of another architecture; taken over as far as it fits"]
-    lines += [f"  left out: {', '.join(adopted.left_out)}"] if adopted.left_out else []
-    lines += [f"  as they were: {', '.join(adopted.fresh)}"] if adopted.fresh else []
-    return lines
-
-
-def _with_defaults(written: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """A config from before a field was there is that of the field's default."""
-    fields = dataclasses.fields(config)
-    plain = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-    made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
-    return plain | made | dict(written)
-
-
-def work_directory(
-    workspace: Workspace,
-    stage: str,
-    trainer: TrainerParams,
-    settings: dict[str, Any],
-    files: dict[str, Path],
-    modules: Sequence[str],
-    *,
-    detector_id: str,
-) -> Path:
-    """Where the run keeps its state: another one whenever anything that its result depends on changes. What the state
-    is made of is noted there, for `vlp forget`.
-
-    detector_id: of the regions that the model reads; empty: it reads none.
-    modules: the code that the run begins with (the stage, the model's, the task's); with what they import, it counts.
-    """
-    hardware = {"accelerator": trainer.accelerator, "devices": trainer.devices, "precision": trainer.precision}
-    if (trainer.strategy, trainer.num_nodes) != ("auto", 1):
-        hardware |= {"strategy": trainer.strategy, "num_nodes": trainer.num_nodes}
-    if trainer.stream.address:
-        hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}  # they decide the order of samples
-    value = {"trainer": hardware, **settings, "code": code_hash(modules)}
-    work = workspace.work(stage.replace("@", "-"), fingerprint(value, files))
-    if is_main_process():
-        note(work, provenance_of(settings, files, trainer.stream), detector_id)
-    return work
-
-
-def tracking(
-    params: Params,
-    workspace: Workspace,
-    work: Path,
-    *,
-    stage: str,
-    settings: dict[str, Any],
-    tags: dict[str, str],
-    sources: Iterable[str],
-) -> AbstractContextManager[MLflowRun | None]:
-    """The MLflow run of a training; none if `tracking.uri` is empty, or in a process that another one leads.
-
-    sources: the datasets that it learns from; none: all.
-    """
-    if not params.tracking.uri or not is_main_process():
-        return track_training(None, work)
-    facts = lineage_tags(
-        workspace.root, params=to_plain(params), data=workspace.shards / "manifest.json", command=f"dvc repro {stage}"
-    )
-    run = MLflowRun(
-        params.tracking,
-        workspace.root,
-        work,
-        name=stage,
-        run_params=settings,
-        tags={**facts, **tags, "stage": stage},
-        inputs=training_inputs(workspace, sources),
-    )
-    return track_training(run, work)
-
-
-def publish(
-    workspace: Workspace,
-    run: str,
-    *,
-    module: nn.Module,
-    info: CheckpointInfo,
-    tokenizer: Tokenizer,
-    labels: Sequence[str],
-    settings: dict[str, Any],
-    files: dict[str, Path],
-    counts: dict[str, int],
-    start: str,
-    result: FitResult,
-    stream: StreamParams | None = None,
-    tracker: MLflowRun | None = None,
-) -> list[Path]:
-    """Writes checkpoints/RUN, the curve, and what the training came to and cost (`run`: kind/name). Returns them.
-
-    stream: how the shards were read, which decides the order of samples.
-    tracker: the MLflow run that has the curve; `register` adds the scores there.
-    """
-    from vlp_models.training.log import as_csv, final_numbers
-
-    counts = {**counts, "parameters": sum(p.numel() for p in module.parameters()), "steps": result.steps}
-    provenance = provenance_of(settings, files, stream)
-    with output_directory(workspace.checkpoint(run)) as directory:
-        write_checkpoint(directory, module, dataclasses.replace(info, provenance=provenance), tokenizer, labels)
-        write_manifest(directory, stage=stage_of(run), params=settings, counts=counts)
-    write_text(workspace.curve(run), as_csv(result.rows))
-    last = final_numbers(result.rows)
-    report: dict[str, Any] = {
-        "model": info.name,
-        "family": info.family,
-        "start": start,
-        **counts,
-        "samples": result.samples,
-        **{name: last[name] for name in ("loss", "val_loss") if name in last},  # the others: in the curve
-        "seconds": result.seconds,
-        "samples_per_s": result.samples_per_second,
-        "peak_memory_mb": result.peak_memory_mb,
-        "precision": result.precision,
-        "mlflow_key": tracker.key if tracker is not None else "",
-    }
-    write_json(workspace.training(run), report)
-    return [workspace.checkpoint(run), workspace.curve(run), workspace.training(run)]
-
-
-def forget(work: Path) -> None:
-    """The result is written: the next run of this stage begins anew, with a run of its own in MLflow."""
-    from vlp_models.training.resume import clear_resume_points
-
-    clear_resume_points(work)
-    (work / STATE).unlink(missing_ok=True)
+    def clear_resume_state(self) -> None:
+        """Delete the resume state of a published run; the next one starts over, with an MLflow run of its own."""
+        clear_resume_points(self.work)
+        (self.work / STATE).unlink(missing_ok=True)

@@ -30,7 +30,7 @@ class Predictor:
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.common.workspace import SEARCH
         from vlp_models.data.inputs import RegionInput
-        from vlp_models.models.checkpoint import in_words
+        from vlp_models.models.checkpoint import describe_classes
         from vlp_models.serving.bundle import check_content
         from vlp_models.tasks.base import load_task_model
 
@@ -39,21 +39,21 @@ class Predictor:
         self.task: str = self.task_model.task
         if (bundle / SEARCH).is_dir():  # versions before it was kept are searched as the task does by itself
             self.task_model.load_search(bundle / SEARCH)
-        words = self.task_model.words
-        if words is None:
+        request = self.task_model.request
+        if request is None:
             raise CheckpointError(
                 f"{bundle}: the task {self.task} is not served: it does not look at one image at a time; "
                 "`dvc repro evaluate` scores it, and reports/eval holds its predictions"
             )
-        self.words = words
+        self.request = request
         self.device = device
         self.inputs: ModelInputs = self.task_model.model.inputs  # type: ignore[assignment]
         self.extractor = _extractor(bundle, device) if isinstance(self.inputs.image, RegionInput) else None
         trained_on, classes = self.task_model.info.detector_id, self.task_model.info.classes
         if self.extractor is not None and classes and self.extractor.classes != tuple(classes):
             raise CheckpointError(
-                f"{bundle}: the model was trained on features with {in_words(classes)}, but this bundle's detector has "
-                f"{in_words(self.extractor.classes)}; it needs the one that its features were made with"
+                f"{bundle}: the model was trained on features with {describe_classes(classes)}, but this bundle's detector has "
+                f"{describe_classes(self.extractor.classes)}; it needs the one that its features were made with"
             )
         if self.extractor is not None and self.extractor.detector_id != trained_on:
             raise CheckpointError(
@@ -74,24 +74,26 @@ class Predictor:
         Raises:
             DataError: an image can't be opened, or there are more or fewer of them than the task looks at.
         """
-        from vlp_models.data.inputs import see
-        from vlp_models.data.sample import Sample, SeenImage
+        from vlp_models.data.inputs import prepare_images
+        from vlp_models.data.sample import Sample, SampleImage
         from vlp_models.data.views import VIEWS
 
-        if self.words.text and (texts is None or len(texts) != len(images)):
-            raise ValueError(f"the task {self.task} takes one text per image, its {self.words.text}")
-        together = [open_images(value, self.words.images, requested=requested) for value in images]
-        seen = iter(see(self.inputs, [picture for pictures in together for picture in pictures], self.extractor))
+        if self.request.text and (texts is None or len(texts) != len(images)):
+            raise ValueError(f"the task {self.task} takes one text per image, its {self.request.text}")
+        together = [open_images(value, self.request.images, requested=requested) for value in images]
+        seen = iter(
+            prepare_images(self.inputs, [picture for pictures in together for picture in pictures], self.extractor)
+        )
         nothing = VIEWS[self.task_model.prediction_view].nothing
         samples = [
             Sample(
                 sample_id=str(i),
                 image_id=str(i),
                 source="",
-                text=texts[i] if texts is not None and self.words.text else "",
+                text=texts[i] if texts is not None and self.request.text else "",
                 values=nothing,
                 **next(seen),
-                others=tuple(SeenImage(image_id=f"{i}-{n}", **next(seen)) for n in range(1, self.words.images)),
+                others=tuple(SampleImage(image_id=f"{i}-{n}", **next(seen)) for n in range(1, self.request.images)),
             )
             for i in range(len(images))
         ]

@@ -40,8 +40,9 @@ def _checkpoint(name: str) -> Callable[[Path], Prepared]:
 
     def prepare(folder: Path) -> Prepared:
         import torch
+        from model_checks import load_model
 
-        from vlp_models.models.checkpoint import SUMS, load_model
+        from vlp_models.models.checkpoint import SUMS
         from vlp_models.serving.predictor import Predictor
 
         bundle = make_bundle(folder)
@@ -96,20 +97,20 @@ def _bundle_search(name: str) -> Callable[[Path], Prepared]:
 
         from vlp_models.data.tokenizer import Tokenizer
         from vlp_models.params import EvaluateParams
-        from vlp_models.tasks.caption_search import CaptionMemory, CaptionSearch
+        from vlp_models.tasks.caption_search import CaptionIndex, CaptionSearch
 
         tokenizer = Tokenizer.train(["a red dog"], 30, 1, True)
         search = CaptionSearch(tokenizer, feature_dim=2)
         search.settings = EvaluateParams(consensus_samples=2, consensus_neighbors=1)
         features = np.array([[1, 0], [0, 1]], np.float16)
-        search.memory = CaptionMemory(features, [("a dog",), ("a red dog",)], ["s/1", "s/2"], tokenizer)
+        search.index = CaptionIndex(features, [("a dog",), ("a red dog",)], ["s/1", "s/2"], tokenizer)
         search.save(folder / "search")
 
         def read() -> None:
             found = CaptionSearch(tokenizer, feature_dim=2)
             found.load(folder / "search")
-            if found.memory is not None:
-                found.memory.choose("", np.ones(2, np.float32), [["a"], ["dog"]], 1)
+            if found.index is not None:
+                found.index.choose("", np.ones(2, np.float32), [["a"], ["dog"]], 1)
 
         return in_place(folder / "search" / name, read)
 
@@ -165,9 +166,9 @@ TARGETS = (
     Target("bundle-content", "json", _bundle_content),
     Target("bundle-features", "json", _bundle_features),
     Target("bundle-search", "json", _bundle_search("search.json")),
-    Target("bundle-memory", "json", _bundle_search("memory.json")),
-    Target("bundle-memory-frequencies", "safetensors", _bundle_search("memory-frequencies.safetensors")),
-    Target("bundle-memory-features", "safetensors", _bundle_search("memory.safetensors")),
+    Target("bundle-memory", "json", _bundle_search("index.json")),
+    Target("bundle-memory-frequencies", "safetensors", _bundle_search("index-frequencies.safetensors")),
+    Target("bundle-memory-features", "safetensors", _bundle_search("index.safetensors")),
     Target("detector-config", "json", _detector("config.json")),
     Target("detector-weights", "safetensors", _detector("detector.safetensors")),
     Target(

@@ -1,6 +1,5 @@
-"""The page: every figure of the runs of params.yaml, their designs compared, examples, curves, data. One HTML file that
-needs nothing but itself: style, charts and thumbnails are inside it. Parts whose files are not there are left out and
-named at the end.
+"""The report: one self-contained HTML file with all figures of the runs of params.yaml, compared variants, examples,
+training curves and data quality. Sections whose input files do not exist are left out and listed at the end.
 """
 
 from __future__ import annotations
@@ -17,17 +16,24 @@ from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
 from vlp_models.evaluation.report.charts import interval_bar, line_chart
-from vlp_models.evaluation.report.galleries import Examples, read_examples
-from vlp_models.evaluation.report.pictures import Pictures, shown_by_models
-from vlp_models.evaluation.report.records import Record, flatten, is_headline, optional, reads_regions, without
-from vlp_models.evaluation.report.variants import Comparison, DesignRow, compare, design_rows
-from vlp_models.models.meta_model import inputs_of
+from vlp_models.evaluation.report.galleries import GALLERIES, Examples, read_examples
+from vlp_models.evaluation.report.pictures import Pictures, read_figures
+from vlp_models.evaluation.report.records import (
+    Record,
+    flatten,
+    format_without_leaked,
+    is_headline,
+    read_if_exists,
+    reads_regions,
+)
+from vlp_models.evaluation.report.variants import Comparison, VariantRow, compare, variant_rows
+from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params
-from vlp_models.registry.receipts import hash_of, read_decisions
+from vlp_models.registry.receipts import hash_decisions, read_decisions
 from vlp_models.tasks import TASKS, task_class
 
 NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "waiting_share", "seconds", "gradient_norm")
-SMALL_HIDDEN = 512  # below it a warning says that the models are tiny
+SMALL_HIDDEN = 512  # a smaller hidden size is reported in a warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultTable:
-    """One task, dataset and split. details: rows that the page folds away."""
+    """One task, dataset and split. details: rows in a collapsed section. absent: metrics that were not computed."""
 
     task: str
     title: str
@@ -52,12 +58,12 @@ class ResultTable:
 
 
 def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> str:
-    """The page. Every text of the data is escaped: a caption is whatever someone wrote."""
+    """Render the HTML. Autoescaping is on: captions and names come from the data."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     missing: list[str] = []
-    validation = optional(workspace.reports / "validation.json", missing)
-    detector = optional(workspace.reports / "detector.json", missing) if reads_regions(workspace) else None
+    validation = read_if_exists(workspace.reports / "validation.json", missing)
+    detector = read_if_exists(workspace.reports / "detector.json", missing) if reads_regions(workspace) else None
     missing += [
         f"reports/eval/{run}: not evaluated" for run in params.finetune if not workspace.evaluation(run).exists()
     ]
@@ -67,8 +73,8 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["number"] = number
-    environment.filters["cost"] = cost
+    environment.filters["number"] = format_number
+    environment.filters["cost"] = format_cost
     template = environment.get_template("page.html.j2")
     tables = result_tables(params, workspace, records)
     decisions = read_decisions(workspace.reports)
@@ -81,33 +87,33 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         validation=validation,
         quarantined=quarantined(workspace),
         repeated=(validation or {}).get("across_splits", {}).get("captions", {}),
-        seen=seen_before(records),
+        leakage=leakage(records),
         has_docs=(workspace.reports / "data_docs" / "index.html").exists(),
         detector=flatten(detector or {}),
-        drift=optional(workspace.reports / "drift.json"),
+        drift=read_if_exists(workspace.reports / "drift.json"),
         decisions=decisions,
-        decisions_hash=hash_of(decisions),
+        decisions_hash=hash_decisions(decisions),
         timings=timings(params, workspace),
         galleries=galleries(params, workspace, missing),
-        shown=shown_by_models(params, workspace),
+        figures=read_figures(params, workspace),
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
     )
 
 
-def seen_before(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The headline figures with and without what was there to learn from; older evaluations don't say."""
-    chosen = [r for r in records if is_headline(r) and r["value"] is not None and r.get("seen")]
-    names = ("without_pictures", "without_both")
-    return [{**record, **{name: without(record["seen"][name]) for name in names}} for record in chosen]
+def leakage(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return the headline scores with the scores without leaked items."""
+    chosen = [r for r in records if is_headline(r) and r["value"] is not None and r["leakage"]]
+    names = ("without_images", "without_both")
+    return [{**r, **{name: format_without_leaked(r["leakage"][name]) for name in names}} for r in chosen]
 
 
 def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What the run was, for the page's head."""
+    """Return what the page's header lists: commit, data, models, seeds."""
 
     def of(name: str) -> str:
         return ", ".join(sorted({str(record[name]) for record in records})) or "none"
 
-    manifest = optional(workspace.shards / "manifest.json") or {}
+    manifest = read_if_exists(workspace.shards / "manifest.json") or {}
     sizes = [
         f"{split}: "
         + ", ".join(f"{n:,} {view}" for view, n in counts.items() if n and view not in ("shards", "regions"))
@@ -129,14 +135,14 @@ def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> li
 
 
 def warnings(params: Params, records: Sequence[Record]) -> list[str]:
-    """What keeps these figures from meaning more than they do."""
+    """Return the caveats: synthetic data, tiny models, and notes of the scorers."""
     found = []
     roots = {f"data/raw/{name}" for name in params.generate}
     synthetic = sorted(name for name, source in params.data.items() if source.root.rstrip("/") in roots)
     if synthetic:
         found.append(
-            f"Synthetic data: {', '.join(synthetic)}. The images are drawn and the language is generated; "
-            "these figures say nothing about photographs."
+            f"Synthetic data: {', '.join(synthetic)}. Images and text are generated; these results do not transfer to "
+            "photographs."
         )
     hidden = {name: model.config.get("hidden") for name, model in params.models.items()}
     tiny = {name: size for name, size in hidden.items() if isinstance(size, int) and size < SMALL_HIDDEN}
@@ -150,18 +156,18 @@ def warnings(params: Params, records: Sequence[Record]) -> list[str]:
 
 
 def result_tables(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[ResultTable]:
-    """One table per task, dataset and split; the metrics' order is that of the scores, the designs' of params.yaml."""
+    """Return one table per task, dataset and split, with metrics in the scores' order and variants in params.yaml's."""
     places: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         places.setdefault((record["task"], record["dataset"], record["split"]), []).append(record)
     tables = []
     for (task, dataset, split), own in places.items():
-        rows = [(row, _as_cells(row)) for row in design_rows(own)]
-        about, gate = task_class(task), params.promotion.gate(task)
+        rows = [(row, _as_cells(row)) for row in variant_rows(own)]
+        definition, gate = task_class(task), params.promotion.gate(task)
         tables.append(
             ResultTable(
                 task=task,
-                title=about.title,
+                title=definition.title,
                 place=f"{dataset}, {split}",
                 rows=[cells for row, cells in rows if not is_detail(row.metric)],
                 details=[cells for row, cells in rows if is_detail(row.metric)],
@@ -175,7 +181,7 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
                 comparison=compare(
                     workspace,
                     own,
-                    gate.metric or params.tracking.metric.get(task) or about.metric,
+                    gate.metric or params.tracking.metric.get(task) or definition.metric,
                     gate.direction,
                     resamples=params.evaluate.bootstrap,
                 ),
@@ -185,9 +191,8 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
 
 
 def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:
-    """The headline figures of every design, for the cards on top; of the split judged by, if it was scored."""
-    judged = [table for table in tables if table.place.endswith(f", {split}")]
-    tables = judged or tables
+    """Return the headline figures of every variant for the cards at the top: of the promotion split, if scored."""
+    tables = [table for table in tables if table.place.endswith(f", {split}")] or tables
     return [
         {**row, "place": table.place}
         for table in tables
@@ -197,7 +202,7 @@ def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]
 
 
 def curves(params: Params, workspace: Workspace) -> list[Curve]:
-    """One chart a training of params.yaml that has left its losses; the loss first, then its parts."""
+    """Return one chart per training of params.yaml with a loss curve; the loss first, then its parts."""
     result = []
     names = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
     for run in names:
@@ -218,7 +223,7 @@ def curves(params: Params, workspace: Workspace) -> list[Curve]:
 
 
 def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
-    """(table, rule, rows) of what was set aside, the most frequent first."""
+    """Return (table, rule, number of rows) of the quarantine, most frequent first."""
     from vlp_models.data.tables import read_table
 
     table = read_table("quarantine", workspace.validated)
@@ -227,7 +232,7 @@ def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
 
 
 def timings(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
-    """What the stages took that params.yaml has."""
+    """Return the recorded durations of the stages that params.yaml has."""
     runs: dict[str, Mapping[str, Any]] = {
         "pretrain": params.pretrain,
         "finetune": params.finetune,
@@ -246,18 +251,18 @@ def timings(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[Examples]:
-    """One a task and model: of its first run that has learned from pretraining and sees its images, else the first."""
+    """Return one gallery per task and model, of its first pretrained run that reads images, else of its first run."""
     settings = params.evaluate
     pictures = Pictures(workspace, params.validate.max_image_pixels)
     with_boxes = Pictures(workspace, params.validate.max_image_pixels, regions=True)
-    inputs = dict(zip(params.models, inputs_of(params.models), strict=True))
+    inputs = dict(zip(params.models, model_inputs(params.models), strict=True))
     found: list[Examples] = []
     for task in TASKS:
         runs: dict[str, list[str]] = {}
         for name, run in params.finetune.items():
             if run.task == task:
                 runs.setdefault(params.model_of(name), []).append(name)
-        if not runs or task_class(task).gallery is None:
+        if not runs or task not in GALLERIES:
             continue
         for model, names in runs.items():
             names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
@@ -271,24 +276,24 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
 
 
 def is_detail(metric: str) -> bool:
-    """Whether the page folds it away: figures by question type, and of ways to decode beside what is said."""
+    """Return whether the metric goes to the collapsed section: question types, and decoders other than the chosen."""
     return "question type" in metric or metric.endswith(("(greedy)", "(beam)"))
 
 
-def number(value: float) -> str:
-    """With as many digits as say something: counts whole, the rest to two places."""
+def format_number(value: float) -> str:
+    """Format large counts as integers, other numbers with up to two decimals."""
     return (
         f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:,.2f}".rstrip("0").rstrip(".")
     )
 
 
-def cost(value: float | None) -> str:
-    """A cost in a table's cell; a dash where there is no account of it."""
+def format_cost(value: float | None) -> str:
+    """Format a cost; a dash if it was not recorded."""
     return "–" if value is None else f"{value:,.0f}"
 
 
-def _as_cells(row: DesignRow) -> dict[str, Any]:
-    """The row with its bar; a difference has none, since it can lie below zero."""
+def _as_cells(row: VariantRow) -> dict[str, Any]:
+    """Return the row with its bar; a gain has none, since it can be negative."""
     cells = {**vars(row), "seeds": row.seeds, "bar": ""}
     if not row.metric.startswith("gain"):
         top = max(100.0, row.value, row.high or 0, *row.baselines.values())
@@ -302,5 +307,5 @@ def _points(rows: list[dict[str, str]], name: str) -> list[tuple[float, float]]:
         try:
             points.append((float(row["step"]), float(row[name])))
         except (KeyError, TypeError, ValueError):
-            continue  # validation losses stand in some rows only
+            continue  # only some rows have a validation loss
     return points

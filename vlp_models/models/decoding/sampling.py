@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from vlp_models.data.batch import Image
-from vlp_models.models.decoding.search import Hypothesis, Steps, collect, device_of, log_probabilities
+from vlp_models.models.decoding.search import DecodingModel, Hypothesis, collect, device_of, log_probabilities
 
 WORTH_LEAVING = 0.25  # share of rows that have ended, from which on they are left behind: a copy of the others' state
 
 
 @torch.no_grad()
 def sample(
-    model: Steps,
+    model: DecodingModel,
     image: Image,
     *,
     max_len: int,

@@ -16,7 +16,7 @@ from vlp_models.data.batch import Image, Regions
 
 @torch.no_grad()
 def beam_search(
-    model: Steps,
+    model: DecodingModel,
     image: Image,
     *,
     max_len: int,
@@ -124,7 +124,7 @@ class _Aside:
         self.tokens_BT[:, :length] = torch.where(better_B1, own_BT, self.tokens_BT[:, :length])
 
 
-class Steps(Protocol):
+class DecodingModel(Protocol):
     """The part of `Generates` (models/protocols.py) that decoding needs. Set the model to eval mode first."""
 
     def start(self, image: Image, *, max_len: int) -> Any: ...
@@ -135,13 +135,13 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
+class EncodedImages:
     """Images that are encoded already, for decoders that follow one another: `start` returns the same state again.
 
     state: what `model.start` returned, for the largest `max_len` that any of them will ask for.
     """
 
-    model: Steps
+    model: DecodingModel
     state: Any
 
     def start(self, image: Image, *, max_len: int) -> Any:
@@ -181,7 +181,7 @@ def device_of(image: Image) -> torch.device:
 
 
 @torch.no_grad()
-def greedy(model: Steps, image: Image, *, max_len: int, bos_id: int, eos_id: int) -> list[Hypothesis]:
+def greedy(model: DecodingModel, image: Image, *, max_len: int, bos_id: int, eos_id: int) -> list[Hypothesis]:
     """One description per image, of at most `max_len` tokens, `eos_id` included; stops when all have ended."""
     device = device_of(image)
     state = model.start(image, max_len=max_len)

@@ -8,30 +8,12 @@ Shape suffixes: B batch, Q queries, K keys, D hidden, H heads, E head dimension,
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
-
-
-class KeyValues(NamedTuple):
-    """Projected keys and values, [B, H, K, E] each: what decoding keeps instead of hidden states."""
-
-    keys: Tensor
-    values: Tensor
-
-    def append(self, other: KeyValues) -> KeyValues:
-        return KeyValues(torch.cat([self.keys, other.keys], 2), torch.cat([self.values, other.values], 2))
-
-    def select(self, index_N: Tensor) -> KeyValues:
-        return KeyValues(self.keys.index_select(0, index_N), self.values.index_select(0, index_N))
-
-    def without_last(self) -> KeyValues:
-        """But for the last token's."""
-        return KeyValues(self.keys[:, :, :-1], self.values[:, :, :-1])
 
 
 class MultiHeadAttention(nn.Module):
@@ -103,3 +85,27 @@ def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor
             query, keys, values = query.float(), keys.float(), values.float()
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout)
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout)
+
+
+def padding_mask(mask_BT: Tensor) -> Tensor:
+    """Every query sees every real token. [B, 1, 1, T]"""
+    return mask_BT[:, None, None, :]
+
+
+def causal_mask(length: int, device: torch.device | str = "cpu") -> Tensor:
+    """Every query sees itself and the tokens before it. Padding stands behind, where no real token looks.
+    [1, 1, T, T]"""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]
+
+
+def prefix_mask(mask_NL: Tensor, prefix: int, causal_N: Tensor | None = None) -> Tensor:
+    """A sequence of which the first `prefix` places are seen by all; the places behind them see each other, or, of the
+    causal sequences, what stands before them. Built where the arguments are, from a bool a sequence.
+
+    mask_NL bool: the real tokens. causal_N bool; None: no sequence is. [N, 1, 1, L] or [N, 1, L, L]
+    """
+    if causal_N is None:
+        return padding_mask(mask_NL)
+    places_L = torch.arange(mask_NL.shape[1], device=mask_NL.device)
+    before_LL = (places_L < prefix) | (places_L <= places_L[:, None])  # one row a query
+    return ((before_LL | ~causal_N[:, None, None]) & mask_NL[:, None])[:, None]

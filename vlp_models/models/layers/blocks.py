@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vlp_models.models.layers.attention import KeyValues, MultiHeadAttention
+from vlp_models.models.layers.attention import MultiHeadAttention
+from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
 
 
@@ -128,3 +129,20 @@ class DecoderBlock(nn.Module):
 
 BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock, OwnBlock)
 WITH_MATRICES = (*BLOCKS, ManyWayBlock)
+
+
+def init_weights(module: nn.Module, std: float = 0.02, *, but: tuple[str, ...] = ()) -> None:
+    """Matrices N(0, std), biases 0, LayerNorm and BatchNorm 1 and 0. Draws from torch's global generator.
+
+    A parameter that is one number (a temperature, a gate) keeps the value that its module gave it, and so does what is
+    named like one of `but` at its beginning.
+    """
+    for name, parameter in module.named_parameters():
+        if name.startswith(but):
+            continue
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.dim() > 1:
+            nn.init.normal_(parameter, std=std)
+        elif parameter.dim() == 1:
+            nn.init.ones_(parameter)

@@ -1,14 +1,16 @@
-"""The visual dictionary: a feature's nearest code stands for it, and the codes follow the features they stand for.
+"""The visual dictionary: each feature is replaced by its nearest code, and codes follow the features mapped to them.
 
-Huang et al. 2021 (SOHO), section 3.2, equations 2 to 5. The codes are no parameters: after each of the optimiser's
-updates they move towards what all of its micro-batches and processes mapped to them (objectives/moving_average.py).
+Huang et al. 2021 (SOHO), section 3.2, equations 2 to 5. Codes are not parameters: after each optimizer update they move
+towards the features that all its micro-batches and processes mapped to them (objectives/moving_average.py).
 
-`paper` is equation 4, applied to the codes that were hit. `released` is the public code's: a moving average of each
+`paper` is equation 4, applied to the codes that were hit. `released` is the public code's rule: moving averages of each
 code's count and sum, whose quotient is the code, with counts smoothed as in VQ-VAE (van den Oord et al. 2017, appendix
-A.1). Its codes move before they are handed out, and those never hit become zero in the first update, after which one
-code an update can come alive at most. Both move codes alone, so neither has a loss of its own.
+A.1). Its codes are updated before they are returned. Codes that are never hit become zero in the first update, after
+which at most one code per update can come alive. Both rules move the codes only, so neither has a loss of its own.
 
-Shape suffixes: M features, K codes, D dimension, C candidates.
+The last section is the report's figure: which image patches each code gathers (section 4.4 and figure 3).
+
+Shape suffixes: M features, K codes, D dimension, C candidates, B images, R cells.
 """
 
 from __future__ import annotations
@@ -16,42 +18,47 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from vlp_models.data.batch import Batch, Pixels
+from vlp_models.data.batch import Pixels
 from vlp_models.models.protocols import Figure, Group, Patch
-from vlp_models.models.soho.model import SOHO
-from vlp_models.objectives.moving_average import FollowsUpdates
+from vlp_models.objectives.moving_average import UpdateAccumulator
 from vlp_models.objectives.ranks import gather_rows, sum_over_ranks
 
-AT_ONCE = 16384  # features whose distances to all codes are held at a time
-CANDIDATES = 256  # features of a micro-batch that a dead code may be put on
+CHUNK = 16384  # features whose distances to all codes are held in memory at a time
+CANDIDATES = 256  # features of a micro-batch that dead codes may be moved to
 SMOOTHING = 1e-5
-RESTING = 100  # updates without a hit, after which a code counts as dead in what is logged
-NEVER = -(2**40)  # where `idle` counts from while a code was not hit yet: so far below zero that it stays there
+RESTING = 100  # updates without a hit after which a code counts as dead in the log
+NEVER = -(2**40)  # start value of `idle` for codes without a hit: so far below zero that it stays negative
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mapped:
-    """vectors_MD: what stands for the features, gradients passing straight through to them (equation 5). codes_M int64:
-    which codes these are. table_KD: the codes handed out, detached."""
+class Quantized:
+    """The dictionary's output.
+
+    vectors_MD: the codes that replace the features, with straight-through gradients (equation 5). codes_M int64: their
+    numbers. table_KD: all codes as used, detached.
+    """
 
     vectors_MD: Tensor
     codes_M: Tensor
     table_KD: Tensor
 
 
-class Dictionary(FollowsUpdates):
-    """`codes` [K, D], N(0, 1) at first, as the released one's; `idle` [K]: updates since each was last hit where it now
-    is, or from `NEVER` on."""
+class Dictionary(UpdateAccumulator):
+    """A codebook.
+
+    `codes` [K, D]: N(0, 1) initially, as in the public code. `idle` [K]: optimizer updates since each code was last
+    hit at its present position; counts up from `NEVER` if it was not.
+    """
 
     codes: Tensor
     idle: Tensor
-    counts: Tensor  # of `released`: the moving averages
-    sums: Tensor
+    counts: Tensor  # `released` only: moving averages of each code's number of features,
+    sums: Tensor  # and of their sum
 
     def __init__(
         self,
@@ -73,10 +80,11 @@ class Dictionary(FollowsUpdates):
             self.register_buffer("sums", torch.zeros(size, dimension))
         self._candidates: list[Tensor] = []
 
-    def forward(self, features_MD: Tensor, weights_M: Tensor | None = None, *, learn: bool = False) -> Mapped:
-        """
+    def forward(self, features_MD: Tensor, weights_M: Tensor | None = None, *, learn: bool = False) -> Quantized:
+        """Replace each feature by its nearest code.
+
         Args:
-            weights_M: how often each feature counts; None: once.
+            weights_M: how many times each feature counts in the update; None: once.
             learn: in training, whether the codes follow these features.
         """
         with torch.autocast(features_MD.device.type, enabled=False):
@@ -84,36 +92,37 @@ class Dictionary(FollowsUpdates):
             codes_M = self.nearest(values_MD)
             table_KD = self.codes
             if learn and self.training and torch.is_grad_enabled():
-                total = self._totals(values_MD, codes_M, weights_M)
+                total = self._sum_by_code(values_MD, codes_M, weights_M)
                 self.add(total)
                 self._keep_candidates(values_MD)
                 if self.released:
                     table_KD = self._smoothed(*self._averaged(sum_over_ranks(total)))
-            found_MD = table_KD.index_select(0, codes_M).to(features_MD.dtype)
-        return Mapped(
-            vectors_MD=features_MD + (found_MD - features_MD).detach(), codes_M=codes_M, table_KD=table_KD.detach()
-        )
+            nearest_MD = table_KD.index_select(0, codes_M).to(features_MD.dtype)
+        # Straight-through: the value is the code's, the gradient goes to the feature (equation 5).
+        vectors_MD = features_MD + (nearest_MD - features_MD).detach()
+        return Quantized(vectors_MD=vectors_MD, codes_M=codes_M, table_KD=table_KD.detach())
 
     @torch.no_grad()
     def nearest(self, values_MD: Tensor) -> Tensor:
-        """int64 [M]: the code at the smallest distance (equation 2), of several the first."""
+        """Return the number of the nearest code, int64 [M] (equation 2); the first of several equally near ones."""
+        # |c|^2 - 2 x.c orders the codes as |x - c|^2 does.
         squares_K = self.codes.square().sum(1)
-        parts = [torch.addmm(squares_K, part, self.codes.T, alpha=-2).argmin(1) for part in values_MD.split(AT_ONCE)]
+        parts = [torch.addmm(squares_K, part, self.codes.T, alpha=-2).argmin(1) for part in values_MD.split(CHUNK)]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=values_MD.device)
 
-    def _totals(self, values_MD: Tensor, codes_M: Tensor, weights_M: Tensor | None) -> Tensor:
-        """[K, D + 1]: of each code the sum of its features and, behind it, their number."""
+    def _sum_by_code(self, values_MD: Tensor, codes_M: Tensor, weights_M: Tensor | None) -> Tensor:
+        """Return [K, D + 1]: the sum of each code's features and, in the last column, their number."""
         ones_M1 = torch.ones_like(values_MD[:, :1])
         rows = torch.cat([values_MD, ones_M1], 1)
         if weights_M is not None:
             rows = rows * weights_M[:, None].to(rows.dtype)
-        return self.nothing().index_add_(0, codes_M, rows)
+        return self.zero_total().index_add_(0, codes_M, rows)
 
-    def nothing(self) -> Tensor:
+    def zero_total(self) -> Tensor:
         return self.codes.new_zeros(len(self.codes), self.codes.shape[1] + 1)
 
-    def fold(self, total: Tensor) -> None:
-        """Nothing moves where nothing was mapped, as in a task that does not use the dictionary."""
+    def apply_update(self, total: Tensor) -> None:
+        """Move the codes. Without any feature, as in tasks that do not use the dictionary, nothing changes."""
         sums_KD, counts_K = total[:, :-1], total[:, -1]
         candidates, self._candidates = self._candidates, []
         if not bool(counts_K.any()):
@@ -132,6 +141,7 @@ class Dictionary(FollowsUpdates):
             self._revive(torch.cat(candidates) if candidates else self.codes[:0])
 
     def _averaged(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the moving averages of counts [K] and sums [K, D] after an update by `total`."""
         counts_K = torch.lerp(total[:, -1], self.counts, self.momentum)
         return counts_K, torch.lerp(total[:, :-1], self.sums, self.momentum)
 
@@ -140,21 +150,21 @@ class Dictionary(FollowsUpdates):
         smoothed_K = (counts_K + SMOOTHING) / (whole + len(counts_K) * SMOOTHING) * whole
         return sums_KD / smoothed_K[:, None]
 
-    # ---- Codes that nothing is mapped to -----------------------------------------------------------------------
+    # ---- Dead codes --------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> Tensor:
-        """How many codes were hit in the last `RESTING` updates."""
+        """Return how many codes were hit in the last `RESTING` updates."""
         return ((self.idle >= 0) & (self.idle < RESTING)).sum()
 
     def _keep_candidates(self, values_MD: Tensor) -> None:
-        """Features from all over this micro-batch, which the loader has shuffled."""
+        """Keep features from all over this micro-batch, which the loader has shuffled."""
         if self.revive_after and len(values_MD):
             step = max(1, len(values_MD) // CANDIDATES)
             self._candidates.append(values_MD[::step][:CANDIDATES].clone())
 
     def _revive(self, candidates_CD: Tensor) -> None:
-        """Puts each dead code on a feature of this update, the same one in every process."""
+        """Move each dead code to a feature of this update, the same one in every process."""
         candidates_CD = gather_rows(candidates_CD)
         idle = torch.where(self.idle < 0, self.idle - NEVER, self.idle)
         dead = (idle >= self.revive_after).nonzero().squeeze(1)
@@ -170,46 +180,51 @@ class Dictionary(FollowsUpdates):
             self.sums[dead] = values
 
 
-CODES, PATCHES = 24, 8  # shown
+# ---- Figure for the report -----------------------------------------------------------------------------------------
+
+SHOWN_CODES, SHOWN_PATCHES = 24, 8
 
 
-@torch.no_grad()
-def gathered_patches(model: SOHO, batches: Iterable[Batch]) -> list[Figure]:
-    """One figure: codes at even distances from those in use, the commonest first, with patches of several images.
+@dataclass(frozen=True, kw_only=True)
+class CodedImages:
+    """Images and their codes: codes_BRR int64 [B, rows, columns], -1 in padding."""
 
-    Nothing without a dictionary, or where images are cropped: a cell's place in the file is then not known here.
+    image_ids: tuple[str, ...]
+    image: Pixels
+    codes_BRR: Tensor
+
+
+def dictionary_figures(batches: Iterable[CodedImages], *, codes: int, stride: int) -> list[Figure]:
+    """Return one figure: codes evenly spaced by frequency, the most frequent first, with patches of several images.
+
+    codes: size of the dictionary. stride: pixels per cell side. Returns no figure if there are no images.
     """
-    if model.dictionary is None or model.config.resize == "crop":
-        return []
     cells: Counter[int] = Counter()
     patches: dict[int, dict[str, Patch]] = {}
     images: dict[int, set[str]] = {}
-    seen = 0
-    was_training = model.training
-    model.eval()
+    image_count = 0
     for batch in batches:
-        image = cast(Pixels, batch.image)
-        grid = model.look(image)
-        _, codes_BR, _ = model.map_to_codes(grid, learn=False)
-        columns = grid.mask_BRR.shape[2]
-        seen += len(image)
-        for row, (image_id, codes) in enumerate(zip(batch.image_ids, codes_BR.tolist(), strict=True)):
-            height, width = _size(image, row)
-            for cell, code in enumerate(codes):
+        columns = batch.codes_BRR.shape[2]
+        image_count += len(batch.image)
+        rows = zip(batch.image_ids, batch.codes_BRR.flatten(1).tolist(), strict=True)
+        for number, (image_id, codes_R) in enumerate(rows):
+            height, width = _unpadded_size(batch.image, number)
+            for cell, code in enumerate(codes_R):
                 if code < 0:
                     continue
                 cells[code] += 1
                 images.setdefault(code, set()).add(image_id)
-                own = patches.setdefault(code, {})
-                if image_id not in own and len(own) < PATCHES:
-                    top, left = model.stride * (cell // columns), model.stride * (cell % columns)
-                    box = left / width, top / height, (left + model.stride) / width, (top + model.stride) / height
-                    own[image_id] = Patch(image_id=image_id, box=tuple(round(min(v, 1.0), 4) for v in box))  # type: ignore[arg-type]
-    model.train(was_training)
+                shown = patches.setdefault(code, {})
+                if image_id not in shown and len(shown) < SHOWN_PATCHES:
+                    top, left = stride * (cell // columns), stride * (cell % columns)
+                    box = left / width, top / height, (left + stride) / width, (top + stride) / height
+                    x1, y1, x2, y2 = (round(min(value, 1.0), 4) for value in box)
+                    shown[image_id] = Patch(image_id=image_id, box=(x1, y1, x2, y2))
     if not cells:
         return []
     ranked = [code for code, _ in cells.most_common()]
-    shown = [ranked[i * len(ranked) // min(CODES, len(ranked))] for i in range(min(CODES, len(ranked)))]
+    count = min(SHOWN_CODES, len(ranked))
+    chosen = [ranked[i * len(ranked) // count] for i in range(count)]
     total = sum(cells.values())
     groups = tuple(
         Group(
@@ -217,18 +232,18 @@ def gathered_patches(model: SOHO, batches: Iterable[Batch]) -> list[Figure]:
             note=f"{100 * cells[code] / total:.1f}% of the cells, in {len(images[code])} images",
             patches=tuple(patches[code].values()),
         )
-        for code in shown
+        for code in chosen
     )
     about = (
-        f"{len(ranked)} of {len(model.dictionary.codes)} entries of the visual dictionary stand for the {total:,} "
-        f"cells of {seen} val images. {len(shown)} of them, the commonest first, each with the first cell of several "
+        f"{len(ranked)} of {codes} codes of the visual dictionary represent the {total:,} cells of {image_count} val "
+        f"images. Shown are {len(chosen)} codes, most frequent first, each with the first matching cell of several "
         "images."
     )
-    return [Figure(title="What the visual dictionary gathers", about=about, groups=groups)]
+    return [Figure(title="Patches per code of the visual dictionary", about=about, groups=groups)]
 
 
-def _size(image: Pixels, row: int) -> tuple[int, int]:
-    """Of the picture as the model sees it, without padding."""
+def _unpadded_size(image: Pixels, row: int) -> tuple[int, int]:
+    """Return height and width of an image in the batch without padding, in pixels."""
     if image.mask_BHW is None:
         return image.pixels_B3HW.shape[2], image.pixels_B3HW.shape[3]
     mask = image.mask_BHW[row]

@@ -6,40 +6,41 @@ Representation Learning", CVPR 2021. Public code: researchmm/soho.
     pixels ── ResNet ── 1x1 conv, pool ── visual dictionary ── + position ──┐
                                              │ codes                        ├── transformer ── MLM, MVM, ITM ([CLS])
     words [CLS] w1 .. wm [SEP] ── embedding ─┼──────────────────────────────┘
-                                             └── what MVM tells of hidden cells
+                                             └── MVM's targets for hidden cells
 
-What the paper says: a CNN that is trained along, a 1x1 convolution and 2x2 max pooling make features of an image. Each
-is replaced by its nearest code of a visual dictionary, gradients passing straight through; codes follow the features by
-a moving average (equation 4). With sine positions these are the visual tokens, which one transformer reads behind the
-words. An image is paired with two texts of its own and two of others; its CNN runs once. MLM and MVM are learnt from
-matched pairs alone. MVM hides all cells of one code. All three losses are summed. SGD for the CNN, AdamW for the rest;
+The paper: a CNN that is trained along, a 1x1 convolution and 2x2 max pooling compute features of an image. Each feature
+is replaced by its nearest code of a visual dictionary, with straight-through gradients; codes follow the features by a
+moving average (equation 4). With sine positions these are the visual tokens, which one transformer reads after the
+words. An image is paired with two of its own texts and two of others; its CNN runs once. MLM and MVM are learned from
+matched pairs only. MVM hides all cells of one code. The three losses are summed. SGD trains the CNN, AdamW the rest;
 the CNN is frozen in the first ten epochs (`optimizer.groups`). In tasks the transformer reads the dictionary's input.
 
-Where the paper is silent, what is done here:
-- Batch normalisation follows the 1x1 convolution, as in the public code: features then are of the scale of fresh codes.
-- LayerNorm follows the sum of feature and position, as the words' embeddings have one; no dropout on visual tokens.
-- gamma is the public code's, 0.4. Codes that nothing is mapped to can be put on features (`revive_after`; off). The
-  share that was hit of late is logged as `codes_alive`.
-- A pair's image loses one code with `mvm_probability` 0.15, the rate of words; matched or not, lest the gap gives the
-  pair away. Which of the image's codes, each is as likely. A head like that of words tells codes.
-- The texts of other images come from the same batch, over all processes: for each text one whose image has another id.
+Where the paper is silent, this model does the following:
+- Batch normalization follows the 1x1 convolution, as in the public code: it gives features the scale of fresh codes.
+- LayerNorm follows the sum of feature and position, as in the word embeddings; visual tokens have no dropout.
+- gamma is the public code's, 0.4. Codes without features can be moved to features (`revive_after`; off by default). The
+  share of codes that were hit recently is logged as `codes_alive`.
+- A pair's image loses one code with `mvm_probability` 0.15, the rate of words, whether matched or not, so that the gap
+  does not reveal the match. Each of the image's codes is equally likely. A head like the words' predicts codes.
+- Texts of other images come from the same batch, over all processes: for each text, a text whose image has another id.
   Their words are masked as well. A batch of a single image has no mismatched pairs.
-- Padding is neither looked up, nor learnt by the dictionary, nor attended to. A cell is padding where its upper left
+- Padding is not looked up, does not update the dictionary, and is not attended to. A cell is padding if its upper left
   pixel is.
-- [CLS] is read as the last layer leaves it. Sizes are BERT's: post-LN, GELU, N(0, 0.02).
-- Retrieval scores a pair by ITM's head: the log odds that it matches. Tasks learn nothing of the dictionary.
+- [CLS] is the last layer's output. Sizes are BERT's: post-LN, GELU, N(0, 0.02).
+- Retrieval scores a pair by ITM's head: the log odds of a match. Tasks do not update the dictionary.
 
-Where the public code does otherwise: public/. It also draws for each of four texts whether to replace it, where the
-paper has two and two; here it is the paper's.
+Where the public code differs from the paper, variants.py implements it as options. One difference is not implemented:
+the code draws for each of four texts whether to replace it; here, as in the paper, two are replaced.
 
-Shape suffixes: B images, R cells of an image, N texts, P pairs, T text tokens, D hidden, M packed words, K packed cells
-or codes.
+Shape suffixes: B images, R cells of an image (RR: rows, columns), N texts, P pairs, T text tokens, D hidden, M packed
+words, K packed cells or codes; C channels, H/W pixels, h/w cells of the CNN's map.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -57,27 +58,74 @@ from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import Figure, Fused
-from vlp_models.models.soho.config import IMAGENET, SOHOConfig
-from vlp_models.models.soho.dictionary import Dictionary, Mapped
+from vlp_models.models.soho.config import SOHOConfig
+from vlp_models.models.soho.dictionary import CodedImages, Dictionary, Quantized, dictionary_figures
 from vlp_models.models.soho.pairs import Pairs, hide_codes, make_pairs
-from vlp_models.models.soho.visual import Grid, Neck, Visual, grid_mask
-from vlp_models.objectives.classification import classification
 from vlp_models.objectives.loss import Loss, Part, cross_entropy
-from vlp_models.objectives.masked_modeling import mask_tokens, masked_language_modelling, select_tokens
+from vlp_models.objectives.masked_modeling import mask_tokens, masked_language_modeling, select_tokens
 
-WORD_EPS, CELL_EPS = 1e-12, 1e-5  # of LayerNorm: BERT's, and the visual tokens' as in the public code
-Learners = Mapping[str, Tensor | None]  # objective -> bool [B], which samples learn it; None: all
+WORD_EPS, CELL_EPS = 1e-12, 1e-5  # of LayerNorm: BERT's for words, the public code's for visual tokens
+Learners = Mapping[str, Tensor | None]  # objective -> bool [B], the samples that learn it; None: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureGrid:
+    """The dictionary's input. features_BRD; mask_BRR bool [B, rows, columns], False in padding."""
+
+    features_BRD: Tensor
+    mask_BRR: Tensor
+
+    @property
+    def mask_BR(self) -> Tensor:
+        return self.mask_BRR.flatten(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualTokens:
+    """The transformer's input. tokens_BRD; mask_BR bool; hidden_BRD: each cell's token if MVM hides it."""
+
+    tokens_BRD: Tensor
+    mask_BR: Tensor
+    hidden_BRD: Tensor | None = None
+
+    def for_texts(self, owner_N: Tensor | None, hidden_NR: Tensor | None = None) -> VisualTokens:
+        """Return one row per text. owner_N: each text's image. hidden_NR bool: the cells to hide from each text."""
+        tokens, mask, hidden = self.tokens_BRD, self.mask_BR, self.hidden_BRD
+        if owner_N is not None:
+            tokens, mask = tokens.index_select(0, owner_N), mask.index_select(0, owner_N)
+        if hidden_NR is not None and hidden is not None:
+            hidden = hidden if owner_N is None else hidden.index_select(0, owner_N)
+            tokens = torch.where(hidden_NR[..., None], hidden, tokens)
+        return VisualTokens(tokens_BRD=tokens, mask_BR=mask)
+
+
+class Neck(nn.Module):
+    """1x1 convolution, batch normalization, max pooling that keeps an odd last row or column.
+
+    So 600 by 1000 pixels at 64 pixels a cell are the 160 tokens that section 4.5 counts.
+    """
+
+    def __init__(self, channels: int, hidden: int, *, pool: int, norm: str) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, hidden, 1, bias=norm == "none")
+        self.norm = nn.BatchNorm2d(hidden) if norm == "batch" else nn.Identity()
+        self.pool = nn.MaxPool2d(pool, ceil_mode=True)
+
+    def forward(self, map_BChw: Tensor) -> Tensor:
+        """[B, C, h, w] -> [B, D, rows, columns]"""
+        pooled: Tensor = self.pool(self.norm(self.conv(map_BChw)))
+        return pooled
 
 
 class SOHO(nn.Module):
-    """Meets `Fuses`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `LoadsPartially`, `SeesCells`, `ShowsItself`, with
-    pixels."""
+    """Implements `Fuses`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `LoadsPartially`, `EncodesCells`,
+    `HasFigures`, for pixels."""
 
     config_class: ClassVar[type] = SOHOConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
         same=("hidden", "heads", "intermediate", "gate", "pool_first", "mean", "std")
     )
-    several_texts: ClassVar[bool] = True  # of an image, in pretraining
+    several_texts: ClassVar[bool] = True  # per image, in pretraining
     objectives: tuple[str, ...]
     fused_dim: int
 
@@ -93,11 +141,11 @@ class SOHO(nn.Module):
         hidden = config.hidden
 
         self.backbone = Backbone(config.backbone, config.backbone_stage, config.backbone_options)
-        self.stride = self.backbone.stride * config.pool  # pixels to a cell
+        self.stride = self.backbone.stride * config.pool  # pixels per cell side
         if min(config.height, config.width) < self.stride:
             raise ParamsError(
                 f"config: images of {config.width}x{config.height} pixels, but a cell of `{config.backbone}` with pool "
-                f"{config.pool} is {self.stride} wide; give larger images, or an earlier backbone_stage"
+                f"{config.pool} is {self.stride} wide; set larger images, or an earlier backbone_stage"
             )
         self.neck = Neck(self.backbone.channels, hidden, pool=config.pool, norm=config.neck_norm)
         self.visual_norm = nn.LayerNorm(hidden, eps=CELL_EPS)
@@ -122,7 +170,7 @@ class SOHO(nn.Module):
             else nn.Identity()
         )
         for name, child in self.named_children():
-            if name != "backbone":  # as timm begins it
+            if name != "backbone":  # keeps timm's initialization
                 init_weights(child, config.init_std)
         nn.init.kaiming_normal_(self.neck.conv.weight, mode="fan_out", nonlinearity="relu")
         nn.init.normal_(self.hidden_cell, std=config.init_std)
@@ -156,87 +204,95 @@ class SOHO(nn.Module):
             )
         )
 
-    # ---- Images ------------------------------------------------------------------------------------------------
+    # ---- Images: pixels -> features -> codes -> visual tokens --------------------------------------------------
 
-    def look(self, image: Image) -> Grid:
-        """The CNN and what follows it, up to the dictionary."""
+    def extract_features(self, image: Image) -> FeatureGrid:
+        """Run the CNN and the neck: pixels [B, 3, H, W] -> features [B, R, D], the dictionary's input."""
         if not isinstance(image, Pixels):
             raise DataError("SOHO reads pixels: set `shards.pixels: true`, or choose a model that reads regions")
-        if not len(image) and not self._normalises_with_others():  # batch normalisation has no statistics of nothing
-            return self._no_images(image)
-        # Frozen for now, it needs no gradient; without training, whoever asks for one gets it.
+        if not len(image) and not self._has_synchronized_norm():  # batch normalization fails on empty batches
+            rows, columns = (max(1, -(-side // self.stride)) for side in image.pixels_B3HW.shape[2:])
+            features_BRD = self.visual_norm.weight.new_zeros(0, rows * columns, self.config.hidden)
+            mask_BRR = features_BRD.new_ones(0, rows, columns, dtype=torch.bool)
+            return FeatureGrid(features_BRD=features_BRD, mask_BRR=mask_BRR)
+        # While frozen in training, the CNN needs no graph. Outside training, callers may ask for gradients.
         frozen = self.training and not self.backbone.training
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             map_BChw = self.backbone(image.pixels_B3HW)
         features = self.neck(map_BChw)
         mask_BRR = self.grid_mask(image.mask_BHW, features)
-        return Grid(features_BRD=features.flatten(2).transpose(1, 2), mask_BRR=mask_BRR)
+        # [B, D, rows, columns] -> [B, R, D]
+        return FeatureGrid(features_BRD=features.flatten(2).transpose(1, 2), mask_BRR=mask_BRR)
 
     @property
     def cell_side(self) -> int:
         return self.stride
 
     def cells(self, image: Pixels) -> Tensor:
-        """[B, rows, columns, D]: the dictionary's input."""
-        grid = self.look(image)
+        """Return the dictionary's input as a map, [B, rows, columns, D]."""
+        grid = self.extract_features(image)
         return grid.features_BRD.unflatten(1, grid.mask_BRR.shape[1:])
 
-    def _normalises_with_others(self) -> bool:
-        """Whether other processes wait for this one's share of batch statistics, though it has no image: they would
-        wait for ever (`nn.SyncBatchNorm` takes empty batches for this reason)."""
+    def _has_synchronized_norm(self) -> bool:
+        """Return whether other processes wait for this one's share of batch statistics. Then an empty batch must run
+        through the network as well (`nn.SyncBatchNorm` accepts it), or the others would hang."""
         return any(isinstance(module, nn.SyncBatchNorm) and module.training for module in self.modules())
 
-    def _no_images(self, image: Pixels) -> Grid:
-        rows, columns = (max(1, -(-side // self.stride)) for side in image.pixels_B3HW.shape[2:])
-        features_BRD = self.visual_norm.weight.new_zeros(0, rows * columns, self.config.hidden)
-        return Grid(features_BRD=features_BRD, mask_BRR=features_BRD.new_ones(0, rows, columns, dtype=torch.bool))
-
     def grid_mask(self, mask_BHW: Tensor | None, features_BDRR: Tensor) -> Tensor:
-        """bool [B, rows, columns]: where there is picture."""
+        """Return bool [B, rows, columns]: True where the upper left pixel of a cell is not padding.
+
+        mask_BHW: None if there is no padding.
+        """
         rows, columns = features_BDRR.shape[2:]
-        return grid_mask(mask_BHW, rows, columns, self.stride, features_BDRR)
+        if mask_BHW is None:
+            return torch.ones(len(features_BDRR), rows, columns, dtype=torch.bool, device=features_BDRR.device)
+        return mask_BHW[:, :: self.stride, :: self.stride][:, :rows, :columns]
 
     def map_to_codes(
-        self, grid: Grid, weights_B: Tensor | None = None, *, learn: bool
-    ) -> tuple[Tensor, Tensor, Mapped]:
-        """The dictionary on the cells of pictures: [B, R, D], int64 [B, R] (-1 in padding), and what it gave.
+        self, grid: FeatureGrid, weights_B: Tensor | None = None, *, learn: bool
+    ) -> tuple[Tensor, Tensor, Quantized]:
+        """Look the cells up in the dictionary.
 
-        weights_B: how often each image counts; learn: whether the codes follow.
+        Returns their codes' vectors [B, R, D], code numbers int64 [B, R] (-1 in padding), and the dictionary's output.
+
+        weights_B: how many times each image counts in the update; learn: whether the codes follow the features.
         """
         assert self.dictionary is not None
-        cells = Packing.of(self.looked_up(grid))
+        cells = Packing.of(self.dictionary_mask(grid))
         weights_K = None if weights_B is None else weights_B.index_select(0, cells.sequences_M)
-        mapped = self.dictionary(cells.pack(grid.features_BRD), weights_K, learn=learn)
-        codes_BR = (cells.pad(mapped.codes_M + 1) - 1).masked_fill(~grid.mask_BR, -1)
-        return cells.pad(mapped.vectors_MD), codes_BR, mapped
+        quantized = self.dictionary(cells.pack(grid.features_BRD), weights_K, learn=learn)
+        codes_BR = (cells.pad(quantized.codes_M + 1) - 1).masked_fill(~grid.mask_BR, -1)
+        return cells.pad(quantized.vectors_MD), codes_BR, quantized
 
-    def looked_up(self, grid: Grid) -> Tensor:
-        """bool [B, R]: the cells that the dictionary gets."""
+    def dictionary_mask(self, grid: FeatureGrid) -> Tensor:
+        """Return bool [B, R]: the cells that the dictionary reads."""
         return grid.mask_BR
 
-    def place(self, features_BRD: Tensor, mask_BRR: Tensor) -> Tensor:
-        """Visual tokens: features with their positions."""
+    def visual_features(self, features_BRD: Tensor, vectors_BRD: Tensor) -> Tensor:
+        """Return the transformer's input in pretraining, given the dictionary's input and output: the output."""
+        return vectors_BRD
+
+    def add_positions(self, features_BRD: Tensor, mask_BRR: Tensor) -> Tensor:
+        """Return visual tokens [B, R, D]: LayerNorm(features + sine positions)."""
         positions_BRD = sine_positions(mask_BRR, self.config.hidden).flatten(1, 2)
         return self.visual_norm(features_BRD + positions_BRD.to(features_BRD.dtype))
 
-    def encode_image(self, image: Image) -> Visual:
-        """As tasks read it, known before any text."""
-        grid = self.look(image)
+    def encode_image(self, image: Image) -> VisualTokens:
+        """Return the visual tokens that tasks read; they do not depend on the text."""
+        grid = self.extract_features(image)
         features = grid.features_BRD
         if self.config.task_features == "dictionary":
             vectors_BRD, _, _ = self.map_to_codes(grid, learn=False)
             features = self.visual_features(features, vectors_BRD)
-        return Visual(tokens_BRD=self.place(features, grid.mask_BRR), mask_BR=grid.mask_BR)
-
-    def visual_features(self, features_BRD: Tensor, vectors_BRD: Tensor) -> Tensor:
-        """What the transformer reads in pretraining, of the dictionary's input and output: the latter."""
-        return vectors_BRD
+        return VisualTokens(tokens_BRD=self.add_positions(features, grid.mask_BRR), mask_BR=grid.mask_BR)
 
     # ---- Pairs -------------------------------------------------------------------------------------------------
 
-    def read_together(self, ids_PT: Tensor, words: Packing, visual: Visual) -> tuple[Tensor, Tensor, Packing]:
-        """The transformer over [words; cells], a row a pair. Returns the words' and the cells' last states, [M, D] and
-        [K, D], and where the latter stand."""
+    def encode_pairs(self, ids_PT: Tensor, words: Packing, visual: VisualTokens) -> tuple[Tensor, Tensor, Packing]:
+        """Run the transformer over [words; cells], one row per pair.
+
+        Returns the last states of the words [M, D] and of the cells [K, D], and the packing of the cells.
+        """
         length = words.shape[1]
         if length > self.config.max_positions:
             raise ParamsError(f"{length} tokens of text, but config.max_positions is {self.config.max_positions}")
@@ -245,68 +301,74 @@ class SOHO(nn.Module):
         cells = Packing.of(visual.mask_BR)
         joint = words.beside(cells)
         mask = padding_mask(joint.mask_BT)
+        # Packed rows: all pairs' words first, then all pairs' cells; `joint` maps both to their sequences.
         x = torch.cat([text_MD, cells.pack(visual.tokens_BRD).to(text_MD.dtype)])
         for block in self.transformer:
             x = block(x, mask, joint)
         return x[: joint.split], x[joint.split :], cells
 
-    def first_word(self, text_MD: Tensor, words: Packing) -> Tensor:
-        """[CLS] of each text, [P, D]."""
+    def cls_states(self, text_MD: Tensor, words: Packing) -> Tensor:
+        """Return the state of each text's [CLS], [P, D]."""
         return take(text_MD, (words.positions_M == 0).nonzero().squeeze(1))
 
-    # ---- The three objectives ----------------------------------------------------------------------------------
+    # ---- Pretraining: MLM, MVM, ITM ----------------------------------------------------------------------------
 
     def pretraining_losses(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Loss]:
-        """One unweighted loss per objective; one pass over matched and mismatched pairs serves all.
+        """Return one unweighted loss per objective, from one pass over matched and mismatched pairs.
 
         Raises:
-            ParamsError: an objective is unknown, or MVM is asked for without a dictionary.
+            ParamsError: unknown objective, or MVM without a dictionary.
         """
         unknown = set(objectives) - set(self.objectives)
         if unknown:
-            why = "; `mvm` needs a dictionary_size" if "mvm" in unknown else ""
-            raise ParamsError(f"SOHO can't learn {sorted(unknown)}, only {list(self.objectives)}{why}")
-        pairs = self.pair(batch, objectives, generator, mask_probability)
-        grid, features = self.look(batch.image), None
-        codes_BR = hidden_PR = mapped = None
+            hint = "; `mvm` needs a dictionary_size" if "mvm" in unknown else ""
+            raise ParamsError(f"SOHO can't learn {sorted(unknown)}, only {list(self.objectives)}{hint}")
+        pairs = self.draw_pairs(batch, objectives, generator, mask_probability)
+        grid = self.extract_features(batch.image)
+        features = grid.features_BRD
+        codes_BR = hidden_PR = quantized = None
         if self.dictionary is not None:
-            vectors_BRD, codes_BR, mapped = self.map_to_codes(grid, self.weights(pairs, len(batch.image)), learn=True)
-            features = self.visual_features(grid.features_BRD, vectors_BRD)
+            weights_B = self.image_weights(pairs, len(batch.image))
+            vectors_BRD, codes_BR, quantized = self.map_to_codes(grid, weights_B, learn=True)
+            features = self.visual_features(features, vectors_BRD)
         if "mvm" in objectives and codes_BR is not None:
-            hidden_PR = self.hide(pairs, codes_BR, grid.mask_BR, generator, len(batch.text))
+            hidden_PR = self.select_hidden_cells(pairs, codes_BR, grid.mask_BR, generator, len(batch.text))
             hidden_PR = hidden_PR & pairs.learners(objectives["mvm"])[:, None]
 
-        features = grid.features_BRD if features is None else features
-        instead = self.hidden_cell.expand_as(features) if hidden_PR is not None else None
-        visual = Visual(
-            tokens_BRD=self.place(features, grid.mask_BRR),
-            mask_BR=grid.mask_BR,
-            hidden_BRD=None if instead is None else self.place(instead.to(features.dtype), grid.mask_BRR),
-        ).for_texts(pairs.owner_P, hidden_PR)
+        # Visual tokens of each image, as they are and as hidden cells; then one row per pair.
+        tokens_BRD, hidden_BRD = self.add_positions(features, grid.mask_BRR), None
+        if hidden_PR is not None:
+            hidden_BRD = self.add_positions(self.hidden_cell.expand_as(features).to(features.dtype), grid.mask_BRR)
+        visual = VisualTokens(tokens_BRD=tokens_BRD, mask_BR=grid.mask_BR, hidden_BRD=hidden_BRD)
+        visual = visual.for_texts(pairs.owner_P, hidden_PR)
         words = Packing.of(pairs.mask_PT)
-        text_MD, cells_KD, cells = self.read_together(pairs.ids_PT, words, visual)
+        text_MD, cells_KD, cells = self.encode_pairs(pairs.ids_PT, words, visual)
 
         losses: dict[str, Loss] = {}
-        told_P = self.told_pairs(pairs.matched_P)
+        predicted_P = self.predicted_pairs(pairs.matched_P)
         if "mlm" in objectives:
-            masked_PT = pairs.words_PT & (told_P & pairs.learners(objectives["mlm"]))[:, None]
+            masked_PT = pairs.words_PT & (predicted_P & pairs.learners(objectives["mlm"]))[:, None]
             logits = self.predict_words(take(text_MD, words.rows_at(masked_PT)))
-            losses["mlm"] = masked_language_modelling(logits, pairs.original_PT[masked_PT])
-        if "mvm" in objectives and codes_BR is not None and hidden_PR is not None and mapped is not None:
-            told_PR = hidden_PR & told_P[:, None]
-            logits = self.predict_codes(take(cells_KD, cells.rows_at(told_PR)), mapped.table_KD)
-            loss = cross_entropy(logits, codes_BR.index_select(0, pairs.owner_P)[told_PR], name="mvm")
-            losses["mvm"] = dataclasses.replace(loss, parts={**loss.parts, "codes_alive": self._alive()})
+            losses["mlm"] = masked_language_modeling(logits, pairs.original_PT[masked_PT])
+        if "mvm" in objectives and codes_BR is not None and hidden_PR is not None and quantized is not None:
+            predicted_PR = hidden_PR & predicted_P[:, None]
+            logits = self.predict_codes(take(cells_KD, cells.rows_at(predicted_PR)), quantized.table_KD)
+            loss = cross_entropy(logits, codes_BR.index_select(0, pairs.owner_P)[predicted_PR], name="mvm")
+            assert self.dictionary is not None
+            alive = Part(sum=self.dictionary.alive, count=len(self.dictionary.codes))
+            losses["mvm"] = dataclasses.replace(loss, parts={**loss.parts, "codes_alive": alive})
         if "itm" in objectives:
             learns_P = pairs.learners(objectives["itm"])
-            logits = self.match_head(self.first_word(text_MD, words))
-            losses["itm"] = classification(logits[learns_P], pairs.matched_P[learns_P].long(), name="itm")
+            logits = self.match_head(self.cls_states(text_MD, words))
+            losses["itm"] = cross_entropy(logits[learns_P], pairs.matched_P[learns_P].long(), name="itm")
         return losses
 
-    def pair(self, batch: Batch, objectives: Learners, generator: torch.Generator, mask_probability: float) -> Pairs:
-        """Matched and, for ITM, mismatched pairs, with words masked for MLM."""
+    def draw_pairs(
+        self, batch: Batch, objectives: Learners, generator: torch.Generator, mask_probability: float
+    ) -> Pairs:
+        """Return matched and, for ITM, mismatched pairs, with words masked for MLM."""
         config, text = self.config, batch.text
         ids_NT, words_NT = text.ids_BT, torch.zeros_like(text.mask_BT)
         if "mlm" in objectives:
@@ -321,55 +383,59 @@ class SOHO(nn.Module):
             )
         return make_pairs(batch, ids_NT, words_NT, generator, mismatched="itm" in objectives)
 
-    def weights(self, pairs: Pairs, images: int) -> Tensor | None:
-        """How often each image counts in the dictionary's update: once. The released one counts it with every text."""
+    def image_weights(self, pairs: Pairs, images: int) -> Tensor | None:
+        """Return how many times each image counts in the dictionary's update; None: once, as in the paper.
+
+        The public code's rule counts an image once per text.
+        """
         if self.config.dictionary_update == "paper":
             return None
         return torch.bincount(pairs.owner_P, minlength=images)
 
-    def hide(self, pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, generator: torch.Generator, texts: int) -> Tensor:
-        """bool [P, R]: the cells that MVM hides."""
+    def select_hidden_cells(
+        self, pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, generator: torch.Generator, texts: int
+    ) -> Tensor:
+        """Return bool [P, R]: the cells that MVM hides."""
         return hide_codes(pairs, codes_BR, mask_BR, self.config.mvm_probability, generator, texts)
 
-    def told_pairs(self, matched_P: Tensor) -> Tensor:
-        """bool [P]: the pairs whose words and cells are to be told."""
+    def predicted_pairs(self, matched_P: Tensor) -> Tensor:
+        """Return bool [P]: the pairs whose words and cells are predicted, here the matched ones."""
         return matched_P
 
     def predict_words(self, x_MD: Tensor) -> Tensor:
-        """Vocabulary logits. Gather the positions that need them first."""
+        """Return vocabulary logits. Gather the positions that need them first."""
         return self.word_head(x_MD, self.text_embedding.words.weight)
 
     def predict_codes(self, x_MD: Tensor, table_KD: Tensor) -> Tensor:
-        """Logits of the dictionary's codes. table_KD: the codes themselves."""
+        """Return logits over the dictionary's codes. table_KD: the codes themselves."""
         assert self.code_head is not None
         return self.code_head(x_MD)
-
-    def _alive(self) -> Part:
-        assert self.dictionary is not None
-        return Part(sum=self.dictionary.alive, count=len(self.dictionary.codes))
 
     # ---- Tasks -------------------------------------------------------------------------------------------------
 
     def fuse(self, image: Image, text: Text) -> Fused:
-        """[CLS] after fusion is the pooled feature. Images are encoded once, also where several texts share one."""
+        """Fuse images and texts; the pooled feature is [CLS]. An image with several texts is encoded once."""
         visual = self.encode_image(image).for_texts(text.owners(len(image)))
         words = Packing.of(text.mask_BT)
-        text_MD, cells_KD, cells = self.read_together(text.ids_BT, words, visual)
-        pooled_ND = self.fusion(self.first_word(text_MD, words))
+        text_MD, cells_KD, cells = self.encode_pairs(text.ids_BT, words, visual)
+        pooled_ND = self.fusion(self.cls_states(text_MD, words))
         return Fused(image_BRD=cells.pad(cells_KD), text_BTD=words.pad(text_MD), pooled_BP=pooled_ND)
 
-    def score(self, state: Visual, text: Text, image_of_text_N: Tensor) -> Tensor:
-        """The log odds, by ITM's head, that a text and its image match. [N]"""
+    def score(self, state: VisualTokens, text: Text, image_of_text_N: Tensor) -> Tensor:
+        """Return ITM's log odds that each text matches its image, [N]."""
         words = Packing.of(text.mask_BT)
-        text_MD, _, _ = self.read_together(text.ids_BT, words, state.for_texts(image_of_text_N))
-        logits_N2 = self.match_head(self.first_word(text_MD, words))
+        text_MD, _, _ = self.encode_pairs(text.ids_BT, words, state.for_texts(image_of_text_N))
+        logits_N2 = self.match_head(self.cls_states(text_MD, words))
         return logits_N2[:, 1] - logits_N2[:, 0]
 
-    # ---- What training asks ------------------------------------------------------------------------------------
+    # ---- Training and reporting --------------------------------------------------------------------------------
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """`cnn_stem` and `cnn`: the backbone's first stage and the rest of it; `neck`: all other parts of the image's
-        side; `transformer`: with the words' embedding; `heads`."""
+        """Return the parameters by part.
+
+        `cnn_stem` and `cnn`: the backbone's first stage and the rest of it; `neck`: all other parts of the image side;
+        `transformer`: with the word embeddings; `heads`.
+        """
         groups: dict[str, list[nn.Parameter]] = {"cnn_stem": self.backbone.stem(), "cnn": self.backbone.rest()}
         transformer = ("text_embedding", "transformer")
         heads = ("word_head", "code_head", "match_head", "fusion")
@@ -380,9 +446,25 @@ class SOHO(nn.Module):
                 groups.setdefault(group, []).append(parameter)
         return {name: parameters for name, parameters in groups.items() if parameters}
 
+    @torch.no_grad()
     def figures(self, batches: Iterable[Batch]) -> list[Figure]:
-        """What each code gathers of these images (gathered.py)."""
-        from vlp_models.models.soho.dictionary import gathered_patches
+        """Return a figure of the patches that each code gathers (dictionary.py).
 
-        return gathered_patches(self, batches)
+        None without a dictionary, or if images are cropped: the positions of cells in the image files are then unknown.
+        """
+        if self.dictionary is None or self.config.resize == "crop":
+            return []
+        was_training = self.training
+        self.eval()
 
+        def coded_images() -> Iterator[CodedImages]:
+            for batch in batches:
+                assert isinstance(batch.image, Pixels)
+                grid = self.extract_features(batch.image)
+                _, codes_BR, _ = self.map_to_codes(grid, learn=False)
+                codes_BRR = codes_BR.unflatten(1, grid.mask_BRR.shape[1:])
+                yield CodedImages(image_ids=batch.image_ids, image=batch.image, codes_BRR=codes_BRR)
+
+        found = dictionary_figures(coded_images(), codes=len(self.dictionary.codes), stride=self.stride)
+        self.train(was_training)
+        return found

@@ -1,4 +1,4 @@
-"""The image-text pairs that an update learns from: every text with its own image, and for each a text of another image.
+"""Image-text pairs for pretraining: each text with its own image and, for ITM, a text of another image; cells for MVM.
 
 Shape suffixes: B images, N texts, P pairs, G texts of the whole batch, R cells, T text tokens.
 """
@@ -12,20 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.data.batch import Batch
-from vlp_models.objectives.matching import not_the_same_image
+from vlp_models.objectives.matching import different_image_mask
 from vlp_models.objectives.ranks import draw_categorical, draw_uniform, take_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Matched pairs first, in the texts' order, then mismatched ones.
+    """Matched pairs in the order of the texts, then mismatched pairs.
 
-    ids_PT      int64: the texts with words masked; original_PT int64: as they were
-    words_PT    bool: the masked words
-    mask_PT     bool: where there is a token
-    owner_P     int64: which image of this process each text is shown with
-    matched_P   bool
-    origin_P    int64: of which of this process's texts a pair is, or takes the place
+    ids_PT       int64: the texts with words masked
+    original_PT  int64: the texts before masking
+    words_PT     bool: the masked words
+    mask_PT      bool: False in padding
+    owner_P      int64: the image, of this process, that each text is paired with
+    matched_P    bool
+    origin_P     int64: the text, of this process, that a pair has or (mismatched) has replaced
     """
 
     ids_PT: Tensor
@@ -37,7 +38,7 @@ class Pairs:
     origin_P: Tensor
 
     def learners(self, mask_B: Tensor | None) -> Tensor:
-        """bool [P]: the pairs whose image's sample learns something. mask_B: which samples do; None: all."""
+        """Return bool [P]: the pairs of the samples in mask_B, bool [B]; None: all pairs."""
         if mask_B is None:
             return torch.ones_like(self.matched_P)
         return mask_B.index_select(0, self.owner_P)
@@ -46,11 +47,13 @@ class Pairs:
 def make_pairs(
     batch: Batch, ids_NT: Tensor, words_NT: Tensor, generator: torch.Generator, *, mismatched: bool
 ) -> Pairs:
-    """
+    """Pair each text with its image and, if `mismatched`, each image with a text of another image.
+
     Args:
-        ids_NT, words_NT: the batch's texts with words masked, and which words these are.
-        mismatched: whether to add, for each text, a text of another image: drawn evenly from all texts of the whole
-            batch whose image has another id, over all processes. A text that has none stays without.
+        ids_NT: the batch's texts with words masked.
+        words_NT: bool, the masked words.
+        mismatched: draw, for each text, one uniformly from all texts of the whole batch, over all processes, whose
+            image has another id. A text without such a candidate gets no mismatched pair.
     """
     text, device = batch.text, batch.text.ids_BT.device
     owner_N = text.owners(len(batch.image))
@@ -67,7 +70,7 @@ def make_pairs(
     }
     if mismatched:
         image_ids = [batch.image_ids[i] for i in owner_N.tolist()]
-        negative_NG = not_the_same_image(image_ids, device)
+        negative_NG = different_image_mask(image_ids, device)
         has_N = negative_NG.any(1) if negative_NG.shape[1] else torch.zeros_like(owner_N, dtype=torch.bool)
         drawn_N = draw_categorical(negative_NG.float(), generator) if negative_NG.shape[1] else origin_N
         drawn_P = drawn_N[has_N]
@@ -76,6 +79,7 @@ def make_pairs(
         parts["owner_P"].append(owner_N[has_N])
         parts["matched_P"].append(torch.zeros_like(drawn_P, dtype=torch.bool))
         parts["origin_P"].append(origin_N[has_N])
+        # The drawn texts may come from a process with longer texts: pad the matched ones to the same width.
         width = parts["ids_PT"][1].shape[1]
         for name in ("ids_PT", "original_PT", "words_PT", "mask_PT"):
             parts[name][0] = F.pad(parts[name][0], (0, width - parts[name][0].shape[1]))
@@ -85,12 +89,15 @@ def make_pairs(
 def hide_codes(
     pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, probability: float, generator: torch.Generator, texts: int
 ) -> Tensor:
-    """bool [P, R]: with `probability`, all cells of a pair's image that have one code; which one of the image's codes,
-    each is as likely (section 3.3, "we first randomly select an existing label index j, then replace all").
+    """Hide, with `probability`, all cells of a pair's image that have one code, drawn uniformly from the image's codes.
 
-    texts: N, of this process. Matched and mismatched pairs are hidden alike: else what is hidden gave them away.
+    Section 3.3: "we first randomly select an existing label index j, then replace all". Mismatched pairs are masked as
+    often as matched ones, so that the mask does not reveal the match.
+
+    texts: N, this process's texts. Returns bool [P, R].
     """
-    weights_BR = first_of_their_code(codes_BR, mask_BR).float()
+    # Drawing among the first cells of the codes makes each code equally likely, however many cells it has.
+    weights_BR = first_with_code(codes_BR, mask_BR).float()
     owner_N = pairs.owner_P[:texts]
     hidden = []
     for rows in (slice(0, texts), pairs.origin_P[texts:]):
@@ -102,8 +109,8 @@ def hide_codes(
     return torch.cat(hidden)
 
 
-def first_of_their_code(codes_BR: Tensor, mask_BR: Tensor) -> Tensor:
-    """bool [B, R]: the valid cells before which no valid one has their code."""
+def first_with_code(codes_BR: Tensor, mask_BR: Tensor) -> Tensor:
+    """Return bool [B, R]: each code's first valid cell."""
     same_BRR = (codes_BR[:, :, None] == codes_BR[:, None, :]) & mask_BR[:, None, :]
     earlier_RR = torch.ones(same_BRR.shape[1:], dtype=torch.bool, device=codes_BR.device).tril(-1)
     return mask_BR & ~(same_BRR & earlier_RR).any(-1)

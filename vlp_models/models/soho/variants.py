@@ -20,6 +20,7 @@ Shape suffixes as in model.py.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +29,8 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Image, Pixels
 from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.soho.config import SOHOConfig
-from vlp_models.models.soho.model import SOHO
+from vlp_models.models.soho.model import SOHO, FeatureGrid, Neck
 from vlp_models.models.soho.pairs import Pairs, hide_codes
-from vlp_models.models.soho.visual import Grid, Neck
 from vlp_models.objectives.ranks import draw_uniform
 
 CANVAS_STEP = 32  # pixels, to whose multiples the public code pads
@@ -55,10 +55,10 @@ class PublicSOHO(SOHO):
         if config.code_scores == "cosine":
             self.code_head = None
 
-    def look(self, image: Image) -> Grid:
+    def extract_features(self, image: Image) -> FeatureGrid:
         if self.config.tight_canvas and isinstance(image, Pixels):
             image = tightened(image, least=self.stride)
-        return super().look(image)
+        return super().extract_features(image)
 
     def grid_mask(self, mask_BHW: Tensor | None, features_BDRR: Tensor) -> Tensor:
         if mask_BHW is None:
@@ -69,7 +69,7 @@ class PublicSOHO(SOHO):
             return super().grid_mask(mask_BHW, features_BDRR)
         return F.interpolate(mask_BHW[:, None].float(), size=features_BDRR.shape[2:])[:, 0] > 0.5
 
-    def looked_up(self, grid: Grid) -> Tensor:
+    def dictionary_mask(self, grid: FeatureGrid) -> Tensor:
         return torch.ones_like(grid.mask_BR) if self.config.padding_in_dictionary else grid.mask_BR
 
     def visual_features(self, features_BRD: Tensor, vectors_BRD: Tensor) -> Tensor:
@@ -78,7 +78,9 @@ class PublicSOHO(SOHO):
         mixed: Tensor = self.gate(features_BRD, vectors_BRD)
         return mixed
 
-    def hide(self, pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, generator: torch.Generator, texts: int) -> Tensor:
+    def select_hidden_cells(
+        self, pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, generator: torch.Generator, texts: int
+    ) -> Tensor:
         if self.config.masked_code == "of_each_pair":
             return hide_codes(pairs, codes_BR, mask_BR, self.config.mvm_probability, generator, texts)
         device, cells = codes_BR.device, codes_BR.shape[1]
@@ -88,7 +90,7 @@ class PublicSOHO(SOHO):
         group_BR = (codes_BR == codes_BR[:, place : place + 1]) & mask_BR & mask_BR[:, place : place + 1]
         return group_BR.index_select(0, pairs.owner_P) & chosen_P[:, None]
 
-    def told_pairs(self, matched_P: Tensor) -> Tensor:
+    def predicted_pairs(self, matched_P: Tensor) -> Tensor:
         return torch.ones_like(matched_P) if self.config.masked_pairs == "all" else matched_P
 
     def predict_words(self, x_MD: Tensor) -> Tensor:

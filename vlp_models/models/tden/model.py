@@ -31,7 +31,7 @@ Where the paper is silent, what is done here:
   pooled text and pooled decoder output are added and normalised. The decoder stays causal as in pretraining.
 
 Where the public code does otherwise: public/. The paper's ablations: ablations.py. Two-pass scheduled sampling calls
-`masked_pass` twice with one `VisualStates` (training/passes.py); the second pass computes a sentence in the
+`masked_pass` twice with one `VisualStates` (training/scheduled_sampling.py); the second pass computes a sentence in the
 decoder's path from its first sampled word on only. Only real tokens are computed (layers/packing.py).
 
 Shape suffixes: B images, R regions, S visual tokens ([IMG] and R regions), K packed visual tokens; N texts (or
@@ -51,28 +51,29 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch, Image, Regions, Text
 from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.adopt import Adopted
-from vlp_models.models.layers.attention import KeyValues
-from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock
-from vlp_models.models.layers.decoding import DecodingState
+from vlp_models.models.layers.attention import causal_mask, padding_mask
+from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock, init_weights
+from vlp_models.models.layers.cache import DecodingState, KeyValues
 from vlp_models.models.layers.embeddings import RegionEmbedding, TextEmbedding
-from vlp_models.models.layers.heads import TokenHead
-from vlp_models.models.layers.init import init_weights
-from vlp_models.models.layers.masks import causal_mask, padding_mask
+from vlp_models.models.layers.heads import AttentionPooler, TokenHead
 from vlp_models.models.layers.packing import Packing, changed_from, take
-from vlp_models.models.layers.pooling import AttentionPooler
+from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import Fused, MaskedPass
-from vlp_models.models.tden.adopting import adopt
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.state import Memory, Told, VisualStates
-from vlp_models.objectives.ism import match_in_batch
-from vlp_models.objectives.loss import Loss
-from vlp_models.objectives.masking import Corruption, mask_tokens, overlapping, select_regions, select_tokens
-from vlp_models.objectives.mlm import masked_language_modelling
-from vlp_models.objectives.moc import masked_object_classification
-from vlp_models.objectives.msg import sentence_generation
+from vlp_models.objectives.generation import sentence_generation
+from vlp_models.objectives.loss import Loss, first_trainable, zero_loss
+from vlp_models.objectives.masked_modeling import (
+    Corruption,
+    mask_tokens,
+    masked_language_modeling,
+    masked_object_classification,
+    overlapping,
+    select_regions,
+    select_tokens,
+)
+from vlp_models.objectives.matching import match_in_batch
 from vlp_models.objectives.ranks import number_over_ranks
-from vlp_models.objectives.token_loss import empty, trainable
 
 UNDERSTANDING, GENERATION = 0, 1  # the sentence encoder's streams, and their token types
 Learners = Mapping[str, Tensor | None]  # objective -> bool [N], which samples learn it; None: all
@@ -82,24 +83,14 @@ class TDEN(nn.Module):
     """Meets every protocol of models/protocols.py, on regions. `from_config` makes the variants, too."""
 
     config_class: ClassVar[type] = TDENConfig
+    partial_load: ClassVar[PartialLoad] = PartialLoad(
+        same=("hidden", "heads", "intermediate", "feature_dim", "separate_region_norms", "separate_ffn")
+    )
     inputs: ClassVar[ModelInputs] = ModelInputs(image=RegionInput())
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("mlm", "moc"), "decoder": ("msg",)}
     objectives: tuple[str, ...]
     fused_dim: int
     decoder_dim: int = 0  # of a second holistic feature: the public code's
-
-    @classmethod
-    def from_config(cls, config: TDENConfig) -> TDEN:
-        """The paper's model, its ablation, or, with a switch of the public code, that one's."""
-        if config.is_ablation:
-            from vlp_models.models.tden.ablations import AblatedTDEN
-
-            return AblatedTDEN(config)
-        if config.set_switches():
-            from vlp_models.models.tden.public.model import PublicTDEN
-
-            return PublicTDEN(config)
-        return TDEN(config)
 
     def __init__(self, config: TDENConfig) -> None:
         super().__init__()
@@ -288,7 +279,7 @@ class TDEN(nn.Module):
                 if "mlm" in objectives:
                     masked_NT = _learnt(corruption.words_BT, objectives["mlm"])
                     logits = self.predict_words(take(text_MD, words.rows_at(masked_NT)))
-                    losses["mlm"] = masked_language_modelling(logits, text.ids_BT[masked_NT])
+                    losses["mlm"] = masked_language_modeling(logits, text.ids_BT[masked_NT])
                     word_logits["encoder"] = logits.detach()
                 if "moc" in objectives and corruption.regions_BR is not None:
                     losses["moc"] = self.object_loss(image_KD, visual.packing, batch, corruption, objectives["moc"])
@@ -297,11 +288,11 @@ class TDEN(nn.Module):
         if "msg" in objectives:
             told = self.tell(
                 ids.get("decoder", corruption.ids_BT),
-                _learnt(text.followed_BT, objectives["msg"]),
+                _learnt(text.has_next_BT, objectives["msg"]),
                 self.decoder_reads(image, owner_N, crossed),
                 after.output if after is not None else None,
             )
-            losses["msg"] = sentence_generation(told.logits_MV, text.following(told.at_BT))
+            losses["msg"] = sentence_generation(told.logits_MV, text.next_tokens(told.at_BT))
             masked_NT = _learnt(corruption.words_BT, objectives["msg"])
             before_masked_NT = F.pad(masked_NT[:, 1:], (0, 1))  # a masked word is told from where the one before stands
             word_logits["decoder"] = told.logits_MV.detach()[before_masked_NT[told.at_BT]]
@@ -350,7 +341,7 @@ class TDEN(nn.Module):
         return masked_object_classification(logits, class_probs[masked])
 
     def no_matching(self, understood_MD: Tensor) -> Loss:
-        return empty(understood_MD if understood_MD.requires_grad else trainable(self), "ism")
+        return zero_loss(understood_MD if understood_MD.requires_grad else first_trainable(self), "ism")
 
     def matching_loss(
         self, understood_MD: Tensor, words: Packing, batch: Batch, image: VisualStates, learners: Tensor | None
@@ -461,9 +452,13 @@ class TDEN(nn.Module):
             groups.setdefault(group, []).extend(child.parameters())
         return {name: parameters for name, parameters in groups.items() if parameters}
 
-    def adopt(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Adopted:
-        """Takes over what fits of another TDEN's weights (`adopting.py`)."""
-        return adopt(self, weights, config)
+    def fit_weights(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Adapt another TDEN's weights: where its LM head is tied and this one is not, the head starts as the word
+        embeddings."""
+        fitted, words = dict(weights), "text_embedding.words.weight"
+        if not self.config.tie_lm_head and words in fitted:
+            fitted.setdefault("word_head.weight", fitted[words])
+        return fitted
 
 
 def _learnt(places: Tensor, learners: Tensor | None) -> Tensor:

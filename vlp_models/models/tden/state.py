@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vlp_models.models.layers.attention import KeyValues
+from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
 from vlp_models.objectives.ranks import previous_rows
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from vlp_models.data.batch import Text
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
-from vlp_models.objectives.masking import word_positions
+from vlp_models.objectives.masked_modeling import word_positions
 
 BIDIRECTIONAL, SEQ2SEQ = "bidirectional", "seq2seq"
 Learners = Mapping[str, Tensor | None]  # objective -> bool [N], which samples learn it; None: all

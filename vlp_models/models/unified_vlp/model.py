@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +90,7 @@ IMAGE_SEGMENT = {BIDIRECTIONAL: 0, SEQ2SEQ: 2}  # the sentence's is the next one
 
 
 class UnifiedVLP(nn.Module):
-    """Meets `Fuses`, `Generates`, `SetsAside`, `Pretrains` and `PredictsMaskedWords` (models/protocols.py), on regions.
+    """Meets `Fuses`, `Generates`, `SetsFinishedAside`, `Pretrains` and `PredictsMaskedWords` (models/protocols.py), on regions.
 
     In a text the first token stands for [SEP], which the words follow; [CLS] begins the image.
     """

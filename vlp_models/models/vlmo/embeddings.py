@@ -1,6 +1,16 @@
-"""What enters the transformer (section 3.1): patches of an image, words of a text.
+"""Inputs of the transformer (section 3.1): patch embeddings of images, word embeddings of texts.
 
-Shape suffixes: B images, S image tokens ([CLS] and N patches), M packed words, D hidden.
+`stem` may put a CNN before the patch projection, for models that train on few images. Neither variant is the paper's or
+its code's. A CNN detects a shape at any position from the start; projected patches must learn that from many images.
+
+- `stem: convolutions`: a small CNN's feature map is projected, as in T. Xiao et al., "Early Convolutions Help
+  Transformers See Better", arXiv 2106.14881.
+- `stem: timm`: the feature map of one of timm's CNNs, for which pretrained weights exist, as in the hybrid architecture
+  of ViT (A. Dosovitskiy et al.: "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale", ICLR
+  2021, arXiv 2010.11929, section 3.1).
+
+Shape suffixes: B images, S image tokens ([CLS] and N patches), C channels, h/w cells of a feature map, M packed words, D
+hidden.
 """
 
 from __future__ import annotations
@@ -13,20 +23,16 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Pixels
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.layers.backbone import Backbone
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.vlmo.config import HALF, VLMoConfig
 from vlp_models.vision.pretrained_weights import check_model, data_config
 from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
+KEYS = ("stem_backbone", "stem_stage")
+
 
 class PatchEmbedding(nn.Module):
-    """[CLS] and a linear projection of each patch, plus the image type (and positions, where these are absolute).
-
-    `stem: convolutions`: what is projected is a small CNN's map of the patch, as in T. Xiao et al., "Early Convolutions
-    Help Transformers See Better", arXiv 2106.14881. A CNN knows a shape wherever it lies; projected patches have to
-    learn that from many pictures. `stem: timm`: the map is of one of timm's CNNs (cnn_stem.py). Neither is the paper's.
-    """
+    """[CLS] and a linear projection of each patch, plus the image type (and positions, if these are absolute)."""
 
     def __init__(self, config: VLMoConfig) -> None:
         """
@@ -37,7 +43,7 @@ class PatchEmbedding(nn.Module):
         hidden = config.hidden
         self.side = config.side
         self.stem: nn.Module = nn.Identity()
-        channels, patch = 3, config.patch
+        channels, patch = 3, config.patch  # of the projection's input; patch in cells of the stem's map
         if config.stem == "convolutions":
             one, two, channels = config.stem_channels
             self.stem, patch = SmallBackbone((one, two, channels)), patch // STRIDE
@@ -52,12 +58,11 @@ class PatchEmbedding(nn.Module):
         self.positions_SD = None
         if config.positions == "absolute":
             self.positions_SD = nn.Parameter(torch.zeros(1 + config.grid**2, hidden))
-        self.hidden_1D = (
-            nn.Parameter(torch.zeros(1, hidden)) if config.image_codes else None
-        )  # in a hidden patch's place
+        # Replaces a hidden patch in masked image modeling.
+        self.hidden_1D = nn.Parameter(torch.zeros(1, hidden)) if config.image_codes else None
 
     def forward(self, image: Pixels, hidden_BN: Tensor | None = None) -> Tensor:
-        """[B, S, D]. hidden_BN bool: patches whose place a learnt vector takes.
+        """Embed images: [B, 3, H, W] -> [B, S, D]. hidden_BN bool: patches to replace by a learned vector.
 
         Raises:
             DataError: pixels of another size than `side`.
@@ -65,43 +70,91 @@ class PatchEmbedding(nn.Module):
         pixels = image.pixels_B3HW
         if pixels.shape[1:] != (3, self.side, self.side):
             raise DataError(
-                f"images of {tuple(pixels.shape[1:])}; the model's `side` asks for 3x{self.side}x{self.side}"
+                f"images of {tuple(pixels.shape[1:])}; the model's `side` requires 3x{self.side}x{self.side}"
             )
-        if hidden_BN is not None and self.overlapping:  # or the patches around a hidden one would see parts of it
-            pixels = pixels * (1 - self._pixels_of(hidden_BN, pixels))
-        x_BND = self.look(pixels)
+        if hidden_BN is not None and self.overlapping:
+            # A CNN's cells overlap: blank the hidden patches' pixels, so that neighbors contain nothing of them.
+            pixels = pixels * (1 - self._pixel_mask(hidden_BN, pixels))
+        x_BND = self.embed_patches(pixels)
         if hidden_BN is not None:
             x_BND = torch.where(hidden_BN[..., None], self.hidden_1D.to(x_BND.dtype), x_BND)  # type: ignore[union-attr]
         x_BSD = torch.cat([self.cls_1D.to(x_BND.dtype).expand(len(x_BND), 1, -1), x_BND], 1)
-        kind: Tensor = self.type_1D
+        type_1D: Tensor = self.type_1D
         if self.second_type_1D is not None and image.place_B is not None:
-            kind = torch.where(image.place_B[:, None, None] == 0, self.type_1D, self.second_type_1D)  # [B, 1, D]
-        return x_BSD + (kind if self.positions_SD is None else kind + self.positions_SD)
+            # [B, 1, D]: the second image of a sample (NLVR2) has its own type.
+            type_1D = torch.where(image.place_B[:, None, None] == 0, self.type_1D, self.second_type_1D)
+        return x_BSD + (type_1D if self.positions_SD is None else type_1D + self.positions_SD)
 
-    def look(self, pixels_B3HW: Tensor) -> Tensor:
-        """[B, N, D]: the patches, before anything is added.
+    def embed_patches(self, pixels_B3HW: Tensor) -> Tensor:
+        """Return the projected patches, [B, N, D], without type and positions.
 
         Raises:
-            ParamsError: a CNN whose map has other cells than its stride says.
+            ParamsError: the CNN's map has other cells than its stride promises.
         """
-        # Frozen for now, the stem needs no gradient; without training, whoever asks for one gets it.
+        # While frozen in training, the stem needs no graph. Outside training, callers may ask for gradients.
         frozen = self.training and not self.stem.training
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             map_BChw = self.stem(pixels_B3HW)
         x_BDhw = self.patches(map_BChw)
         side, cells = self.side // self.patch, tuple(x_BDhw.shape[2:])
         if cells != (side, side):
-            raise ParamsError(f"config: of {self.side} pixels the stem makes {cells} patches, not {side} a side")
+            raise ParamsError(f"config: the stem gives {cells} patches for {self.side} pixels, not {side} a side")
         return x_BDhw.flatten(2).transpose(1, 2)
 
-    def _pixels_of(self, hidden_BN: Tensor, like: Tensor) -> Tensor:
-        """[B, 1, H, W]: 1 on pixels of hidden patches."""
+    def _pixel_mask(self, hidden_BN: Tensor, like: Tensor) -> Tensor:
+        """Return [B, 1, H, W]: 1 on pixels of hidden patches."""
         grid = hidden_BN.unflatten(1, (self.side // self.patch, -1))[:, None].to(like.dtype)
         return F.interpolate(grid, scale_factor=float(self.patch), mode="nearest")
 
 
+class CNNStem(nn.Module):
+    """One of timm's CNNs before the patch projection. stride: pixels per cell of its map; channels: of a cell.
+
+    VLMo's pixels are normalized with mean 0.5 and standard deviation 0.5; the CNN's weights may expect others. Its
+    convolutions pad with zeros, so the difference cannot be folded into the first convolution, as it can for a ViT's
+    patches (convert/vlmo_images.py). Scale and shift are saved with the weights, because another version of timm may
+    have other values for the same name.
+    """
+
+    def __init__(self, name: str, stage: int, patch: int) -> None:
+        """
+        Args:
+            name, stage: see `Backbone`.
+            patch: pixels of a patch's side, a multiple of the stride.
+
+        Raises:
+            ParamsError: see `check_model` and `Backbone`; or the patch is not a multiple of a cell.
+        """
+        super().__init__()
+        from vlp_models.models.layers.backbone import Backbone  # imports timm, which takes seconds
+
+        check_model(name, f"config: {KEYS[0]}")
+        self.backbone = Backbone(name, stage, {}, KEYS)
+        self.stride, self.channels = self.backbone.stride, self.backbone.channels
+        if patch % self.stride:
+            raise ParamsError(
+                f"config: patch ({patch}) must be a multiple of {self.stride}, the stride of `stem_backbone: {name}`; "
+                "an earlier stem_stage has a smaller stride"
+            )
+        normalization = data_config(name)
+        scale_3, shift_3 = renormalization(normalization["mean"], normalization["std"])
+        self.register_buffer("scale_3", scale_3)
+        self.register_buffer("shift_3", shift_3)
+
+    def forward(self, pixels_B3HW: Tensor) -> Tensor:
+        """[B, 3, H, W] -> [B, C, h, w]"""
+        scale_3, shift_3 = self.get_buffer("scale_3"), self.get_buffer("shift_3")
+        return self.backbone(pixels_B3HW * scale_3[:, None, None] + shift_3[:, None, None])
+
+
+def renormalization(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return scale and shift per channel that turn pixels normalized with 0.5 and 0.5 into ones with `mean`, `std`."""
+    means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+    return (HALF / stds).float(), ((HALF - means) / stds).float()
+
+
 class WordEmbedding(nn.Module):
-    """Words (plus positions, where these are absolute) -> LayerNorm -> dropout, plus the text type."""
+    """Words (plus positions, if these are absolute) -> LayerNorm -> dropout, plus the text type."""
 
     def __init__(self, config: VLMoConfig) -> None:
         super().__init__()
@@ -112,50 +165,8 @@ class WordEmbedding(nn.Module):
         self.type_1D = nn.Parameter(torch.zeros(1, config.hidden))
 
     def forward(self, ids_BT: Tensor, words: Packing) -> Tensor:
-        """[M, D]"""
+        """Embed the real tokens of padded texts: [B, T] -> [M, D]."""
         x_MD = self.words(words.pack(ids_BT))
         if self.positions is not None:
             x_MD = x_MD + self.positions(words.positions_M)
         return self.dropout(self.norm(x_MD)) + self.type_1D
-
-
-KEYS = ("stem_backbone", "stem_stage")
-
-
-class CNNStem(nn.Module):
-    """stride: pixels to a cell of its map; channels: of a cell."""
-
-    def __init__(self, name: str, stage: int, patch: int) -> None:
-        """
-        Args:
-            name, stage: see `Backbone`.
-            patch: pixels of a patch's side, which holds whole cells.
-
-        Raises:
-            ParamsError: see `check_model` and `Backbone`; or a patch that is no multiple of a cell.
-        """
-        super().__init__()
-        check_model(name, f"config: {KEYS[0]}")
-        self.backbone = Backbone(name, stage, {}, KEYS)
-        self.stride, self.channels = self.backbone.stride, self.backbone.channels
-        if patch % self.stride:
-            raise ParamsError(
-                f"config: patch ({patch}) must be a multiple of {self.stride}, the pixels of a cell of `stem_backbone: "
-                f"{name}`; an earlier stem_stage has smaller ones"
-            )
-        told = data_config(name)
-        scale_3, shift_3 = renormalising(told["mean"], told["std"])
-        self.register_buffer("scale_3", scale_3)
-        self.register_buffer("shift_3", shift_3)
-
-    def forward(self, pixels_B3HW: Tensor) -> Tensor:
-        """[B, C, h, w]"""
-        scale_3, shift_3 = self.get_buffer("scale_3"), self.get_buffer("shift_3")
-        return self.backbone(pixels_B3HW * scale_3[:, None, None] + shift_3[:, None, None])
-
-
-def renormalising(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """What pixels normalised with 0.5 and 0.5 are multiplied with, and what is then added, channel by channel, to have
-    them normalised with `mean` and `std`."""
-    means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
-    return (HALF / stds).float(), ((HALF - means) / stds).float()

@@ -1,148 +1,117 @@
-"""Which expert saw what, and how much it made of it (section 3.2), for the report.
+"""The report's figure of a VLMo: which tokens each expert processes and how much it changes them (section 3.2).
 
-What an expert makes of a token is the length of what it adds to the token's state, divided by the state's own.
+The change of a token is the norm of the expert's output divided by the norm of the token's state.
 
-Shape suffixes: M packed tokens, D hidden, S image tokens ([CLS] first).
+Shape suffixes: M packed tokens, D hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from vlp_models.data.batch import Batch
-from vlp_models.models.layers.packing import Packing
 from vlp_models.models.protocols import Figure, Group, Patch
-from vlp_models.models.vlmo.model import VLMo
 from vlp_models.models.vlmo.transformer import MoMEBlock
 
-PATCHES = 8  # shown of an expert, each of another image
+SHOWN_PATCHES = 8  # per expert, each from another image
 
 
 @dataclass
-class _Seen:
-    """By one expert: how many tokens of images and of texts, what it made of them in all, and of each image the patch
-    that it made most of: image id -> (how much, its number)."""
+class _Usage:
+    """One expert's tokens.
+
+    tokens   number of patches and words
+    change   summed over these tokens
+    largest  image id -> (change, number) of the patch that changed most
+    """
 
     tokens: dict[str, int] = field(default_factory=lambda: {"patch": 0, "word": 0})
-    made: dict[str, float] = field(default_factory=lambda: {"patch": 0.0, "word": 0.0})
-    best: dict[str, tuple[float, int]] = field(default_factory=dict)
+    change: dict[str, float] = field(default_factory=lambda: {"patch": 0.0, "word": 0.0})
+    largest: dict[str, tuple[float, int]] = field(default_factory=dict)
 
-    def add(self, kind: str, made_M: Tensor) -> None:
-        self.tokens[kind] += len(made_M)
-        self.made[kind] += float(made_M.sum())
+    def add(self, kind: str, change_M: Tensor) -> None:
+        self.tokens[kind] += len(change_M)
+        self.change[kind] += float(change_M.sum())
 
-    def note(self) -> str:
-        total = sum(self.tokens.values())
-        told = [
-            f"{self.tokens[kind]:,} {kind if self.tokens[kind] == 1 else f'{kind}s' if kind == 'word' else 'patches'} "
-            f"({100 * self.tokens[kind] / total:.0f}%), each changed by {self.made[kind] / self.tokens[kind]:.2f} of "
-            "its length"
-            for kind in self.tokens
-            if self.tokens[kind]
-        ]
-        return "; ".join(told)
+    def describe(self) -> str:
+        total, parts = sum(self.tokens.values()), []
+        for kind, count in self.tokens.items():
+            if count:
+                noun = kind if count == 1 else {"word": "words", "patch": "patches"}[kind]
+                mean = self.change[kind] / count
+                parts.append(f"{count:,} {noun} ({100 * count / total:.0f}%), mean relative change {mean:.2f}")
+        return "; ".join(parts)
 
 
-@torch.no_grad()
-def seen_by_experts(model: VLMo, batches: Iterable[Batch]) -> list[Figure]:
-    """One figure: of each layer's experts what they saw of these images alone, of their texts alone, and of the pairs;
-    and the patches, each of another image, that they made most of.
+class ExpertUsage:
+    """Records what experts process during forward passes.
 
-    Nothing of a standard transformer, which has no experts.
+    blocks: the model's layers; grid: patches along an image's side.
     """
-    if model.config.feed_forward == "shared":
-        return []
-    seen: dict[tuple[int, str], _Seen] = {}
-    images, was_training = 0, model.training
-    model.eval()
-    for batch in batches:
-        _see(model, batch, seen)
-        images += len(batch)
-    model.train(was_training)
-    if not seen:
-        return []
-    experts = sorted(seen, key=lambda key: (key[0], list(cast(Any, model.blocks)[key[0]].experts).index(key[1])))
-    groups = tuple(
-        Group(
-            name=f"layer {layer + 1}, {expert.replace('_', '-')} expert",
-            note=seen[layer, expert].note(),
-            patches=_patches(model, seen[layer, expert]),
-        )
-        for layer, expert in experts
-    )
-    about = (
-        f"{images} val samples, read as images alone, as texts alone, and as pairs, whichever there is. Of each "
-        "expert: what it saw, how much it changed that, and the patches that it changed most, one an image."
-    )
-    return [Figure(title="Which expert saw what", about=about, groups=groups)]
 
+    def __init__(self, blocks: Sequence[MoMEBlock], grid: int) -> None:
+        self._blocks, self._grid = blocks, grid
+        self._usage: dict[tuple[int, str], _Usage] = {}
 
-def _see(model: VLMo, batch: Batch, seen: dict[tuple[int, str], _Seen]) -> None:
-    patches_BSD = None if batch.image is None else model.encode_image(batch.image)
-    words = None if batch.text is None else Packing.of(batch.text.mask_BT)
-    if patches_BSD is not None:
-        with _watching(model, seen, batch.image_ids, patches_BSD.shape[1]):
-            model.image_states(patches_BSD, model.biases(0))
-    if words is not None:
-        ids_NT = batch.text.ids_BT
-        with _watching(model, seen, (), 0):
-            model.text_states(ids_NT, words, model.biases(ids_NT.shape[1], image=False))
-    if patches_BSD is not None and words is not None:
-        owner_N = batch.text.owners(len(batch.image))
-        rows = list(range(len(batch.image))) if owner_N is None else owner_N.tolist()
-        chosen_NSD = patches_BSD if owner_N is None else patches_BSD.index_select(0, owner_N)
-        ids = tuple(batch.image_ids[i] for i in rows)
-        with _watching(model, seen, ids, patches_BSD.shape[1]):
-            model.pair_states(chosen_NSD, ids_NT, words, model.biases(ids_NT.shape[1]))
+    @contextmanager
+    def record(self, image_ids: tuple[str, ...] = ()) -> Iterator[None]:
+        """Record one forward pass. image_ids: of the images in it, whose tokens come before those of texts."""
+        with ExitStack() as stack:
+            for layer, block in enumerate(self._blocks):
+                for name, expert in block.experts.items():
+                    hook = self._hook(layer, name, block, image_ids)
+                    stack.callback(expert.register_forward_hook(hook).remove)
+            yield
 
+    def _hook(
+        self, layer: int, name: str, block: MoMEBlock, image_ids: tuple[str, ...]
+    ) -> Callable[[Any, tuple[Tensor], Tensor], None]:
+        width = 1 + self._grid**2  # tokens of an image: [CLS] and patches
 
-def _watching(model: VLMo, seen: dict[tuple[int, str], _Seen], image_ids: tuple[str, ...], width: int) -> ExitStack:
-    """While it is open, what the experts see is noted. The images' tokens come first, `width` of each; a text's expert
-    sees none of them."""
-
-    def watch(layer: int, name: str, block: MoMEBlock) -> Callable[[Any, tuple[Tensor], Tensor], None]:
-        def note(_: Any, given: tuple[Tensor], added_MD: Tensor) -> None:
-            added_MD = added_MD * block.expert_scale if block.layer_scale else added_MD
-            made_M = added_MD.norm(dim=-1) / given[0].norm(dim=-1)
-            own = seen.setdefault((layer, name), _Seen())
+        def hook(_: Any, inputs: tuple[Tensor], output_MD: Tensor) -> None:
+            output_MD = output_MD * block.expert_scale if block.layer_scale else output_MD
+            change_M = output_MD.norm(dim=-1) / inputs[0].norm(dim=-1)
+            usage = self._usage.setdefault((layer, name), _Usage())
             count = 0 if name == "language" else len(image_ids) * width
             if count:
-                of_images = made_M[:count].view(-1, width)[:, 1:]
-                own.add("patch", of_images.flatten())
-                for image_id, value, place in zip(image_ids, *(x.tolist() for x in of_images.max(1)), strict=True):
-                    own.best[image_id] = max(own.best.get(image_id, (0.0, 0)), (value, place))
-            if len(made_M) > count:
-                own.add("word", made_M[count:])
+                patches = change_M[:count].view(-1, width)[:, 1:]  # [images, patches], without [CLS]
+                usage.add("patch", patches.flatten())
+                for image_id, value, number in zip(image_ids, *(x.tolist() for x in patches.max(1)), strict=True):
+                    usage.largest[image_id] = max(usage.largest.get(image_id, (0.0, 0)), (value, number))
+            if len(change_M) > count:
+                usage.add("word", change_M[count:])
 
-        return note
+        return hook
 
-    stack = ExitStack()
-    for layer, block in enumerate(cast("list[MoMEBlock]", list(model.blocks))):
-        for name, expert in block.experts.items():
-            stack.callback(expert.register_forward_hook(watch(layer, name, block)).remove)
-    return stack
-
-
-def _patches(model: VLMo, seen: _Seen) -> tuple[Patch, ...]:
-    """The image becomes a square, so a patch's place is a share of either side."""
-    grid = model.config.grid
-    most = sorted(seen.best.items(), key=lambda item: (-item[1][0], item[0]))[:PATCHES]
-    boxes = [(image_id, place % grid, place // grid) for image_id, (_, place) in most]
-    return tuple(
-        Patch(
-            image_id=image_id,
-            box=(
-                round(column / grid, 4),
-                round(row / grid, 4),
-                round((column + 1) / grid, 4),
-                round((row + 1) / grid, 4),
-            ),
+    def figures(self, images: int) -> list[Figure]:
+        """Return one figure, with a group per layer and expert. images: number of samples, for the caption."""
+        if not self._usage:
+            return []
+        order = {(i, name): n for i, block in enumerate(self._blocks) for n, name in enumerate(block.experts)}
+        keys = sorted(self._usage, key=lambda key: (key[0], order[key]))
+        groups = tuple(
+            Group(
+                name=f"layer {layer + 1}, {expert.replace('_', '-')} expert",
+                note=self._usage[layer, expert].describe(),
+                patches=self._patches(self._usage[layer, expert]),
+            )
+            for layer, expert in keys
         )
-        for image_id, column, row in boxes
-    )
+        about = (
+            f"{images} val samples, encoded as images alone, as texts alone, and as pairs, as far as they have these. "
+            "Each expert's tokens, their mean relative change, and the patches that changed most, one per image."
+        )
+        return [Figure(title="Tokens per expert", about=about, groups=groups)]
+
+    def _patches(self, usage: _Usage) -> tuple[Patch, ...]:
+        """Return the boxes of the most changed patches. Images are resized to a square, so boxes are fractions."""
+        grid, patches = self._grid, []
+        for image_id, (_, number) in sorted(usage.largest.items(), key=lambda item: (-item[1][0], item[0])):
+            row, column = divmod(number, grid)
+            x1, y1, x2, y2 = (round(n / grid, 4) for n in (column, row, column + 1, row + 1))
+            patches.append(Patch(image_id=image_id, box=(x1, y1, x2, y2)))
+        return tuple(patches[:SHOWN_PATCHES])

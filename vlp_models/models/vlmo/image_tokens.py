@@ -1,12 +1,19 @@
-"""What masked image modelling tells of a hidden patch: its visual token, one of `codes`.
+"""Visual tokens, the targets of masked image modeling: each patch's number among `image_codes`.
 
-BEiT's tokens are those of DALL-E's dVAE, a network trained on 250 million images. With its weights at hand
-(`image_tokenizer`, dvae.py) they are the target here, too. Without, a stand-in needs no training: a patch's pixels go
-through a fixed random projection, and the nearest of fixed random codes is its token (Chiu et al.: "Self-supervised
-Learning with Random-projection Quantizer for Speech Recognition", ICML 2022). Such tokens tell colours, edges and
-textures apart; unlike a dVAE's they know nothing of what patches of photographs have in common.
+BEiT's tokens come from DALL-E's dVAE, which was trained on 250 million images. With its weights (`image_tokenizer`)
+they are the targets here as well. Without them, a stand-in needs no training: a patch's pixels go through a fixed
+random projection, and the nearest of fixed random codes is the token (Chiu et al.: "Self-supervised Learning with
+Random-projection Quantizer for Speech Recognition", ICML 2022). Such tokens distinguish colors, edges and textures;
+unlike a dVAE's they reflect no statistics of photographs.
 
-Shape suffixes: B images, N patches, C codes.
+The dVAE (Ramesh et al. 2021; public code: openai/DALL-E) is read from its encoder's state dict. The released
+encoder.pkl is a pickled module, which is not loaded: save its `state_dict()` as .safetensors once, where you trust it.
+Layout: `blocks.input`, `blocks.group_1` to `group_4` of two residual blocks each (`id_path` where the width changes;
+`res_path.conv_1` to `conv_4`), `blocks.output.conv`; each convolution has a `w` and a `b`. Three poolings: one code for
+8 x 8 pixels, so 14 x 14 patches need 112 x 112 pixels. BEiT crops that second, smaller image from the file; here it is
+the model's input, scaled down.
+
+Shape suffixes: B images, N patches, C codes, X pixels of a patch, P projected dimensions.
 """
 
 from __future__ import annotations
@@ -20,15 +27,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import Taker, read_state_dict
+from vlp_models.models.convert.mapping import StateDictMapping, read_state_dict
 from vlp_models.models.vlmo.config import VLMoConfig
 
-PROJECTED = 16  # dimensions in which codes are compared
-SEED = 20_220_102  # of projection and codes: part of what a token means
+PROJECTED = 16  # dimensions in which patches and codes are compared
+SEED = 20_220_102  # of the projection and the codes; changing it changes the meaning of every token
 
 
 class ImageTokens:
-    """pixels -> int64 [B, N]. No module: its numbers are no weights of the model, and in no checkpoint."""
+    """pixels -> int64 [B, N]. Not an nn.Module: its tensors are not weights of the model, nor in any checkpoint."""
 
     def __init__(self, config: VLMoConfig) -> None:
         self.config = config
@@ -38,7 +45,7 @@ class ImageTokens:
     def __call__(self, pixels_B3HW: Tensor) -> Tensor:
         """
         Raises:
-            CheckpointError: `image_tokenizer` is no dVAE's weights, or of another number of codes.
+            CheckpointError: `image_tokenizer` is not a dVAE's weights, or has another number of codes.
         """
         config, device = self.config, pixels_B3HW.device
         if config.image_tokenizer:
@@ -54,21 +61,23 @@ class ImageTokens:
 
 
 def random_codes(patch: int, codes: int) -> tuple[Tensor, Tensor]:
-    """A projection [3 * patch * patch, PROJECTED] and unit codes [C, PROJECTED]: the same wherever they are made."""
+    """Return the fixed projection [X, P] and unit codes [C, P], the same on every machine."""
     generator = torch.Generator().manual_seed(SEED)
     projection = torch.randn(3 * patch * patch, PROJECTED, generator=generator)
     return projection, F.normalize(torch.randn(codes, PROJECTED, generator=generator), dim=-1)
 
 
-def nearest_codes(pixels_B3HW: Tensor, patch: int, projection: Tensor, codes_CP: Tensor) -> Tensor:
-    """int64 [B, N]: of each patch the code at the smallest angle to its projection."""
+def nearest_codes(pixels_B3HW: Tensor, patch: int, projection_XP: Tensor, codes_CP: Tensor) -> Tensor:
+    """Return int64 [B, N]: for each patch the code at the smallest angle to its projection."""
     with torch.autocast(pixels_B3HW.device.type, enabled=False):
         patches_BNX = F.unfold(pixels_B3HW.float(), patch, stride=patch).transpose(1, 2)
-        return (patches_BNX @ projection @ codes_CP.T).argmax(-1)
+        return (patches_BNX @ projection_XP @ codes_CP.T).argmax(-1)
 
 
-GROUPS, BLOCKS_A_GROUP, PIXELS_A_CODE = 4, 2, 8
-LOGIT_EPS = 0.1  # pixels from 0 to 1 are brought to 0.1 to 0.9
+# ---- The encoder of DALL-E's dVAE --------------------------------------------------------------------------------
+
+GROUPS, BLOCKS_PER_GROUP, PIXELS_PER_CODE = 4, 2, 8
+LOGIT_EPS = 0.1  # pixels from 0 to 1 are mapped to 0.1 to 0.9
 
 
 class Residual(nn.Module):
@@ -86,11 +95,11 @@ class Residual(nn.Module):
         y = x
         for conv in self.convs:
             y = conv(F.relu(y))
-        return self.skip(x) + y / (GROUPS * BLOCKS_A_GROUP) ** 2
+        return self.skip(x) + y / (GROUPS * BLOCKS_PER_GROUP) ** 2
 
 
 class DVAE(nn.Module):
-    """width: of the first group; the next ones are 2, 4 and 8 times as wide."""
+    """width: of the first group; the next groups are 2, 4 and 8 times as wide."""
 
     def __init__(self, width: int, codes: int) -> None:
         super().__init__()
@@ -98,7 +107,7 @@ class DVAE(nn.Module):
         widths = [width, *(width * 2**group for group in range(GROUPS))]
         self.groups: Any = nn.ModuleList(
             nn.ModuleList(
-                Residual(widths[g] if i == 0 else widths[g + 1], widths[g + 1]) for i in range(BLOCKS_A_GROUP)
+                Residual(widths[g] if i == 0 else widths[g + 1], widths[g + 1]) for i in range(BLOCKS_PER_GROUP)
             )
             for g in range(GROUPS)
         )
@@ -108,9 +117,10 @@ class DVAE(nn.Module):
 
     @classmethod
     def load(cls, path: Path, codes: int) -> DVAE:
-        """
+        """Load the encoder from its state dict.
+
         Raises:
-            CheckpointError: no such file, or not a dVAE's encoder of this many codes.
+            CheckpointError: no such file, or not a dVAE's encoder with this many codes.
         """
         state = read_state_dict(path)
         first, last = state.get("blocks.input.w"), state.get("blocks.output.conv.w")
@@ -120,16 +130,16 @@ class DVAE(nn.Module):
             )
         if len(last) != codes:
             raise CheckpointError(f"{path}: {len(last)} codes; set the model's `image_codes: {len(last)}`, not {codes}")
-        model, taker = cls(len(first), codes), Taker(state)
-        for name, conv in model._named():
-            conv.weight = nn.Parameter(taker.take(f"{name}.w", *conv.weight.shape), requires_grad=False)
+        model, mapping = cls(len(first), codes), StateDictMapping(state)
+        for name, conv in model._named_convolutions():
+            conv.weight = nn.Parameter(mapping.take(f"{name}.w", *conv.weight.shape), requires_grad=False)
             assert conv.bias is not None
-            conv.bias = nn.Parameter(taker.take(f"{name}.b", *conv.bias.shape), requires_grad=False)
-        taker.check("the encoder of DALL-E's dVAE")
+            conv.bias = nn.Parameter(mapping.take(f"{name}.b", *conv.bias.shape), requires_grad=False)
+        mapping.check("the encoder of DALL-E's dVAE")
         return model
 
-    def _named(self) -> Iterator[tuple[str, nn.Conv2d]]:
-        """Every convolution with its name there."""
+    def _named_convolutions(self) -> Iterator[tuple[str, nn.Conv2d]]:
+        """Yield each convolution with its name in the state dict."""
         yield "blocks.input", self.input
         for g, group in enumerate(self.groups, 1):
             for i, block in enumerate(group, 1):
@@ -141,7 +151,7 @@ class DVAE(nn.Module):
         yield "blocks.output.conv", self.output
 
     def forward(self, pixels_B3HW: Tensor) -> Tensor:
-        """[B, V, H / 8, W / 8]: logits of the codes. Pixels from 0 to 1."""
+        """Return logits of the codes, [B, C, H / 8, W / 8]. Pixels are from 0 to 1."""
         x = self.input((1 - 2 * LOGIT_EPS) * pixels_B3HW + LOGIT_EPS)
         for g, group in enumerate(self.groups):
             for block in group:
@@ -152,9 +162,9 @@ class DVAE(nn.Module):
 
     @torch.no_grad()
     def tokens(self, pixels_B3HW: Tensor, grid: int) -> Tensor:
-        """int64 [B, N], a code for each patch. Pixels normalised with mean and deviation 0.5, as VLMo reads them."""
+        """Return a code for each patch, int64 [B, N]. Pixels are normalized with mean and standard deviation 0.5."""
         with torch.autocast(pixels_B3HW.device.type, enabled=False):
             pixels = (pixels_B3HW.float() / 2 + 0.5).clamp(0, 1)
-            side = grid * PIXELS_A_CODE
+            side = grid * PIXELS_PER_CODE
             small = F.interpolate(pixels, (side, side), mode="bicubic", antialias=True, align_corners=False)
             return self(small.clamp(0, 1)).argmax(1).flatten(1)

@@ -89,8 +89,8 @@ TIMMS = "image_embedding.stem.backbone."  # with `stem: timm`: begins as timm ha
 
 
 class VLMo(nn.Module):
-    """Meets `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `LoadsPartially`, `SeesCells`,
-    `ShowsItself`, on pixels."""
+    """Meets `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `LoadsPartially`,
+    `EncodesCells`, `HasFigures`, on pixels."""
 
     config_class: ClassVar[type] = VLMoConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(

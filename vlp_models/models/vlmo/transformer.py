@@ -1,12 +1,24 @@
-"""The block of a MoME transformer (section 3.2): attention that all share, and an expert for each modality.
+"""VLMo's multiway transformer: the block with modality experts (section 3.2), and relative position biases.
 
     H' = MSA(LN(H)) + H
     H  = MoME-FFN(LN(H')) + H'
 
-An expert is a feed-forward net and the norm before it. The scales of the two sub-layers are the block's, not an
-expert's.
+Attention is shared. An expert is a feed-forward net together with the norm before it. The scales of the two sub-layers
+belong to the block, not to an expert.
 
-Shape suffixes: M packed tokens, D hidden.
+Relative position biases are what attention adds to its scores, by the positions of two tokens (BEiT, section 2.3; T5).
+For an image: a learned number for each head, layer and offset between two patches, and three more from [CLS] to a
+patch, from a patch to [CLS], and from [CLS] to itself. For a text: the same with offsets between words. Between an
+image and a text offsets have no meaning: one number each way. The rows of the tables follow the public code (whose
+single table has a column for each head of each layer, and all rows in the order image, text to image, image to text,
+text):
+
+    image  (y - y' + g - 1) * (2g - 1) + (x - x' + g - 1) for query (y, x) and key (y', x') in a grid of g * g patches;
+           then [CLS] -> patch, patch -> [CLS], [CLS] -> [CLS]
+    text   (j - i) + n - 2 for query i and key j, both 1 to n - 1; then [CLS] -> word, word -> [CLS], [CLS] -> [CLS]
+
+Shape suffixes: M packed tokens, D hidden; L layers, H heads, S image tokens ([CLS] and patches), T text tokens,
+N = S + T.
 """
 
 from __future__ import annotations
@@ -21,11 +33,13 @@ from vlp_models.models.layers.attention import MultiHeadAttention
 from vlp_models.models.layers.blocks import FeedForward, OwnBlock
 from vlp_models.models.layers.packing import Packing
 
-# `each`: of a pair, an image's tokens go through the vision expert, a text's through the language expert
+# `each`: in a pair, image tokens go through the vision expert and text tokens through the language expert
 Route = Literal["vision", "language", "vision_language", "each"]
 
 
 class Expert(nn.Module):
+    """A feed-forward net and the norm before it."""
+
     def __init__(self, hidden: int, intermediate: int, eps: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(hidden, eps=eps)
@@ -36,7 +50,10 @@ class Expert(nn.Module):
 
 
 class MoMEBlock(OwnBlock):
-    """experts: their names, or `shared` alone, which then takes every token."""
+    """A mixture-of-modality-experts block.
+
+    experts: their names, or only `shared`, which then processes every token.
+    """
 
     def __init__(
         self,
@@ -52,7 +69,7 @@ class MoMEBlock(OwnBlock):
         super().__init__()
         self.drop_path = drop_path
         self.attention_norm = nn.LayerNorm(hidden, eps=eps)
-        # Its key bias adds the same to all scores of a query, so it changes nothing; the public code has none.
+        # The key bias adds the same number to all scores of a query, so it has no effect; the public code has none.
         self.attention = MultiHeadAttention(hidden, heads)
         self.experts = nn.ModuleDict({name: Expert(hidden, intermediate, eps) for name in experts})
         self.layer_scale = layer_scale
@@ -61,16 +78,17 @@ class MoMEBlock(OwnBlock):
             self.expert_scale = nn.Parameter(torch.full((hidden,), layer_scale))
 
     def reset_scales(self) -> None:
-        """After whatever draws initial weights."""
+        """Set the scales to their initial value. Call it after initializing the other weights."""
         if self.layer_scale:
             nn.init.constant_(self.attention_scale, self.layer_scale)
             nn.init.constant_(self.expert_scale, self.layer_scale)
 
     def forward(self, x_MD: Tensor, mask: Tensor | None, packing: Packing, route: Route) -> Tensor:
-        """mask: as `MultiHeadAttention` takes it. With the route `each`, rows before `packing.split` are image."""
+        """[M, D] -> [M, D]. mask: see `MultiHeadAttention`. With route `each`, rows before `packing.split` are image
+        tokens."""
         sequences_M = packing.sequences_M if self.drop_path and self.training else None
         y = self.attention(self.attention_norm(x_MD), mask, packing)
-        x_MD = x_MD + self._dropped(self._scaled(y, "attention_scale"), sequences_M, packing)
+        x_MD = x_MD + self._drop_sequences(self._scale(y, "attention_scale"), sequences_M, packing)
         if "shared" in self.experts:
             y = self.experts["shared"](x_MD)
         elif route != "each":
@@ -78,13 +96,13 @@ class MoMEBlock(OwnBlock):
         else:
             image, text = x_MD[: packing.split], x_MD[packing.split :]
             y = torch.cat([self.experts["vision"](image), self.experts["language"](text)])
-        return x_MD + self._dropped(self._scaled(y, "expert_scale"), sequences_M, packing)
+        return x_MD + self._drop_sequences(self._scale(y, "expert_scale"), sequences_M, packing)
 
-    def _scaled(self, y_MD: Tensor, name: str) -> Tensor:
+    def _scale(self, y_MD: Tensor, name: str) -> Tensor:
         return y_MD * getattr(self, name) if self.layer_scale else y_MD
 
-    def _dropped(self, y_MD: Tensor, sequences_M: Tensor | None, packing: Packing) -> Tensor:
-        """Stochastic depth (Huang et al. 2016): in training a sequence skips the sub-layer now and then."""
+    def _drop_sequences(self, y_MD: Tensor, sequences_M: Tensor | None, packing: Packing) -> Tensor:
+        """Apply stochastic depth (Huang et al. 2016): in training, drop a sub-layer's output for random sequences."""
         if sequences_M is None:
             return y_MD
         kept = torch.rand(packing.shape[0], device=y_MD.device) >= self.drop_path
@@ -93,9 +111,12 @@ class MoMEBlock(OwnBlock):
 
 
 class PositionBias(nn.Module):
-    """Tokens stand in the order [CLS] patches, [CLS] words [SEP]. Everything starts at zero.
+    """The relative position biases of all layers, initially zero. Token order: [CLS] patches, [CLS] words [SEP].
 
-    image_LHR, cross_LH2, text_LHR: [L * H, rows], so that a row of memory is one head of one layer.
+    All layers' biases are gathered at once, and once per training step: an image's or a text's biases are a corner of a
+    pair's. In eval mode they are cached until a weight changes.
+
+    The tables are [L * H, rows], so that a row of memory is one head of one layer.
     """
 
     image_index_SS: Tensor
@@ -109,27 +130,28 @@ class PositionBias(nn.Module):
         self.cross = nn.Parameter(torch.zeros(columns, 2))  # text -> image, image -> text
         self.text = nn.Parameter(torch.zeros(columns, 2 * max_text_len))
         self.register_buffer("image_index_SS", image_index(grid), persistent=False)
-        self._kept: dict[bool, tuple[tuple[object, ...], int, Tensor]] = {}
+        self._cache: dict[bool, tuple[tuple[object, ...], int, Tensor]] = {}
 
     def forward(self, text_len: int, *, image: bool = True) -> tuple[Tensor, ...]:
-        """Of each layer, [H, N, N]: rows are queries. text_len: T, may be 0."""
-        # Weights made in inference mode don't tell when they change, so nothing is kept of them.
+        """Return each layer's biases, [H, N, N]; rows are queries. text_len: T, may be 0."""
+        # Weights created in inference mode have no version counter, so their biases cannot be cached.
         if torch.is_grad_enabled() or self.training or self.image.is_inference():
             return self._gather(text_len, image).unbind(0)
-        # A batch's texts are as long as its longest, so what is kept is the longest's: others' are its corner.
-        state = self._state()
-        kept = self._kept.get(image)
-        if kept is None or kept[0] != state or kept[1] < text_len:
-            kept = self._kept[image] = (state, text_len, self._gather(text_len, image))
+        # Batches differ in the length of their longest text. The longest biases so far are cached; others are a corner.
+        weights = (self.image, self.cross, self.text)
+        state = tuple((p.data_ptr(), p._version, p.dtype, p.device) for p in weights)
+        cached = self._cache.get(image)
+        if cached is None or cached[0] != state or cached[1] < text_len:
+            cached = self._cache[image] = (state, text_len, self._gather(text_len, image))
         width = text_len + self.image_tokens * image
-        return kept[2][..., :width, :width].unbind(0)
+        return cached[2][..., :width, :width].unbind(0)
 
     def train(self, mode: bool = True) -> PositionBias:
-        self._kept.clear()
+        self._cache.clear()
         return super().train(mode)
 
     def index(self, text_len: int) -> Tensor:
-        """int64 [N, N]: of a pair, rows of the three tables beside each other."""
+        """Return int64 [N, N]: for a pair, rows of the three tables joined in the order image, cross, text."""
         before_text = self.image.shape[1] + 2
         text_TT = before_text + text_index(text_len, self.max_text_len, self.image.device)
         to_text_ST = text_TT.new_full((self.image_tokens, text_len), before_text - 1)
@@ -138,7 +160,7 @@ class PositionBias(nn.Module):
         return torch.cat([above, torch.cat([to_image_TS, text_TT], 1)])
 
     def _gather(self, text_len: int, image: bool) -> Tensor:
-        """[L, H, N, N]; of either alone from its own table, so that the others have no gradient at all."""
+        """[L, H, N, N]. An image or a text alone reads only its own table, so that the others get no gradient at all."""
         table: Tensor = self.text
         if not image:
             table, index_NN = self.text, text_index(text_len, self.max_text_len, self.text.device)
@@ -146,17 +168,13 @@ class PositionBias(nn.Module):
             table, index_NN = self.image, self.image_index_SS
         else:
             table, index_NN = torch.cat([self.image, self.cross, self.text], 1), self.index(text_len)
-        # gather, not index_select: on a CPU the gradient of the latter takes the columns one by one
+        # gather, not index_select, whose CPU gradient processes the columns one by one
         rows = table.gather(1, index_NN.flatten().expand(len(table), -1))
         return rows.view(self.layers, self.heads, *index_NN.shape)
 
-    def _state(self) -> tuple[object, ...]:
-        """What tells that a weight may have changed."""
-        return tuple((p.data_ptr(), p._version, p.dtype, p.device) for p in (self.image, self.cross, self.text))
-
 
 def image_index(grid: int) -> Tensor:
-    """int64 [S, S]: the row of `PositionBias.image` for each query and key."""
+    """Return int64 [S, S]: the row of `PositionBias.image` for each query and key."""
     span, patches = 2 * grid - 1, torch.arange(grid * grid)
     y, x = patches // grid, patches % grid
     index = torch.full((1 + len(patches), 1 + len(patches)), span * span)  # [CLS] -> patch
@@ -167,7 +185,7 @@ def image_index(grid: int) -> Tensor:
 
 
 def text_index(length: int, max_text_len: int, device: torch.device | str = "cpu") -> Tensor:
-    """int64 [T, T]: the row of `PositionBias.text` for each query and key."""
+    """Return int64 [T, T]: the row of `PositionBias.text` for each query and key."""
     words, special = torch.arange(length, device=device), 2 * max_text_len - 3
     index = words[None, :] - words[:, None] + max_text_len - 2
     index[:1] = special  # [CLS] -> word

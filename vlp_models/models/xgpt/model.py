@@ -311,8 +311,8 @@ class XGPT(nn.Module):
 
     def caption_loss(self, text: Text, memory: Memory, name: str) -> Loss:
         """The whole caption, told from the memory: IC and IDA."""
-        logits = self.tell(text.ids_BT, text.followed_BT, memory)
-        return sentence_generation(logits, text.following(text.followed_BT), name=name)
+        logits = self.tell(text.ids_BT, text.has_next_BT, memory)
+        return sentence_generation(logits, text.next_tokens(text.has_next_BT), name=name)
 
     def tell_fragment(self, read_NT: Tensor, words_NT: Tensor, text: Text, image: ImageStates | None) -> Tensor:
         """IMLM: logits of the fragment's words, [M, V], from what the encoder reads and the words before them."""

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from vlp_models.models.layers.attention import KeyValues
+from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
-from vlp_models.objectives.masking import Corruption
+from vlp_models.objectives.masked_modeling import Corruption
 
 T = TypeVar("T", Tensor, KeyValues)
 

@@ -90,7 +90,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
             collate=task_model.collate,
             captioned=task_model.needs_captions(task_model.options),
             texts_per_image=p.texts_per_image,
-            written=read_written(augmented, job.data.shards) if augmented else (),
+            generated=read_written(augmented, job.data.shards) if augmented else (),
             control=p.augment.control,
             **task_model.reader.flags,
         ),

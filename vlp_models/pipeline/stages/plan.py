@@ -24,13 +24,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
         MissingToolError: a package that params.yaml names is not installed.
     """
-    from vlp_models.models.meta_model import kinds
+    from vlp_models.models.meta_model import image_kinds
     from vlp_models.pipeline.check_params import check_runs
     from vlp_models.serving.bundle import SERVED_BY
 
     check_runs(params)
     check_current(params, workspace)
-    read = set(kinds(params).values())
+    read = set(image_kinds(params).values())
     check_installed(packages(params, regions="regions" in read))
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
@@ -55,12 +55,14 @@ def check_current(params: Params, workspace: Workspace) -> None:
 
 def planned(params: Params, workspace: Workspace) -> str:
     """What dvc.yaml must be."""
-    from vlp_models.models.meta_model import kinds
-    from vlp_models.pipeline.check_params import learning_views
+    from vlp_models.models.meta_model import image_kinds
+    from vlp_models.pipeline.check_params import training_views
 
     raw = read_yaml(workspace.root / "params.yaml")
     withdrawn = workspace.withdrawn.exists()
-    return render(build_pipeline(params, raw, kinds=kinds(params), views=learning_views(params), withdrawn=withdrawn))
+    return render(
+        build_pipeline(params, raw, kinds=image_kinds(params), views=training_views(params), withdrawn=withdrawn)
+    )
 
 
 def code_modules() -> dict[str, dict[str, str]]:

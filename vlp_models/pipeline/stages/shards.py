@@ -25,15 +25,15 @@ from vlp_models.common.executors import LocalMapper, Mapper
 from vlp_models.common.io import output_directory, read_json, write_json
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.inputs import ModelInputs, Needs, needs
-from vlp_models.data.joins import Database, InStep
+from vlp_models.data.inputs import ModelInputs, RequiredContent, required_content
+from vlp_models.data.joins import Database, RowCursor
 from vlp_models.data.shards.archive import check_tar
 from vlp_models.data.shards.contents import write_contents, write_hashes
 from vlp_models.data.shards.write import ImageRecord, ShardWriter, join_parts
-from vlp_models.data.tables import HELD, SCHEMAS, SPLITS, read_batches, read_table
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, read_batches, read_table
 from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.models.meta_model import inputs_of
+from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
 
 
@@ -63,9 +63,9 @@ def run(
     mapper = mapper or LocalMapper(params.cluster.workers or 1)
     with record_timing(workspace, "shards"):
         validated = require_output(workspace.validated, "validate")
-        read = inputs_of(params.models) if inputs is None else inputs
+        read = model_inputs(params.models) if inputs is None else inputs
         v = params.validate
-        held = needs(read, p.pixels, v.min_image_side, v.max_image_pixels)
+        held = required_content(read, p.pixels, v.min_image_side, v.max_image_pixels)
         store = FeatureStore(require_output(workspace.features, "features")) if held.regions else None
         if store is not None:
             _check_features(validated, store, workspace)
@@ -114,7 +114,7 @@ HASHES = "contents.parquet"
 PARTS = 2  # version of what a part holds
 
 
-def _work(workspace: Workspace, settings: dict[str, Any], held: Needs) -> Path:
+def _work(workspace: Workspace, settings: dict[str, Any], held: RequiredContent) -> Path:
     """Where finished shards wait. The chunks of features are told apart by size and time: there may be terabytes."""
     of = workspace.features
     chunks = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in of.glob("*.safetensors") if held.regions)
@@ -131,7 +131,7 @@ def _shards(joined: _Joined, split: str, size: int) -> Iterator[Shard]:
         number += 1
 
 
-def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, held: Needs) -> str:
+def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, held: RequiredContent) -> str:
     """Makes one shard with its index, unless `work` has it; returns its folder's name there."""
     split, number, records = shard
     part = work / f"{split}-{number:05d}"
@@ -161,7 +161,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
     return part.name
 
 
-def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, held: Needs) -> list[Path]:
+def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, held: RequiredContent) -> list[Path]:
     """One more part, an index alone, for the rows that no image belongs to; none where there are none."""
     chosen = {name: table.filter(pc.equal(table["split"], split)) for name, table in tables.items()}
     if not any(len(table) for table in chosen.values()):
@@ -192,7 +192,7 @@ def _total(parts: Iterable[Path]) -> dict[str, int]:
 def _check_features(validated: Path, store: FeatureStore, workspace: Workspace) -> None:
     total, missing = 0, 0
     some: list[str] = []
-    for table in read_batches([validated / "images.parquet"], HELD, ["image_id"]):
+    for table in read_batches([validated / "images.parquet"], BATCH_ROWS, ["image_id"]):
         lost = [image_id for image_id in table["image_id"].to_pylist() if image_id not in store]
         total, missing, some = total + len(table), missing + len(lost), sorted([*some, *lost])[:3]
     if missing:
@@ -204,7 +204,7 @@ def _check_features(validated: Path, store: FeatureStore, workspace: Workspace) 
 
 def _sources(validated: Path, texts: Mapping[str, pa.Table]) -> list[str]:
     found = {name for table in texts.values() for name in table["source"].unique().to_pylist()}
-    for table in read_batches([validated / "images.parquet"], HELD, ["source"]):
+    for table in read_batches([validated / "images.parquet"], BATCH_ROWS, ["source"]):
         found.update(table["source"].unique().to_pylist())
     return sorted(found)
 
@@ -217,7 +217,7 @@ class _Joined:
         self._tables = [name for name, view in TABLES.items() if view.has_image]
         for name in ("images", *self._tables):
             path = validated / f"{name}.parquet"
-            database.load(name, read_batches([path] if path.exists() else [], HELD), SCHEMAS[name])
+            database.load(name, read_batches([path] if path.exists() else [], BATCH_ROWS), SCHEMAS[name])
 
     def choose(self, split: str) -> int:
         """How many images the split has."""
@@ -232,9 +232,9 @@ class _Joined:
     def records(self, block: int) -> Iterator[dict[str, Any]]:
         """Each image with its rows of every table under `rows`; of `block` images at a time."""
         joined = "p.row, t.* FROM {} t JOIN places p ON t.image_id = p.image_id ORDER BY p.row"
-        images = InStep(self._database.stream(f"SELECT {joined.format('images')}"))
+        images = RowCursor(self._database.stream(f"SELECT {joined.format('images')}"))
         texts = {
-            name: InStep(self._database.stream(f"SELECT {joined.format(name)}, t.{TABLES[name].id_column}"))
+            name: RowCursor(self._database.stream(f"SELECT {joined.format(name)}, t.{TABLES[name].id_column}"))
             for name in self._tables
         }
         for start in count(0, block):
@@ -255,7 +255,7 @@ def _read_pixels(path: Path) -> tuple[bytes, str]:
     """The image file as it is where it is a PNG or a JPEG; else (WebP, GIF, BMP) as a PNG of what is seen."""
     from PIL import Image
 
-    from vlp_models.data.images import as_seen
+    from vlp_models.data.images import to_upright_rgb
 
     try:
         data = path.read_bytes()
@@ -263,7 +263,7 @@ def _read_pixels(path: Path) -> tuple[bytes, str]:
             if image.format in ("PNG", "JPEG"):
                 return data, {"PNG": "png", "JPEG": "jpg"}[image.format]
             buffer = io.BytesIO()
-            as_seen(image).save(buffer, "PNG")
+            to_upright_rgb(image).save(buffer, "PNG")
             return buffer.getvalue(), "png"
     except OSError as error:
         raise DataError(f"{path}: {error}; it was readable at `validate`: `dvc repro validate`") from None

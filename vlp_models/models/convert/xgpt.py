@@ -1,4 +1,4 @@
-"""BERT's weights as XGPT's stack: for the text model that the paper begins with, which is not public."""
+"""BERT's weights as XGPT's stack. The text model that the paper starts from is not public; XGPT has no public code."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from torch import Tensor
 
-from vlp_models.models.bert import BertSizes, Converted, convert
+from vlp_models.models.convert.bert import BertSizes, ConvertedBert, convert_layout
 from vlp_models.models.xgpt.config import XGPTConfig
 
 
-def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: XGPTConfig) -> Converted:
-    """For an XGPT of BERT's sizes, whose heads the paper has fewer of. `structure: enc_dec`: for its encoder.
+def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: XGPTConfig) -> ConvertedBert:
+    """Convert a BERT for an XGPT of its sizes (the paper's has fewer heads). `structure: enc_dec`: for its encoder.
 
-    XGPT has no token types: BERT's first one, which every word of a sentence has, becomes part of each position. Nor
-    has it BERT's LM head.
+    XGPT has no token types: BERT's type 0, which every word of a sentence has, is added to the positions. Nor has it
+    BERT's LM head.
 
     bert: its config.json.
 
     Raises:
-        CheckpointError: see `convert`.
+        CheckpointError: see `convert_layout`.
     """
     sizes = BertSizes.of(config, stack="layers", head=False, eps=("layer_norm_eps", "embedding_norm_eps"))
-    converted = convert(state, bert, sizes)
+    converted = convert_layout(state, bert, sizes)
     weights = dict(converted.weights)
     types = weights.pop("text_embedding.types.weight")
     weights["text_embedding.positions.weight"] = weights["text_embedding.positions.weight"] + types[0]

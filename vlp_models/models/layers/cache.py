@@ -1,18 +1,31 @@
-"""Where the decoding of an encoder-decoder stands.
-
-Shape suffixes: B images, N hypotheses.
-"""
+"""TODO: say what this file is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vlp_models.models.layers.attention import KeyValues
 from vlp_models.models.layers.packing import Packing
+
+
+class KeyValues(NamedTuple):
+    """Projected keys and values, [B, H, K, E] each: what decoding keeps instead of hidden states."""
+
+    keys: Tensor
+    values: Tensor
+
+    def append(self, other: KeyValues) -> KeyValues:
+        return KeyValues(torch.cat([self.keys, other.keys], 2), torch.cat([self.values, other.values], 2))
+
+    def select(self, index_N: Tensor) -> KeyValues:
+        return KeyValues(self.keys.index_select(0, index_N), self.values.index_select(0, index_N))
+
+    def without_last(self) -> KeyValues:
+        """But for the last token's."""
+        return KeyValues(self.keys[:, :, :-1], self.values[:, :, :-1])
 
 
 @dataclass(frozen=True, kw_only=True)
