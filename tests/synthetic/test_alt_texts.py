@@ -15,8 +15,8 @@ from vlp_models.data.formats import coco, pairs
 from vlp_models.errors import ParamsError
 from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.captions import NOUNS, without_boilerplate
-from vlp_models.synthetic.scenes.language import VOCABULARY, check, words_of
 from vlp_models.synthetic.scenes.dataset import write
+from vlp_models.synthetic.scenes.language import VOCABULARY, check, split_words
 
 WEB = GeneratorParams(generator="web", seed=5, train=600, val=5, test=5, side=64)
 SHARES = ("mismatched", "hypernyms", "dropped_words", "boilerplate")
@@ -39,7 +39,7 @@ def measured(directory: Path) -> dict[str, tuple[float, int]]:
     words = lost = nouns = hypernyms = around = untrue = 0
     for text, note, scene in zip(texts, notes, scenes, strict=True):
         sentence, wrapped = without_boilerplate(text)
-        clean, left = words_of(note["clean"]), words_of(sentence)
+        clean, left = split_words(note["clean"]), split_words(sentence)
         words, lost, around = words + len(clean), lost + len(clean) - len(left), around + wrapped
         named, still_named = (sum(word in NOUNS for word in w) for w in (clean, left))
         if len(clean) == len(left):  # a noun that is gone was replaced, not lost
@@ -65,12 +65,15 @@ def test_the_files_have_the_stated_shares_of_noise(web: Path) -> None:
 
 
 @pytest.mark.parametrize("alone", SHARES)
-def test_a_share_of_zero_is_none_and_of_one_is_all(tmp_path: Path, alone: str) -> None:
+def test_a_share_of_zero_is_none_and_of_one_is_all(tmp_path: Path, find_unique: str) -> None:
     shares: dict[str, Any] = dict.fromkeys(SHARES, 0.0)
-    write(dataclasses.replace(WEB, train=40, **{**shares, alone: 0.5 if alone == "dropped_words" else 1.0}), tmp_path)
+    write(
+        dataclasses.replace(WEB, train=40, **{**shares, find_unique: 0.5 if find_unique == "dropped_words" else 1.0}),
+        tmp_path,
+    )
     found = {name: share for name, (share, _) in measured(tmp_path).items()}
-    assert found.pop(alone) > 0.3
-    assert alone == "dropped_words" or measured(tmp_path)[alone][0] == 1
+    assert found.pop(find_unique) > 0.3
+    assert find_unique == "dropped_words" or measured(tmp_path)[find_unique][0] == 1
     assert set(found.values()) == {0.0}
 
 
@@ -108,5 +111,5 @@ def test_captions_without_misspellings_are_all_true(tmp_path: Path) -> None:
     scenes = {s["image_id"]: s for s in map(json.loads, (tmp_path / "scenes.jsonl").read_text().splitlines())}
     told = json.loads((tmp_path / "annotations" / "captions_scenes.json").read_text())["annotations"]
     for row in told:
-        assert set(words_of(row["caption"])) <= VOCABULARY
+        assert set(split_words(row["caption"])) <= VOCABULARY
         assert check(row["caption"], scenes[str(row["image_id"])]).true

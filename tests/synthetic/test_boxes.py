@@ -15,19 +15,19 @@ from PIL import Image
 from vlp_models.data.formats import nlvr
 from vlp_models.errors import DataError
 from vlp_models.params import GeneratorParams, SourceParams
-from vlp_models.synthetic.boxes import contents as boxes_contents
 from vlp_models.synthetic.boxes import dataset as boxes
+from vlp_models.synthetic.boxes import phrases as boxes_phrases
 from vlp_models.synthetic.boxes import scene as boxes_scene
 from vlp_models.synthetic.boxes.dataset import make_group, write_descriptions
 from vlp_models.synthetic.boxes.scene import Item, Scene, draw
-from vlp_models.synthetic.boxes.sentences import scribble, write_sentence
+from vlp_models.synthetic.boxes.sentences import add_typos, write_sentence
 
 SMALL = GeneratorParams(generator="boxes", seed=3, train=10, val=4, test=4, statements=3, permutations=2)
 SEEDS = st.integers(0, 10_000)
 
 
-def tower(*colours: str) -> tuple[Item, ...]:
-    return tuple(Item("square", c, 20, 40, y) for c, y in zip(colours, boxes_scene.TOWER_Y, strict=False))
+def tower(*colors: str) -> tuple[Item, ...]:
+    return tuple(Item("square", c, 20, 40, y) for c, y in zip(colors, boxes_scene.TOWER_Y, strict=False))
 
 
 def sentences(scene: Scene, wanted: set[str]) -> dict[str, bool]:
@@ -115,8 +115,8 @@ def test_a_sentence_is_as_often_true_as_false(seed: int, statements: int) -> Non
     assert len(group) == 4
     balance: Counter[str] = Counter()
     for example in group:
-        assert 1 <= len(example.said) <= statements
-        for _, text, label in example.said:
+        assert 1 <= len(example.statements) <= statements
+        for _, text, label in example.statements:
             balance[text] += 1 if label else -1
     assert set(balance.values()) == {0}
 
@@ -125,12 +125,12 @@ def test_a_sentence_is_as_often_true_as_false(seed: int, statements: int) -> Non
 @given(seed=SEEDS)
 def test_scribbling_leaves_a_sentence_readable(seed: int) -> None:
     text = "there are at least two black blocks as the base of a tower"
-    written = scribble(random.Random(seed), text)
+    written = add_typos(random.Random(seed), text)
     assert abs(len(written) - len(text)) <= 3
     assert sum(word in text for word in written.lower().rstrip(".").split()) >= 9
 
 
-def test_colours_and_geometry_of_the_drawing() -> None:
+def test_colors_and_geometry_of_the_drawing() -> None:
     left = (Item("square", "yellow", 10, 0, 90), Item("circle", "blue", 30, 70, 0))
     scene = Scene("scatter", (left, (Item("triangle", "black", 20, 40, 40),), (Item("square", "black", 10, 0, 0),)))
     image = draw(scene, (1, 0, 2))
@@ -170,9 +170,9 @@ def test_what_is_written_is_read_back_by_the_reader_of_nlvr(tmp_path: Path) -> N
         with Image.open(row["path"]) as image:
             pixels = image.convert("RGB")
         inside = [o for o in tables["objects"] if o["image_id"] == row["image_id"]]
-        for item in inside:  # the middle of each box has the colour its category names
-            colour = {"yellow": (255, 255, 0), "black": (0, 0, 0), "blue": (0, 153, 255)}[item["category"].split()[0]]
-            assert pixels.getpixel((int(item["x1"] + item["x2"]) // 2, int(item["y1"] + item["y2"]) // 2)) == colour
+        for item in inside:  # the middle of each box has the color its category names
+            color = {"yellow": (255, 255, 0), "black": (0, 0, 0), "blue": (0, 153, 255)}[item["category"].split()[0]]
+            assert pixels.getpixel((int(item["x1"] + item["x2"]) // 2, int(item["y1"] + item["y2"]) // 2)) == color
 
 
 @pytest.mark.parametrize(("key", "value"), [("permutations", 7), ("statements", 0)])
@@ -184,10 +184,10 @@ def test_impossible_params_are_refused(tmp_path: Path, key: str, value: int) -> 
 
 def test_runs_and_middles_of_towers() -> None:
     black = tower("black", "blue", "blue", "black")
-    assert boxes_contents.has_stacked(black, "black", "blue")
-    assert not boxes_contents.has_stacked(black, "yellow", "blue")
-    assert boxes_contents.level_is(black, -1, "black") and not boxes_contents.level_is(black, 9, "blue")
-    assert boxes_contents.level_is(tower("black", "blue", "yellow"), 9, "blue")
+    assert boxes_phrases.has_stacked(black, "black", "blue")
+    assert not boxes_phrases.has_stacked(black, "yellow", "blue")
+    assert boxes_phrases.level_is(black, -1, "black") and not boxes_phrases.level_is(black, 9, "blue")
+    assert boxes_phrases.level_is(tower("black", "blue", "yellow"), 9, "blue")
 
 
 def test_descriptions_list_what_the_image_shows_in_its_order_of_boxes() -> None:

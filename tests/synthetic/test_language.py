@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlp_models.synthetic.scenes.captions import captions
-from vlp_models.synthetic.scenes.language import check
-from vlp_models.synthetic.scenes.language import VOCABULARY, corrected, misspelled
+from vlp_models.synthetic.scenes.captions import write_captions
+from vlp_models.synthetic.scenes.language import VOCABULARY, check, correct_spelling, misspell
 from vlp_models.synthetic.scenes.scene import Scene, sample_scene
 
 
@@ -19,9 +18,9 @@ def scene_of(seed: int) -> Scene:
     return sample_scene(np.random.default_rng(seed), image_id=str(seed), split="test", side=64)
 
 
-def item(shape: str, colour: str, size: str, texture: str, x: float, y: float) -> dict[str, Any]:
+def item(shape: str, color: str, size: str, texture: str, x: float, y: float) -> dict[str, Any]:
     place = {"x": x, "y": y, "radius": 0.08, "angle": 0.0, "box": [0, 0, 1, 1], "visible": 1.0}
-    return {"shape": shape, "colour": colour, "size": size, "texture": texture, **place}
+    return {"shape": shape, "colour": color, "size": size, "texture": texture, **place}  # plain-ok
 
 
 # A large striped red star in the middle; two small solid blue circles, one left above it, one right below it.
@@ -91,7 +90,7 @@ def test_a_caption_that_says_more_is_more_informative() -> None:
 @given(seed=st.integers(0, 2**32))
 def test_every_reference_is_true_of_its_own_scene(seed: int) -> None:
     scene = scene_of(seed)
-    written = captions(scene, np.random.default_rng(seed + 1))
+    written = write_captions(scene, np.random.default_rng(seed + 1))
     assert len(written) == 5
     for caption in written:
         verdict = check(caption, scene.to_dict())
@@ -103,7 +102,7 @@ def test_references_are_seldom_true_of_another_scene() -> None:
     verdicts = [
         check(caption, scenes[seed - 1].to_dict()).true
         for seed, scene in enumerate(scenes)
-        for caption in captions(scene, np.random.default_rng(seed))
+        for caption in write_captions(scene, np.random.default_rng(seed))
     ]
     assert np.mean([bool(true) for true in verdicts]) < 0.08
 
@@ -111,7 +110,7 @@ def test_references_are_seldom_true_of_another_scene() -> None:
 def test_misspellings_occur_only_with_the_careless_annotator_and_can_be_read() -> None:
     wrong = [0] * 5
     for seed in range(200):
-        for who, caption in enumerate(captions(scene_of(seed), np.random.default_rng(seed))):
+        for who, caption in enumerate(write_captions(scene_of(seed), np.random.default_rng(seed))):
             words = caption.lower().replace(",", "").rstrip(".").split()
             wrong[who] += any(word not in VOCABULARY for word in words)
     assert wrong[:4] == [0, 0, 0, 0]
@@ -120,11 +119,11 @@ def test_misspellings_occur_only_with_the_careless_annotator_and_can_be_read() -
 
 @given(word=st.sampled_from(sorted(VOCABULARY)), seed=st.integers(0, 1000))
 def test_a_misspelt_word_is_read_as_the_word_it_was(word: str, seed: int) -> None:
-    assert corrected(misspelled(word, np.random.default_rng(seed))) == word
+    assert correct_spelling(misspell(word, np.random.default_rng(seed))) == word
 
 
 def test_a_word_between_two_known_ones_is_not_guessed() -> None:
-    assert corrected("threee") == "three"
-    assert corrected("i") == "i"
-    assert corrected("ond") is None  # one, on, and
-    assert corrected("elephant") is None
+    assert correct_spelling("threee") == "three"
+    assert correct_spelling("i") == "i"
+    assert correct_spelling("ond") is None  # one, on, and
+    assert correct_spelling("elephant") is None

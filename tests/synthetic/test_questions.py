@@ -6,8 +6,16 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from vlp_models.synthetic.scenes.questions import ANNOTATORS, annotate
-from vlp_models.synthetic.scenes.questions import Balance, Question, choose, exists, shape_beside, where_is
+from vlp_models.synthetic.scenes.questions import (
+    ANNOTATORS,
+    Balance,
+    Question,
+    annotate,
+    choose,
+    exists,
+    neighbor_shape,
+    where_is,
+)
 from vlp_models.synthetic.scenes.scene import Scene, SceneObject, sample_scene
 
 
@@ -64,9 +72,9 @@ def test_the_majority_of_ten_annotators_is_right_and_some_err() -> None:
 
 
 def test_answers_by_hand() -> None:
-    def item(shape: str, colour: str, x: float, y: float) -> SceneObject:
+    def item(shape: str, color: str, x: float, y: float) -> SceneObject:
         place = {"x": x, "y": y, "radius": 0.08, "angle": 0.0, "visible": 1.0}
-        return SceneObject(shape=shape, colour=colour, size="small", texture="solid", box=(0, 0, 1, 1), **place)
+        return SceneObject(shape=shape, color=color, size="small", texture="solid", box=(0, 0, 1, 1), **place)
 
     objects = (item("star", "red", 0.2, 0.2), item("circle", "blue", 0.8, 0.3), item("circle", "red", 0.5, 0.8))
     scene = Scene(image_id="1", split="test", side=128, objects=objects)
@@ -81,4 +89,4 @@ def test_answers_by_hand() -> None:
         "Where is the blue circle?": "top right",
     }
     # Two circles lie right of the star and one below it, but the blue one is not clearly above or below.
-    assert shape_beside(scene) == []
+    assert neighbor_shape(scene) == []

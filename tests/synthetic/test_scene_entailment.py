@@ -11,10 +11,10 @@ import pytest
 from vlp_models.data.formats import read_source
 from vlp_models.data.views import ENTAILMENT
 from vlp_models.params import GeneratorParams, SourceParams
-from vlp_models.synthetic.scenes.entailment import Balance, ask
-from vlp_models.synthetic.scenes.language import NUMBERS, AtLeast, Description
 from vlp_models.synthetic.scenes.dataset import write
-from vlp_models.synthetic.scenes.scene import COLOURS, SHAPES, Scene, sample_scene
+from vlp_models.synthetic.scenes.entailment import Balance, make_hypotheses
+from vlp_models.synthetic.scenes.language import NUMBERS, AtLeast, Description
+from vlp_models.synthetic.scenes.scene import COLORS, SHAPES, Scene, sample_scene
 
 
 def scene(number: int) -> tuple[Scene, np.random.Generator]:
@@ -49,18 +49,18 @@ def test_what_is_said_of_objects_follows_from_the_scene() -> None:
     checked: Counter[str] = Counter()
     for number in range(60):
         graph, rng = scene(number)
-        for text, label in ask(graph, 6, rng):
+        for text, label in make_hypotheses(graph, 6, rng):
             words = text.rstrip(".").lower().split()
             if label == "neutral":
-                assert not any(word in COLOURS for word in words)  # of no object in particular
+                assert not any(word in COLORS for word in words)  # of no object in particular
                 continue
             shapes = [o.shape for o in graph.objects]
             if words[:2] == ["there", "are"]:
                 true = shapes.count(words[3].removesuffix("s")) == NUMBERS.index(words[2])
             elif words[:2] == ["there", "is"] and words[2] == "a":
-                true = AtLeast(Description(colour=words[3], shape=words[4])).holds(graph)
+                true = AtLeast(Description(color=words[3], shape=words[4])).is_true_of(graph)
             elif words[0] == "something":
-                true = words[1] in {o.colour for o in graph.objects}
+                true = words[1] in {o.color for o in graph.objects}
             else:
                 continue
             assert true is (label == "entailment"), text
@@ -73,7 +73,7 @@ def test_words_alone_do_not_tell_entailed_from_contradicted() -> None:
     counts: dict[str, Counter[str]] = {}
     for number in range(250):
         graph, rng = scene(number)
-        for text, label in ask(graph, 3, rng, balance):
+        for text, label in make_hypotheses(graph, 3, rng, balance):
             counts.setdefault(text, Counter())[label] += 1
     total = sum(count.total() for count in counts.values())
     assert Counter({label: sum(c[label] for c in counts.values()) for label in ENTAILMENT}) == Counter(

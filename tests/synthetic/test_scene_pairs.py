@@ -12,10 +12,10 @@ from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import ParamsError
 from vlp_models.params import GeneratorParams, SourceParams
-from vlp_models.synthetic.scenes.language import NUMBERS
 from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.image_pairs import VALIDATION
-from vlp_models.synthetic.scenes.scene import COLOURS, SHAPES, TEXTURES, Scene
+from vlp_models.synthetic.scenes.language import NUMBERS
+from vlp_models.synthetic.scenes.scene import COLORS, SHAPES, TEXTURES, Scene
 
 SIZES = {"seed": 3, "train": 46, "val": 8, "test": 9, "side": 64, "questions_per_image": 1}
 SOURCE = SourceParams(format="nlvr2", root="a/nlvr2", validation_directories=[VALIDATION])
@@ -86,7 +86,7 @@ def count(scene: Scene, words: list[str]) -> int:
     return sum(
         all(
             value in plain or not plain & set(values)
-            for value, values in ((o.shape, SHAPES), (o.colour, COLOURS), (o.texture, TEXTURES))
+            for value, values in ((o.shape, SHAPES), (o.color, COLORS), (o.texture, TEXTURES))
         )
         for o in scene.objects
     )

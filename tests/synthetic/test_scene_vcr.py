@@ -14,8 +14,8 @@ from vlp_models.common.io import hash_path
 from vlp_models.data.formats import read_source
 from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.dataset import write
-from vlp_models.synthetic.scenes.scene import COLOURS, Scene, located, sample_scene
-from vlp_models.synthetic.scenes.vcr import ask
+from vlp_models.synthetic.scenes.scene import COLORS, Scene, is_at, sample_scene
+from vlp_models.synthetic.scenes.vcr import make_questions
 
 WORLD = GeneratorParams(
     generator="objects", seed=3, train=8, val=2, test=3, questions_per_image=2, side=64, vcr_per_image=3
@@ -51,8 +51,8 @@ def test_labels_are_true_of_the_scene(made: Path) -> None:
                 for place, tokens in enumerate(record[f"{kind}_choices"]):
                     words = {t for t in tokens if isinstance(t, str)}
                     corner = words & {"top", "bottom", "left", "right"}
-                    true = item.colour in words or not words & set(COLOURS)
-                    true &= all(located(item, word) or _side(item, word) for word in corner)
+                    true = item.color in words or not words & set(COLORS)
+                    true &= all(is_at(item, word) or _side(item, word) for word in corner)
                     assert true == (place == record[f"{kind}_label"])
 
 
@@ -67,7 +67,7 @@ def test_text_alone_decides_nothing() -> None:
     asked = []
     for number in range(3000):
         rng = np.random.default_rng([5, number])
-        asked += list(ask(sample_scene(rng, image_id=str(number), split="train", side=64), 3, rng))
+        asked += list(make_questions(sample_scene(rng, image_id=str(number), split="train", side=64), 3, rng))
     half = len(asked) // 2
     for kind, given in (("answer", "question"), ("rationale", "answer_choices")):
         wins: Counter[str] = Counter()

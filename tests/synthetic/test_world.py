@@ -12,10 +12,10 @@ from vlp_models.synthetic.scenes.scene import (
     MIN_VISIBLE,
     RELATIONS,
     Scene,
-    covered,
-    related,
+    is_related,
     render,
     sample_scene,
+    shape_mask,
 )
 
 SEEDS = st.integers(0, 2**32)
@@ -45,21 +45,21 @@ def test_relations_are_the_opposites_of_each_other(seed: int) -> None:
     for a in scene.objects:
         for b in scene.objects:
             for relation in RELATIONS:
-                assert related(a, relation, b) == related(b, OPPOSITE[relation], a)
-                assert not (related(a, relation, b) and related(a, OPPOSITE[relation], b))
+                assert is_related(a, relation, b) == is_related(b, OPPOSITE[relation], a)
+                assert not (is_related(a, relation, b) and is_related(a, OPPOSITE[relation], b))
 
 
-def test_the_picture_shows_the_top_objects_colour_where_its_box_is() -> None:
+def test_the_picture_shows_the_top_objects_color_where_its_box_is() -> None:
     """Drawing and ground truth agree: red objects are red pixels inside their boxes, and hardly anywhere else."""
     for seed in range(60):
         scene = scene_of(seed)
         top = scene.objects[-1]
-        if top.texture != "solid" or top.colour != "red":
+        if top.texture != "solid" or top.color != "red":
             continue
         red, green, blue = np.moveaxis(np.asarray(render(scene, np.random.default_rng(seed)), dtype=float), 2, 0)
-        inside = covered(top.points(scene.side), scene.side)
+        inside = shape_mask(top.points(scene.side), scene.side)
         assert (red[inside] > 1.5 * np.maximum(green, blue)[inside]).mean() > 0.8
-        if sum(item.colour == "red" for item in scene.objects) == 1:
+        if sum(item.color == "red" for item in scene.objects) == 1:
             assert (red[~inside] > 2 * np.maximum(green, blue)[~inside]).mean() < 0.02
             return
     raise AssertionError("no seed had a single solid red object on top")

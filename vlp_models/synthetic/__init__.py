@@ -1,4 +1,4 @@
-"""Synthetic worlds, by the name params.yaml gives them: each writes genuine formats."""
+"""Generators of synthetic datasets, by their name in params.yaml. All write the files of public formats."""
 
 GENERATORS = {
     "objects": "vlp_models.synthetic.scenes.dataset:write",

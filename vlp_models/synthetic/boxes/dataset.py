@@ -1,10 +1,19 @@
-"""Writes a synthetic NLVR: scenes of three boxes, sentences true or false of them, in NLVR v1's own layout.
+"""Write a synthetic NLVR: scenes of three boxes and sentences that are true or false of them, in the layout of NLVR v1.
 
-Under the directory: `<split>/<split>.json` (JSON lines) and `<split>/images/<n % 80>/<split>-n-m-k.png`, n the group
-of four scenes, m the scene within its group, k the order of its boxes. Splits are named `train`, `val` and `test`;
-the reader of genuine NLVR reads them too. Four keys are ours: `permutations`, how many of the six orders were drawn;
-`number`, the sentence's number within its group; `more`, further sentences about the same images; `descriptions`, for
-each order drawn, sentences that list what this image shows. Genuine files have one sentence an image, all six orders.
+Below the directory: `<split>/<split>.json` (JSON lines) and `<split>/images/<n % 80>/<split>-n-m-k.png`, where n is the
+group of four scenes, m the scene within its group and k the order of its boxes. Splits are `train`, `val` and `test`.
+The reader of the original NLVR reads them too. Four keys are additions: `permutations`, the number of orders drawn (the
+original has all six); `number`, the sentence's number within its group; `more`, further sentences about the same images
+(the original has one per image); and `descriptions`, for each order, sentences that list the content of that image.
+
+As in NLVR, a group has four scenes: two of them differ from the other two by a rearrangement of the same items or by
+one small edit. Every sentence is used with as many scenes it is true of as scenes it is false of, so a sentence alone never
+reveals its label.
+
+Descriptions are true by construction and dense. A statement of NLVR is one fact and its label one bit: a model trained
+from scratch stays at chance on it for a long time. A description names many facts, each of which must be read off the
+image, so that masked and generated words teach colors, shapes, positions and counts first (docs/log-nlvr.md). It uses
+the vocabulary of the statements.
 """
 
 from __future__ import annotations
@@ -18,33 +27,34 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.progress import track
-
+from vlp_models.common.progress import progress_bar
 from vlp_models.errors import DataError
 from vlp_models.params import GeneratorParams
-from vlp_models.synthetic.boxes import scene as boxes_scene
 from vlp_models.synthetic.boxes.scene import (
     BOX,
-    COLOURS,
+    COLORS,
     MAX_ITEMS,
     SHAPES,
     Box,
     Item,
     Scene,
     draw,
+    edit,
+    rearrange,
+    sample,
     structured_rep,
 )
 from vlp_models.synthetic.boxes.sentences import write_sentence
 from vlp_models.synthetic.boxes.words import SIZE_WORDS, Writer, make_writer, plural_of
 
-DIRECTORIES = 80  # as many as NLVR's training split has
+DIRECTORIES = 80  # as in NLVR's training split
 ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
 def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
-    """Writes `params.train`, `val` and `test` examples; returns counts of examples, images and statements.
+    """Write `params.train`, `val` and `test` examples; return counts of examples, images and statements.
 
-    The same params give the same bytes, and a longer split begins with the shorter one's groups.
+    The same params give the same bytes, and a longer split starts with the shorter one's groups.
 
     Raises:
         DataError: `permutations` is not between 1 and 6, `statements` is below 1 or `descriptions` below 0.
@@ -62,36 +72,39 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
             continue
         root = directory / split
         lines = []
-        for n in track(range((wanted + 3) // 4), description=f"boxes {split}", disable=_quiet()):
-            rng = random.Random(f"{params.seed}/{split}/{n}")
-            group = make_group(rng, params.statements, simple=params.simple)
-            for m, example in enumerate(group[: wanted - 4 * n]):
-                described = [
-                    write_descriptions(rng, example.scene, order, params.descriptions)
-                    for order in ORDERS[: params.permutations]
-                ]
-                lines.append(json.dumps(_record(n, m, example, described)))
-                _draw(example, root / "images" / str(n % DIRECTORIES), f"{split}-{n}-{m}", params.permutations)
-                counts["examples"] += 1
-                counts["images"] += params.permutations
-                counts["statements"] += len(example.said)
+        groups = (wanted + 3) // 4
+        with progress_bar(f"boxes {split}", groups, "groups") as bar:
+            for n in range(groups):
+                rng = random.Random(f"{params.seed}/{split}/{n}")
+                group = make_group(rng, params.statements, simple=params.simple)
+                for m, example in enumerate(group[: wanted - 4 * n]):
+                    described = [
+                        write_descriptions(rng, example.scene, order, params.descriptions)
+                        for order in ORDERS[: params.permutations]
+                    ]
+                    lines.append(json.dumps(_record(n, m, example, described)))
+                    _draw(example, root / "images" / str(n % DIRECTORIES), f"{split}-{n}-{m}", params.permutations)
+                    counts["examples"] += 1
+                    counts["images"] += params.permutations
+                    counts["statements"] += len(example.statements)
+                bar.advance()
         (root / f"{split}.json").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return counts
 
 
 def _record(n: int, m: int, example: Example, described: list[list[str]]) -> dict[str, Any]:
-    said = [
+    statements = [
         {"number": number, "sentence": text, "label": "true" if label else "false"}
-        for number, text, label in example.said
+        for number, text, label in example.statements
     ]
     return {
-        **said[0],
+        **statements[0],
         "identifier": f"{n}-{m}",
         "directory": str(n % DIRECTORIES),
         "evals": {},
         "structured_rep": structured_rep(example.scene),
         "permutations": len(described),
-        "more": said[1:],
+        "more": statements[1:],
         "descriptions": described,
     }
 
@@ -100,12 +113,6 @@ def _draw(example: Example, directory: Path, stem: str, permutations: int) -> No
     directory.mkdir(parents=True, exist_ok=True)
     for k, order in enumerate(ORDERS[:permutations]):
         draw(example.scene, order).save(directory / f"{stem}-{k}.png", compress_level=6)
-
-
-def _quiet() -> bool:
-    from rich.console import Console
-
-    return not Console().is_terminal
 
 
 SLOTS = ("left", "middle", "right")
@@ -118,7 +125,7 @@ _WALLS: dict[str, Callable[[Item], bool]] = {
 
 
 def write_descriptions(rng: random.Random, scene: Scene, order: Sequence[int], number: int) -> list[str]:
-    """`number` listings of the scene as drawn with box `order[0]` leftmost."""
+    """Return `number` descriptions of the scene drawn with box `order[0]` leftmost."""
     boxes = [scene.boxes[k] for k in order]
     families = _TOWER if scene.kind == "tower" else _SCATTER
     chosen = rng.choices([f for _, f in families], [weight for weight, _ in families], k=number)
@@ -128,16 +135,16 @@ def write_descriptions(rng: random.Random, scene: Scene, order: Sequence[int], n
 def _contents(w: Writer, boxes: Sequence[Box]) -> str:
     """the left box has two yellow circles a black square and three blue triangles"""
     slot = w.rng.randrange(3)
-    kinds = Counter(f"{i.colour} {i.shape}" for i in boxes[slot])
-    return f"the {SLOTS[slot]} {w.box} has {_listed(w, kinds, _KINDS)}"
+    kinds = Counter(f"{i.color} {i.shape}" for i in boxes[slot])
+    return f"the {SLOTS[slot]} {w.box} has {_join_list(w, kinds, _KINDS)}"
 
 
 def _sizes(w: Writer, boxes: Sequence[Box]) -> str:
     """the middle box has one small yellow circle and two big black squares"""
     slot = w.rng.randrange(3)
-    kinds = Counter(f"{SIZE_WORDS[i.size][0]} {i.colour} {i.shape}" for i in boxes[slot])
+    kinds = Counter(f"{SIZE_WORDS[i.size][0]} {i.color} {i.shape}" for i in boxes[slot])
     order = [f"{words[0]} {kind}" for words in SIZE_WORDS.values() for kind in _KINDS]
-    return f"the {SLOTS[slot]} {w.box} has {_listed(w, kinds, order)}"
+    return f"the {SLOTS[slot]} {w.box} has {_join_list(w, kinds, order)}"
 
 
 def _each_box(w: Writer, boxes: Sequence[Box]) -> str:
@@ -151,11 +158,11 @@ def _over_all(w: Writer, boxes: Sequence[Box]) -> str:
     """there are three yellow two black and four blue items; there are five circles and two squares"""
     items = [item for box in boxes for item in box]
     if w.scene.kind == "scatter" and w.chance(0.5):
-        return f"there are {_listed(w, Counter(i.shape for i in items), SHAPES)}"
+        return f"there are {_join_list(w, Counter(i.shape for i in items), SHAPES)}"
     if w.scene.kind == "scatter" and w.chance(0.5):
-        return f"there are {_listed(w, Counter(f'{i.colour} {i.shape}' for i in items), _KINDS)}"
-    kinds = Counter(f"{i.colour} {w.item}" for i in items)
-    return f"there are {_listed(w, kinds, [f'{colour} {w.item}' for colour in COLOURS])}"
+        return f"there are {_join_list(w, Counter(f'{i.color} {i.shape}' for i in items), _KINDS)}"
+    kinds = Counter(f"{i.color} {w.item}" for i in items)
+    return f"there are {_join_list(w, kinds, [f'{color} {w.item}' for color in COLORS])}"
 
 
 def _who_has(w: Writer, boxes: Sequence[Box]) -> str:
@@ -174,28 +181,28 @@ def _at_walls(w: Writer, boxes: Sequence[Box]) -> str:
         wall, test = w.one_of("the wall", "the edge"), lambda i: i.gap_to_nearest_wall() <= 0
     else:
         wall, test = w.one_of(*_WALLS.items())
-    kinds = Counter(f"{i.colour} {i.shape}" for i in items if test(i))
+    kinds = Counter(f"{i.color} {i.shape}" for i in items if test(i))
     where = "" if slot == 3 else f"in the {SLOTS[slot]} {w.box} "
     is_are = "is" if kinds.total() <= 1 else "are"
-    return f"{where}{_listed(w, kinds, _KINDS) if kinds else 'nothing'} {is_are} touching {wall}"
+    return f"{where}{_join_list(w, kinds, _KINDS) if kinds else 'nothing'} {is_are} touching {wall}"
 
 
 def _levels(w: Writer, boxes: Sequence[Box]) -> str:
     """the left tower has three blocks yellow at the base black and blue at the top"""
     slot = w.rng.randrange(3)
-    colours = [item.colour for item in boxes[slot]]
-    n = len(colours)
-    start = f"the {SLOTS[slot]} {w.box} has {w.number(n)} {w.item if n == 1 else plural_of(w.item)} {colours[0]}"
+    colors = [item.color for item in boxes[slot]]
+    n = len(colors)
+    start = f"the {SLOTS[slot]} {w.box} has {w.number(n)} {w.item if n == 1 else plural_of(w.item)} {colors[0]}"
     if n == 1:
         return start
-    return f"{start} at the base {''.join(f'{colour} ' for colour in colours[1:-1])}and {colours[-1]} at the top"
+    return f"{start} at the base {''.join(f'{color} ' for color in colors[1:-1])}and {colors[-1]} at the top"
 
 
 def _ends(w: Writer, boxes: Sequence[Box]) -> str:
     """the bases of the towers are yellow black and yellow"""
     part, level = w.one_of(("base", 0), ("top", -1))
-    colours = [box[level].colour for box in boxes]
-    return f"the {part}s of the {plural_of(w.box)} are {colours[0]} {colours[1]} and {colours[2]}"
+    colors = [box[level].color for box in boxes]
+    return f"the {part}s of the {plural_of(w.box)} are {colors[0]} {colors[1]} and {colors[2]}"
 
 
 def _stacks(w: Writer, boxes: Sequence[Box]) -> str:
@@ -204,29 +211,29 @@ def _stacks(w: Writer, boxes: Sequence[Box]) -> str:
     if not high:
         return _levels(w, boxes)
     slot = w.rng.choice(high)
-    colours = [item.colour for item in boxes[slot]]
+    colors = [item.color for item in boxes[slot]]
     on = w.one_of("on", "above")
-    pairs = [f"a {b} {w.item} {on} a {a} {w.item}" for a, b in pairwise(colours)]
+    pairs = [f"a {b} {w.item} {on} a {a} {w.item}" for a, b in pairwise(colors)]
     return f"in the {SLOTS[slot]} {w.box} there is {' and '.join(pairs)}"
 
 
 def _some_kind(w: Writer) -> tuple[str, Callable[[Item], bool]]:
-    colour, shape = w.one_of(*COLOURS), w.one_of(*SHAPES)
+    color, shape = w.one_of(*COLORS), w.one_of(*SHAPES)
     roll = w.rng.random()
     if w.scene.kind == "tower":
-        return (f"{colour} {w.item}", lambda i: i.colour == colour) if roll < 0.7 else (w.item, lambda i: True)
+        return (f"{color} {w.item}", lambda i: i.color == color) if roll < 0.7 else (w.item, lambda i: True)
     if roll < 0.45:
-        return f"{colour} {shape}", lambda i: i.colour == colour and i.shape == shape
+        return f"{color} {shape}", lambda i: i.color == color and i.shape == shape
     if roll < 0.7:
-        return f"{colour} {w.item}", lambda i: i.colour == colour
+        return f"{color} {w.item}", lambda i: i.color == color
     return (shape, lambda i: i.shape == shape) if roll < 0.9 else (w.item, lambda i: True)
 
 
-_KINDS = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
+_KINDS = tuple(f"{color} {shape}" for color in COLORS for shape in SHAPES)
 
 
-def _listed(w: Writer, kinds: Counter[str], order: Iterable[str]) -> str:
-    """`two yellow circles a black square and a blue square`, in a fixed order, without commas: NLVR's have few."""
+def _join_list(w: Writer, kinds: Counter[str], order: Iterable[str]) -> str:
+    """Return `two yellow circles a black square and a blue square`: in a fixed order and without commas."""
     parts = []
     for kind in order:
         if n := kinds[kind]:
@@ -258,52 +265,52 @@ _TOWER: list[tuple[float, Callable[[Writer, Sequence[Box]], str]]] = [
 SIMPLE_ITEMS = 2
 
 
-_TRIES = 60  # sentences tried for each one wanted, before the group is given up
+_TRIES = 60  # sentences tried per requested one before the group is discarded
 
 
 @dataclass
 class Example:
-    """A scene and what is said of it: (number of the sentence within its group, text, label)."""
+    """A scene and its statements: (number of the sentence within its group, text, label)."""
 
     scene: Scene
-    said: list[tuple[int, str, bool]] = field(default_factory=list)
+    statements: list[tuple[int, str, bool]] = field(default_factory=list)
 
 
 def make_group(rng: random.Random, statements: int, *, simple: bool = False) -> list[Example]:
-    """Four scenes with about `statements` labelled sentences each, at least one and never more.
+    """Return four scenes with about `statements` labeled sentences each, at least one and never more.
 
-    `simple`: few items a box, one fact a sentence.
+    `simple`: few items per box, one fact per sentence.
     """
     while True:
         group = _scenes(rng, SIMPLE_ITEMS if simple else MAX_ITEMS)
         for number in range(_TRIES * statements):
-            open_ = [example for example in group if len(example.said) < statements]
+            open_ = [example for example in group if len(example.statements) < statements]
             if len(open_) < 2:
                 break
-            _say(rng, number, open_, simple)
-        if all(example.said for example in group):
+            _add_sentence(rng, number, open_, simple)
+        if all(example.statements for example in group):
             return group
 
 
 def _scenes(rng: random.Random, max_items: int) -> list[Example]:
     kind: Literal["tower", "scatter"] = "tower" if rng.random() < 0.47 else "scatter"
-    one, two = (boxes_scene.sample(rng, kind, max_items) for _ in range(2))
+    one, two = (sample(rng, kind, max_items) for _ in range(2))
     return [Example(scene) for scene in (one, two, _alter(rng, one, max_items), _alter(rng, two, max_items))]
 
 
 def _alter(rng: random.Random, scene: Scene, max_items: int) -> Scene:
-    change = boxes_scene.edit if rng.random() < 0.6 else boxes_scene.rearrange
+    change = edit if rng.random() < 0.6 else rearrange
     return change(rng, scene, max_items)
 
 
-def _say(rng: random.Random, number: int, examples: list[Example], simple: bool) -> None:
-    """Adds one sentence to as many scenes it is true of as it is false of, those with the fewest sentences first."""
+def _add_sentence(rng: random.Random, number: int, examples: list[Example], simple: bool) -> None:
+    """Add a sentence to as many scenes it is true of as it is false of, first to those with the fewest sentences."""
     sentence = write_sentence(rng, rng.choice(examples).scene, simple=simple)
     rng.shuffle(examples)
-    examples.sort(key=lambda example: len(example.said))
+    examples.sort(key=lambda example: len(example.statements))
     labels = [(example, sentence.test(example.scene)) for example in examples]
     true = [example for example, label in labels if label]
     false = [example for example, label in labels if not label]
     for with_true, with_false in zip(true, false, strict=False):
-        with_true.said.append((number, sentence.text, True))
-        with_false.said.append((number, sentence.text, False))
+        with_true.statements.append((number, sentence.text, True))
+        with_false.statements.append((number, sentence.text, False))

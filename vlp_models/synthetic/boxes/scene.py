@@ -1,8 +1,10 @@
-"""Scenes of three boxes, as NLVR v1 has them: towers of squares, or shapes scattered without overlap.
+"""Scenes of three boxes as in NLVR v1, towers of squares or scattered shapes without overlap, and how they are drawn.
 
-The geometry follows the training part of NLVR: 100x100-pixel boxes, items of 10, 20 or 30 pixels whose position is
-drawn over the whole box and clamped (so that a tenth, a fifth and over a quarter of them lie on the right wall, and
-as many on the base), towers of 1 to 4 blocks of 20 pixels, one pixel apart.
+The geometry follows NLVR's training split: boxes of 100x100 pixels, items of 10, 20 or 30 pixels whose position is
+drawn over the whole box and clamped (so that a tenth, a fifth and over a quarter of them touch the right wall, and as
+many the base), towers of 1 to 4 blocks of 20 pixels, one pixel apart. Images are 400x100 PNGs: three light gray boxes
+with 50 pixels of dark gray between them. Colors and edges were measured on NLVR's training images: squares are sharp,
+circles and triangles are smoothed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from PIL import Image, ImageDraw
 
-COLOURS = ("yellow", "black", "blue")
+COLORS = ("yellow", "black", "blue")
 SHAPES = ("circle", "square", "triangle")
 SIZES = (10, 20, 30)
 BOX = 100  # pixels a side
@@ -22,15 +24,15 @@ TOWER_X, BLOCK = 40, 20
 TOWER_Y = (80, 59, 38, 17)  # base first
 MAX_ITEMS = 7  # in a scattered box
 
-_NLVR_COLOUR = {"yellow": "Yellow", "black": "Black", "blue": "#0099ff"}
+_NLVR_COLOR = {"yellow": "Yellow", "black": "Black", "blue": "#0099ff"}
 Edit = Callable[[random.Random, list[list["Item"]]], None]
 
 
 class Item(NamedTuple):
-    """`x`, `y`: the top left pixel of its bounding square within its box; `size`: the square's side."""
+    """`x`, `y`: top left pixel of its bounding square within its box; `size`: side of the square."""
 
     shape: str
-    colour: str
+    color: str
     size: int
     x: int
     y: int
@@ -51,22 +53,22 @@ class Scene(NamedTuple):
 
 
 def sample(rng: random.Random, kind: Literal["tower", "scatter"], max_items: int = MAX_ITEMS) -> Scene:
-    """Three boxes at random; `max_items` limits a scattered one, towers have up to four blocks."""
+    """Return three random boxes; `max_items` limits a scattered one, towers have up to four blocks."""
     if kind == "tower":
-        boxes = [_tower([rng.choice(COLOURS) for _ in range(rng.randint(1, 4))]) for _ in range(3)]
+        boxes = [_tower([rng.choice(COLORS) for _ in range(rng.randint(1, 4))]) for _ in range(3)]
     else:
         boxes = [_scatter(rng, [_any_item(rng) for _ in range(rng.randint(1, max_items))]) for _ in range(3)]
     return Scene(kind, (boxes[0], boxes[1], boxes[2]))
 
 
 def rearrange(rng: random.Random, scene: Scene, max_items: int = MAX_ITEMS) -> Scene:
-    """The same items in other boxes and places: how NLVR makes two of the four images of each sentence."""
+    """Return the same items in other boxes and positions: how NLVR makes two of the four images of each sentence."""
     items = scene.items()
     rng.shuffle(items)
     if scene.kind == "tower":
         heights = rng.choice([h for h in _HEIGHTS if sum(h) == len(items)])
         cut = [items[: heights[0]], items[heights[0] : heights[0] + heights[1]], items[heights[0] + heights[1] :]]
-        boxes = [_tower([item.colour for item in part]) for part in cut]
+        boxes = [_tower([item.color for item in part]) for part in cut]
     else:
         parts: list[list[Item]] = [[items.pop()] for _ in range(3)] if len(items) >= 3 else [[], [], []]
         for item in items:
@@ -76,7 +78,7 @@ def rearrange(rng: random.Random, scene: Scene, max_items: int = MAX_ITEMS) -> S
 
 
 def edit(rng: random.Random, scene: Scene, max_items: int = MAX_ITEMS) -> Scene:
-    """A scene that differs from `scene` in one small thing: a colour, a shape, a place, an item more or less."""
+    """Return a scene that differs from `scene` in one detail: a color, a shape, a position, an item more or less."""
     boxes = [list(box) for box in scene.boxes]
     full = scene.kind == "scatter" and all(len(box) >= max_items for box in boxes)
     edits = _TOWER_EDITS if scene.kind == "tower" else [e for e in _SCATTER_EDITS if not (full and e is _add)]
@@ -84,14 +86,14 @@ def edit(rng: random.Random, scene: Scene, max_items: int = MAX_ITEMS) -> Scene:
     if scene.kind == "scatter" and any(len(box) > max_items for box in boxes):
         return edit(rng, scene, max_items)
     if scene.kind == "tower":
-        done = [_tower([item.colour for item in box]) for box in boxes]
+        done = [_tower([item.color for item in box]) for box in boxes]
     else:
         done = [tuple(box) for box in boxes]
     return Scene(scene.kind, (done[0], done[1], done[2]))
 
 
 def structured_rep(scene: Scene) -> list[list[dict[str, Any]]]:
-    """The scene as NLVR's JSON has it: items of a box sorted by colour."""
+    """Return the scene in NLVR's JSON form: the items of a box sorted by color."""
     return [
         [
             {
@@ -99,9 +101,9 @@ def structured_rep(scene: Scene) -> list[list[dict[str, Any]]]:
                 "y_loc": item.y,
                 "size": item.size,
                 "type": item.shape,
-                "color": _NLVR_COLOUR[item.colour],
+                "color": _NLVR_COLOR[item.color],
             }
-            for item in sorted(box, key=lambda item: COLOURS.index(item.colour))
+            for item in sorted(box, key=lambda item: COLORS.index(item.color))
         ]
         for box in scene.boxes
     ]
@@ -110,17 +112,17 @@ def structured_rep(scene: Scene) -> list[list[dict[str, Any]]]:
 _HEIGHTS = [(a, b, c) for a in range(1, 5) for b in range(1, 5) for c in range(1, 5)]
 
 
-def _tower(colours: list[str]) -> Box:
-    return tuple(Item("square", colour, BLOCK, TOWER_X, y) for colour, y in zip(colours, TOWER_Y, strict=False))
+def _tower(colors: list[str]) -> Box:
+    return tuple(Item("square", color, BLOCK, TOWER_X, y) for color, y in zip(colors, TOWER_Y, strict=False))
 
 
 def _any_item(rng: random.Random) -> Item:
-    return Item(rng.choice(SHAPES), rng.choice(COLOURS), rng.choice(SIZES), 0, 0)
+    return Item(rng.choice(SHAPES), rng.choice(COLORS), rng.choice(SIZES), 0, 0)
 
 
 def _scatter(rng: random.Random, items: list[Item]) -> Box:
     placed: list[Item] = []
-    for item in sorted(items, key=lambda item: -item.size):  # the big ones first: they need the room
+    for item in sorted(items, key=lambda item: -item.size):  # large items first: they need the space
         place = _find_place(rng, item, placed)
         if place is not None:
             placed.append(place)
@@ -128,7 +130,7 @@ def _scatter(rng: random.Random, items: list[Item]) -> Box:
 
 
 def _find_place(rng: random.Random, item: Item, others: list[Item]) -> Item | None:
-    """`item` moved to where it touches no other, or None after 60 tries."""
+    """Return `item` moved to where it touches no other item, or None after 60 tries."""
     for _ in range(60):
         limit = BOX - item.size
         moved = item._replace(x=min(rng.randrange(BOX), limit), y=min(rng.randrange(BOX), limit))
@@ -138,7 +140,7 @@ def _find_place(rng: random.Random, item: Item, others: list[Item]) -> Item | No
 
 
 def gap(a: Item, b: Item) -> int:
-    """Pixels between two items' squares, along the axis on which they are farther apart; negative if they overlap."""
+    """Return the larger of the horizontal and vertical distance between two squares; negative if they overlap."""
     across = max(a.x - b.x - b.size, b.x - a.x - a.size)
     down = max(a.y - b.y - b.size, b.y - a.y - a.size)
     return max(across, down)
@@ -149,9 +151,9 @@ def _some(rng: random.Random, boxes: list[list[Item]]) -> tuple[list[Item], int]
     return box, rng.randrange(len(box))
 
 
-def _recolour(rng: random.Random, boxes: list[list[Item]]) -> None:
+def _recolor(rng: random.Random, boxes: list[list[Item]]) -> None:
     box, at = _some(rng, boxes)
-    box[at] = box[at]._replace(colour=rng.choice([c for c in COLOURS if c != box[at].colour]))
+    box[at] = box[at]._replace(color=rng.choice([c for c in COLORS if c != box[at].color]))
 
 
 def _reshape(rng: random.Random, boxes: list[list[Item]]) -> None:
@@ -165,7 +167,7 @@ def _move(rng: random.Random, boxes: list[list[Item]]) -> None:
 
 
 def _to_wall_or_off(rng: random.Random, boxes: list[list[Item]]) -> None:
-    """Puts one item on a wall or, if it was on one, a few pixels away from it."""
+    """Move one item to a wall or, if it was at one, a few pixels away from it."""
     box, at = _some(rng, boxes)
     item, limit = box[at], BOX - box[at].size
     if item.gap_to_nearest_wall() == 0:
@@ -195,11 +197,11 @@ def _remove(rng: random.Random, boxes: list[list[Item]]) -> None:
         box.pop(rng.randrange(len(box)))
 
 
-def _swap_colours(rng: random.Random, boxes: list[list[Item]]) -> None:
-    """Two items of different colours change colours: every count over the whole image stays as it was."""
+def _swap_colors(rng: random.Random, boxes: list[list[Item]]) -> None:
+    """Swap the colors of two items: every count over the whole image stays the same."""
     places = [(box, at) for box in boxes for at in range(len(box))]
     (one, i), (two, j) = rng.sample(places, 2) if len(places) > 1 else (places[0], places[0])
-    one[i], two[j] = one[i]._replace(colour=two[j].colour), two[j]._replace(colour=one[i].colour)
+    one[i], two[j] = one[i]._replace(color=two[j].color), two[j]._replace(color=one[i].color)
 
 
 def _restack(rng: random.Random, boxes: list[list[Item]]) -> None:
@@ -210,11 +212,11 @@ def _add_block(rng: random.Random, boxes: list[list[Item]]) -> None:
     low = [box for box in boxes if len(box) < 4]
     if low:
         box = rng.choice(low)
-        box.insert(rng.randint(0, len(box)), Item("square", rng.choice(COLOURS), BLOCK, 0, 0))
+        box.insert(rng.randint(0, len(box)), Item("square", rng.choice(COLORS), BLOCK, 0, 0))
 
 
-_TOWER_EDITS: list[Edit] = [_recolour, _swap_colours, _restack, _add_block, _remove]
-_SCATTER_EDITS: list[Edit] = [_recolour, _reshape, _move, _to_wall_or_off, _add, _remove, _swap_colours]
+_TOWER_EDITS: list[Edit] = [_recolor, _swap_colors, _restack, _add_block, _remove]
+_SCATTER_EDITS: list[Edit] = [_recolor, _reshape, _move, _to_wall_or_off, _add, _remove, _swap_colors]
 
 
 WIDTH, HEIGHT, STRIDE = 400, 100, 150
@@ -224,19 +226,19 @@ _SMOOTH = 8  # each pixel averages 8x8 samples
 
 
 def draw(scene: Scene, order: tuple[int, int, int] = (0, 1, 2)) -> Image.Image:
-    """The scene as an RGB image, box `order[0]` leftmost."""
+    """Return the scene as an RGB image, box `order[0]` leftmost."""
     image = Image.new("RGB", (WIDTH, HEIGHT), _SEPARATOR)
     for slot, index in enumerate(order):
         left = slot * STRIDE
         image.paste(_BACKGROUND, (left, 0, left + BOX, HEIGHT))
         for item in scene.boxes[index]:
-            image.paste(_PAINT[item.colour], (left + item.x, item.y), _stamp(item.shape, item.size))
+            image.paste(_PAINT[item.color], (left + item.x, item.y), _stamp(item.shape, item.size))
     return image
 
 
 @cache
 def _stamp(shape: str, size: int) -> Image.Image:
-    """How much of each pixel the shape covers, 0 to 255."""
+    """Return how much of each pixel the shape covers, 0 to 255."""
     big = size * _SMOOTH
     mask = Image.new("L", (big, big), 0)
     pen = ImageDraw.Draw(mask)

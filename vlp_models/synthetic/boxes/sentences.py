@@ -1,6 +1,7 @@
-"""Whole sentences about a scene of three boxes, with their truth.
+"""Sentences about a scene of three boxes, with a test of their truth, as NLVR's writers type them.
 
-The families and their weights follow NLVR's training sentences; no sentence of its other splits was read.
+The families and their weights follow NLVR's training sentences; no other split was read. `add_typos` imitates the
+writers: no capitals or full stops, a letter lost, "is" for "are".
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from vlp_models.synthetic.boxes.contents import content, has_stacked, level_is, stacked_words, tower_level
-from vlp_models.synthetic.boxes.scene import COLOURS, Box, Scene
+from vlp_models.synthetic.boxes.phrases import content, has_stacked, level_is, stacked_words, tower_level
+from vlp_models.synthetic.boxes.scene import COLORS, Box, Scene
 from vlp_models.synthetic.boxes.words import (
     BoxTest,
     Noun,
@@ -36,14 +37,14 @@ class Sentence(NamedTuple):
 
 
 def write_sentence(rng: random.Random, scene: Scene, *, simple: bool = False) -> Sentence:
-    """A sentence about `scene`: true of it about as often as not. `simple`: from the families that state one fact."""
+    """Return a sentence that is true of `scene` about half of the time. `simple`: from families that state one fact."""
     writer = make_writer(rng, scene)
     table = _TOWER if scene.kind == "tower" else _SCATTER
     if simple:
         table = [(weight, family) for weight, family in table if family in _SIMPLE]
     family = rng.choices([f for _, f in table], [weight for weight, _ in table])[0]
     made = family(writer)
-    return Sentence(scribble(rng, made.text), made.test)
+    return Sentence(add_typos(rng, made.text), made.test)
 
 
 def _there(w: Writer, how_many: Quantity, rest: str) -> str:
@@ -69,7 +70,7 @@ def _boxes_with(w: Writer) -> Sentence:
 
 
 def _one_of_the(w: Writer) -> Sentence:
-    """One of the grey box has ...; the tower with three blocks has ...; One box has ..."""
+    """One of the grey box has ...; the tower with three blocks has ...; One box has ..."""  # plain-ok
     words, test = content(w)
     has = w.one_of("has", "has", "contains")
     roll = w.rng.random()
@@ -168,7 +169,7 @@ def _same_number(w: Writer) -> Sentence:
 
 def _level_of_towers(w: Writer) -> Sentence:
     """There is a black block as the base of a tower with exactly two blocks; ... as the base of two towers"""
-    colour = w.rng.choice(w.scene.items()).colour
+    color = w.rng.choice(w.scene.items()).color
     part, level = w.one_of(("base", 0), ("base", 0), ("top", -1))
     condition: BoxTest = lambda b: True  # noqa: E731
     tail = ""
@@ -177,18 +178,18 @@ def _level_of_towers(w: Writer) -> Sentence:
         if height.words not in ("a", "no"):
             condition = lambda b: height.test(len(b))  # noqa: E731
             tail = f" with {height.words} {plural_of(w.item) if height.plural else w.item}"
-    test: BoxTest = lambda b: condition(b) and level_is(b, level, colour)  # noqa: E731
+    test: BoxTest = lambda b: condition(b) and level_is(b, level, color)  # noqa: E731
     actual = sum(map(test, w.scene.boxes))
     if w.chance(0.15):
         towers = quantity(w, actual, high=3)
         if towers.words not in ("a", "no"):
             return Sentence(
-                f"there is a {colour} {w.item} as the {part} of {towers.words} "
+                f"there is a {color} {w.item} as the {part} of {towers.words} "
                 f"{plural_of(w.box) if towers.plural else w.box}",
-                lambda s: towers.test(sum(level_is(b, level, colour) for b in s.boxes)),
+                lambda s: towers.test(sum(level_is(b, level, color) for b in s.boxes)),
             )
     how_many = some(w) if w.chance(0.5) else quantity(w, actual, high=3)
-    what = noun(w, colour=colour)
+    what = noun(w, color=color)
     return Sentence(
         _there(w, how_many, f"{what.after(how_many)} as the {part} of a tower{tail}"),
         lambda s: how_many.test(sum(map(test, s.boxes))),
@@ -197,33 +198,33 @@ def _level_of_towers(w: Writer) -> Sentence:
 
 def _of_the_three(w: Writer) -> Sentence:
     """Two of the three towers has a black base; One of the three towers is blue; all the towers have ... at the top"""
-    colour = w.rng.choice(w.scene.items()).colour
+    color = w.rng.choice(w.scene.items()).color
     whole = w.chance(0.2)
     words, level = tower_level(w)
-    test: BoxTest = (lambda b: all(i.colour == colour for i in b)) if whole else lambda b: level_is(b, level, colour)
+    test: BoxTest = (lambda b: all(i.color == color for i in b)) if whole else lambda b: level_is(b, level, color)
     n = max(1, min(3, sum(map(test, w.scene.boxes)) + w.rng.choice((-1, 0, 0, 1))))
-    has = f"a {colour} {w.item} {words}"
+    has = f"a {color} {w.item} {words}"
     if level == 0 and w.chance(0.4):
-        has = f"a {colour} base"
+        has = f"a {color} base"
     if n == 3:
-        text = f"all the {plural_of(w.box)} {f'are {colour}' if whole else f'have {has}'}"
+        text = f"all the {plural_of(w.box)} {f'are {color}' if whole else f'have {has}'}"
     else:
         verb = w.one_of("is", "are" if n > 1 else "is") if whole else w.one_of("has", "have" if n > 1 else "has")
-        text = f"{w.number(n)} of the {w.one_of('three ', '')}{plural_of(w.box)} {verb} {colour if whole else has}"
+        text = f"{w.number(n)} of the {w.one_of('three ', '')}{plural_of(w.box)} {verb} {color if whole else has}"
     return Sentence(text, lambda s: sum(map(test, s.boxes)) == n)
 
 
-def _one_colour(w: Writer) -> Sentence:
+def _one_color(w: Writer) -> Sentence:
     """There is a blue tower; There is a yellow tower with only one block; a two blocks tower that has a single color"""
-    colour = w.rng.choice(w.scene.items()).colour
+    color = w.rng.choice(w.scene.items()).color
     height = len(w.rng.choice(w.scene.boxes))
     if w.chance(0.25) and height > 1:
-        end, test_colour = w.one_of(
-            ("", _anything), (f" that has a single {w.colour}", _single), (f" and only one {w.colour}", _single)
+        end, test_color = w.one_of(
+            ("", _anything), (f" that has a single {w.color}", _single), (f" and only one {w.color}", _single)
         )
         return Sentence(
             f"there is a {w.number(height)} {plural_of(w.item)} tower{end}",
-            lambda s: any(len(b) == height and test_colour(b) for b in s.boxes),
+            lambda s: any(len(b) == height and test_color(b) for b in s.boxes),
         )
     tail, fits = "", lambda n: True
     if w.chance(0.5):
@@ -234,15 +235,15 @@ def _one_colour(w: Writer) -> Sentence:
                 w.one_of(" with", " that has") + f" {how_many.words} {plural_of(w.item) if how_many.plural else w.item}"
             )
     return Sentence(
-        f"there is a {colour} tower{tail}",
-        lambda s: any(fits(len(b)) and all(i.colour == colour for i in b) for b in s.boxes),
+        f"there is a {color} tower{tail}",
+        lambda s: any(fits(len(b)) and all(i.color == color for i in b) for b in s.boxes),
     )
 
 
 def _stacked_anywhere(w: Writer) -> Sentence:
     """There is a black block on a blue block; There is no yellow block above a black block"""
-    pairs = [(low.colour, high.colour) for b in w.scene.boxes for low, high in pairwise(b)]
-    low, high = w.rng.choice(pairs) if pairs and w.chance(0.8) else (w.one_of(*COLOURS), w.one_of(*COLOURS))
+    pairs = [(low.color, high.color) for b in w.scene.boxes for low, high in pairwise(b)]
+    low, high = w.rng.choice(pairs) if pairs and w.chance(0.8) else (w.one_of(*COLORS), w.one_of(*COLORS))
     words = stacked_words(w, low, high)
     if w.chance(0.25):
         how_many = quantity(w, sum(has_stacked(b, low, high) for b in w.scene.boxes), high=2)
@@ -257,18 +258,18 @@ def _stacked_anywhere(w: Writer) -> Sentence:
 def _from_the_base(w: Writer) -> Sentence:
     """The second block from the base of a tower is black; The base of a four blocks tower is yellow"""
     box: Box = w.rng.choice(w.scene.boxes)
-    colour = w.rng.choice(box).colour
+    color = w.rng.choice(box).color
     level = w.rng.randrange(len(box))
     if w.chance(0.4):
         n, (part, level) = len(box), w.one_of(("base", 0), ("top", -1))
         return Sentence(
-            f"the {part} of a {w.number(n)} {plural_of(w.item) if n > 1 else w.item} tower is {colour}",
-            lambda s: any(len(b) == n and level_is(b, level, colour) for b in s.boxes),
+            f"the {part} of a {w.number(n)} {plural_of(w.item) if n > 1 else w.item} tower is {color}",
+            lambda s: any(len(b) == n and level_is(b, level, color) for b in s.boxes),
         )
     order = ("first", "second", "third", "fourth")[level]
     return Sentence(
-        f"the {order} {w.item} from the base of a tower is {colour}",
-        lambda s: any(level_is(b, level, colour) for b in s.boxes),
+        f"the {order} {w.item} from the base of a tower is {color}",
+        lambda s: any(level_is(b, level, color) for b in s.boxes),
     )
 
 
@@ -279,12 +280,12 @@ def _same_part(w: Writer) -> Sentence:
     how = w.one_of("", "exactly ", "only ", "at least ")
 
     def test(s: Scene) -> bool:
-        colours = [b[level].colour for b in s.boxes]
-        most = max(colours.count(c) for c in COLOURS)
+        colors = [b[level].color for b in s.boxes]
+        most = max(colors.count(c) for c in COLORS)
         return most >= 2 if how == "at least " else most == 2
 
     words = w.one_of(
-        f"that has the same {part} {w.colour}", f"with {w.item} of same {w.colour} at {w.one_of('the ', '')}{part}"
+        f"that has the same {part} {w.color}", f"with {w.item} of same {w.color} at {w.one_of('the ', '')}{part}"
     )
     return Sentence(f"there are {how}{number} {boxes} {words}", test)
 
@@ -294,11 +295,11 @@ def _anything(_: Box) -> bool:
 
 
 def _single(b: Box) -> bool:
-    return len({item.colour for item in b}) == 1
+    return len({item.color for item in b}) == 1
 
 
 def _times_stacked(b: Box, low: str, high: str) -> int:
-    return sum(one.colour == low and two.colour == high for one, two in pairwise(b))
+    return sum(one.color == low and two.color == high for one, two in pairwise(b))
 
 
 def _about(w: Writer, actual: int) -> int:
@@ -321,20 +322,20 @@ _TOWER: list[tuple[float, Callable[[Writer], Sentence]]] = [
     (2, _each_box),
     (15, _level_of_towers),
     (4, _of_the_three),
-    (4, _one_colour),
+    (4, _one_color),
     (12, _stacked_anywhere),
     (3, _from_the_base),
     (1, _same_number),
     (2, _same_part),
 ]
-_SIMPLE = (_count_all, _level_of_towers, _stacked_anywhere, _of_the_three, _one_colour)
+_SIMPLE = (_count_all, _level_of_towers, _stacked_anywhere, _of_the_three, _one_color)
 
 
 _SLIPS = (("at least", "atleast"), ("at least", "t least"), ("there is a ", "there is "), ("  ", " "), (" a ", " as "))
 
 
-def scribble(rng: random.Random, text: str) -> str:
-    """`text` as one of NLVR's writers might have typed it."""
+def add_typos(rng: random.Random, text: str) -> str:
+    """Return `text` as one of NLVR's writers might have typed it."""
     if text.startswith("there are") and rng.random() < 0.01:
         text = text.replace("there are", "there is", 1)
     if rng.random() < 0.02:

@@ -1,9 +1,8 @@
-"""Words of the NLVR sentence grammar: habits of a writer, quantities, descriptions of items, places.
+"""Building blocks of NLVR's sentences: a writer's habits, quantities, noun phrases, positions.
 
-Each phrase carries its meaning as a test on the scene's structure. What the words mean was settled against the
-labels of NLVR's training sentences: a bare number is exact ("there are 2 yellow circles", "there are 2 boxes with"),
-`on` and `above` mean the next block, `only black and yellow` wants both colours, `closely touching` allows a gap of
-a few pixels.
+Each phrase has its meaning as a test on the scene's structure. The meanings were checked against the labels of NLVR's
+training sentences: a bare number is exact ("there are 2 yellow circles", "there are 2 boxes with"), `on` and `above`
+mean the next block, `only black and yellow` requires both colors, `closely touching` allows a gap of a few pixels.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vlp_models.synthetic.boxes.scene import BOX, COLOURS, SHAPES, Box, Item, Scene
+from vlp_models.synthetic.boxes.scene import BOX, COLORS, SHAPES, Box, Item, Scene
 
 T = TypeVar("T")
 ItemTest = Callable[[Item], bool]
@@ -22,19 +21,19 @@ SceneTest = Callable[[Scene], bool]
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 SIZE_WORDS = {10: ("small",), 20: ("medium", "medium sized"), 30: ("big", "large")}
-CLOSE = 4  # pixels of "closely touching"
+CLOSE = 4  # maximum gap in pixels of "closely touching"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Writer:
-    """One annotator's habits, kept through a sentence, and the scene that this sentence is written about."""
+    """One annotator's habits, which stay the same within a sentence, and the scene that the sentence is about."""
 
     rng: random.Random
-    scene: Scene  # arguments are drawn from what it shows, now and then beside it
+    scene: Scene  # phrases are mostly drawn from its content
     digits: bool
-    item: str  # item, object, block
-    box: str  # box, grey box, tower, ...
-    colour: str  # color, colour
+    item: str  # the writer's word: item, object or block
+    box: str  # the writer's word: box, grey box, tower, ...; plain-ok
+    color: str  # the writer's spelling: color or colour, plain-ok
 
     def one_of(self, *options: T) -> T:
         return self.rng.choice(options)
@@ -48,7 +47,7 @@ class Writer:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """`words` before the noun ("at least two"), which is in the plural where `plural`."""
+    """`words` before the noun ("at least two"); `plural`: the noun is in the plural."""
 
     words: str
     plural: bool
@@ -81,15 +80,20 @@ def make_writer(rng: random.Random, scene: Scene) -> Writer:
         box = rng.choices(("tower", "box"), (4, 1))[0]
         item = rng.choices(("block", "item"), (12, 1))[0] if box == "tower" else rng.choice(("item", "item", "block"))
     else:
-        box = rng.choices(("box", "grey box", "grey square", "square"), (14, 3, 2, 1))[0]
+        box = rng.choices(("box", "grey box", "grey square", "square"), (14, 3, 2, 1))[0]  # plain-ok
         item = rng.choice(("item", "item", "object"))
     return Writer(
-        rng=rng, scene=scene, digits=rng.random() < 0.4, item=item, box=box, colour=rng.choice(("color", "colour"))
+        rng=rng,
+        scene=scene,
+        digits=rng.random() < 0.4,
+        item=item,
+        box=box,
+        color=rng.choice(("color", "colour")),  # plain-ok
     )
 
 
 def exactly(w: Writer, n: int) -> Quantity:
-    """The bare number, which NLVR's writers mean exactly."""
+    """Return a bare number, which NLVR's writers mean exactly."""
     return Quantity(words=w.number(n), plural=n != 1, test=lambda k: k == n)
 
 
@@ -99,7 +103,7 @@ def some(w: Writer) -> Quantity:
 
 
 def quantity(w: Writer, actual: int, *, low: int = 1, high: int = 8) -> Quantity:
-    """A quantity near `actual`, so that it is as often true as not."""
+    """Return a quantity near `actual`, so that it is about as often true as false."""
     n = max(low, min(high, actual + w.rng.choices((-1, 0, 1), (2, 5, 2))[0]))
     kind = w.rng.choices(_KINDS, _KIND_WEIGHTS)[0]
     if kind == "no" and actual > 2:
@@ -128,35 +132,35 @@ _KIND_WEIGHTS = (10, 8, 4, 0.6, 0.7, 0.4, 1)
 
 
 def describe(w: Writer, item: Item | None = None, *, bare: float = 0.05) -> Noun:
-    """A description by colour, shape and size, true of `item` unless the writer drifts off.
+    """Return a noun phrase with color, shape and size, mostly true of `item`.
 
-    `bare` is the share that names nothing ("item").
+    bare: probability that it names nothing ("item").
     """
     item = item or w.rng.choice(w.scene.items())
-    colour = item.colour if w.chance(0.85) else w.one_of(*COLOURS)
+    color = item.color if w.chance(0.85) else w.one_of(*COLORS)
     if w.scene.kind == "tower":
-        return noun(w, colour=None if w.chance(bare) else colour)
+        return noun(w, color=None if w.chance(bare) else color)
     shape = item.shape if w.chance(0.85) else w.one_of(*SHAPES)
     roll = w.rng.random()
     if roll < bare:
         return noun(w)
     size = item.size if w.chance(0.06) else None
     if roll < 0.55:
-        return noun(w, colour=colour, shape=shape, size=size)
+        return noun(w, color=color, shape=shape, size=size)
     if roll < 0.82:
-        return noun(w, colour=colour, size=size)
+        return noun(w, color=color, size=size)
     return noun(w, shape=shape, size=size)
 
 
-def noun(w: Writer, *, colour: str | None = None, shape: str | None = None, size: int | None = None) -> Noun:
+def noun(w: Writer, *, color: str | None = None, shape: str | None = None, size: int | None = None) -> Noun:
     words = [w.one_of(*SIZE_WORDS[size])] if size else []
-    words += [colour] if colour else []
+    words += [color] if color else []
     start = "".join(f"{word} " for word in words)
     head = shape or w.item
 
     def test(item: Item) -> bool:
         return (
-            (colour is None or item.colour == colour)
+            (color is None or item.color == color)
             and (shape is None or item.shape == shape)
             and (size is None or item.size == size)
         )
@@ -165,7 +169,7 @@ def noun(w: Writer, *, colour: str | None = None, shape: str | None = None, size
 
 
 def place(w: Writer) -> tuple[str, ItemTest]:
-    """`touching the wall` and its kin, with the test of an item."""
+    """Return a phrase such as `touching the wall`, and its test on an item."""
     slack = CLOSE if w.chance(0.35) else 0
     touching = w.one_of("closely touching", "closely touching", "nearly touching") if slack else "touching"
     if not slack and w.chance(0.05):
@@ -200,7 +204,7 @@ def place(w: Writer) -> tuple[str, ItemTest]:
 
 
 def placed(w: Writer, base: Noun, *, negated: float = 0.25) -> Noun:
-    """`base` at a wall, a corner, the bottom; or not there."""
+    """Return `base` at a wall, a corner or the bottom; or not there."""
     words, at = place(w)
     if w.chance(negated):
         return Noun(

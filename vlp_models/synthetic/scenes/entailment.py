@@ -1,12 +1,12 @@
-"""Hypotheses of SNLI-VE's form about scenes: entailed, contradicted, or about what no picture can tell.
+"""SNLI-VE hypotheses about scenes: entailed, contradicted or neutral.
 
-Entailment and contradiction follow from the scene: the same kinds of claim, once true and once false of it. Neutral
-ones speak of what is no part of this world at all (who drew the picture, when, what it will hang beside), so that the
-picture neither entails nor contradicts them.
+Entailment and contradiction follow from the scene: the same kinds of claim, true or false of it. Neutral hypotheses are
+about something outside of the image (who drew the picture, when, where it will hang), so that the image neither entails
+nor contradicts them.
 
-A hypothesis's words give some of it away, as in SNLI: a neutral one can be told by its words alone. Entailment and
-contradiction can't: in a split each claim is entailed as often as contradicted, give or take one. So text alone reaches
-two thirds; the rest needs a look.
+As in SNLI, the text reveals part of the label: a neutral hypothesis can be recognized by its words. Entailment and
+contradiction cannot: in each split every claim is entailed as often as contradicted, up to one. So a text-only model
+reaches two thirds; the rest requires the image.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from vlp_models.synthetic.scenes.language import (
     NUMBERS,
     AtLeast,
     Claim,
-    Colours,
+    Colors,
     Description,
     Exactly,
     Located,
 )
-from vlp_models.synthetic.scenes.scene import COLOURS, PLACES, SHAPES, Scene
+from vlp_models.synthetic.scenes.scene import COLORS, PLACES, SHAPES, Scene
 
 FILES = {"train": "snli_ve_train.jsonl", "val": "snli_ve_dev.jsonl", "test": "snli_ve_test.jsonl"}
 ANNOTATORS = 5
-SLIPS = 0.06  # chance that one annotator's label is another
+SLIPS = 0.06  # probability that an annotator gives another label
 _TRIES = 200
 Balance = dict[str, Counter[str]]  # claim -> how often it had each label
 _MAKERS = ("a child", "a teacher", "an old painter", "two friends", "somebody in a hurry", "a machine")
@@ -56,16 +56,16 @@ def write_hypotheses(
     per_image: int,
     directory: Path,
 ) -> int:
-    """Writes `snli_ve_<split>.jsonl`; returns how many hypotheses there are.
+    """Write `snli_ve_<split>.jsonl`; return the number of hypotheses.
 
     Args:
-        pictures: scene, random numbers, image file.
-        texts: each picture's captions, the first of which stands as SNLI's premise.
+        pictures: scene, random generator, image file.
+        texts: captions of each image; the first one is the SNLI premise.
     """
     lines: dict[str, list[str]] = {split: [] for split in FILES}
     balances: dict[str, Balance] = {split: {} for split in FILES}
     for (scene, rng, path), captions in zip(pictures, texts, strict=True):
-        for number, (hypothesis, label) in enumerate(ask(scene, per_image, rng, balances[scene.split])):
+        for number, (hypothesis, label) in enumerate(make_hypotheses(scene, per_image, rng, balances[scene.split])):
             record = {
                 "Flikr30kID": path.name,
                 "annotator_labels": _annotate(label, rng),
@@ -85,41 +85,41 @@ def write_hypotheses(
     return sum(map(len, lines.values()))
 
 
-def ask(
+def make_hypotheses(
     scene: Scene, number: int, rng: np.random.Generator, balance: Balance | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Up to `number` different hypotheses with their labels, which take turns from a random one on.
+    """Yield up to `number` different hypotheses with labels; the labels alternate, starting with a random one.
 
-    balance: of the hypotheses before; grows.
+    balance: counts of all earlier hypotheses; updated.
     """
     balance = {} if balance is None else balance
-    first, said = int(rng.integers(len(ENTAILMENT))), set()
+    first, used = int(rng.integers(len(ENTAILMENT))), set()
     for turn in range(number):
         label = ENTAILMENT[(first + turn) % len(ENTAILMENT)]
         for _ in range(_TRIES):
-            text = _open(rng) if label == "neutral" else _claimed(scene, label, rng, balance)
-            if text and text not in said:
-                said.add(text)
+            text = _draw_neutral(rng) if label == "neutral" else _draw_claim_for(scene, label, rng, balance)
+            if text and text not in used:
+                used.add(text)
                 if label != "neutral":
                     balance[text][label] += 1
                 yield text[0].upper() + text[1:] + ".", label
                 break
 
 
-def _claimed(scene: Scene, label: str, rng: np.random.Generator, balance: Balance) -> str:
-    """A claim that was drawn without a look at the scene, if it has the label there and is due to have it."""
-    claim, text = _claim(rng)
+def _draw_claim_for(scene: Scene, label: str, rng: np.random.Generator, balance: Balance) -> str:
+    """Return a claim drawn independently of the scene if it has this label there and the label is due; else ""."""
+    claim, text = _draw_claim(rng)
     counts = balance.setdefault(text, Counter())
-    if claim.holds(scene) is not (label == "entailment") or 2 * counts[label] > counts.total():
+    if claim.is_true_of(scene) is not (label == "entailment") or 2 * counts[label] > counts.total():
         return ""
     return text
 
 
-def _claim(rng: np.random.Generator) -> tuple[Claim, str]:
-    colour, shape = str(rng.choice(COLOURS)), str(rng.choice(SHAPES))
-    kind = rng.choice(["object", "count", "place", "colour"], p=[0.35, 0.25, 0.25, 0.15])
+def _draw_claim(rng: np.random.Generator) -> tuple[Claim, str]:
+    color, shape = str(rng.choice(COLORS)), str(rng.choice(SHAPES))
+    kind = rng.choice(["object", "count", "place", "color"], p=[0.35, 0.25, 0.25, 0.15])
     if kind == "object":
-        return AtLeast(Description(shape=shape, colour=colour)), f"there is a {colour} {shape}"
+        return AtLeast(Description(shape=shape, color=color)), f"there is a {color} {shape}"
     if kind == "count":
         count = int(rng.integers(1, 5))
         noun = shape if count == 1 else f"{shape}s"
@@ -128,15 +128,15 @@ def _claim(rng: np.random.Generator) -> tuple[Claim, str]:
     if kind == "place":
         place = str(rng.choice(PLACES))
         return Located(Description(shape=shape), place), f"a {shape} is {LEXICON['L'][place][0]}"
-    return Colours(frozenset([colour])), f"something {colour} is in the picture"
+    return Colors(frozenset([color])), f"something {color} is in the picture"
 
 
-def _open(rng: np.random.Generator) -> str:
+def _draw_neutral(rng: np.random.Generator) -> str:
     return str(rng.choice(_OPEN)).format(maker=rng.choice(_MAKERS), day=rng.choice(_DAYS), shape=rng.choice(SHAPES))
 
 
 def _annotate(label: str, rng: np.random.Generator) -> list[str]:
-    """The author's own label first, as in SNLI; the majority always tells the truth."""
+    """Return the author's own label first, as in SNLI; the majority is always right."""
     slips = rng.random(ANNOTATORS) < SLIPS
     slips[0] = False
     slips[np.flatnonzero(slips)[ANNOTATORS // 2 :]] = False

@@ -1,15 +1,15 @@
-"""Statements of NLVR2's form about pairs of scenes, in the layout of its files: `nlvr2/data` and `nlvr2/images`.
+"""NLVR2 statements about pairs of scenes, in the layout of NLVR2's files: `nlvr2/data` and `nlvr2/images`.
 
-Four scenes make a set: two left pictures and two right ones, so four pairs. A sentence is said of all four, and with
-each picture it is once true and once false. So neither the words alone nor the words and one of the pictures tell
-anything; what counts is how the two compare.
+Four scenes form a set: two left and two right images, hence four pairs. A sentence is used with all four, and with each
+image it is once true and once false. So neither the text alone nor the text with one of the images determines the
+label: only the comparison does.
 
-Nothing but pairs of such sentences is hard to begin with: as long as a model knows neither picture, no answer is better
-than another. In train alone there may be first lessons besides, which one picture, or each by itself, can tell. Of
-these, too, two of a set's four pairs are true, so that words alone tell nothing.
+Such sentences alone are hard to learn from scratch: as long as a model recognizes neither image, no answer is better
+than another. The train split may also have simple sentences, which one image, or each image by itself, decides. They
+too are true of two of a set's four pairs, so that text alone gives nothing away.
 
-As in the genuine files, val is a directory of train (`VALIDATION`), test is test1, and each pair has two image files of
-its own: a scene is in two of them.
+As in the original files, val is a directory of train (`VALIDATION`), test is test1, and each pair has its own two image
+files: each scene is stored in two of them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from typing import Any
 import numpy as np
 
 from vlp_models.synthetic.scenes.language import NUMBERS, Description
-from vlp_models.synthetic.scenes.scene import COLOURS, SHAPES, TEXTURES, Scene
+from vlp_models.synthetic.scenes.scene import COLORS, SHAPES, TEXTURES, Scene
 
-DIRECTORIES = {"train": 0, "val": 1}  # of the official train
+DIRECTORIES = {"train": 0, "val": 1}  # directories of the official train split
 VALIDATION = str(DIRECTORIES["val"])  # `validation_directories` of a dataset that reads these files
-SIDE = 2  # left pictures, and right ones, of a set
+SIDE = 2  # number of left images, and of right images, in a set
 _TRIES = 400
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A sentence about how many there are of something in two scenes; counts: of the left one, of the right one."""
+    """A sentence that compares how many objects match in the left and in the right scene."""
 
     text: str
     what: Description
-    of_counts: Callable[[int, int], bool]
+    test_counts: Callable[[int, int], bool]
 
-    def holds(self, left: Scene, right: Scene) -> bool:
-        return self.of_counts(len(self.what.among(left)), len(self.what.among(right)))
+    def is_true_of(self, left: Scene, right: Scene) -> bool:
+        return self.test_counts(len(self.what.find_in(left)), len(self.what.find_in(right)))
 
 
 def write_pairs(
@@ -50,14 +50,14 @@ def write_pairs(
     sentences: int,
     splits: Sequence[str],
     directory: Path,
-    lessons: int = 0,
+    simple: int = 0,
 ) -> int:
-    """Writes the files of NLVR2's form below `directory`/nlvr2; returns how many statements there are.
+    """Write the NLVR2 files below `directory`/nlvr2; return the number of statements.
 
     Args:
-        pictures: scene, random numbers, image file.
-        sentences: at most so many about a set.
-        lessons: likewise, besides, in train.
+        pictures: scene, random generator, image file.
+        sentences: maximum number per set.
+        simple: maximum number of additional simple sentences per set, train split only.
     """
     root = directory / "nlvr2"
     (root / "data").mkdir(parents=True)
@@ -67,59 +67,63 @@ def write_pairs(
         official = "train" if split in DIRECTORIES else "test1"
         folder = root / "images" / official / (str(DIRECTORIES[split]) if split in DIRECTORIES else "")
         folder.mkdir(parents=True)
-        of_split = [picture for picture in pictures if picture[0].split == split]
+        in_split = [picture for picture in pictures if picture[0].split == split]
         written = lines.setdefault(official, [])
-        for first in range(0, len(of_split) - 2 * SIDE + 1, 2 * SIDE):
-            four = of_split[first : first + 2 * SIDE]
+        for first in range(0, len(in_split) - 2 * SIDE + 1, 2 * SIDE):
+            four = in_split[first : first + 2 * SIDE]
             stem = f"{official}-{number[official]}"
-            first_lessons = lessons if split == "train" else 0
-            written += _set(four, stem, DIRECTORIES.get(split), sentences, first_lessons, folder)
+            simple_here = simple if split == "train" else 0
+            written += _write_set(four, stem, DIRECTORIES.get(split), sentences, simple_here, folder)
             number[official] += 1
     for official, written in lines.items():
         (root / "data" / f"{official}.json").write_text("".join(written), encoding="utf-8")
     return sum(map(len, lines.values()))
 
 
-def compare(
+def make_comparisons(
     left: Sequence[Scene], right: Sequence[Scene], number: int, rng: np.random.Generator
 ) -> Iterator[Comparison]:
-    """Up to `number` different sentences, each true of one pair in every row and column."""
-    return _drawn(left, right, number, lambda: _comparison(rng), lambda a, b, c, d: a is d and b is c and a is not b)
+    """Yield up to `number` different sentences, each true of one pair in every row and column."""
+    return _draw_fitting(
+        left, right, number, lambda: _comparison(rng), lambda a, b, c, d: a is d and b is c and a is not b
+    )
 
 
-def teach(left: Sequence[Scene], right: Sequence[Scene], number: int, rng: np.random.Generator) -> Iterator[Comparison]:
-    """Up to `number` different first lessons, each true of two pairs."""
-    return _drawn(left, right, number, lambda: _lesson(rng), lambda *true: sum(true) == SIDE)
+def make_simple_comparisons(
+    left: Sequence[Scene], right: Sequence[Scene], number: int, rng: np.random.Generator
+) -> Iterator[Comparison]:
+    """Yield up to `number` different simple sentences, each true of two pairs."""
+    return _draw_fitting(left, right, number, lambda: _simple_comparison(rng), lambda *true: sum(true) == SIDE)
 
 
-def _drawn(
+def _draw_fitting(
     left: Sequence[Scene],
     right: Sequence[Scene],
     number: int,
     draw: Callable[[], Comparison],
     fits: Callable[[bool, bool, bool, bool], bool],
 ) -> Iterator[Comparison]:
-    """fits: of whether a sentence is true of the pairs, row by row."""
-    said: set[str] = set()
+    """Yield different sentences for which `fits` accepts the labels of the four pairs, row by row."""
+    used: set[str] = set()
     for _ in range(_TRIES):
-        if len(said) == number:
+        if len(used) == number:
             return
         comparison = draw()
-        (a, b), (c, d) = [[comparison.holds(one, other) for other in right] for one in left]
-        if comparison.text not in said and fits(a, b, c, d):
-            said.add(comparison.text)
+        (a, b), (c, d) = [[comparison.is_true_of(one, other) for other in right] for one in left]
+        if comparison.text not in used and fits(a, b, c, d):
+            used.add(comparison.text)
             yield comparison
 
 
-def _set(
+def _write_set(
     four: Sequence[tuple[Scene, np.random.Generator, Path]],
     stem: str,
     directory: int | None,
     sentences: int,
-    lessons: int,
+    simple: int,
     folder: Path,
 ) -> Iterator[str]:
-    """The lines about one set, whose pictures are copied into `folder`."""
+    """Yield the lines about one set, and copy its images into `folder`."""
     scenes = [scene for scene, _, _ in four]
     paths = [path for _, _, path in four]
     pairs = [(left, right) for left in range(SIDE) for right in range(SIDE, 2 * SIDE)]
@@ -127,10 +131,10 @@ def _set(
         for side, place in enumerate(pair):
             shutil.copyfile(paths[place], folder / f"{stem}-{number}-img{side}.png")
     both, rng = (scenes[:SIDE], scenes[SIDE:]), four[0][1]
-    said = chain(compare(*both, sentences, rng), teach(*both, lessons, rng))
-    for sentence, comparison in enumerate(said):
+    comparisons = chain(make_comparisons(*both, sentences, rng), make_simple_comparisons(*both, simple, rng))
+    for sentence, comparison in enumerate(comparisons):
         for number, (left, right) in enumerate(pairs):
-            label = str(comparison.holds(scenes[left], scenes[right]))
+            label = str(comparison.is_true_of(scenes[left], scenes[right]))
             record: dict[str, Any] = {
                 "sentence": comparison.text[0].upper() + comparison.text[1:] + ".",
                 "left_url": paths[left].name,
@@ -147,8 +151,8 @@ def _set(
 
 
 def _comparison(rng: np.random.Generator) -> Comparison:
-    """One drawn without a look at any scene."""
-    what, one, many = _thing(rng)
+    """Draw a sentence without looking at the scenes."""
+    what, one, many = _draw_object(rng)
     kind = rng.choice(["one", "alike", "same", "all"], p=[0.35, 0.25, 0.2, 0.2])
     if kind == "one":
         return Comparison(f"exactly one of the pictures shows {one}", what, lambda a, b: bool(a) is not bool(b))
@@ -161,9 +165,9 @@ def _comparison(rng: np.random.Generator) -> Comparison:
     return Comparison(f"together the pictures show {NUMBERS[total]} {many}", what, lambda a, b: a + b == total)
 
 
-def _lesson(rng: np.random.Generator) -> Comparison:
-    """One drawn without a look at any scene."""
-    what, one, many = _thing(rng)
+def _simple_comparison(rng: np.random.Generator) -> Comparison:
+    """Draw a simple sentence without looking at the scenes."""
+    what, one, many = _draw_object(rng)
     kinds = {
         "left": Comparison(f"the left picture shows {one}", what, lambda a, b: a > 0),
         "right": Comparison(f"the right picture shows {one}", what, lambda a, b: b > 0),
@@ -174,14 +178,14 @@ def _lesson(rng: np.random.Generator) -> Comparison:
     return kinds[str(rng.choice(list(kinds)))]
 
 
-def _thing(rng: np.random.Generator) -> tuple[Description, str, str]:
-    """A kind of object, and its name for one and for several."""
-    shape, colour, texture = (str(rng.choice(values)) for values in (SHAPES, COLOURS, TEXTURES))
-    kind = rng.choice(["shape", "colour", "both", "texture"], p=[0.35, 0.25, 0.25, 0.15])
+def _draw_object(rng: np.random.Generator) -> tuple[Description, str, str]:
+    """Draw a kind of object; return its description, its singular and its plural."""
+    shape, color, texture = (str(rng.choice(values)) for values in (SHAPES, COLORS, TEXTURES))
+    kind = rng.choice(["shape", "color", "both", "texture"], p=[0.35, 0.25, 0.25, 0.15])
     if kind == "shape":
         return Description(shape=shape), f"a {shape}", f"{shape}s"
-    if kind == "colour":
-        return Description(colour=colour), f"something {colour}", f"{colour} objects"
+    if kind == "color":
+        return Description(color=color), f"something {color}", f"{color} objects"
     if kind == "both":
-        return Description(shape=shape, colour=colour), f"a {colour} {shape}", f"{colour} {shape}s"
+        return Description(shape=shape, color=color), f"a {color} {shape}", f"{color} {shape}s"
     return Description(shape=shape, texture=texture), f"a {texture} {shape}", f"{texture} {shape}s"

@@ -1,7 +1,9 @@
-"""The English of the captions: one lexicon that annotators write from and the checker reads with.
+"""The English of the captions: a lexicon to write with, the claims a caption makes, and the parser that checks them.
 
-Every phrase belongs to a part of speech (one letter, so that a sentence's parts are a string that a regular
-expression can parse) and has a value, the canonical name of what it means.
+Annotators write from the lexicon and `check` reads with it, so whether a caption is true of a scene can be decided.
+Every phrase belongs to a part of speech (one letter, so that a sentence is a string that a regular expression can
+match) and has a value, the canonical name of its meaning. `check` tolerates misspellings. A caption outside of the
+language makes no claim that could be checked: `Verdict.true` is None.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.synthetic.scenes.scene import COLOURS, SHAPES, Scene, SceneObject, located, related
+from vlp_models.synthetic.scenes.scene import COLORS, SHAPES, Scene, SceneObject, is_at, is_related
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
-# part of speech -> value -> phrases, the plainest first
+# part of speech -> value -> phrases, the most common first
 LEXICON: dict[str, dict[str, tuple[str, ...]]] = {
     "D": {"a": ("a", "an")},
     "T": {"the": ("the", "all the")},
@@ -28,7 +30,7 @@ LEXICON: dict[str, dict[str, tuple[str, ...]]] = {
     "S": {"small": ("small", "little", "tiny"), "large": ("large", "big")},
     "X": {"solid": ("solid", "plain"), "striped": ("striped", "stripy"), "dotted": ("dotted", "spotted")},
     "W": {"striped": ("with stripes",), "dotted": ("with dots",)},
-    "C": {colour: (colour,) for colour in COLOURS},
+    "C": {color: (color,) for color in COLORS},
     "N": {
         "": ("shape", "shapes", "object", "objects"),
         "circle": ("circle", "circles", "disc", "discs"),
@@ -42,14 +44,14 @@ LEXICON: dict[str, dict[str, tuple[str, ...]]] = {
         "below": ("below", "under", "lower than"),
     },
     "L": {
-        "middle": ("in the middle", "in the centre", "near the middle"),
+        "middle": ("in the middle", "in the centre", "near the middle"),  # plain-ok
         "top": ("at the top", "near the top"),
         "bottom": ("at the bottom", "near the bottom"),
         "left": ("on the left", "on the left side"),
         "right": ("on the right", "on the right side"),
     },
     "B": {"be": ("is", "are", "sits", "lies")},
-    "I": {  # what may stand before anything, and says nothing
+    "I": {  # openings without meaning
         "one": ("there is", "here is"),
         "many": ("there are", "here are"),
         "any": ("i see", "you can see", "this picture shows", "the image shows", "a picture of", "a drawing of"),
@@ -68,8 +70,8 @@ _LONGEST = max(len(words) for words in _PHRASES)
 VOCABULARY = frozenset(word for words in _PHRASES for word in words)
 
 
-def words_of(caption: str) -> list[str]:
-    """The caption's words, lower-case, without punctuation."""
+def split_words(caption: str) -> list[str]:
+    """Return the words of a caption, lower case, without punctuation."""
     return caption.lower().translate(_NO_PUNCTUATION).split()
 
 
@@ -77,19 +79,19 @@ _NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
 @lru_cache(maxsize=65536)
-def corrected(word: str) -> str | None:
-    """The vocabulary's word that `word` is, or is one slip away from; None if there is none or several.
+def correct_spelling(word: str) -> str | None:
+    """Return the vocabulary word that equals `word` or is one typo away; None if there is no such word or several.
 
-    A slip is a letter dropped, added or replaced, or two neighbours swapped.
+    A typo is a letter dropped, added or replaced, or two adjacent letters swapped.
     """
     if word in VOCABULARY:
         return word
-    near = [known for known in VOCABULARY if abs(len(known) - len(word)) <= 1 and _one_slip(word, known)]
+    near = [known for known in VOCABULARY if abs(len(known) - len(word)) <= 1 and _is_one_typo(word, known)]
     return near[0] if len(near) == 1 else None
 
 
-def _one_slip(a: str, b: str) -> bool:
-    """Whether two different words are one slip apart (Damerau-Levenshtein distance 1)."""
+def _is_one_typo(a: str, b: str) -> bool:
+    """Return whether two different words are one typo apart (Damerau-Levenshtein distance 1)."""
     if len(a) > len(b):
         a, b = b, a
     start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
@@ -99,8 +101,8 @@ def _one_slip(a: str, b: str) -> bool:
     return swapped or a[start + 1 :] == b[start + 1 :]
 
 
-def misspelled(word: str, rng: np.random.Generator) -> str:
-    """`word` with a letter dropped or two swapped, such that it can be read back; short words stay as they are."""
+def misspell(word: str, rng: np.random.Generator) -> str:
+    """Return `word` with a letter dropped or two swapped so that it can still be corrected; short words are kept."""
     if len(word) < 4:
         return word
     for at in rng.permutation(np.arange(1, len(word) - 1)):
@@ -108,14 +110,14 @@ def misspelled(word: str, rng: np.random.Generator) -> str:
             slip = word[:at] + word[at + 1 :]
         else:
             slip = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
-        if slip not in VOCABULARY and corrected(slip) == word:
+        if slip not in VOCABULARY and correct_spelling(slip) == word:
             return slip
     return word
 
 
-def parts_of(caption: str) -> list[tuple[str, str]] | None:
-    """The caption as (part of speech, value) pairs, longest phrases first; None where a word fits nowhere."""
-    words = [corrected(word) for word in words_of(caption)]
+def tag_phrases(caption: str) -> list[tuple[str, str]] | None:
+    """Return the caption as (part of speech, value) pairs, longest phrases first; None if a word matches no phrase."""
+    words = [correct_spelling(word) for word in split_words(caption)]
     parts, at = [], 0
     while at < len(words):
         for length in range(_LONGEST, 0, -1):
@@ -131,39 +133,40 @@ def parts_of(caption: str) -> list[tuple[str, str]] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """The attributes a phrase names; the empty string leaves one open."""
+    """The attributes that a phrase names; an empty string matches any value."""
 
     shape: str = ""
-    colour: str = ""
+    color: str = ""
     size: str = ""
     texture: str = ""
 
     def matches(self, item: SceneObject) -> bool:
         return (
             self.shape in ("", item.shape)
-            and self.colour in ("", item.colour)
+            and self.color in ("", item.color)
             and self.size in ("", item.size)
             and self.texture in ("", item.texture)
         )
 
-    def among(self, scene: Scene) -> list[SceneObject]:
+    def find_in(self, scene: Scene) -> list[SceneObject]:
+        """Return the objects of a scene that match."""
         return [item for item in scene.objects if self.matches(item)]
 
     @property
     def named(self) -> int:
-        """How many attributes it names."""
-        return sum(bool(value) for value in (self.shape, self.colour, self.size, self.texture))
+        """Return the number of attributes it names."""
+        return sum(bool(value) for value in (self.shape, self.color, self.size, self.texture))
 
 
 @dataclass(frozen=True)
 class AtLeast:
-    """`a red star`; said twice in a list, it asks for two."""
+    """`a red star`; repeated in a list, it requires two."""
 
     what: Description
     count: int = 1
 
-    def holds(self, scene: Scene) -> bool:
-        return len(self.what.among(scene)) >= self.count
+    def is_true_of(self, scene: Scene) -> bool:
+        return len(self.what.find_in(scene)) >= self.count
 
     @property
     def facts(self) -> int:
@@ -172,13 +175,13 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Exactly:
-    """`three circles`: a number word means that many and no more."""
+    """`three circles`: a number means exactly that many."""
 
     what: Description
     count: int
 
-    def holds(self, scene: Scene) -> bool:
-        return len(self.what.among(scene)) == self.count
+    def is_true_of(self, scene: Scene) -> bool:
+        return len(self.what.find_in(scene)) == self.count
 
     @property
     def facts(self) -> int:
@@ -187,17 +190,17 @@ class Exactly:
 
 @dataclass(frozen=True)
 class Related:
-    """`a red star left of a circle`: some pair of different objects stands so."""
+    """`a red star left of a circle`: some pair of different objects is in this relation."""
 
     first: Description
     relation: str
     second: Description
 
-    def holds(self, scene: Scene) -> bool:
+    def is_true_of(self, scene: Scene) -> bool:
         return any(
-            a is not b and related(a, self.relation, b)
-            for a in self.first.among(scene)
-            for b in self.second.among(scene)
+            a is not b and is_related(a, self.relation, b)
+            for a in self.first.find_in(scene)
+            for b in self.second.find_in(scene)
         )
 
     @property
@@ -212,8 +215,8 @@ class Located:
     what: Description
     place: str
 
-    def holds(self, scene: Scene) -> bool:
-        return any(located(item, self.place) for item in self.what.among(scene))
+    def is_true_of(self, scene: Scene) -> bool:
+        return any(is_at(item, self.place) for item in self.what.find_in(scene))
 
     @property
     def facts(self) -> int:
@@ -221,14 +224,14 @@ class Located:
 
 
 @dataclass(frozen=True)
-class Colours:
-    """`shapes in red and blue`: these colours occur; with `all`, no other one does."""
+class Colors:
+    """`shapes in red and blue`: these colors occur; with `all`, no others do."""
 
     names: frozenset[str]
     all: bool = False
 
-    def holds(self, scene: Scene) -> bool:
-        present = {item.colour for item in scene.objects}
+    def is_true_of(self, scene: Scene) -> bool:
+        present = {item.color for item in scene.objects}
         return present == self.names if self.all else self.names <= present
 
     @property
@@ -236,14 +239,14 @@ class Colours:
         return len(self.names)
 
 
-Claim = AtLeast | Exactly | Related | Located | Colours
+Claim = AtLeast | Exactly | Related | Located | Colors
 
-FACTS_PER_OBJECT = 5  # four attributes and a place
+FACTS_PER_OBJECT = 5  # four attributes and a position
 
 
 def informative(claims: Iterable[Claim], scene: Scene) -> float:
-    """The share, 0 to 1, of the scene's facts (four attributes and a place an object) that true claims state."""
-    stated = sum(claim.facts for claim in claims if claim.holds(scene))
+    """Return the share, 0 to 1, of the scene's facts (attributes and positions of objects) that true claims state."""
+    stated = sum(claim.facts for claim in claims if claim.is_true_of(scene))
     return min(1.0, stated / (FACTS_PER_OBJECT * len(scene.objects)))
 
 
@@ -251,15 +254,19 @@ _ENTITY = r"[DT#]?[SXC]*NW?"
 _ENTITIES = re.compile(rf"I?{_ENTITY}L?(?:&?{_ENTITY}L?)*O?E?")
 _RELATION = re.compile(rf"I?({_ENTITY})B?R({_ENTITY})E?")
 _PLACE = re.compile(rf"I?({_ENTITY})B?LE?O?")
-_COLOURS = re.compile(r"I?(?:(?P<total>[T#]?)N(?P<verb>B?)M?)?(?P<list>C+(?:&C)?)(?:N)?E?")
+_COLORS = re.compile(r"I?(?:(?P<total>[T#]?)N(?P<verb>B?)M?)?(?P<list>C+(?:&C)?)(?:N)?E?")
 
 Parts = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """true: all claims hold; None where the caption can't be parsed, which counts as not true. claims: how many
-    it makes. informative: the share of the scene's facts that its true claims state (see claims.informative)."""
+    """The result of checking a caption.
+
+    true         all claims are true; None if the caption cannot be parsed, which counts as not true
+    claims       number of claims
+    informative  share of the scene's facts that the true claims state (see `informative`)
+    """
 
     true: bool | None
     claims: int
@@ -267,17 +274,17 @@ class Verdict:
 
 
 def check(caption: str, scene: dict[str, Any]) -> Verdict:
-    """Checks a caption against one line of scenes.jsonl."""
+    """Check a caption against one record of scenes.jsonl."""
     claims = parse(caption)
     if not claims:
         return Verdict(None, 0, 0.0)
     graph = Scene.from_dict(scene)
-    return Verdict(all(claim.holds(graph) for claim in claims), len(claims), informative(claims, graph))
+    return Verdict(all(claim.is_true_of(graph) for claim in claims), len(claims), informative(claims, graph))
 
 
 def parse(caption: str) -> list[Claim] | None:
-    """The caption's claims; None where it is not of the language."""
-    parts = parts_of(caption)
+    """Return the claims of a caption; None if it is not in the language."""
+    parts = tag_phrases(caption)
     if not parts:
         return None
     tags = "".join(tag for tag, _ in parts)
@@ -290,15 +297,15 @@ def parse(caption: str) -> list[Claim] | None:
     if found := _PLACE.fullmatch(tags):
         what = _single(parts, found.span(1))
         return None if what is None else [Located(what, next(value for tag, value in parts if tag == "L"))]
-    if found := _COLOURS.fullmatch(tags):
-        return _colours(parts, found)
+    if found := _COLORS.fullmatch(tags):
+        return _colors(parts, found)
     return None
 
 
 def _entities(parts: Parts, spans: list[tuple[int, int]]) -> list[Claim] | None:
     claims: list[Claim] = []
     singles: Counter[Description] = Counter()
-    located: set[Description] = set()
+    is_at: set[Description] = set()
     for start, end in spans:
         has_place = parts[end : end + 1] and parts[end][0] == "L"
         what = _single(parts, (start, end)) if has_place else _description(parts[start:end])
@@ -306,17 +313,17 @@ def _entities(parts: Parts, spans: list[tuple[int, int]]) -> list[Claim] | None:
             return None
         if has_place:
             claims.append(Located(what, parts[end][1]))
-            located.add(what)
+            is_at.add(what)
             singles[what] += 1
         elif parts[start][0] == "#":
             claims.append(Exactly(what, NUMBERS.index(parts[start][1])))
         else:
             singles[what] += 1
-    return claims + [AtLeast(what, n) for what, n in singles.items() if n > 1 or what not in located]
+    return claims + [AtLeast(what, n) for what, n in singles.items() if n > 1 or what not in is_at]
 
 
 def _single(parts: Parts, span: tuple[int, int]) -> Description | None:
-    """One object's description; None for a number of them, of which `left of` and the like can't be said."""
+    """Return the description of one object; None for several, which relations and positions do not accept."""
     start, end = span
     if parts[start][0] == "#" and parts[start][1] != "one":
         return None
@@ -324,8 +331,8 @@ def _single(parts: Parts, span: tuple[int, int]) -> Description | None:
 
 
 def _description(parts: Parts) -> Description | None:
-    """None where an attribute is given twice."""
-    names = {"N": "shape", "C": "colour", "S": "size", "X": "texture", "W": "texture"}
+    """Return the description; None if an attribute is given twice."""
+    names = {"N": "shape", "C": "color", "S": "size", "X": "texture", "W": "texture"}
     values: dict[str, str] = {}
     for tag, value in parts:
         if tag in names:
@@ -335,14 +342,14 @@ def _description(parts: Parts) -> Description | None:
     return Description(**values)
 
 
-def _colours(parts: Parts, found: re.Match[str]) -> list[Claim] | None:
+def _colors(parts: Parts, found: re.Match[str]) -> list[Claim] | None:
     names = [value for tag, value in parts if tag == "C"]
     if len(set(names)) < len(names):
         return None
-    # `the shapes are red and blue` leaves no room for other colours; `shapes in red and blue` does.
-    claims: list[Claim] = [Colours(frozenset(names), all=bool(found["verb"]))]
+    # `the shapes are red and blue` excludes other colors; `shapes in red and blue` does not.
+    claims: list[Claim] = [Colors(frozenset(names), all=bool(found["verb"]))]
     if any(value for tag, value in parts if tag == "N"):
-        return None  # `the stars are red`: the language has no such sentence
+        return None  # `the stars are red` is not a sentence of the language
     if found["total"] == "#":
         number = next(value for tag, value in parts if tag == "#")
         claims.append(Exactly(Description(), NUMBERS.index(number)))

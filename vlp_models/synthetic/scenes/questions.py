@@ -1,8 +1,8 @@
-"""Questions about scenes, in families whose answers a question's text alone does not give away.
+"""VQA v2 questions about scenes, and ten answers for each, whose answers the question's text alone does not give away.
 
-A family lists everything it can ask of a scene, with the answer. `choose` takes from these lists so that each
-question text gets its possible answers about equally often, as VQA v2's complementary pairs do. Questions are
-spelt as in VQA (`color`).
+A question family lists all its questions about a scene, with answers. `choose` picks from these lists so that each
+question text gets its possible answers about equally often, as VQA v2's complementary pairs do. Spelling follows VQA
+(`color`). `annotate` adds ten annotators who make occasional mistakes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from vlp_models.synthetic.scenes.language import Description
 from vlp_models.synthetic.scenes.scene import (
-    COLOURS,
+    COLORS,
     MAX_OBJECTS,
     MIN_OBJECTS,
     RELATIONS,
@@ -24,21 +24,21 @@ from vlp_models.synthetic.scenes.scene import (
     TEXTURES,
     Scene,
     SceneObject,
-    related,
+    is_related,
 )
 
 YES_NO = ("yes", "no")
 REGIONS = ("middle", "top left", "top right", "bottom left", "bottom right")
 WHERE = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
 
-_CLEAR = 0.12  # fraction of the side by which positions must differ before a question is asked about them
-_TOLERANCE = 0.08  # by how much a text's answer may exceed its equal share
-_GRACE = 2.0  # answers beyond that, while a text is rare
+_CLEAR = 0.12  # fraction of the side by which positions must differ to ask a question about them
+_TOLERANCE = 0.08  # how far the share of an answer may exceed an equal share
+_GRACE = 2.0  # extra answers allowed while a text is rare
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One question with its true answer. `options`: what could be answered; `kind`: VQA v2's question_type."""
+    """One question with its true answer. `options`: all possible answers; `kind`: VQA v2's question_type."""
 
     text: str
     answer: str
@@ -54,23 +54,23 @@ class Question:
 
 def exists(scene: Scene) -> list[Question]:
     """Is there a red star?"""
-    kinds = [Description(shape=shape, colour=colour) for shape in SHAPES for colour in COLOURS]
-    return [_yes_no(f"Is there a {k.colour} {k.shape}?", bool(k.among(scene)), "is there a") for k in kinds]
+    kinds = [Description(shape=shape, color=color) for shape in SHAPES for color in COLORS]
+    return [_yes_no(f"Is there a {k.color} {k.shape}?", bool(k.find_in(scene)), "is there a") for k in kinds]
 
 
 def exists_any(scene: Scene) -> list[Question]:
     """Are there any stars? Are there any red objects?"""
     asked = [(f"{shape}s", Description(shape=shape)) for shape in SHAPES]
-    asked += [(f"{colour} objects", Description(colour=colour)) for colour in COLOURS]
-    return [_yes_no(f"Are there any {noun}?", bool(what.among(scene)), "are there any") for noun, what in asked]
+    asked += [(f"{color} objects", Description(color=color)) for color in COLORS]
+    return [_yes_no(f"Are there any {noun}?", bool(what.find_in(scene)), "are there any") for noun, what in asked]
 
 
-def verify_colour(scene: Scene) -> list[Question]:
-    """Is the star red? Only of a shape that occurs once."""
+def verify_color(scene: Scene) -> list[Question]:
+    """Is the star red? Only if the shape occurs once."""
     return [
-        _yes_no(f"Is the {item.shape} {colour}?", item.colour == colour, "is the")
-        for item in alone(scene, "shape")
-        for colour in COLOURS
+        _yes_no(f"Is the {item.shape} {color}?", item.color == color, "is the")
+        for item in find_unique(scene, "shape")
+        for color in COLORS
     ]
 
 
@@ -78,7 +78,7 @@ def verify_size(scene: Scene) -> list[Question]:
     """Is the red star large?"""
     return [
         _yes_no(f"Is the {item.category} {size}?", item.size == size, "is the")
-        for item in alone(scene, "colour", "shape")
+        for item in find_unique(scene, "color", "shape")
         for size in SIZES
     ]
 
@@ -86,12 +86,14 @@ def verify_size(scene: Scene) -> list[Question]:
 def size_of(scene: Scene) -> list[Question]:
     """What size is the red star?"""
     kind = "what"
-    return [_other(f"What size is the {o.category}?", o.size, kind, SIZES) for o in alone(scene, "colour", "shape")]
+    return [
+        _other(f"What size is the {o.category}?", o.size, kind, SIZES) for o in find_unique(scene, "color", "shape")
+    ]
 
 
 def compare(scene: Scene) -> list[Question]:
     """Are there more stars than circles?"""
-    counts = {shape: len(Description(shape=shape).among(scene)) for shape in SHAPES}
+    counts = {shape: len(Description(shape=shape).find_in(scene)) for shape in SHAPES}
     return [
         _yes_no(f"Are there more {a}s than {b}s?", counts[a] > counts[b], "are there more")
         for a in SHAPES
@@ -101,41 +103,41 @@ def compare(scene: Scene) -> list[Question]:
 
 
 def verify_relation(scene: Scene) -> list[Question]:
-    """Is the star left of the circle? Only where the two differ clearly along that axis."""
+    """Is the star left of the circle? Only if the two are clearly apart along that axis."""
     return [
-        _yes_no(f"Is the {a.shape} {WHERE[relation]} the {b.shape}?", related(a, relation, b), "is the")
-        for a in alone(scene, "shape")
-        for b in alone(scene, "shape")
+        _yes_no(f"Is the {a.shape} {WHERE[relation]} the {b.shape}?", is_related(a, relation, b), "is the")
+        for a in find_unique(scene, "shape")
+        for b in find_unique(scene, "shape")
         for relation in RELATIONS
-        if a is not b and _apart(a, b, relation)
+        if a is not b and _clearly_apart(a, b, relation)
     ]
 
 
 def count_shape(scene: Scene) -> list[Question]:
     """How many stars are there? From 0 to 4."""
     return [
-        _number(f"How many {shape}s are there?", len(Description(shape=shape).among(scene)), range(5))
+        _number(f"How many {shape}s are there?", len(Description(shape=shape).find_in(scene)), range(5))
         for shape in SHAPES
-        if len(Description(shape=shape).among(scene)) <= 4
+        if len(Description(shape=shape).find_in(scene)) <= 4
     ]
 
 
-def count_colour(scene: Scene) -> list[Question]:
+def count_color(scene: Scene) -> list[Question]:
     """How many red objects are there? From 0 to 4."""
     return [
-        _number(f"How many {colour} objects are there?", len(Description(colour=colour).among(scene)), range(5))
-        for colour in COLOURS
-        if len(Description(colour=colour).among(scene)) <= 4
+        _number(f"How many {color} objects are there?", len(Description(color=color).find_in(scene)), range(5))
+        for color in COLORS
+        if len(Description(color=color).find_in(scene)) <= 4
     ]
 
 
 def count_both(scene: Scene) -> list[Question]:
     """How many red stars are there? From 0 to 3."""
-    kinds = [Description(shape=shape, colour=colour) for shape in SHAPES for colour in COLOURS]
+    kinds = [Description(shape=shape, color=color) for shape in SHAPES for color in COLORS]
     return [
-        _number(f"How many {k.colour} {k.shape}s are there?", len(k.among(scene)), range(4))
+        _number(f"How many {k.color} {k.shape}s are there?", len(k.find_in(scene)), range(4))
         for k in kinds
-        if len(k.among(scene)) <= 3
+        if len(k.find_in(scene)) <= 3
     ]
 
 
@@ -145,91 +147,93 @@ def count_all(scene: Scene) -> list[Question]:
     return [_number(text, len(scene.objects), range(MIN_OBJECTS, MAX_OBJECTS + 1)) for text in texts]
 
 
-def colour_of(scene: Scene) -> list[Question]:
+def color_of(scene: Scene) -> list[Question]:
     """What color is the star?"""
     kind = "what color is the"
-    return [_other(f"What color is the {o.shape}?", o.colour, kind, COLOURS) for o in alone(scene, "shape")]
+    return [_other(f"What color is the {o.shape}?", o.color, kind, COLORS) for o in find_unique(scene, "shape")]
 
 
-def colour_of_sized(scene: Scene) -> list[Question]:
+def color_of_sized(scene: Scene) -> list[Question]:
     """What color is the large star?"""
-    kind, asked = "what color is the", alone(scene, "size", "shape")
-    return [_other(f"What color is the {o.size} {o.shape}?", o.colour, kind, COLOURS) for o in asked]
+    kind, asked = "what color is the", find_unique(scene, "size", "shape")
+    return [_other(f"What color is the {o.size} {o.shape}?", o.color, kind, COLORS) for o in asked]
 
 
 def shape_of(scene: Scene) -> list[Question]:
     """What shape is the red object?"""
-    return [_other(f"What shape is the {o.colour} object?", o.shape, "what", SHAPES) for o in alone(scene, "colour")]
+    return [
+        _other(f"What shape is the {o.color} object?", o.shape, "what", SHAPES) for o in find_unique(scene, "color")
+    ]
 
 
 def shape_of_sized(scene: Scene) -> list[Question]:
     """What shape is the large red object?"""
-    asked = alone(scene, "size", "colour")
-    return [_other(f"What shape is the {o.size} {o.colour} object?", o.shape, "what", SHAPES) for o in asked]
+    asked = find_unique(scene, "size", "color")
+    return [_other(f"What shape is the {o.size} {o.color} object?", o.shape, "what", SHAPES) for o in asked]
 
 
 def texture_of(scene: Scene) -> list[Question]:
     """Is the red star solid, striped or dotted?"""
     return [
         _other(f"Is the {o.category} solid, striped or dotted?", o.texture, "is the", TEXTURES)
-        for o in alone(scene, "colour", "shape")
+        for o in find_unique(scene, "color", "shape")
     ]
 
 
 def where_is(scene: Scene) -> list[Question]:
-    """Where is the star? Only where the region is plain to see."""
+    """Where is the star? Only if its region is clear."""
     asked = []
-    for noun, items in (("shape", alone(scene, "shape")), ("category", alone(scene, "colour", "shape"))):
+    for noun, items in (("shape", find_unique(scene, "shape")), ("category", find_unique(scene, "color", "shape"))):
         for item in items:
-            if region := region_of(item):
+            if region := find_region(item):
                 asked.append(_other(f"Where is the {getattr(item, noun)}?", region, "where is the", REGIONS))
     return asked
 
 
-def shape_beside(scene: Scene) -> list[Question]:
-    """What shape is left of the star? Only where exactly one object is, and clearly."""
+def neighbor_shape(scene: Scene) -> list[Question]:
+    """What shape is left of the star? Only if exactly one object clearly is."""
     asked = []
-    for item in alone(scene, "shape"):
+    for item in find_unique(scene, "shape"):
         for relation in RELATIONS:
             others = [o for o in scene.objects if o is not item]
-            there = [o for o in others if related(o, relation, item)]
-            if len(there) == 1 and all(_apart(o, item, relation) for o in others):
+            there = [o for o in others if is_related(o, relation, item)]
+            if len(there) == 1 and all(_clearly_apart(o, item, relation) for o in others):
                 text = f"What shape is {WHERE[relation]} the {item.shape}?"
                 asked.append(_other(text, there[0].shape, "what", SHAPES))
     return asked
 
 
-# How often each family is asked. Reading attributes, existence and counting prevail; relations are few.
+# Probability of each family: mostly attributes, existence and counting; few relations.
 FAMILIES: dict[Callable[[Scene], list[Question]], float] = {
     exists: 0.14,
     exists_any: 0.10,
-    verify_colour: 0.07,
+    verify_color: 0.07,
     verify_size: 0.01,
     size_of: 0.01,
     compare: 0.04,
     verify_relation: 0.03,
     count_shape: 0.08,
-    count_colour: 0.08,
+    count_color: 0.08,
     count_both: 0.04,
     count_all: 0.04,
-    colour_of: 0.15,
-    colour_of_sized: 0.03,
+    color_of: 0.15,
+    color_of_sized: 0.03,
     shape_of: 0.15,
     shape_of_sized: 0.03,
     texture_of: 0.02,
     where_is: 0.04,
-    shape_beside: 0.02,
+    neighbor_shape: 0.02,
 }
 
 
 @dataclass
 class Balance:
-    """How often each text got each answer so far; one for each split."""
+    """How often each question text got each answer so far; one per split."""
 
     given: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def excess(self, question: Question) -> float:
-        """How far one more such question would lift its answer above an equal share; negative: it is due."""
+        """Return how far one more such question would lift its answer above an equal share; negative: it is due."""
         counts = self.given[question.text]
         share = (counts[question.answer] + 1 - _GRACE) / (counts.total() + 1)
         return share - 1 / len(question.options)
@@ -239,9 +243,9 @@ class Balance:
 
 
 def choose(scene: Scene, number: int, balance: Balance, rng: np.random.Generator) -> list[Question]:
-    """Up to `number` different questions about a scene, the most balancing ones of randomly drawn families.
+    """Return up to `number` different questions: from randomly drawn families, those that balance the answers best.
 
-    Fewer only where every further question would unbalance the answers of its text.
+    Returns fewer only if every further question would unbalance the answers of its text.
     """
     families = list(FAMILIES)
     weights = np.array([FAMILIES[family] for family in families])
@@ -276,17 +280,18 @@ def _other(text: str, answer: str, kind: str, options: tuple[str, ...]) -> Quest
     return Question(text=text, answer=answer, kind=kind, options=options)
 
 
-def alone(scene: Scene, *attributes: str) -> list[SceneObject]:
-    """The objects that share these attributes with no other one, so that `the` names them."""
+def find_unique(scene: Scene, *attributes: str) -> list[SceneObject]:
+    """Return the objects whose combination of attributes is unique in the scene, so that `the` can refer to them."""
     tally = Counter(tuple(getattr(o, a) for a in attributes) for o in scene.objects)
     return [o for o in scene.objects if tally[tuple(getattr(o, a) for a in attributes)] == 1]
 
 
-def _apart(a: SceneObject, b: SceneObject, relation: str) -> bool:
+def _clearly_apart(a: SceneObject, b: SceneObject, relation: str) -> bool:
     return (abs(a.x - b.x) if relation in ("left", "right") else abs(a.y - b.y)) > _CLEAR
 
 
-def region_of(item: SceneObject) -> str | None:
+def find_region(item: SceneObject) -> str | None:
+    """Return the region of `REGIONS` that the object is in; None if it is between regions."""
     across, down = item.x - 0.5, item.y - 0.5
     if max(abs(across), abs(down)) < _CLEAR:
         return "middle"
@@ -296,13 +301,13 @@ def region_of(item: SceneObject) -> str | None:
 
 
 ANNOTATORS = 10
-SLIPS = 0.08  # chance that one annotator's answer is another, plausible one
-MOST_SLIPS = 4  # of ten, so that the majority always tells the truth
+SLIPS = 0.08  # probability that an annotator gives another plausible answer
+MOST_SLIPS = 4  # of ten, so that the majority is always right
 _UNSURE = ("maybe", "not sure")
 
 
 def annotate(question: Question, rng: np.random.Generator) -> list[dict[str, str | int]]:
-    """VQA v2's `answers`: answer_id 1 to 10, answer, and how confident the annotator was."""
+    """Return VQA v2's `answers`: answer_id 1 to 10, answer, and the annotator's confidence."""
     slips = rng.random(ANNOTATORS) < SLIPS
     slips[np.flatnonzero(slips)[MOST_SLIPS:]] = False
     return [
@@ -318,7 +323,7 @@ def annotate(question: Question, rng: np.random.Generator) -> list[dict[str, str
 
 
 def _other_answer(question: Question, rng: np.random.Generator) -> str:
-    """A miscount by one, an unsure word or the opposite, or another of the possible answers."""
+    """Return a wrong answer: a miscount by one, an unsure word or the opposite, or another possible answer."""
     if question.answer_type == "number":
         count = int(question.answer)
         return str(count + 1 if count == 0 or rng.random() < 0.5 else count - 1)

@@ -1,4 +1,8 @@
-"""What a scene is made of: objects with attributes and places, and the relations that follow from the places."""
+"""Scenes of simple objects: attributes, positions, the relations that follow from them, and how they are drawn.
+
+A scene has 2 to 8 objects with shape, color, size and texture. `sample_scene` draws a scene graph, `render` its image:
+a varied background, shaded and textured objects, anti-aliasing and sensor noise.
+"""
 
 from __future__ import annotations
 
@@ -13,52 +17,53 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
 SHAPES = ("circle", "square", "triangle", "star")
-COLOURS = ("red", "yellow", "green", "blue", "purple", "black")
+COLORS = ("red", "yellow", "green", "blue", "purple", "black")
 SIZES = ("small", "large")
 TEXTURES = ("solid", "striped", "dotted")
 RELATIONS = ("left", "right", "above", "below")
 PLACES = ("middle", "top", "bottom", "left", "right")
-CATEGORIES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
+CATEGORIES = tuple(f"{color} {shape}" for color in COLORS for shape in SHAPES)
 
 MIN_OBJECTS, MAX_OBJECTS = 2, 8
-# How often a scene gets 2, 3, ... 8 objects: small scenes prevail, since words ground fastest where little is to see.
+# Probabilities of 2, 3, ... 8 objects: mostly small scenes, because words are grounded fastest in simple images.
 OBJECT_COUNTS = (0.22, 0.22, 0.18, 0.14, 0.10, 0.08, 0.06)
-MIN_VISIBLE = 0.42  # of every object's pixels, whatever lies over it
-RELATION_MARGIN = 0.08  # fraction of the side by which two centres must differ
-MIDDLE = 0.2  # how far from the centre "in the middle" reaches, along each axis
-EDGE = 0.4  # how far from an edge "at the top" and the like reach
+MIN_VISIBLE = 0.42  # minimum visible share of each object's pixels
+RELATION_MARGIN = 0.08  # fraction of the side by which two centers must differ
+MIDDLE = 0.2  # "in the middle": maximum distance from the center, along each axis
+EDGE = 0.4  # "at the top" etc.: maximum distance from that edge
 
+_JSON_KEYS = {"color": "colour"}  # field -> key in scenes.jsonl, plain-ok
 _RADIUS = {"small": (0.072, 0.09), "large": (0.135, 0.165)}  # fractions of the side
-_TURN = {"circle": 0.0, "square": 0.3, "triangle": 0.35, "star": 0.6}  # most radians either way
+_TURN = {"circle": 0.0, "square": 0.3, "triangle": 0.35, "star": 0.6}  # maximum rotation in radians, either way
 
 
 @dataclass(frozen=True, kw_only=True)
 class SceneObject:
-    """One object. Later objects of a scene lie over earlier ones."""
+    """One object. Later objects of a scene cover earlier ones."""
 
     shape: str
-    colour: str
+    color: str
     size: str
     texture: str
-    x: float  # centre, as a fraction of the side
+    x: float  # center, as a fraction of the side
     y: float
     radius: float  # nominal, as a fraction of the side
     angle: float  # radians
-    box: tuple[int, int, int, int]  # pixels that can be seen: x1, y1, x2, y2, the last two exclusive
-    visible: float  # share of its pixels that nothing covers
+    box: tuple[int, int, int, int]  # visible pixels: x1, y1, x2, y2, the last two exclusive
+    visible: float  # share of its pixels that no other object covers
 
     def points(self, side: float) -> list[tuple[float, float]]:
-        """The outline in an image of `side` pixels."""
-        return outline(self.shape, self.x * side, self.y * side, self.radius * side, self.angle)
+        """Return the corners of the object in an image of `side` pixels."""
+        return shape_corners(self.shape, self.x * side, self.y * side, self.radius * side, self.angle)
 
     @property
     def category(self) -> str:
-        return f"{self.colour} {self.shape}"
+        return f"{self.color} {self.shape}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A scene graph. Its relations are not stored: they follow from the objects' centres."""
+    """A scene graph. Relations are not stored: they follow from the objects' centers."""
 
     image_id: str
     split: str
@@ -66,17 +71,24 @@ class Scene:
     objects: tuple[SceneObject, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Return one record of scenes.jsonl."""
+        record = dataclasses.asdict(self)
+        record["objects"] = [{_JSON_KEYS.get(key, key): v for key, v in o.items()} for o in record["objects"]]
+        return record
 
     @staticmethod
     def from_dict(raw: dict[str, Any]) -> Scene:
-        """Reads one line of scenes.jsonl."""
-        objects = tuple(SceneObject(**{**o, "box": tuple(o["box"])}) for o in raw["objects"])
+        """Read one record of scenes.jsonl."""
+        fields = {key: name for name, key in _JSON_KEYS.items()}
+        objects = tuple(
+            SceneObject(**{**{fields.get(key, key): v for key, v in o.items()}, "box": tuple(o["box"])})
+            for o in raw["objects"]
+        )
         return Scene(image_id=str(raw["image_id"]), split=raw["split"], side=raw["side"], objects=objects)
 
 
-def related(a: SceneObject, relation: str, b: SceneObject) -> bool:
-    """Whether `a` is left of, right of, above or below `b`: their centres differ by more than the margin."""
+def is_related(a: SceneObject, relation: str, b: SceneObject) -> bool:
+    """Return whether `a` is left of, right of, above or below `b`: their centers differ by more than the margin."""
     if relation == "left":
         return b.x - a.x > RELATION_MARGIN
     if relation == "right":
@@ -86,8 +98,8 @@ def related(a: SceneObject, relation: str, b: SceneObject) -> bool:
     return a.y - b.y > RELATION_MARGIN
 
 
-def located(a: SceneObject, place: str) -> bool:
-    """Whether `a` is in the middle, at the top, at the bottom, on the left or on the right of the picture."""
+def is_at(a: SceneObject, place: str) -> bool:
+    """Return whether `a` is in the middle, at the top, at the bottom, on the left or on the right of the image."""
     if place == "middle":
         return abs(a.x - 0.5) < MIDDLE and abs(a.y - 0.5) < MIDDLE
     if place == "top":
@@ -98,20 +110,20 @@ def located(a: SceneObject, place: str) -> bool:
 
 
 def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: int) -> Scene:
-    """Draws a scene of 2 to 8 objects.
+    """Draw a scene of 2 to 8 objects.
 
-    Shapes and colours cluster (their weights are Dirichlet draws), so that counts vary widely and unique objects
-    are common in small scenes. An object that finds no place where everything stays visible is left out.
+    Shapes and colors cluster (their weights are Dirichlet draws), so that counts vary widely and unique objects
+    are common in small scenes. An object is skipped if no position leaves enough of every object visible.
     """
     shape_weights = rng.dirichlet([1.0] * len(SHAPES))
-    colour_weights = rng.dirichlet([0.8] * len(COLOURS))
+    color_weights = rng.dirichlet([0.8] * len(COLORS))
     crowded = rng.random() < 0.45
     wanted = MIN_OBJECTS + int(rng.choice(len(OBJECT_COUNTS), p=OBJECT_COUNTS))
     placed: list[SceneObject] = []
     masks: list[NDArray[np.bool_]] = []
     for _ in range(wanted):
         shape = SHAPES[rng.choice(len(SHAPES), p=shape_weights)]
-        colour = COLOURS[rng.choice(len(COLOURS), p=colour_weights)]
+        color = COLORS[rng.choice(len(COLORS), p=color_weights)]
         texture = TEXTURES[rng.choice(len(TEXTURES), p=[0.5, 0.25, 0.25])]
         size = SIZES[int(rng.random() < 0.4)]
         for attempt in range(40):
@@ -121,7 +133,7 @@ def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: i
             margin = radius * 1.3
             new = SceneObject(
                 shape=shape,
-                colour=colour,
+                color=color,
                 size=size,
                 texture=texture,
                 x=round(float(rng.uniform(margin, 1 - margin)), 4),
@@ -133,12 +145,12 @@ def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: i
             )
             if not crowded and any(_touch(new, other) for other in placed):
                 continue
-            mask = covered(new.points(side), side)
+            mask = shape_mask(new.points(side), side)
             if all(_visible(m, [*masks[i + 1 :], mask]) >= MIN_VISIBLE for i, m in enumerate(masks)):
                 placed.append(new)
                 masks.append(mask)
                 break
-    objects = tuple(_as_seen(o, masks[i], masks[i + 1 :]) for i, o in enumerate(placed))
+    objects = tuple(_with_visible_part(o, masks[i], masks[i + 1 :]) for i, o in enumerate(placed))
     return Scene(image_id=image_id, split=split, side=side, objects=objects)
 
 
@@ -156,12 +168,12 @@ def _uncovered(mask: NDArray[np.bool_], above: list[NDArray[np.bool_]]) -> NDArr
     return mask
 
 
-def _as_seen(a: SceneObject, mask: NDArray[np.bool_], above: list[NDArray[np.bool_]]) -> SceneObject:
-    """`a` with the box of its visible pixels and the share of them."""
-    seen = _uncovered(mask, above)
-    rows, columns = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
+def _with_visible_part(a: SceneObject, mask: NDArray[np.bool_], above: list[NDArray[np.bool_]]) -> SceneObject:
+    """Return `a` with the bounding box and the share of its visible pixels."""
+    visible = _uncovered(mask, above)
+    rows, columns = np.flatnonzero(visible.any(axis=1)), np.flatnonzero(visible.any(axis=0))
     box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
-    return dataclasses.replace(a, box=box, visible=round(float(seen.sum() / mask.sum()), 3))
+    return dataclasses.replace(a, box=box, visible=round(float(visible.sum() / mask.sum()), 3))
 
 
 Point = tuple[float, float]
@@ -172,8 +184,8 @@ _STAR_WAIST = 0.5  # inner over outer radius
 _CIRCLE_POINTS = 48
 
 
-def outline(shape: str, x: float, y: float, radius: float, angle: float) -> list[Point]:
-    """The corners of a shape around (x, y), in pixels; `angle` in radians turns it clockwise on the screen."""
+def shape_corners(shape: str, x: float, y: float, radius: float, angle: float) -> list[Point]:
+    """Return the corners of a shape around (x, y), in pixels; `angle` in radians rotates it clockwise on the screen."""
     reach = radius * _REACH[shape]
     if shape == "circle":
         corners, radii, first = _CIRCLE_POINTS, [reach], 0.0
@@ -192,8 +204,8 @@ def outline(shape: str, x: float, y: float, radius: float, angle: float) -> list
     ]
 
 
-def covered(points: list[Point], size: int) -> NDArray[np.bool_]:
-    """bool [size, size]: the pixels inside an outline."""
+def shape_mask(points: list[Point], size: int) -> NDArray[np.bool_]:
+    """Return bool [size, size]: the pixels inside a polygon."""
     mask = Image.new("L", (size, size))
     ImageDraw.Draw(mask).polygon(points, fill=1)
     return np.asarray(mask, dtype=bool)
@@ -202,7 +214,7 @@ def covered(points: list[Point], size: int) -> NDArray[np.bool_]:
 Floats = NDArray[np.floating[Any]]
 
 SUPERSAMPLING = 3
-_RGB = {  # 0-255; each object's colour varies a little around these
+_RGB = {  # 0-255; each object's color varies a little around these
     "red": (214, 40, 44),
     "yellow": (246, 205, 40),
     "green": (46, 160, 67),
@@ -210,12 +222,12 @@ _RGB = {  # 0-255; each object's colour varies a little around these
     "purple": (142, 58, 180),
     "black": (42, 42, 46),
 }
-_SECOND = {"black": 0.62}  # how far a texture's second tone goes towards white; black needs more to show
-_STRIPES = 4.2  # pixels a stripe pair, at a side of 128; dots are a little wider apart
+_SECOND = {"black": 0.62}  # how far a texture's second tone is shifted towards white
+_STRIPES = 4.2  # pixels per pair of stripes, at a side of 128; dots are slightly farther apart
 
 
 def render(scene: Scene, rng: np.random.Generator) -> Image.Image:
-    """Draws a scene as an RGB image of `side` x `side` pixels; `rng` decides everything the scene graph does not."""
+    """Draw a scene as an RGB image of `side` x `side` pixels; `rng` decides what the scene graph leaves open."""
     side, big = scene.side, scene.side * SUPERSAMPLING
     ground = _background(side, rng) * _shadows(scene)[:, :, None]
     canvas = Image.fromarray(np.clip(ground, 0, 255).astype(np.uint8)).resize((big, big), Image.Resampling.BILINEAR)
@@ -227,13 +239,13 @@ def render(scene: Scene, rng: np.random.Generator) -> Image.Image:
 
 
 def _paint(canvas: Image.Image, item: SceneObject, big: int, rng: np.random.Generator) -> None:
-    """Pastes one object onto the supersampled canvas."""
+    """Paste one object onto the supersampled canvas."""
     points = item.points(big)
     border = 2 * SUPERSAMPLING
     x1, y1 = (max(0, int(min(p[axis] for p in points)) - border) for axis in (0, 1))
     x2, y2 = (min(big, int(max(p[axis] for p in points)) + border) for axis in (0, 1))
     local = [(x - x1, y - y1) for x, y in points]
-    base = np.clip(np.array(_RGB[item.colour]) + rng.uniform(-14, 14, 3), 0, 255).astype(np.float32)
+    base = np.clip(np.array(_RGB[item.color]) + rng.uniform(-14, 14, 3), 0, 255).astype(np.float32)
     tones = _tones(item, base, (y2 - y1, x2 - x1), big, rng)
     # Light falls from the upper left.
     height, width = tones.shape[:2]
@@ -247,11 +259,11 @@ def _paint(canvas: Image.Image, item: SceneObject, big: int, rng: np.random.Gene
 
 
 def _tones(item: SceneObject, base: Floats, shape: tuple[int, int], big: int, rng: np.random.Generator) -> Floats:
-    """float32 [height, width, 3]: the object's own colour, with stripes or dots of a lighter tone."""
+    """Return float32 [height, width, 3]: the object's own color, with stripes or dots of a lighter tone."""
     tones = np.broadcast_to(base, (*shape, 3))
     if item.texture == "solid":
         return tones
-    second = base + (255 - base) * np.float32(_SECOND.get(item.colour, 0.68))
+    second = base + (255 - base) * np.float32(_SECOND.get(item.color, 0.68))
     rows, columns = np.mgrid[: shape[0], : shape[1]].astype(np.float32)
     angle, phase = rng.uniform(0, np.pi), rng.uniform(0, 2 * np.pi, 2)
     pitch = 2 * np.pi / (_STRIPES * big / 128 * rng.uniform(1.0, 1.25))
@@ -265,7 +277,7 @@ def _tones(item: SceneObject, base: Floats, shape: tuple[int, int], big: int, rn
 
 
 def _shadows(scene: Scene) -> Floats:
-    """float32 [side, side]: how much light reaches the ground, 1 outside the objects' soft shadows."""
+    """Return float32 [side, side]: how much light reaches the ground, 1 outside the objects' soft shadows."""
     side = scene.side
     mask = Image.new("L", (side, side))
     draw = ImageDraw.Draw(mask)
@@ -277,7 +289,7 @@ def _shadows(scene: Scene) -> Floats:
 
 
 def _background(side: int, rng: np.random.Generator) -> Floats:
-    """float32 [side, side, 3]: two muted colours mixed by one of seven patterns, plus low grain."""
+    """Return float32 [side, side, 3]: two muted colors mixed by one of seven patterns, plus faint grain."""
     first, second = _muted(rng), _muted(rng)
     rows, columns = np.mgrid[:side, :side].astype(np.float32) / side
     kind, angle = rng.integers(7), rng.uniform(0, 2 * np.pi)
@@ -308,6 +320,6 @@ def _clouds(side: int, cells: int, rng: np.random.Generator) -> Floats:
 
 
 def _muted(rng: np.random.Generator) -> Floats:
-    """A colour that no object has: pale and light."""
+    """Return a color that no object has: pale and light."""
     hue, saturation, value = rng.random(), rng.uniform(0.03, 0.26), rng.uniform(0.62, 0.97)
     return np.array(colorsys.hsv_to_rgb(hue, saturation, value)) * 255

@@ -1,11 +1,11 @@
-"""Questions of VCR's form about scenes: a tagged object, four answers, and four rationales for the right answer.
+"""VCR questions about scenes: a tagged object, four answers, and four rationales for the right answer.
 
-What distinguishes the four is an attribute of the tagged object: its colour, or the corner it lies in. The world
-treats colours alike and corners alike, the wrong values are drawn from all others, and the order is random. So text
-alone can't do better than chance, neither for the answer nor, given the right answer, for the rationale: all four
-repeat the answer's attribute and differ in the other one.
+The four options differ in an attribute of the tagged object: its color, or the corner it is in. Colors and corners are
+equally likely, wrong options are drawn from all other values, and the order is random. So text alone is at chance, for
+the answer and, given the right answer, for the rationale: all four rationales repeat the answer's attribute and differ
+in the other one.
 
-Objects go by their shape, as VCR's go by their category, and only objects whose shape no other one has are asked about.
+Objects are referred to by shape, as VCR's are by category; only objects with a unique shape are used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.synthetic.scenes.questions import REGIONS, alone, region_of
-from vlp_models.synthetic.scenes.scene import COLOURS, Scene, SceneObject
+from vlp_models.synthetic.scenes.questions import REGIONS, find_region, find_unique
+from vlp_models.synthetic.scenes.scene import COLORS, Scene, SceneObject
 
 CHOICES = 4
 CORNERS = tuple(region for region in REGIONS if region != "middle")
@@ -28,37 +28,37 @@ Tokens = list[Any]  # words, and lists of object numbers
 def write_vcr(
     pictures: Sequence[tuple[Scene, np.random.Generator, Path]], per_image: int, splits: Sequence[str], directory: Path
 ) -> int:
-    """Writes `<split>.jsonl` and, beside each image, its metadata; returns how many questions there are.
+    """Write `<split>.jsonl` and, next to each image, its metadata; return the number of questions.
 
     Args:
-        pictures: scene, random numbers, image file; the annotations name files as they lie below `directory`/images.
+        pictures: scene, random generator, image file; annotations name the file relative to `directory`/images.
     """
     lines: dict[str, list[str]] = {split: [] for split in splits}
     for scene, rng, path in pictures:
         metadata = path.with_suffix(".json")
         metadata.write_text(json.dumps(_metadata(scene)), encoding="utf-8")
-        of_split = lines[scene.split]
-        for number, asked in enumerate(ask(scene, per_image, rng)):
-            record = asked | {
+        in_split = lines[scene.split]
+        for number, question in enumerate(make_questions(scene, per_image, rng)):
+            record = question | {
                 "movie": "scenes",
                 "img_fn": path.name,
                 "metadata_fn": metadata.name,
                 "img_id": f"{scene.split}-{scene.image_id}",
                 "question_number": number,
-                "annot_id": f"{scene.split}-{len(of_split)}",
+                "annot_id": f"{scene.split}-{len(in_split)}",
                 "match_fold": f"{scene.split}-0",
-                "match_index": len(of_split),
+                "match_index": len(in_split),
             }
-            of_split.append(json.dumps(record) + "\n")
+            in_split.append(json.dumps(record) + "\n")
     for split, written in lines.items():
         (directory / f"{split}.jsonl").write_text("".join(written), encoding="utf-8")
     return sum(map(len, lines.values()))
 
 
-def ask(scene: Scene, number: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    """Up to `number` different questions: the fields of a VCR line that are about the question."""
-    items = [item for item in alone(scene, "shape") if region_of(item) in CORNERS]
-    possible = [(item, kind) for item in items for kind in ("colour", "place")]
+def make_questions(scene: Scene, number: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield up to `number` different questions: the fields of a VCR record that describe the question."""
+    items = [item for item in find_unique(scene, "shape") if find_region(item) in CORNERS]
+    possible = [(item, kind) for item in items for kind in ("color", "place")]
     for index in rng.permutation(len(possible))[:number]:
         item, kind = possible[index]
         yield _question(scene, item, kind, rng)
@@ -66,22 +66,22 @@ def ask(scene: Scene, number: int, rng: np.random.Generator) -> Iterator[dict[st
 
 def _question(scene: Scene, item: SceneObject, kind: str, rng: np.random.Generator) -> dict[str, Any]:
     tag = [scene.objects.index(item)]
-    corner = region_of(item)
+    corner = find_region(item)
     assert corner is not None
-    colours, colour = _options(item.colour, COLOURS, rng)
+    colors, color = _options(item.color, COLORS, rng)
     corners, place = _options(corner, CORNERS, rng)
-    if kind == "colour":
+    if kind == "color":
         question: Tokens = ["What", "color", "is", tag, "?"]
-        answers: list[Tokens] = [[tag, "is", value, "."] for value in colours]
+        answers: list[Tokens] = [[tag, "is", value, "."] for value in colors]
         rationales: list[Tokens] = [
-            [tag, "in", "the", *value.split(), "corner", "is", item.colour, "."] for value in corners
+            [tag, "in", "the", *value.split(), "corner", "is", item.color, "."] for value in corners
         ]
-        right, reason = colour, place
+        right, reason = color, place
     else:
         question = ["Where", "is", tag, "?"]
         answers = [[tag, "is", "in", "the", *value.split(), "corner", "."] for value in corners]
-        rationales = [["The", value, tag, "is", "in", "the", *corner.split(), "corner", "."] for value in colours]
-        right, reason = place, colour
+        rationales = [["The", value, tag, "is", "in", "the", *corner.split(), "corner", "."] for value in colors]
+        right, reason = place, color
     return {
         "objects": [o.shape for o in scene.objects],
         "interesting_scores": [0],
@@ -102,7 +102,7 @@ def _question(scene: Scene, item: SceneObject, kind: str, rng: np.random.Generat
 
 
 def _options(true: str, values: Sequence[str], rng: np.random.Generator) -> tuple[list[str], int]:
-    """Four different values, the true one among them, in random order; and its place."""
+    """Return four different values in random order, including the true one, and its index."""
     others = [value for value in values if value != true]
     wrong = [others[i] for i in rng.permutation(len(others))[: CHOICES - 1]]
     options = [[true, *wrong][i] for i in rng.permutation(CHOICES)]
@@ -120,5 +120,5 @@ def _metadata(scene: Scene) -> dict[str, Any]:
 
 
 def _original(tokens: Tokens) -> str:
-    """As annotators typed it: tags count from 1."""
+    """Return the text as annotators typed it: tags count from 1."""
     return " ".join(t if isinstance(t, str) else " and ".join(str(n + 1) for n in t) for t in tokens)
