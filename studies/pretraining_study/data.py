@@ -22,14 +22,12 @@ from pretraining_study.pictures import Pictures, draw
 from pretraining_study.setting import Setting
 from vlp_models.data.answers import build_answer_vocabulary, soft_scores
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.synthetic.scenes.alt_texts import alt_text
-from vlp_models.synthetic.scenes.answers import annotate
-from vlp_models.synthetic.scenes.captions import captions
-from vlp_models.synthetic.scenes.checker import parse
-from vlp_models.synthetic.scenes.questions import Balance, choose
-from vlp_models.synthetic.scenes.world import (
+from vlp_models.synthetic.scenes.captions import alt_text, write_captions
+from vlp_models.synthetic.scenes.language import parse
+from vlp_models.synthetic.scenes.questions import Balance, annotate, choose
+from vlp_models.synthetic.scenes.scene import (
     CATEGORIES,
-    COLOURS,
+    COLORS,
     MAX_OBJECTS,
     SHAPES,
     SIZES,
@@ -40,7 +38,7 @@ from vlp_models.synthetic.scenes.world import (
 )
 
 SIDE = 64  # pixels on which the scenes' hidden parts are counted where nothing is drawn
-SYMBOLS = (*SHAPES, *COLOURS, *SIZES, *TEXTURES)
+SYMBOLS = (*SHAPES, *COLORS, *SIZES, *TEXTURES)
 _PARTS = {"web": 0, "train": 1, "val": 2, "test": 3, "language": 4}
 _LANGUAGE = 400  # scenes of whose captions and questions the vocabularies are made; nobody learns from them
 _SHARPNESS = 6.0  # of the class probabilities; at this the true class of a clean region has 0.9
@@ -95,7 +93,7 @@ class Split:
     def true_NI(self) -> np.ndarray:
         """bool: of which images each caption is true. Its own always counts."""
         claims = [parse(text) or [] for text in self.captions.words]
-        found = np.array([[bool(c) and all(x.holds(scene) for x in c) for scene in self.scenes] for c in claims])
+        found = np.array([[bool(c) and all(x.is_true_of(scene) for x in c) for scene in self.scenes] for c in claims])
         found[np.arange(len(claims)), self.captions.owner_N.numpy()] = True
         return found
 
@@ -146,7 +144,7 @@ class Data:
         return sample_scene(self._rng(part, number, 0), image_id=f"{part}{number}", split=part, side=side)
 
     def _told(self, part: str, scene: Scene) -> list[str]:
-        return captions(scene, self._rng(part, _number(part, scene), 1), misspelled=0.0)
+        return write_captions(scene, self._rng(part, _number(part, scene), 1), misspelled=0.0)
 
     def _alt_text(self, number: int, scene: Scene) -> str:
         side = self.setting.side or SIDE
@@ -231,7 +229,7 @@ def _number(part: str, scene: Scene) -> int:
 
 def symbols(item: SceneObject) -> list[float]:
     """Which of `SYMBOLS` it has: 0 or 1."""
-    own = (item.shape, item.colour, item.size, item.texture)
+    own = (item.shape, item.color, item.size, item.texture)
     return [float(symbol in own) for symbol in SYMBOLS]
 
 

@@ -14,8 +14,7 @@ from pretraining_study import adapter
 from pretraining_study.data import Data, Split, take
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.vqa import question_accuracy
-from vlp_models.synthetic.scenes.checker import check
-from vlp_models.synthetic.scenes.language import words_of
+from vlp_models.synthetic.scenes.language import check, split_words
 
 AT_ONCE = 250
 
@@ -61,9 +60,9 @@ def captions(model: nn.Module, split: Split, data: Data) -> dict[str, float]:
 
 def cider(told: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Of one description an image, document frequencies from its references; 1.2 reads 120, as tables print it."""
-    words = [[words_of(text) for text in texts] for texts in references]
+    words = [[split_words(text) for text in texts] for texts in references]
     scorer = CiderD(DocumentFrequencies.of(words), lambda number: words[int(number)])
-    return 100 * float(np.mean([scorer.score(str(i), [words_of(text)])[0] for i, text in enumerate(told)]))
+    return 100 * float(np.mean([scorer.score(str(i), [split_words(text)])[0] for i, text in enumerate(told)]))
 
 
 @torch.no_grad()

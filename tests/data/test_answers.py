@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.data.answers import build_answer_vocabulary, normalise_answer, soft_scores
+from vlp_models.data.answers import build_answer_vocabulary, normalize_answer, soft_scores
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden_vqa.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("text", "expected"), GOLDEN["normalisation_probe"])
 def test_normalisation_is_the_official_one(text: str, expected: str) -> None:
-    assert normalise_answer(text) == expected
+    assert normalize_answer(text) == expected
 
 
 def test_the_official_slips_are_kept() -> None:
-    assert normalise_answer("." * 40) == "." * 8  # only 32 periods go
-    assert normalise_answer("it's somebody'd") == "it's somebodyd"
-    assert normalise_answer("yalld've couldntve couldn'tve") == "yalld've couldntve couldn't've"
-    assert normalise_answer("١,٢") == "١ ٢"  # a comma between digits that are not ASCII
+    assert normalize_answer("." * 40) == "." * 8  # only 32 periods go
+    assert normalize_answer("it's somebody'd") == "it's somebodyd"
+    assert normalize_answer("yalld've couldntve couldn'tve") == "yalld've couldntve couldn't've"
+    assert normalize_answer("١,٢") == "١ ٢"  # a comma between digits that are not ASCII
 
 
 def test_vocabulary_counts_multiple_choice_answers() -> None:

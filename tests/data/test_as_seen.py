@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from vlp_models.curation.duplicates.hashes import hash_image, hash_image_file
-from vlp_models.data.images import ImageError, as_seen
+from vlp_models.data.images import ImageError, to_upright_rgb
 from vlp_models.data.pixels import decode
 from vlp_models.serving.images import open_image
 from vlp_models.vision.image_io import read_image
@@ -51,8 +51,8 @@ def test_every_way_in_turns_a_picture_as_its_exif_data_says(tmp_path: Path, orie
 
 def test_a_picture_is_turned_once() -> None:
     with Image.open(io.BytesIO(lying(6))) as image:
-        once = as_seen(image)
-    assert np.array_equal(as_seen(once), once) and np.array_equal(ImageOps.exif_transpose(once), once)
+        once = to_upright_rgb(image)
+    assert np.array_equal(to_upright_rgb(once), once) and np.array_equal(ImageOps.exif_transpose(once), once)
 
 
 def test_damaged_exif_data_cost_nothing() -> None:

@@ -11,7 +11,7 @@ from bert_folders import VOCABULARY
 from tokenizers import BertWordPieceTokenizer
 
 from vlp_models.data.bert_folder import read_tokenizer
-from vlp_models.data.tokenizer import Tokenizer, loses_letters, survey
+from vlp_models.data.tokenizer import Tokenizer, loses_letters, measure_coverage
 from vlp_models.errors import DataError
 
 
@@ -103,7 +103,7 @@ def test_trimmed_to_texts_it_cuts_them_as_before() -> None:
     for text in texts:
         cut = [[t.vocabulary[i] for i in t.encode(text, 16)] for t in (whole, trimmed)]
         assert cut[0] == cut[1]
-    assert trimmed.look_up("abcd")[1] == [], "single characters stay, so other words can still be spelt"
+    assert trimmed.find_unknown("abcd")[1] == [], "single characters stay, so other words can still be spelt"
 
 
 SCRIPTS = [
@@ -124,17 +124,17 @@ def test_a_caption_of_any_script_comes_back(caption: str) -> None:
     assert tokenizer.decode(tokenizer.encode(caption, 128)) == " ".join(tokenizer.split(caption))
     kept = Tokenizer.train([caption] * 3, 300, 1, True, strip_accents=False)
     assert kept.decode(kept.encode(caption, 128)) == " ".join(kept.split(caption)).lower()
-    assert not survey(kept, [caption]).unknown and not survey(kept, [caption]).changed
+    assert not measure_coverage(kept, [caption]).unknown and not measure_coverage(kept, [caption]).changed
 
 
 def test_lowercase_keeps_hangul_whole_and_what_it_would_lose_elsewhere_is_counted() -> None:
     tokenizer = Tokenizer.train(SCRIPTS, 500, 1, True)
     assert tokenizer.decode(tokenizer.encode("개가 달린다", 64)) == "개가 달린다"
-    found = survey(tokenizer, SCRIPTS)
+    found = measure_coverage(tokenizer, SCRIPTS)
     words = [word for caption in SCRIPTS[1:] for word in caption.split()]  # but for German, which loses accents
     other = {word for word in words if tokenizer.decode(tokenizer.encode(word, 64)).replace(" ", "") != word}
     assert set(found.changed) == other == {"कुत्ता", "दौड़ता", "है", "がくせい", "สุนัขวิ่ง"}
     assert [word for word in ("Bär", "κάτι", "ёлка", "שָׁלוֹם", "❤\ufe0f", "dog") if loses_letters(word)] == []
     assert not found.unknown and found.unknown_share == 0
-    unknown = survey(Tokenizer(VOCABULARY, lowercase=True), ["a red dog", "a cat"])
+    unknown = measure_coverage(Tokenizer(VOCABULARY, lowercase=True), ["a red dog", "a cat"])
     assert (unknown.words, unknown.unknown) == (5, {"dog": 1, "cat": 1})

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vlp_models.data.batch import collate_regions, objects_first
+from vlp_models.data.batch import collate_regions, prepend_objects
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ def test_objects_come_first_with_the_features_of_the_region_that_overlaps_them(
     image = regions(1, 2)
     image.boxes[:] = [[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0]]
     objects = [(0.5, 0.5, 1.0, 0.9), (0.0, 0.0, 0.5, 0.2), (0.2, 0.2, 0.8, 0.8)]  # overlaps: 0.8, 0.4, 0.17
-    seen = objects_first(image, objects)
+    seen = prepend_objects(image, objects)
     np.testing.assert_array_equal(seen.features[0], image.features[1])
     np.testing.assert_array_equal(seen.class_probs[0], image.class_probs[1])
     assert not seen.features[1:3].any() and not seen.class_probs[1:3].any()
@@ -50,8 +50,8 @@ def test_objects_come_first_with_the_features_of_the_region_that_overlaps_them(
     np.testing.assert_array_equal(seen.features[3:], image.features)
     assert len(collate_regions([seen], max_regions=3).boxes_BR4[0]) == 3
 
-    assert objects_first(image, ()) is image
-    nothing = objects_first(regions(1, 0), [(0.1, 0.1, 0.1, 0.1)])
+    assert prepend_objects(image, ()) is image
+    nothing = prepend_objects(regions(1, 0), [(0.1, 0.1, 0.1, 0.1)])
     assert len(nothing) == 1 and not nothing.features.any()
 
 

@@ -14,7 +14,14 @@ from shard_files import hash_shards
 
 from vlp_models.common.io import hash_file, hash_path
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.shards.contents import CONTENTS, Kind, held_out_file, learned_from, learnt_file, no_longer_here
+from vlp_models.data.shards.contents import (
+    CONTENTS,
+    Kind,
+    find_changed_data,
+    held_out_file,
+    trained_on_file,
+    trained_on_inputs,
+)
 from vlp_models.data.shards.write import ImageRecord
 
 Record = Callable[..., ImageRecord]
@@ -36,8 +43,8 @@ def hashed(build_shards: Callable[..., Path], tmp_path: Path) -> Callable[..., d
     return made
 
 
-CAPTIONS = learnt_file("regions", "captions", ())
-QUESTIONS = learnt_file("regions", "questions", ())
+CAPTIONS = trained_on_file("regions", "captions", ())
+QUESTIONS = trained_on_file("regions", "questions", ())
 
 
 def test_neither_packing_nor_what_is_not_read_changes_it(hashed: Callable[..., dict[str, Any]], record: Record) -> None:
@@ -49,8 +56,8 @@ def test_neither_packing_nor_what_is_not_read_changes_it(hashed: Callable[..., d
     others = [dataclasses.replace(other, rows={"questions": other.rows["questions"]}) for other in others]
     more = hashed(train=[*others, *(record(i) for i in range(5))], val=[record(9)])
     assert more[CAPTIONS] == plain[CAPTIONS] and more[QUESTIONS] != plain[QUESTIONS]
-    assert more[learnt_file("regions", "questions", ["scenes"])] == plain[QUESTIONS]["scenes"]
-    assert more[learnt_file("regions", "captions", ["a"])] == {}
+    assert more[trained_on_file("regions", "questions", ["scenes"])] == plain[QUESTIONS]["scenes"]
+    assert more[trained_on_file("regions", "captions", ["a"])] == {}
     tested = hashed(train=[record(i) for i in range(5)], val=[record(9)], test=[record(7)])
     assert tested[CAPTIONS] == plain[CAPTIONS], "who learns does not see the test split"
     assert tested[held_out_file("regions", "captions")] and not plain[held_out_file("regions", "captions")]
@@ -90,7 +97,7 @@ def test_rows_of_several_images_go_by_all_images(hashed: Callable[..., dict[str,
         row = rows | {"other_image_ids": [third.image_id]}
         first = record(0)
         first = dataclasses.replace(first, rows={**first.rows, "image_pairs": [row]})
-        return hashed(train=[first, record(1), third])[learnt_file("regions", "image_pairs", ())]
+        return hashed(train=[first, record(1), third])[trained_on_file("regions", "image_pairs", ())]
 
     third = record(3)
     assert pairs(third) == pairs(third) != pairs(dataclasses.replace(third, regions=record(2).regions))
@@ -104,7 +111,7 @@ def test_a_checkpoint_knows_whether_its_data_is_here(tmp_path: Path) -> None:
         path.write_text("then")
     inputs = {name: hash_file(file), "tokenizer": "1" * 64}
     before = {index.name: hash_path(index)}  # as earlier versions wrote it
-    assert learned_from(inputs) == [name] and not no_longer_here(workspace, inputs | before)
+    assert trained_on_inputs(inputs) == [name] and not find_changed_data(workspace, inputs | before)
     file.write_text("now")
     index.unlink()
-    assert no_longer_here(workspace, inputs) == [name] and no_longer_here(workspace, before) == [index.name]
+    assert find_changed_data(workspace, inputs) == [name] and find_changed_data(workspace, before) == [index.name]

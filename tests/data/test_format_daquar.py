@@ -75,7 +75,7 @@ def test_a_file_a_split_gives_the_same_questions(tmp_path: Path) -> None:
     assert {row["image_id"]: row["split"] for row in divided["images"]} == {"d/image1": "train", "d/image3": "train"}
     divided = load(tmp_path, split_files={"val": ["mine.txt"], "train": ["train_images_list.txt"]})
     assert {row["image_id"]: row["split"] for row in divided["images"]} == {"d/image1": "train", "d/image3": "val"}
-    assert divided.left_out["questions about photos that no list has"] == 1
+    assert divided.skipped["questions about photos that no list has"] == 1
 
 
 def test_a_missing_line_costs_its_own_pair(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_conceptual_captions_go_by_their_rows(tmp_path: Path) -> None:
         "text": "a red barn",
         "provenance": "Train_GCC-training.tsv:6",
     }
-    assert tables.left_out == {"pairs of train without a picture": 1}
+    assert tables.skipped == {"pairs of train without a picture": 1}
     assert [(row["row_id"], row["provenance"]) for row in tables["quarantine"]] == [
         ("d/train-2", "Train_GCC-training.tsv:3"),
         ("d/train-3", "Train_GCC-training.tsv:4"),
@@ -74,7 +74,7 @@ def test_sbu_is_one_object_of_parallel_lists(tmp_path: Path) -> None:
     (image,), (caption,) = tables["images"], tables["captions"]
     assert (image["image_id"], image["split"], Path(image["path"]).name) == ("d/0", "train", "000000000.jpg")
     assert caption["text"] == "My bike against the blue shed door"
-    assert tables.left_out == {"pairs without a photo": 1}
+    assert tables.skipped == {"pairs without a photo": 1}
     assert [row["row_id"] for row in tables["quarantine"]] == ["d/2"], "a caption that is no text"
     document["captions"].pop()
     (root / "sbu-captions-all.json").write_text(json.dumps(document))

@@ -58,7 +58,7 @@ def test_both_layouts_of_flickr8k_are_the_same_dataset(tmp_path: Path) -> None:
     sent, copied = load(tmp_path / "one"), load(tmp_path / "two")
     for tables, folder in ((sent, "Flicker8k_Dataset"), (copied, "Images")):
         assert not tables["quarantine"]
-        assert tables.left_out == Counter({"captions of photos that no list has": 5})
+        assert tables.skipped == Counter({"captions of photos that no list has": 5})
         found = {(row["image_id"], row["split"], Path(row["path"]).parts[-2:]) for row in tables["images"]}
         assert found == {
             ("f/100_ab", "train", (folder, "100_ab.jpg")),
@@ -82,7 +82,7 @@ def test_dev_can_be_the_test_and_a_part_of_train_be_held_out(tmp_path: Path) -> 
     (tmp_path / "f" / "Flickr_8k.trainImages.txt").write_text("\n".join(photos[:200]))
     fewer = of_val(load(tmp_path, split_files=lists, val_fraction=0.1))
     assert fewer == {i for i in held if int(i[2:].partition("_")[0]) < 1200}, "it depends on no other photo"
-    assert tables.left_out["listed photos without a caption"] == 1, "300_ef"
+    assert tables.skipped["listed photos without a caption"] == 1, "300_ef"
 
 
 def test_broken_lines_and_lists_are_set_aside(tmp_path: Path) -> None:

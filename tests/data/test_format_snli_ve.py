@@ -73,7 +73,7 @@ def test_what_annotators_did_not_agree_on_is_left_out_and_counted(tmp_path: Path
     del hidden["gold_label"]
     write(tmp_path / "ve", "test", [line("1.jpg#0r1e", gold_label="-"), hidden])
     tables = load(tmp_path)
-    assert tables.left_out["hypotheses that annotators did not agree on"] == 1 and not tables["quarantine"]
+    assert tables.skipped["hypotheses that annotators did not agree on"] == 1 and not tables["quarantine"]
     (row,) = tables["hypotheses"]
     assert row["gold_label"] is None and row["annotator_labels"] == ["entailment"]
 

@@ -65,7 +65,7 @@ def test_phrases_become_captions(tmp_path: Path, root: Path) -> None:
         ("vg/904", "vg/8", "a dog sleeps"),
         ("vg/905", "vg/10", "a cat sleeps"),
     ]
-    assert tables.left_out == {"phrases said of their image before": 1}
+    assert tables.skipped == {"phrases said of their image before": 1}
     assert [row["row_id"] for row in tables["quarantine"]] == ["vg/903"]
 
 
@@ -75,7 +75,7 @@ def test_what_karpathy_tests_on_is_left_out_and_counted(tmp_path: Path, root: Pa
     tables = load(tmp_path, exclude=[file])
     assert [row["image_id"] for row in tables["images"]] == ["vg/7", "vg/8"]
     assert {row["image_id"] for row in tables["captions"]} == {"vg/7", "vg/8"}
-    assert tables.left_out["images that are COCO's and excluded"] == 2
+    assert tables.skipped["images that are COCO's and excluded"] == 2
 
 
 def test_objects_with_their_attributes(tmp_path: Path, root: Path) -> None:

@@ -121,7 +121,7 @@ def test_all_files_together(root: Path) -> None:
         ("cup", 10.5, 20, 40.5, 28),
         ("cat", 1, 2, 4, 6),
     ]
-    assert tables.left_out == {"crowd regions": 1}
+    assert tables.skipped == {"crowd regions": 1}
     assert tables["questions"][0]["answers"] == ["A Cup"] * 10, "answers stay as they were typed"
     assert tables["questions"][0]["question_id"] == "d/9000"
 

@@ -17,7 +17,7 @@ from toy_tasks import any_generator, double, make
 
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
-from vlp_models.data.shards.order import EpochOrder, GroupedOrder, first_of_each, order_of
+from vlp_models.data.shards.order import EpochOrder, GroupedOrder, choose_order, first_positions
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.forgetting.order import Updates, first_sight
@@ -31,7 +31,7 @@ names = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=40)
 @given(names, st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
 def test_every_text_once_in_as_few_runs_as_can_be(names: list[str], together: int, seed: int, epoch: int) -> None:
     order = GroupedOrder(
-        length=len(names), batch_size=4, seed=seed, images=first_of_each(names), texts_per_image=together
+        length=len(names), batch_size=4, seed=seed, images=first_positions(names), texts_per_image=together
     ).permutation(epoch)
     assert sorted(order.tolist()) == list(range(len(names)))
     # two runs of one image may come to stand beside each other, so a look at where runs can begin is not enough
@@ -62,7 +62,7 @@ def test_a_loader_gives_one_image_for_several_questions_and_goes_on_where_it_was
 
     def loader(**more: Any) -> ResumableLoader:
         arguments = {"batch_size": 6, "seed": 1, "shuffle": True, "draws": True} | more
-        return ResumableLoader(dataset, collate=task.collate, make_order=order_of(dataset, None, 2), **arguments)
+        return ResumableLoader(dataset, collate=task.collate, make_order=choose_order(dataset, None, 2), **arguments)
 
     batches = list(loader())
     assert sum(len(batch) for batch in batches) == len(dataset)
@@ -101,18 +101,20 @@ def test_what_is_computed_of_a_shared_image_is_what_each_text_would_get(toy: Toy
     assert losses[0][0] == pytest.approx(losses[1][0], abs=1e-12)
     assert losses[0][1] == pytest.approx(losses[1][1], abs=1e-10)
     assert losses[0][2] == losses[1][2]
-    assert shared.looking_at(torch.tensor([1])) == [samples[2].sample_id, samples[3].sample_id]
+    assert shared.samples_showing(torch.tensor([1])) == [samples[2].sample_id, samples[3].sample_id]
     chosen = shared.select(torch.tensor([3, 0]))
     assert chosen.sample_ids == (samples[3].sample_id, samples[0].sample_id)
     assert chosen.text.owner_N.tolist() == [1, 0] and chosen.image_ids == shared.image_ids
-    assert chosen.looking_at(torch.tensor([0])) == [samples[0].sample_id] and not chosen.looking_at(torch.tensor([2]))
+    assert chosen.samples_showing(torch.tensor([0])) == [samples[0].sample_id] and not chosen.samples_showing(
+        torch.tensor([2])
+    )
     last = chosen.select(torch.tensor([1]))
     assert last.sample_ids == (samples[0].sample_id,) and last.text.owner_N.tolist() == [0]
 
 
 def test_when_a_picture_was_first_seen_is_known_of_this_order_too(toy: Toy) -> None:
     dataset = doubled(toy)
-    order = order_of(dataset, None, 2)(length=len(dataset), batch_size=4, seed=7)
+    order = choose_order(dataset, None, 2)(length=len(dataset), batch_size=4, seed=7)
     names = dataset.image_ids()
     batches = list(order.batches(0))
     for wanted in sorted(set(names))[:5]:
@@ -125,7 +127,7 @@ def test_streamed_blocks_and_this_order_exclude_each_other(toy: Toy) -> None:
     dataset = ShardDataset(toy.shards, "train", "questions")
     dataset.layout = object()  # type: ignore[assignment]
     with pytest.raises(ParamsError, match=r"texts_per_image: 1.* leave `trainer.stream.address` empty"):
-        order_of(dataset, StreamParams(address="s3://bucket"), 2)
+        choose_order(dataset, StreamParams(address="s3://bucket"), 2)
 
 
 def test_a_trainings_loader_has_this_order(toy: Toy) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vlp_models.data.batch import Pixels, Regions, collate_regions, regions_of
-from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput, blanked, not_finite, see
+from vlp_models.data.batch import Pixels, Regions, collate_regions, get_regions
+from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput, blanked, find_non_finite, prepare_images
 from vlp_models.data.pixels import PixelInput
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.shards.dataset import ShardDataset
@@ -44,7 +44,7 @@ def test_regions_and_texts_are_collated(shards: Path, tokenizer: Tokenizer) -> N
     reader, samples = read(REGIONS, shards, tokenizer)
     assert reader.flags == {"regions": True, "pixels": False}
     one = reader.collate(samples)
-    image = collate_regions(regions_of(samples), 2)
+    image = collate_regions(get_regions(samples), 2)
     text = tokenizer.encode_batch([sample.text for sample in samples], 9)
     assert isinstance(one.image, Regions)
     for a, b in ((one.image, image), (one.text, text)):
@@ -104,12 +104,12 @@ def test_what_is_not_finite_is_named(shards: Path, tokenizer: Tokenizer) -> None
     for inputs in (REGIONS, PIXELS):
         reader, samples = read(inputs, shards, tokenizer)
         batch = reader.collate(samples)
-        assert not_finite(batch) == []
+        assert find_non_finite(batch) == []
         values = batch.image.boxes_BR4 if isinstance(batch.image, Regions) else batch.image.pixels_B3HW
         values[3].fill_(float("inf"))
-        assert not_finite(batch) == [samples[3].sample_id]
+        assert find_non_finite(batch) == [samples[3].sample_id]
     reader, samples = read(TEXTS, shards, tokenizer)
-    assert not_finite(reader.collate(samples)) == [] == not_finite(reader.collate(samples).none())
+    assert find_non_finite(reader.collate(samples)) == [] == find_non_finite(reader.collate(samples).none())
 
 
 def test_a_picture_from_outside_becomes_what_the_model_reads(
@@ -121,11 +121,13 @@ def test_a_picture_from_outside_becomes_what_the_model_reads(
 
     pictures = [Image.new("RGB", (8, 4), (number, 0, 0)) for number in (1, 3)]
     reader, samples = read(PIXELS, shards, tokenizer)
-    outside = [Sample(sample_id="x", image_id="x", source="", **fields) for fields in see(PIXELS, pictures, None)]
+    outside = [
+        Sample(sample_id="x", image_id="x", source="", **fields) for fields in prepare_images(PIXELS, pictures, None)
+    ]
     made, known = reader.image(outside), reader.image([samples[0], samples[4]])
     assert isinstance(made, Pixels) and isinstance(known, Pixels)
     assert torch.equal(made.pixels_B3HW, known.pixels_B3HW)
-    assert [len(fields["regions"]) for fields in see(REGIONS, pictures, Fixed())] == [2, 2]
-    assert see(TEXTS, pictures, None) == [{}, {}]
+    assert [len(fields["regions"]) for fields in prepare_images(REGIONS, pictures, Fixed())] == [2, 2]
+    assert prepare_images(TEXTS, pictures, None) == [{}, {}]
     with pytest.raises(ValueError, match="extractor"):
-        see(REGIONS, pictures, None)
+        prepare_images(REGIONS, pictures, None)

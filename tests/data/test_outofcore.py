@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from vlp_models.data import joins as outofcore
-from vlp_models.data.tables import HELD
+from vlp_models.data.tables import BATCH_ROWS
 
 ROWS = 300_000
 SCHEMA = pa.schema([("row", pa.int64()), ("text", pa.string())])
@@ -18,8 +18,8 @@ SCHEMA = pa.schema([("row", pa.int64()), ("text", pa.string())])
 
 def shuffled() -> Iterator[pa.Table]:
     order = np.random.default_rng(0).permutation(ROWS)
-    for start in range(0, ROWS, HELD):
-        rows = order[start : start + HELD]
+    for start in range(0, ROWS, BATCH_ROWS):
+        rows = order[start : start + BATCH_ROWS]
         yield pa.table({"row": rows, "text": [f"{row:060d}" for row in rows]}, schema=SCHEMA)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vlp_models.data.batch import Batch, Pixels, Regions, collate_regions, regions_of
-from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput, blanked, not_finite
+from vlp_models.data.batch import Batch, Pixels, Regions, collate_regions, get_regions
+from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput, blanked, find_non_finite
 from vlp_models.data.pixels import PixelInput, collate_pixels, decode, encode
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
@@ -99,7 +99,7 @@ def test_images_stand_behind_each_other_with_their_owners(
         assert reader.collate(samples[1:2]).image.place_B is None
         assert blanked(batch).image.place_B is batch.image.place_B
     if inputs is REGIONS:
-        again = collate_regions(regions_of(samples), 4)
+        again = collate_regions(get_regions(samples), 4)
         assert torch.equal(again.features_BRF, batch.image.features_BRF)
 
 
@@ -117,11 +117,11 @@ def test_a_batch_is_picked_from_emptied_blanked_and_judged(
     assert torch.equal(values(picked)[:, : values(direct).shape[1]], values(direct))
     nothing = batch.none()
     assert len(nothing) == len(nothing.image) == len(nothing.image_owner_M) == 0  # type: ignore[arg-type]
-    assert not_finite(nothing) == [] == not_finite(batch)
+    assert find_non_finite(nothing) == [] == find_non_finite(batch)
     blank = blanked(batch)
     assert not values(blank).any() and blank.image_owner_M is batch.image_owner_M
     values(batch)[[2, 4, 5]] = float("nan")  # the last image of the first sample, and both of the third
-    assert not_finite(batch) == ["p1", "p5"]
+    assert find_non_finite(batch) == ["p1", "p5"]
 
 
 def test_a_known_objects_boxes_are_the_first_images(shards: Path, tokenizer: Tokenizer) -> None:

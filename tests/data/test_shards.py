@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shard_files import read_shard
 
 from vlp_models.data.shards.archive import check_tar, read_member
-from vlp_models.data.shards.write import ImageRecord, key_of
+from vlp_models.data.shards.write import ImageRecord, member_key
 from vlp_models.errors import DataError
 
 Build = Callable[..., Path]
@@ -39,7 +39,7 @@ def test_reads_back_what_was_written(build_shards: Build, record: Record) -> Non
     found = [item for tar in sorted(directory.glob("*.tar")) for item in read_shard(tar)]
     assert [value["json"]["image_id"] for _, value in found] == [r.image_id for r in records]
     for (key, value), wanted in zip(found, records, strict=True):
-        assert key == key_of(wanted.image_id)
+        assert key == member_key(wanted.image_id)
         assert value["png"] == wanted.pixels
         assert value["json"]["questions"][0]["answers"] == wanted.rows["questions"][0]["answers"]
         assert value["json"]["statements"][0]["label"] is wanted.rows["statements"][0]["label"]
@@ -67,7 +67,7 @@ def test_webdataset_reads_them_with_its_security_on(build_shards: Build, record:
     tars = map(str, sorted(directory.glob("*.tar")))
     result = subprocess.run([sys.executable, "-c", script, *tars], check=True, capture_output=True, text=True)
     ids = [record(i).image_id for i in range(4)]
-    assert result.stdout.splitlines() == [f"{key_of(i)}|{i}|True|PNG" for i in ids]
+    assert result.stdout.splitlines() == [f"{member_key(i)}|{i}|True|PNG" for i in ids]
 
 
 def test_the_index_tells_where_members_are(build_shards: Build, record: Record) -> None:
@@ -86,7 +86,7 @@ def test_keys_are_safe_and_different(ids: list[str]) -> None:
         ids[0].encode(), ids[1].encode()
     except UnicodeEncodeError:
         return
-    keys = [key_of(image_id) for image_id in ids]
+    keys = [member_key(image_id) for image_id in ids]
     assert keys[0] != keys[1]
     assert all(len(f"{key}.regions.safetensors") <= 100 and not set(key) & set("./\\: ~") for key in keys)
 

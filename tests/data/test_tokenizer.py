@@ -153,9 +153,9 @@ def test_a_text_that_was_cut_does_not_end_there(tokenizer: Tokenizer) -> None:
     assert cut.cut_B is not None and cut.cut_B.tolist() == [True, False]
     assert int(cut.ids_BT[0, 5]) == tokenizer.sep_id
     for text, ends in ((whole, 2), (cut, 1)):
-        learnt = text.following(text.followed_BT).tolist()
+        learnt = text.next_tokens(text.has_next_BT).tolist()
         assert learnt.count(tokenizer.sep_id) == ends
-    assert cut.followed_BT.sum(1).tolist() == [4, int(cut.mask_BT[1].sum()) - 1]
+    assert cut.has_next_BT.sum(1).tolist() == [4, int(cut.mask_BT[1].sum()) - 1]
     segments = tokenizer.encode_segments([(sentence, "a man"), ("a man", sentence)], 8)
     assert segments.cut_B is not None and segments.cut_B.tolist() == [False, True]
 

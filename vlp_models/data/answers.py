@@ -50,15 +50,15 @@ def _contractions() -> dict[str, str]:
 _CONTRACTIONS = _contractions()
 
 
-def normalise_answer(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """Official VQA normalisation: punctuation, then numbers, articles and contractions, in lower case.
 
     The official accuracy applies it to both sides only where the ten answers differ; that is the metric's business.
     """
-    return normalise_words(normalise_punctuation(text))
+    return normalize_words(normalize_punctuation(text))
 
 
-def normalise_punctuation(text: str) -> str:
+def normalize_punctuation(text: str) -> str:
     """Deletes a mark that stands next to a space anywhere in `text`, or if `text` has a comma between two digits;
     else puts a space in its place. Then deletes up to 32 periods that no digit follows."""
     result = text
@@ -71,7 +71,7 @@ def normalise_punctuation(text: str) -> str:
     return _PERIOD.sub("", result, count=_PERIOD_COUNT)
 
 
-def normalise_words(text: str) -> str:
+def normalize_words(text: str) -> str:
     """Lower case, number words as digits, no articles, contractions with their apostrophe."""
     words = (_NUMBERS.get(word, word) for word in text.lower().split())
     return " ".join(_CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
@@ -103,7 +103,7 @@ def build_answer_vocabulary(questions: Iterable[Sequence[str]], min_count: int) 
 
 
 def _entry(answers: Sequence[str]) -> str:
-    return answers[0] if is_exact(answers) else normalise_answer(most_frequent(answers)).replace(",", "")
+    return answers[0] if is_exact(answers) else normalize_answer(most_frequent(answers)).replace(",", "")
 
 
 def soft_scores(answers: Sequence[str], vocabulary: Mapping[str, int]) -> dict[int, float]:

@@ -153,7 +153,7 @@ class Text(_Movable):
         return self.ids_BT.shape[0]
 
     @property
-    def followed_BT(self) -> Tensor:
+    def has_next_BT(self) -> Tensor:
         """bool: the positions after which another token comes, which generation predicts there. The [SEP] of a text
         that was cut is no such token."""
         if self.cut_B is None:
@@ -161,7 +161,7 @@ class Text(_Movable):
         ends_BT = self.mask_BT & ~pad(self.mask_BT[:, 1:], (0, 1))
         return pad((self.mask_BT & ~(ends_BT & self.cut_B[:, None]))[:, 1:], (0, 1))
 
-    def following(self, at_BT: Tensor) -> Tensor:
+    def next_tokens(self, at_BT: Tensor) -> Tensor:
         """int64 [M]: the tokens right behind these positions, in row-major order."""
         return self.ids_BT[:, 1:][at_BT[:, :-1]]
 
@@ -209,7 +209,7 @@ class Batch(_Movable):
         owned = self.image_owner_M is None and text is not None and text.owner_N is not None
         return owned and len(self.text) == len(self.sample_ids)
 
-    def looking_at(self, images_K: Tensor) -> list[str]:
+    def samples_showing(self, images_K: Tensor) -> list[str]:
         """The ids of the samples that have one of these rows of `image`."""
         if self.shares_images:
             images_K = torch.isin(cast(Tensor, self.text.owner_N), images_K).nonzero().flatten()
@@ -269,7 +269,7 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores:
     return ScoredRegions(**vars(regions), scores_BR=torch.from_numpy(confidence))
 
 
-def objects_first(regions: RegionArrays, boxes: Sequence[Sequence[float]], min_overlap: float = 0.5) -> RegionArrays:
+def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min_overlap: float = 0.5) -> RegionArrays:
     """The regions with known objects in front, which `collate_regions` then keeps first.
 
     An object has its own box, and feature and class probabilities of the detected region that overlaps it most; zeros
@@ -311,7 +311,7 @@ def image_owners(samples: Sequence[Sample]) -> Tensor | None:
     return None if bool((counts == 1).all()) else torch.arange(len(samples)).repeat_interleave(counts)
 
 
-def one_for_neighbours(samples: Sequence[Sample]) -> tuple[list[Sample], Tensor]:
+def merge_adjacent_images(samples: Sequence[Sample]) -> tuple[list[Sample], Tensor]:
     """The first of each run of samples that show one image, with one draw; and int64 [N], the run of each sample.
 
     Samples whose image has no name share none.
@@ -326,7 +326,7 @@ def one_for_neighbours(samples: Sequence[Sample]) -> tuple[list[Sample], Tensor]
     return firsts, torch.tensor(owners, dtype=torch.int64)
 
 
-def regions_of(samples: Sequence[Sample]) -> list[RegionArrays]:
+def get_regions(samples: Sequence[Sample]) -> list[RegionArrays]:
     """Of every image of the samples, one sample's behind each other.
 
     Raises:

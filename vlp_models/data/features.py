@@ -213,8 +213,8 @@ def _open(path: Path) -> Any:
 HASHES = "hashes.parquet"  # image_id, sha256 of the image file
 
 
-class KeptFeatures:
-    """What `keep_features` put into `directory`; of a missing or damaged one, nothing."""
+class FeatureCache:
+    """What `cache_features` put into `directory`; of a missing or damaged one, nothing."""
 
     def __init__(self, directory: Path) -> None:
         self._ids: dict[str, str] = {}
@@ -236,7 +236,7 @@ class KeptFeatures:
             return None
 
 
-def keep_features(features: Path, images: Iterable[Mapping[str, Any]], directory: Path) -> None:
+def cache_features(features: Path, images: Iterable[Mapping[str, Any]], directory: Path) -> None:
     """Keeps a finished data/features for the next run; whatever lies beside `directory`, of other detectors, goes.
 
     Args:

@@ -3,7 +3,7 @@
 The header alone gives the format and the size; only an image within the pixel limit is decoded, whole, so that a
 truncated file is found here and not in an epoch's middle. Pillow's own limits stay on.
 
-Everybody sees a picture by `as_seen`: turned as its EXIF data says, RGB of 8 bits. Sizes and boxes are of that picture.
+Everybody sees a picture by `to_upright_rgb`: turned as its EXIF data says, RGB of 8 bits. Sizes and boxes are of that picture.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def open_checked(
         raise ImageError("image_not_a_bomb", f"{error} (Pillow's limit)") from None
     except Exception as error:  # Pillow's plugins raise anything on hostile headers
         raise ImageError("image_readable", _unread(content, error)) from None
-    found, expected = format_of(image), FORMATS.get(suffix.lower())
+    found, expected = get_format(image), FORMATS.get(suffix.lower())
     if expected and expected != found:
         raise ImageError("image_format", f"named {suffix}, but holds {found}")
     width, height = image.size
@@ -98,12 +98,12 @@ def _unread(content: bytes, error: Exception) -> str:
     return f"{known}, which is not read; save it as one of {', '.join(most)} or {last}"
 
 
-def as_seen(image: Image.Image) -> Image.Image:
+def to_upright_rgb(image: Image.Image) -> Image.Image:
     """The picture as people see it, RGB of 8 bits, the first one of several; a copy, which no EXIF data turns again.
 
     Pillow cuts 16 bits of grey off at 255, which leaves white; here they are scaled.
     """
-    image = turned(image)
+    image = apply_exif_orientation(image)
     if image.mode.startswith("I"):  # 16 bits of grey, or 32 that hold 16
         grey = np.asarray(image).astype(np.int64).clip(0, 65535)
         image = Image.fromarray(((grey + 128) // 257).astype(np.uint8))
@@ -112,7 +112,7 @@ def as_seen(image: Image.Image) -> Image.Image:
     return seen
 
 
-def turned(image: Image.Image) -> Image.Image:
+def apply_exif_orientation(image: Image.Image) -> Image.Image:
     """The picture the way up that its EXIF data says; it still carries these data."""
     turn = _turn(image)
     return image if turn is None else image.transpose(turn)
@@ -129,15 +129,15 @@ def _is_animated(image: Image.Image) -> bool:
     try:
         return bool(getattr(image, "is_animated", False))
     except Exception as error:  # Pillow looks for a second frame
-        raise undecodable(error) from None
+        raise decode_error(error) from None
 
 
-def format_of(image: Image.Image) -> str:
+def get_format(image: Image.Image) -> str:
     """Pillow's name of the format; a JPEG with a second picture behind the first (MPO) is a JPEG."""
     return "JPEG" if image.format == "MPO" else str(image.format)
 
 
-def undecodable(error: Exception) -> ImageError:
+def decode_error(error: Exception) -> ImageError:
     return ImageError("image_decodes", f"damaged or cut short: {_name(error)}: {error}")
 
 
@@ -160,7 +160,7 @@ def _name(error: Exception) -> str:
     return type(error).__name__
 
 
-def read_inside(folder: Path, relative: str) -> bytes:
+def read_file_inside(folder: Path, relative: str) -> bytes:
     """The bytes of a regular file below `folder`; no link on the way is followed.
 
     Raises:

@@ -22,10 +22,10 @@ from vlp_models.data.batch import (
     Pixels,
     Text,
     collate_regions,
+    get_regions,
     image_owners,
-    objects_first,
-    one_for_neighbours,
-    regions_of,
+    merge_adjacent_images,
+    prepend_objects,
 )
 from vlp_models.data.images import MAX_IMAGE_PIXELS
 from vlp_models.data.pixels import PixelInput
@@ -64,7 +64,7 @@ class ModelInputs:
             return "texts"
         return "regions" if isinstance(self.image, RegionInput) else "pixels"
 
-    def of_view(self, view: View) -> ModelInputs:
+    def for_view(self, view: View) -> ModelInputs:
         """What of these inputs there is in a view: of texts alone no image, of images alone no text."""
         return dataclasses.replace(self, image=self.image if view.has_image else None, text=self.text and view.has_text)
 
@@ -120,7 +120,7 @@ class InputReader:
 
         Args:
             text: takes the place of the samples' own texts.
-            known_objects: regions at the samples' `boxes` come first (`objects_first`), in a sample's first image.
+            known_objects: regions at the samples' `boxes` come first (`prepend_objects`), in a sample's first image.
             share_images: samples beside each other that speak of one image, with one draw, have it once.
 
         Raises:
@@ -130,7 +130,7 @@ class InputReader:
             text = self.text([sample.text for sample in samples])
         shown = samples
         if share_images and text is not None and not any(sample.others for sample in samples):
-            shown, owner_N = one_for_neighbours(samples)
+            shown, owner_N = merge_adjacent_images(samples)
             text = text if len(shown) == len(samples) else dataclasses.replace(text, owner_N=owner_N)
         return Batch(
             sample_ids=tuple(sample.sample_id for sample in samples),
@@ -147,10 +147,10 @@ class InputReader:
             return None
         if isinstance(wanted, PixelInput):
             return _pixels(samples, wanted)
-        regions = regions_of(samples)
+        regions = get_regions(samples)
         if known_objects:
             known = [boxes for s in samples for boxes in (s["boxes"], *(() for _ in s.others))]
-            regions = [objects_first(r, boxes) for r, boxes in zip(regions, known, strict=True)]
+            regions = [prepend_objects(r, boxes) for r, boxes in zip(regions, known, strict=True)]
         return collate_regions(regions, self.max_regions, scores=wanted.scores)
 
     def text(self, texts: Sequence[str]) -> Text:
@@ -159,8 +159,10 @@ class InputReader:
         return tokenizer.encode_batch(texts, self.max_text_len, whole_words=self.inputs.whole_words)
 
 
-def see(inputs: ModelInputs, pictures: Sequence[Picture], extractor: Extractor | None) -> list[dict[str, Any]]:
-    """What a `Sample` needs of each picture from outside: its fields `regions` or `pixels`.
+def prepare_images(
+    inputs: ModelInputs, pictures: Sequence[Picture], extractor: Extractor | None
+) -> list[dict[str, Any]]:
+    """What a `Sample` required_content of each picture from outside: its fields `regions` or `pixels`.
 
     Args:
         extractor: makes the regions; a model that reads none needs none.
@@ -182,14 +184,14 @@ def blanked(batch: Batch) -> Batch:
     return batch if image is None else dataclasses.replace(batch, image=image.blanked())
 
 
-def not_finite(batch: Batch) -> list[str]:
+def find_non_finite(batch: Batch) -> list[str]:
     """The ids of the samples whose image holds a value that is infinite or no number."""
     image = cast(Image | None, batch.image)
     if image is None or not len(image):
         return []
     tensors = [value for value in vars(image).values() if isinstance(value, Tensor) and value.is_floating_point()]
     good_B = torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors]).all(0)
-    return batch.looking_at((~good_B).nonzero().flatten())
+    return batch.samples_showing((~good_B).nonzero().flatten())
 
 
 def _pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
@@ -209,7 +211,7 @@ def _pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionsOfImages:
+class MultiCaptionCollator:
     """Collates samples of the view `images`: each with `count` of its captions, `Text.owner_N` says whose they are.
 
     Of a sample with a draw they are drawn, anew in each epoch, none twice before all were drawn; else the first ones.
@@ -234,7 +236,7 @@ def choose(captions: Sequence[str], count: int, draw: int | None) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class RequiredContent:
     """What of an image the shards hold; whether a model reads texts alone."""
 
     regions: bool
@@ -247,12 +249,12 @@ class Needs:
         return [kind for kind, there in held.items() if there]
 
 
-def needs(
+def required_content(
     inputs: Iterable[ModelInputs],
     pixels: Literal["auto", True, False] = "auto",
     min_side: int | None = None,
     max_pixels: int = MAX_IMAGE_PIXELS,
-) -> Needs:
+) -> RequiredContent:
     """
     Args:
         inputs: of every model of params.yaml.
@@ -281,4 +283,6 @@ def needs(
             f"params.yaml: `validate.max_image_pixels: {max_pixels}` lets larger pictures through than are read from "
             f"shards, {MAX_IMAGE_PIXELS}; a model of `models` reads their pixels, or `shards.pixels` packs them"
         )
-    return Needs(regions="regions" in kinds, pixels="pixels" in kinds or pixels is True, texts="texts" in kinds)
+    return RequiredContent(
+        regions="regions" in kinds, pixels="pixels" in kinds or pixels is True, texts="texts" in kinds
+    )

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.data.tables import HELD, SCHEMAS, TableWriter, read_batches
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, TableWriter, read_batches
 from vlp_models.errors import DataError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Database:
     def run(self, command: str) -> None:
         self._connection.execute(command).fetchall()
 
-    def stream(self, query: str, size: int = HELD) -> Iterator[pa.Table]:
+    def stream(self, query: str, size: int = BATCH_ROWS) -> Iterator[pa.Table]:
         """The rows of a query, about `size` at a time. While they come the connection may be used for others.
 
         The query has ended by then, and its rows are a table: a sort that is read from holds memory that grows with the
@@ -87,7 +87,7 @@ class Database:
         return found
 
 
-class InStep:
+class RowCursor:
     """Rows that come in the order of their column `row`, taken up to a number at a time."""
 
     def __init__(self, pieces: Iterator[pa.Table]) -> None:
@@ -147,7 +147,7 @@ def _objects(directory: Path) -> Iterator[dict[str, Any]]:
 
 def _numbered(path: Path, columns: list[str]) -> Iterator[pa.Table]:
     start = 0
-    for rows in read_batches([path], HELD, columns):
+    for rows in read_batches([path], BATCH_ROWS, columns):
         yield rows.append_column("row", pa.array(range(start, start + len(rows)), pa.int64()))
         start += len(rows)
 

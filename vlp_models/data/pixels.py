@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
 from vlp_models.data.batch import Pixels
-from vlp_models.data.images import MAX_IMAGE_PIXELS, ImageError, as_seen, open_checked, undecodable
+from vlp_models.data.images import MAX_IMAGE_PIXELS, ImageError, decode_error, open_checked, to_upright_rgb
 from vlp_models.errors import DataError
 
 CROP_RATIOS: Final = (3 / 4, 4 / 3)  # width to height of a random crop
@@ -82,9 +82,9 @@ def decode(data: bytes, where: str) -> Image.Image:
     try:
         with open_checked(data, "", MAX_IMAGE_PIXELS) as image:
             try:
-                return as_seen(image)
+                return to_upright_rgb(image)
             except Exception as error:  # Pillow's plugins raise anything on hostile files
-                raise undecodable(error) from None
+                raise decode_error(error) from None
     except ImageError as error:
         raise DataError(f"{where}: {error}; run `dvc repro shards` to pack the images again") from None
 

@@ -30,7 +30,7 @@ class RegionArrays:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenImage:
+class SampleImage:
     """One image of a sample: regions or pixels as they were asked for, `draw` as a sample's."""
 
     image_id: str
@@ -59,7 +59,7 @@ class Sample:
     values: Mapping[str, Any] = field(default_factory=dict)
     regions: RegionArrays | None = None
     pixels: bytes | None = None
-    others: tuple[SeenImage, ...] = ()
+    others: tuple[SampleImage, ...] = ()
     draw: int | None = None
 
     @property
@@ -68,15 +68,15 @@ class Sample:
         return (self.image_id, *(other.image_id for other in self.others))
 
     @property
-    def images(self) -> tuple[SeenImage, ...]:
+    def images(self) -> tuple[SampleImage, ...]:
         """Every image it speaks of, each with a draw of its own; the first has the sample's."""
-        first = SeenImage(image_id=self.image_id, regions=self.regions, pixels=self.pixels, draw=self.draw)
+        first = SampleImage(image_id=self.image_id, regions=self.regions, pixels=self.pixels, draw=self.draw)
         others = (replace(o, draw=_draw_of(self.draw, number)) for number, o in enumerate(self.others, start=1))
         return (first, *others)
 
     def without_images(self) -> Sample:
         """The same without what was read of its images; their ids stay."""
-        others = tuple(SeenImage(image_id=other.image_id) for other in self.others)
+        others = tuple(SampleImage(image_id=other.image_id) for other in self.others)
         return replace(self, regions=None, pixels=None, others=others)
 
     def __getitem__(self, column: str) -> Any:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from vlp_models.data.views import TABLES
 
 SPLITS = ("train", "val", "test")
-HELD = 32_768  # rows that a `TableWriter` holds
+BATCH_ROWS = 32_768  # rows that a `TableWriter` holds
 
 SCHEMAS: dict[str, pa.Schema] = {
     "images": pa.schema(
@@ -64,7 +64,7 @@ ID_COLUMN = {
 
 
 class TableWriter:
-    """Writes `<name>.parquet` from rows that come one by one, of which it holds `HELD`; the same rows give the same
+    """Writes `<name>.parquet` from rows that come one by one, of which it holds `BATCH_ROWS`; the same rows give the same
     bytes. Iterating ends the writing and reads the rows back."""
 
     def __init__(self, name: str, directory: Path, schema: pa.Schema | None = None) -> None:
@@ -80,7 +80,7 @@ class TableWriter:
         if self._closed:
             raise ValueError(f"{self.path}: written already")
         self._held.append(row)
-        if len(self._held) == HELD:
+        if len(self._held) == BATCH_ROWS:
             self._flush()
 
     def extend(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -109,7 +109,7 @@ class TableWriter:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.close()
-        for batch in read_batches([self.path], HELD):
+        for batch in read_batches([self.path], BATCH_ROWS):
             yield from batch.to_pylist()
 
     def __enter__(self) -> Self:

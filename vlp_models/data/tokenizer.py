@@ -140,7 +140,7 @@ class Tokenizer:
         kept = [t for t in self._tokens if t in used or len(t.removeprefix(CONTINUATION)) == 1]
         return Tokenizer(kept, lowercase=self.lowercase, strip_accents=self.strip_accents)
 
-    def look_up(self, text: str) -> tuple[int, list[str]]:
+    def find_unknown(self, text: str) -> tuple[int, list[str]]:
         """How many words a text has, punctuation marks among them, and which of them become [UNK]."""
         encoding = self._engine.encode(text, add_special_tokens=False)
         spans = zip(encoding.ids, encoding.offsets, strict=True)
@@ -336,7 +336,7 @@ _POINTED = ("HEBREW", "ARABIC")  # whose writers leave out the points themselves
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class Coverage:
     """words: how many there are, punctuation marks among them. unknown: those that become [UNK]; changed: those that
     lose more than an accent (`loses_letters`); each with their numbers."""
 
@@ -353,17 +353,17 @@ class Survey:
         return self.changed.total() / max(1, self.words)
 
 
-def survey(tokenizer: Tokenizer, texts: Iterable[str]) -> Survey:
+def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Coverage:
     words = 0
     unknown: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for text in texts:
-        count, unfound = tokenizer.look_up(text)
+        count, unfound = tokenizer.find_unknown(text)
         words += count
         unknown.update(unfound)
         if tokenizer.strips_accents and not text.isascii():
             changed.update(word for word in text.split() if loses_letters(word))
-    return Survey(words=words, unknown=unknown, changed=changed)
+    return Coverage(words=words, unknown=unknown, changed=changed)
 
 
 def loses_letters(word: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.data.tables import HELD, SCHEMAS, TableWriter, read_batches
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, TableWriter, read_batches
 from vlp_models.data.views import OTHER_IMAGES
 
 Row = dict[str, Any]
@@ -116,7 +116,7 @@ class Tables:
     """
 
     directory: Path | None = field(default_factory=_take_spool)  # of the files; None: rows are lists
-    left_out: Counter[str] = field(default_factory=Counter)  # sound records of no use here, by kind: crowd regions
+    skipped: Counter[str] = field(default_factory=Counter)  # sound records of no use here, by kind: crowd regions
     rows: dict[str, Rows] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Tables:
         elif not isinstance(before, _Lines):
             self.rows["truth"] = [row for row in before if of(row["image_id"])]
 
-    def set_aside(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
+    def quarantine(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
         """Counts one bad row. `row_id` may be empty where the record has no readable id."""
         self["quarantine"].append(
             {
@@ -161,7 +161,7 @@ class Tables:
         try:
             yield
         except RecordError as error:
-            self.set_aside(table, row_id, error.rule, str(error), provenance)
+            self.quarantine(table, row_id, error.rule, str(error), provenance)
 
 
 class RecordError(ValueError):
@@ -267,7 +267,7 @@ def _short(value: Any) -> str:
 BEFORE = ".whole.parquet"
 
 
-def leave_out(tables: Tables, images: Set[str]) -> int:
+def remove_images(tables: Tables, images: Set[str]) -> int:
     """Takes out every row of these images, and of pairs of which one is among them, but for the table `images`, whose
     rows are the caller's. Returns how many there were."""
     count = 0
@@ -288,7 +288,7 @@ def _without(name: str, tables: Tables, images: Set[str]) -> Rows:
     rows.close()
     whole = rows.path.rename(rows.path.with_name(BEFORE))
     kept = TableWriter(name, rows.path.parent)
-    for batch in read_batches([whole], HELD):
+    for batch in read_batches([whole], BATCH_ROWS):
         kept.write(batch.filter(pc.invert(_names(batch, images))))
     kept.close()
     whole.unlink()

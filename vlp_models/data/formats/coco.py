@@ -188,7 +188,7 @@ def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
             if image in images.cut:
                 continue
             if record.get("iscrowd"):
-                tables.left_out["crowd regions"] += 1
+                tables.skipped["crowd regions"] += 1
                 continue
             with tables.record("objects", provenance, join_id(images.name, local)):
                 category = get_id(record, "category_id")
@@ -271,7 +271,7 @@ def read_vqa(name: str, params: SourceParams, root: Path, cut: Set[str], tables:
         for local, (provenance, _) in annotations.items():
             if local not in used:
                 reason = "no question has the question_id of this annotation"
-                tables.set_aside("questions", join_id(name, local), "annotation_found", reason, provenance)
+                tables.quarantine("questions", join_id(name, local), "annotation_found", reason, provenance)
 
 
 def _read_annotations(path: Path, name: str, into: dict[str, tuple[str, Any]], tables: Tables) -> None:
@@ -280,7 +280,7 @@ def _read_annotations(path: Path, name: str, into: dict[str, tuple[str, Any]], t
             local = get_id(record, "question_id")
             if local in into:
                 reason = f"question_id {local} is annotated again; {into[local][0]} is kept"
-                tables.set_aside("questions", join_id(name, local), "id_unique", reason, provenance)
+                tables.quarantine("questions", join_id(name, local), "id_unique", reason, provenance)
                 continue
             into[local] = (provenance, record)
 

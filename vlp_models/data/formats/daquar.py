@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vlp_models.data.formats.base import RecordError, Tables, get_text, image_row, join_id
-from vlp_models.data.formats.files import need_root, read_text
+from vlp_models.data.formats.files import read_text, require_directory
 from vlp_models.data.formats.splits import is_held_out, read_lists
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -38,7 +38,9 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the folder or its files are missing, or a file has no question about a photo.
     """
-    root = need_root(base, params.root, f"get DAQUAR from its authors' page and set data.{name}.root to its folder")
+    root = require_directory(
+        base, params.root, f"get DAQUAR from its authors' page and set data.{name}.root to its folder"
+    )
     tables = Tables()
     files = _files(name, params, root)
     listed = "all" in files or bool(params.split_files) or bool(params.karpathy)  # else a file tells the split
@@ -55,7 +57,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                 with tables.record("questions", provenance, row_id):
                     photo = f"image{PHOTO.findall(question)[-1][1]}"
                     if listed and photo not in lists:
-                        tables.left_out["questions about photos that no list has"] += 1
+                        tables.skipped["questions about photos that no list has"] += 1
                         continue
                     held = own == "train" and is_held_out(photo, params.val_fraction)
                     split = lists[photo] if listed else "val" if held else own
@@ -119,7 +121,7 @@ def _pairs(path: Path, tables: Tables) -> Iterator[tuple[int, str, str]]:
             place += 2
             continue
         reason = "a question without an answer" if PHOTO.search(line) else "a question names its photo, as in `image3`"
-        tables.set_aside("questions", "", "record_readable", f"{reason}: {line[:60]!r}", f"{path.name}:{number}")
+        tables.quarantine("questions", "", "record_readable", f"{reason}: {line[:60]!r}", f"{path.name}:{number}")
         place += 1
     if not found:
         raise DataError(f"{path}: no question about a photo, with its answer on the next line; is it DAQUAR's?")

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, image_row, join_id
-from vlp_models.data.formats.files import need_root, open_lines, read_json
+from vlp_models.data.formats.files import open_lines, read_json, require_directory
 from vlp_models.data.formats.splits import is_held_out
 from vlp_models.data.images import FORMATS
 from vlp_models.data.tables import SPLITS
@@ -67,7 +67,7 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the folder or the file is missing, its lists are not there or not parallel, or no pair has a photo.
     """
-    root = need_root(base, params.root, f"get {FILE} from SBU's page and set data.{name}.root to its folder")
+    root = require_directory(base, params.root, f"get {FILE} from SBU's page and set data.{name}.root to its folder")
     path = root / FILE
     document = read_json(path, "SBU's captions")
     for key in LISTS:
@@ -84,7 +84,7 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
         with tables.record("captions", provenance, pair_id):
             photo = photos.find(place)
             if photo is None:
-                tables.left_out["pairs without a photo"] += 1
+                tables.skipped["pairs without a photo"] += 1
                 continue
             text = get_sentence({"caption": captions[place]}, "caption")
             split = "val" if is_held_out(str(place), params.val_fraction) else "train"
@@ -104,7 +104,7 @@ def read_conceptual_captions(name: str, params: SourceParams, base: Path) -> Tab
     Raises:
         DataError: the folder or a file is missing, two files of one split are named, or no pair has a picture.
     """
-    root = need_root(base, params.root, "get the tsv files from ai.google.com/research/ConceptualCaptions")
+    root = require_directory(base, params.root, "get the tsv files from ai.google.com/research/ConceptualCaptions")
     files = params.captions or {split: [file] for split, file in FILES.items() if (root / file).is_file()}
     if not files:
         raise DataError(f"{root}: holds none of {', '.join(FILES.values())}; name yours in data.{name}.captions")
@@ -132,7 +132,7 @@ def _read_tsv(path: Path, name: str, params: SourceParams, split: str, pictures:
                 raise RecordError(f"{len(parts) - 1} tabs, expected one, between caption and address")
             picture = pictures.find(row)
             if picture is None:
-                tables.left_out[f"pairs of {split} without a picture"] += 1
+                tables.skipped[f"pairs of {split} without a picture"] += 1
                 continue
             kept += 1
             ours = "val" if split == "train" and is_held_out(local, params.val_fraction) else split

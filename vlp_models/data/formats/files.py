@@ -93,7 +93,7 @@ def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator
                 raise RecordError(f"expected an object, found {_short(record)}")
         except (ValueError, RecursionError) as error:
             bad += 1
-            tables.set_aside(table, "", "record_readable", f"not a JSON object: {error}", provenance)
+            tables.quarantine(table, "", "record_readable", f"not a JSON object: {error}", provenance)
             continue
         good += 1
         yield provenance, record
@@ -101,7 +101,7 @@ def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator
         raise DataError(f"{path}: not {purpose}: none of its {bad} lines is a JSON object")
 
 
-def need_root(base: Path, root: str, way_out: str) -> Path:
+def require_directory(base: Path, root: str, way_out: str) -> Path:
     """The dataset's directory, or a `DataError` that says where it was looked for and how to get it."""
     path = base / root
     if not path.is_dir():
@@ -144,7 +144,7 @@ def read_csv(
                 )
         elif len(cells) != len(header):
             reason = f"{len(cells)} fields, the header has {len(header)}; a text that holds {delimiter!r} needs quotes"
-            tables.set_aside(table, "", "record_readable", reason, provenance)
+            tables.quarantine(table, "", "record_readable", reason, provenance)
         else:
             yield provenance, dict(zip(header, cells, strict=True))
     if not header:
@@ -170,7 +170,7 @@ def _parse(
             if delimiter == "\t":
                 yield ahead.first, ahead.drop_one().rstrip("\n").split("\t")
                 continue
-            tables.set_aside(table, "", "record_readable", f"broken quoting: {error}", f"{path.name}:{ahead.first}")
+            tables.quarantine(table, "", "record_readable", f"broken quoting: {error}", f"{path.name}:{ahead.first}")
             ahead.drop_one()
 
 

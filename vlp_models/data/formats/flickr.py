@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id
-from vlp_models.data.formats.files import need_root, open_lines, read_csv
+from vlp_models.data.formats.files import open_lines, read_csv, require_directory
 from vlp_models.data.formats.splits import photo_folder, photo_id, read_lists, safe_name, stem, text_folders
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -70,7 +70,7 @@ def fill(
             file = safe_name(get_id({"file": line.file}, "file"))
             photo, image_id = photo_id(file), join_id(name, stem(file))
             if photo not in splits:
-                tables.left_out["captions of photos that no list has"] += 1
+                tables.skipped["captions of photos that no list has"] += 1
                 continue
             caption_id = f"{image_id}#{line.number}"
             with tables.record("captions", line.provenance, caption_id):
@@ -91,7 +91,7 @@ def fill(
                     tables["captions"].append(row)
     bare = len(splits.keys() - files.keys())
     if bare:
-        tables.left_out["listed photos without a caption"] += bare
+        tables.skipped["listed photos without a caption"] += bare
 
 
 def _lines(
@@ -106,7 +106,7 @@ def _lines(
             file, caption, text = parse(line.rstrip("\r"))
         except RecordError as error:
             bad += 1
-            tables.set_aside("captions", "", error.rule, str(error), provenance)
+            tables.quarantine("captions", "", error.rule, str(error), provenance)
             continue
         good += 1
         yield Captioned(file=file, number=caption, text=text, provenance=provenance)
@@ -142,7 +142,7 @@ def read_flickr8k(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither form.
     """
-    root = need_root(base, params.root, "Flickr8k comes on request; set data.<name>.root to its folder")
+    root = require_directory(base, params.root, "Flickr8k comes on request; set data.<name>.root to its folder")
     tables = Tables()
     there = [(folder / file, reader) for file, reader in FLICKR8K_CAPTIONS.items() for folder in text_folders(root)]
     found = next(((path, reader) for path, reader in there if path.is_file()), None)
@@ -163,7 +163,7 @@ def read_flickr30k(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither form.
     """
-    root = need_root(base, params.root, "Flickr30k comes on request; set data.<name>.root to its folder")
+    root = require_directory(base, params.root, "Flickr30k comes on request; set data.<name>.root to its folder")
     tables = Tables()
     found = next(
         ((root / file, reader) for file, reader in FLICKR30K_CAPTIONS.items() if (root / file).is_file()), None

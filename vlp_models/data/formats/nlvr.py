@@ -29,7 +29,7 @@ from vlp_models.data.formats.base import (
     image_row,
     join_id,
 )
-from vlp_models.data.formats.files import need_root, read_lines
+from vlp_models.data.formats.files import read_lines, require_directory
 from vlp_models.data.formats.splits import safe_name
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -50,7 +50,9 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the directory or a split asked for is missing, or a file is no JSON lines.
     """
-    root = need_root(base, params.root, "clone github.com/lil-lab/nlvr and set data.<name>.root to its folder nlvr/")
+    root = require_directory(
+        base, params.root, "clone github.com/lil-lab/nlvr and set data.<name>.root to its folder nlvr/"
+    )
     for split in params.splits:
         if split not in SPLITS:
             raise DataError(f"params: data.{name}.splits: NLVR has no split {split!r}; known: {', '.join(SPLITS)}")
@@ -101,7 +103,7 @@ def _images(
         image_id = join_id(name, f"{stem}-{k}")
         path = files.get(f"{stem}-{k}.png")
         if path is None:
-            tables.set_aside("images", image_id, "image_exists", f"no file {stem}-{k}.png under images/", provenance)
+            tables.quarantine("images", image_id, "image_exists", f"no file {stem}-{k}.png under images/", provenance)
             continue
         tables["images"].append(
             image_row(image_id, source=name, split=split, path=os.path.normpath(path), provenance=provenance)
@@ -242,7 +244,9 @@ def read_nlvr2(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the directory or a split asked for is missing, or a file is no JSON lines.
     """
-    root = need_root(base, params.root, "clone github.com/lil-lab/nlvr and set data.<name>.root to its folder nlvr2/")
+    root = require_directory(
+        base, params.root, "clone github.com/lil-lab/nlvr and set data.<name>.root to its folder nlvr2/"
+    )
     for split in params.splits:
         if split not in NLVR2_SPLITS:
             raise DataError(

@@ -21,10 +21,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, get_text, image_row, is_utf8, join_id
-from vlp_models.data.formats.files import need_root, open_lines, read_csv, read_lines
+from vlp_models.data.formats.files import open_lines, read_csv, read_lines, require_directory
 from vlp_models.data.formats.splits import bucket_of
 from vlp_models.data.joins import Database
-from vlp_models.data.tables import HELD, SPLITS, TableWriter, read_batches
+from vlp_models.data.tables import BATCH_ROWS, SPLITS, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -62,7 +62,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
         with TableWriter("mentions", Path(place), MENTIONS) as mentions:
             _read_mentions(name, params, base, tables, mentions)
         with Database.within(Path(place)) as database:
-            database.load("mentions", read_batches([mentions.path], HELD), MENTIONS)
+            database.load("mentions", read_batches([mentions.path], BATCH_ROWS), MENTIONS)
             mentions.path.unlink()
             _add_images(name, tables, database)
             _add_captions(name, tables, database)
@@ -205,7 +205,7 @@ def read_texts(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the directory or a file is missing, a split is unknown, or no file is named.
     """
-    root = need_root(base, params.root, f"put the text files there, or set data.{name}.root to where they are")
+    root = require_directory(base, params.root, f"put the text files there, or set data.{name}.root to where they are")
     if not params.texts:
         raise DataError(f"params: data.{name}.texts names no file; e.g. texts: {{train: [sentences.txt]}}")
     tables = Tables()
@@ -220,7 +220,7 @@ def read_texts(name: str, params: SourceParams, base: Path) -> Tables:
                     continue
                 text_id, provenance = join_id(name, f"{file}:{number}"), f"{file}:{number}"
                 if not is_utf8(text):
-                    tables.set_aside("texts", text_id, "text_utf8", f"not UTF-8: {text[:40]!r}", provenance)
+                    tables.quarantine("texts", text_id, "text_utf8", f"not UTF-8: {text[:40]!r}", provenance)
                     continue
                 kept += 1
                 row = {"text_id": text_id, "source": name, "split": split, "text": text, "provenance": provenance}

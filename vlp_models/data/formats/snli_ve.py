@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.data.formats.base import RecordError, Row, Tables, get_id, get_sentence, get_text, image_row, join_id
-from vlp_models.data.formats.files import need_root, read_csv, read_lines
+from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.splits import is_held_out, photo_folder, photo_id, read_lists, safe_name, stem
 from vlp_models.data.images import FORMATS
 from vlp_models.data.tables import SPLITS
@@ -35,7 +35,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the directory or a split asked for is missing, or a file is no JSON lines.
     """
-    root = need_root(
+    root = require_directory(
         base,
         params.root,
         "get it from github.com/necla-ml/SNLI-VE and set data.<name>.root to the folder of its files",
@@ -113,12 +113,12 @@ def fill(
                     raise RecordError(f"pairID {local} stood already in {seen[local]}", rule="id_unique")
                 seen[local] = provenance
                 if record.get("gold_label") == UNDECIDED:
-                    tables.left_out["hypotheses that annotators did not agree on"] += 1
+                    tables.skipped["hypotheses that annotators did not agree on"] += 1
                     continue
                 hypothesis = parse(local, record)
                 photo = photo_id(hypothesis.file)
                 if listed is not None and photo not in listed.splits:
-                    tables.left_out["hypotheses about photos that no list has"] += 1
+                    tables.skipped["hypotheses about photos that no list has"] += 1
                     continue
                 held = listed is None and own == "train" and is_held_out(photo, params.val_fraction)
                 split = listed.splits[photo] if listed else "val" if held else own
@@ -179,7 +179,9 @@ def read_esnli_ve(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the folder or a split asked for is missing, or a file lacks one of the columns.
     """
-    root = need_root(base, params.root, "its files are in github.com/maximek3/e-ViL; the photos are Flickr30k's")
+    root = require_directory(
+        base, params.root, "its files are in github.com/maximek3/e-ViL; the photos are Flickr30k's"
+    )
     for split in params.splits:
         if split not in SPLITS:
             raise DataError(f"params: data.{name}.splits: e-SNLI-VE has no split {split!r}; known: {', '.join(SPLITS)}")
@@ -194,7 +196,7 @@ def read_esnli_ve(name: str, params: SourceParams, base: Path) -> Tables:
             for provenance, row in read_csv(whole, tables, "hypotheses", (*COLUMNS, "split")):
                 own = OURS.get(row["split"].strip(), "")
                 if not own:
-                    tables.set_aside(
+                    tables.quarantine(
                         "hypotheses",
                         "",
                         "split_known",

@@ -107,10 +107,10 @@ def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, s
             continue
         photo, provenance = photo_id(line.strip()), f"{path.name}:{number}"
         if not is_utf8(line):
-            tables.set_aside("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
+            tables.quarantine("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
         elif found.setdefault(photo, split) != split:
             reason = f"photo {photo} is listed as {found[photo]} already"
-            tables.set_aside("images", "", "split_disjoint", reason, provenance)
+            tables.quarantine("images", "", "split_disjoint", reason, provenance)
         elif Path(line.strip()).suffix.lower() in FORMATS:
             names.setdefault(photo, line.strip())
 

@@ -28,7 +28,7 @@ from vlp_models.data.formats.base import (
     is_utf8,
     join_id,
 )
-from vlp_models.data.formats.files import need_root, read_json, read_lines
+from vlp_models.data.formats.files import read_json, read_lines, require_directory
 from vlp_models.data.formats.splits import safe_name
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -59,7 +59,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the directory or a split asked for is missing, or a file is no JSON lines.
     """
-    root = need_root(
+    root = require_directory(
         base, params.root, "get VCR from visualcommonsense.com and set data.<name>.root to the folder of train.jsonl"
     )
     for split in params.splits:

@@ -31,7 +31,7 @@ from vlp_models.data.formats.base import (
     is_number,
     join_id,
 )
-from vlp_models.data.formats.files import need_root, read_json, read_text
+from vlp_models.data.formats.files import read_json, read_text, require_directory
 from vlp_models.data.formats.splits import is_held_out, read_karpathy, safe_name
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -45,7 +45,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     Raises:
         DataError: the folder or a file is missing, or a file is not in the format.
     """
-    root = need_root(base, params.root, f"get it from visualgenome.org and set data.{name}.root to its folder")
+    root = require_directory(base, params.root, f"get it from visualgenome.org and set data.{name}.root to its folder")
     for key in params.instances:
         if key != "all":
             raise DataError(f"params: data.{name}.instances.{key}: Visual Genome has no splits; use the key `all`")
@@ -70,7 +70,7 @@ def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) ->
                     raise RecordError(f"image {local} is listed again", rule="id_unique")
                 if record.get("coco_id") is not None and get_id(record, "coco_id") in excluded:
                     cut.add(local)
-                    tables.left_out["images that are COCO's and excluded"] += 1
+                    tables.skipped["images that are COCO's and excluded"] += 1
                     continue
                 if params.limit and len(kept) >= params.limit:
                     cut.add(local)
@@ -126,7 +126,7 @@ def _read_regions(path: Path, name: str, cut: set[str], tables: Tables) -> None:
                     with tables.record("captions", where, join_id(name, local)):
                         text = get_sentence(region, "phrase")
                         if text.casefold() in said:
-                            tables.left_out["phrases said of their image before"] += 1
+                            tables.skipped["phrases said of their image before"] += 1
                             continue
                         said.add(text.casefold())
                         tables["captions"].append(

@@ -32,7 +32,7 @@ def facts_file(kind: Kind) -> str:
     return f"{kind}/facts.json"
 
 
-def learnt_file(kind: Kind, view: str, sources: Collection[str]) -> str:
+def trained_on_file(kind: Kind, view: str, sources: Collection[str]) -> str:
     """What a run learns from and is validated on.
 
     Args:
@@ -47,7 +47,7 @@ def held_out_file(kind: Kind, view: str) -> str:
     return f"{kind}/held_out/{view}.json"
 
 
-def no_longer_here(workspace: Workspace, inputs: Mapping[str, str]) -> list[str]:
+def find_changed_data(workspace: Workspace, inputs: Mapping[str, str]) -> list[str]:
     """Of the data that a checkpoint says it learned from, what is not here, or is other data now.
 
     Args:
@@ -55,12 +55,12 @@ def no_longer_here(workspace: Workspace, inputs: Mapping[str, str]) -> list[str]
     """
     here = {
         name: workspace.shards / name if name.startswith("index-") else workspace.root / name
-        for name in learned_from(inputs)
+        for name in trained_on_inputs(inputs)
     }
     return [name for name, path in here.items() if not path.exists() or hash_file(path) != inputs[name]]
 
 
-def learned_from(inputs: Mapping[str, str]) -> list[str]:
+def trained_on_inputs(inputs: Mapping[str, str]) -> list[str]:
     """The names among a checkpoint's inputs that stand for data of the shards."""
     return [name for name in inputs if name.startswith((f"{CONTENTS}/", "index-"))]
 
@@ -116,10 +116,10 @@ def write_contents(
             read = (name, "images") if columns.images == "several" else (name,)
             learnt = {source: _told(found, kind, read, source, SPLITS[:2]) for source in sources}
             tested = {source: _told(found, kind, read, source, SPLITS[2:]) for source in sources}
-            for whole, each in ((learnt_file(kind, name, ()), learnt), (held_out_file(kind, name), tested)):
+            for whole, each in ((trained_on_file(kind, name, ()), learnt), (held_out_file(kind, name), tested)):
                 write_json(directory / whole, {source: told for source, told in each.items() if told})
             for source, told in learnt.items():
-                write_json(directory / learnt_file(kind, name, [source]), told)
+                write_json(directory / trained_on_file(kind, name, [source]), told)
 
 
 class _Hash:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from vlp_models.common.limits import check_numbers
-from vlp_models.data.sample import Sample, SeenImage
+from vlp_models.data.sample import Sample, SampleImage
 from vlp_models.data.shards.archive import BLOCK, REGIONS, decode, read_member
 from vlp_models.data.shards.index import Index, read_index
 from vlp_models.data.shards.stream import BlockReader, Layout, Store, padded
@@ -153,7 +153,7 @@ class ShardDataset(Dataset[Sample]):
         found: list[str] = self._index.column("image_id").take(pa.array(np.asarray(self._rows))).to_pylist()
         return found
 
-    def samples_of(self, image_ids: Set[str]) -> NDArray[np.int64]:
+    def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]:
         """The numbers of the samples that show one of these images, in any place; from the index alone."""
         asked = pa.array(sorted(image_ids), pa.string())
         shows = pc.is_in(self._index.column("image_id"), value_set=asked).to_numpy()
@@ -228,7 +228,7 @@ class ShardDataset(Dataset[Sample]):
                 for column in self._view.indexed
                 if column.name != "text"
             },
-            others=tuple(SeenImage(image_id=other["image_id"], **self._seen(other, fetched)) for other in others),
+            others=tuple(SampleImage(image_id=other["image_id"], **self._seen(other, fetched)) for other in others),
             **self._seen(row, fetched),
         )
 
@@ -314,7 +314,7 @@ def _select(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Written:
+class GeneratedCaption:
     """A caption that a model wrote of an image."""
 
     caption_id: str
@@ -322,7 +322,7 @@ class Written:
     text: str
 
 
-def read_written(directory: Path, shards: Path) -> list[Written]:
+def read_generated(directory: Path, shards: Path) -> list[GeneratedCaption]:
     """The captions in data/augmented/NAME.
 
     Raises:
@@ -331,11 +331,13 @@ def read_written(directory: Path, shards: Path) -> list[Written]:
     rows = read_table("captions", directory, ["caption_id", "image_id", "text"]).to_pylist()
     for split in ("val", "test"):
         held_out = ShardDataset(shards, split, "images", regions=False).references()
-        refuse_held_out({row["image_id"] for row in rows} & held_out.keys(), f"{directory}: it has captions", split)
-    return [Written(**row) for row in rows]
+        refuse_evaluation_images(
+            {row["image_id"] for row in rows} & held_out.keys(), f"{directory}: it has captions", split
+        )
+    return [GeneratedCaption(**row) for row in rows]
 
 
-def refuse_held_out(image_ids: set[str], what: str, split: str) -> None:
+def refuse_evaluation_images(image_ids: set[str], what: str, split: str) -> None:
     """
     Raises:
         DataError: there are such images.
@@ -355,7 +357,7 @@ class AugmentedDataset(Dataset[Sample]):
     first, and so on in turn. As many samples of each image, so as many updates, and nothing that is new.
     """
 
-    def __init__(self, base: ShardDataset, written: Sequence[Written], *, control: bool) -> None:
+    def __init__(self, base: ShardDataset, written: Sequence[GeneratedCaption], *, control: bool) -> None:
         """
         Raises:
             DataError: of no image of `base` anything was written.
@@ -392,10 +394,10 @@ class AugmentedDataset(Dataset[Sample]):
         """As `ShardDataset.image_ids`."""
         return [*self._base.image_ids(), *(caption.image_id for caption in self._more)]
 
-    def samples_of(self, image_ids: Set[str]) -> NDArray[np.int64]:
-        """As `ShardDataset.samples_of`."""
+    def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]:
+        """As `ShardDataset.find_samples`."""
         behind = [i for i, caption in enumerate(self._more) if caption.image_id in image_ids]
-        return np.concatenate([self._base.samples_of(image_ids), len(self._base) + np.array(behind, np.int64)])
+        return np.concatenate([self._base.find_samples(image_ids), len(self._base) + np.array(behind, np.int64)])
 
     @property
     def layout(self) -> Layout | None:
@@ -406,7 +408,7 @@ class AugmentedDataset(Dataset[Sample]):
         of_base = np.concatenate(list(self._base.places()))
         yield np.concatenate([of_base, of_base[self._own]])
 
-    def _written(self, sample: Sample, caption: Written) -> Sample:
+    def _written(self, sample: Sample, caption: GeneratedCaption) -> Sample:
         text = sample.text if self._control else caption.text
         return dataclasses.replace(sample, sample_id=caption.caption_id, text=text)
 
@@ -414,7 +416,9 @@ class AugmentedDataset(Dataset[Sample]):
 POOL_IMAGES = 256  # images in memory with all their regions
 
 
-def pooled(dataset: ShardDataset, numbers: Sequence[int], max_regions: int | None = None) -> NDArray[np.float32]:
+def mean_region_features(
+    dataset: ShardDataset, numbers: Sequence[int], max_regions: int | None = None
+) -> NDArray[np.float32]:
     """Of length one; zeros where an image has no region. [N, F]
 
     Args:

@@ -24,7 +24,7 @@ class _Samples(Protocol):
     def image_ids(self) -> Sequence[str]: ...
 
 
-def order_of(samples: _Samples, stream: StreamParams | None, texts_per_image: int = 1) -> Callable[..., EpochOrder]:
+def choose_order(samples: _Samples, stream: StreamParams | None, texts_per_image: int = 1) -> Callable[..., EpochOrder]:
     """The order of a training's samples: in blocks where they are streamed.
 
     Args:
@@ -40,7 +40,7 @@ def order_of(samples: _Samples, stream: StreamParams | None, texts_per_image: in
                 "params.yaml: `texts_per_image` puts texts about one image beside each other, `trainer.stream` mixes "
                 "them within blocks: set `texts_per_image: 1`, or leave `trainer.stream.address` empty"
             )
-        return partial(GroupedOrder, images=first_of_each(samples.image_ids()), texts_per_image=texts_per_image)
+        return partial(GroupedOrder, images=first_positions(samples.image_ids()), texts_per_image=texts_per_image)
     if layout is not None and stream is not None:
         return partial(BlockOrder, layout=layout, window=stream.window)
     return EpochOrder
@@ -122,7 +122,7 @@ class GroupedOrder(EpochOrder):
         return super().draw(epoch, int(self.images[index]))
 
 
-def first_of_each(names: Sequence[str]) -> NDArray[np.int64]:
+def first_positions(names: Sequence[str]) -> NDArray[np.int64]:
     """int64 [N]: where each name stands first."""
     first: dict[str, int] = {}
     return np.fromiter((first.setdefault(name, place) for place, name in enumerate(names)), np.int64, len(names))

@@ -70,7 +70,7 @@ def index_name(split: str) -> str:
     return f"index-{split}.parquet"
 
 
-def key_of(image_id: str) -> str:
+def member_key(image_id: str) -> str:
     """An image's id as a member name: no dot, no slash, and different ids stay different."""
     key = quote(image_id, safe="").replace(".", "%2E").replace("~", "%7E")
     if len(key) <= _LONGEST_KEY:
@@ -98,7 +98,7 @@ class ShardWriter:
     def add(self, record: ImageRecord) -> None:
         if self._tar is None or self._in_shard == self._images_per_shard:
             self._next_shard()
-        key = key_of(record.image_id)
+        key = member_key(record.image_id)
         self._write(f"{key}.json", _json_bytes(record))
         place: dict[str, Any] = {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": record.pixels_extension}
         if record.pixels is not None:
