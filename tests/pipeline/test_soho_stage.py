@@ -24,7 +24,7 @@ from vlp_models.data.pixels import encode
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.forgetting.saw import Checkpoints
+from vlp_models.forgetting.exposure import CheckpointExposures
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.protocols import Figure
 from vlp_models.params import (
@@ -38,7 +38,7 @@ from vlp_models.params import (
 from vlp_models.params.runs import SnapshotParams
 from vlp_models.params.schema import build
 from vlp_models.pipeline.check_params import check_runs
-from vlp_models.pipeline.initial_weights import first_step_with
+from vlp_models.pipeline.initial_weights import first_warmup_step
 from vlp_models.pipeline.stages import initial, pretrain
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.run import Plan, fit
@@ -196,14 +196,14 @@ def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_pat
     kept = json.loads(config)["provenance"]["vision_warmup"]
     assert kept["words"] == ["blue", "red", "square"] and kept["images"] == 6
 
-    seen = [first_step_with(kept, workspace, {f"drawn/{n}"}) for n in range(7)]
+    seen = [first_warmup_step(kept, workspace, {f"drawn/{n}"}) for n in range(7)]
     assert sorted(map(str, seen)) == ["1"] * 4 + ["None"] * 3  # four of six, and none of val
     data = SimpleNamespace(here=lambda: SimpleNamespace(images=frozenset({f"drawn/{seen.index(1)}"})))
-    asked = Checkpoints(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
+    asked = CheckpointExposures(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
     verdict = asked.of("initial/soho")
     assert (verdict.state, verdict.how) == ("saw", "by its eyes, first in step 1")
     write_objects([], workspace)
-    asked = Checkpoints(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
+    asked = CheckpointExposures(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
     assert asked.of("initial/soho").state == "unknown"
     with pytest.raises(DataError, match=r"no object of the train split has a box"):
         initial.run(params, workspace, "soho")

@@ -1,6 +1,6 @@
-"""`vlp import-checkpoint`: weights of other programs as a checkpoint to start from. No stage of the pipeline.
+"""`vlp import-checkpoint`: turn weights of other programs into a checkpoint to start from. Not a pipeline stage.
 
-The shards say what a region is (feature size, classes) and data/tokenizer what a word is, so both must be there.
+Region sizes (features, classes) come from the shards and the vocabulary from data/tokenizer, so both must exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vlp_models.models import DataFacts
     from vlp_models.models.convert.mapping import ImportedModel
 
-# format -> module:function, called with the source and `ImportRequest`, returns `ImportedModel`
+# format -> module:function, called with the source and an `ImportRequest`, returns an `ImportedModel`
 FORMATS: dict[str, str] = {
     "xmodaler-tden": "vlp_models.models.convert.tden:read_xmodaler",
     "bert": "vlp_models.models.convert.bert:read_bert",
@@ -37,14 +37,14 @@ FORMATS: dict[str, str] = {
     "beit": "vlp_models.models.convert.vlmo_images:read_beit",
     "timm": "vlp_models.models.convert.timm:read_timm",
 }
-# formats that fill a part of a model, which params.yaml must describe
+# Formats that fill a part of a model, whose architecture params.yaml must describe
 PARTS = {
     "bert": "BERT fills the text side",
     "beit": "BEiT fills the image side",
     "timm": "timm's weights fill the image side",
 }
-FOLDERS = ("bert", "soho-parts")  # formats that are a folder, which a package may bring
-PRESET = "preset.yaml"  # beside imported weights: the model in params.yaml that begins with them
+FOLDERS = ("bert", "soho-parts")  # formats that are a folder, which may be part of an installed package
+PRESET = "preset.yaml"  # next to imported weights: adds the model that starts from them to params.yaml
 
 
 def import_checkpoint(
@@ -60,25 +60,27 @@ def import_checkpoint(
     max_text_len: int = 0,
     max_regions: int = 0,
 ) -> list[str]:
-    """Writes checkpoints/imported/NAME, and in it preset.yaml, which adds a model to params.yaml that begins so.
+    """Write checkpoints/imported/NAME with a preset.yaml, which adds a model to params.yaml that starts from it.
 
     Args:
-        form: `xmodaler-tden`, `unified-vlp`, `vlmo`, `soho`: `source` is a file of the public code; a task's becomes
-            that task's checkpoint, its classifier included. The others fill a part of a model whose architecture is
-            that of params.yaml's `models.NAME.config`; the rest stays fresh (`models.NAME.seed`). `bert`: a folder
-            with a BERT's files, or package:NAME. `beit`: a file of BEiT's weights. `timm`: a file, `package:NAME` or
-            `timm:NAME` with the weights of SOHO's CNN or of a ViT. `soho-parts`: a CNN's weights file, or a folder with
-            one (backbone.safetensors) and BERT's files; or package:NAME.
-        task: which task's model it is, where the file leaves it open.
-        heads: attention heads; 0: as the format usually has them.
-        answers: of a VQA model: a JSON list of what its classifier's rows stand for.
-        max_text_len, max_regions: what a task's model was trained with; weights do not tell, scores depend on it.
+        form: `xmodaler-tden`, `unified-vlp`, `vlmo`, `soho`: `source` is a file of the public code; a task's model
+            becomes a checkpoint of that task, including its classifier. The other formats fill a part of a model with
+            the architecture of `models.NAME.config`; the rest is randomly initialized (`models.NAME.seed`). `bert`: a
+            folder with the files of a BERT, or package:NAME. `beit`: a file with BEiT's weights. `timm`: a file,
+            `package:NAME` or `timm:NAME` with weights of SOHO's CNN or of a ViT. `soho-parts`: a CNN's weights file, or
+            a folder with one (backbone.safetensors) and BERT's files; or package:NAME.
+        task: the model's task, where the file does not determine it.
+        heads: attention heads; 0: the usual number of the format.
+        answers: for a VQA model: a JSON list of the answers of its classifier's rows.
+        max_text_len, max_regions: limits that a task's model was trained with. They are not part of the weights, and
+            scores depend on them.
 
-    Returns what was done, in lines to print.
+    Returns:
+        Lines to print.
 
     Raises:
-        CheckpointError: `source` is not of this form, does not fit the data, or NAME is there already.
-        DataError: shards or tokenizer are not there yet.
+        CheckpointError: `source` does not have this format or does not fit the data, or NAME exists already.
+        DataError: shards or tokenizer are missing.
     """
     import torch
     from torch import nn
@@ -87,71 +89,74 @@ def import_checkpoint(
     from vlp_models.models.checkpoint import write_checkpoint
     from vlp_models.models.convert.mapping import ImportRequest
     from vlp_models.models.partial_load import summarize_names
-    from vlp_models.pipeline.training_job import data_facts, describe, read_inputs
+    from vlp_models.pipeline.prepared_data import PreparedData
 
     if form not in FORMATS:
         raise CheckpointError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     out = workspace.checkpoint(f"imported/{name}")
     if is_source(name):
-        raise CheckpointError(f"--name {name}: reads like a file or a library; give another")
+        raise CheckpointError(f"--name {name}: looks like a file or a library; choose another")
     if out.exists():
-        raise CheckpointError(f"{out}: there already; give another --name, or remove it")
+        raise CheckpointError(f"{out}: exists already; choose another --name, or remove it")
     if form in PARTS and name not in params.models:
         raise CheckpointError(
             f"params.yaml: no model `{name}`{nearest(name, params.models)}: {PARTS[form]} of a model there, so --name "
-            "must be one"
+            "must be one of them"
         )
-    inputs, own = read_inputs(workspace), params.models.get(name)
-    facts = data_facts(inputs)
-    asked = ImportRequest(
-        facts=facts,
+    data, own = PreparedData.load(workspace), params.models.get(name)
+    request = ImportRequest(
+        facts=data.facts,
         config=own.config if own else {},
         family=own.family if own else "",
         task=task,
         heads=heads,
-        vocabulary=inputs.tokenizer.vocabulary,
-        lowercase=inputs.tokenizer.lowercase,
+        vocabulary=data.tokenizer.vocabulary,
+        lowercase=data.tokenizer.lowercase,
     )
     if form in FOLDERS and str(source).startswith(PREFIX):
         source = find_folder(str(source), workspace.root, "import-checkpoint")
-    imported = _read(form, source, asked)
-    _check_fits(imported.config, facts, source)
+    imported: ImportedModel = load(FORMATS[form])(source, request)
+    _check_fits(imported.config, data.facts, source)
     lengths = _lengths(imported, max_text_len, max_regions)
     labels = _labels(answers, imported)
 
     seed = own.seed if own else 1
     torch.manual_seed(seed)
-    of_data = {field.name for field in dataclasses.fields(facts)}
-    config = {key: value for key, value in imported.config.items() if key not in of_data}
-    model = build_model(imported.family, config, facts)
+    from_data = {field.name for field in dataclasses.fields(data.facts)}  # set by the data, not by the config
+    config = {key: value for key, value in imported.config.items() if key not in from_data}
+    model = build_model(imported.family, config, data.facts)
     weights, state = imported.weights, model.state_dict()
     wrong = sorted(n for n, t in weights.items() if n not in state or state[n].shape != t.shape)
     if wrong:
         raise CheckpointError(f"{source}: does not fit this {imported.family}: {', '.join(wrong[:8])}")
     model.load_state_dict(weights, strict=False)
     module = nn.ModuleDict({"model": model, "head": _head(imported.head)} if imported.head else {"model": model})
-    info = describe(inputs, model, family=imported.family, name=name, task=imported.task, **lengths)
-    told = {"taken": summarize_names(weights, state), "fresh": summarize_names(state.keys() - weights.keys(), state)}
-    told["left_out"] = list(imported.left_out)
-    info = dataclasses.replace(info, provenance={"imported": form, "file": source.name, **told})
-    whole = {key: value for key, value in info.model_config.items() if key not in of_data}
+    missing = state.keys() - weights.keys()
+    provenance = {
+        "imported": form,
+        "file": source.name,
+        "loaded": summarize_names(weights, state),
+        "missing": summarize_names(missing, state),
+        "left_out": list(imported.left_out),
+    }
+    info = data.describe(model, family=imported.family, name=name, task=imported.task, **lengths)
+    info = dataclasses.replace(info, provenance=provenance)
+    preset_config = {key: value for key, value in info.model_config.items() if key not in from_data}
     with output_directory(out) as directory:
-        write_checkpoint(directory, module, info, inputs.tokenizer, labels)
-        write_text(directory / PRESET, _preset(imported, name, workspace.relative(out), whole))
-    loaded, fresh = _modules(weights), _modules(state.keys() - weights.keys())
-    begin = f"params.yaml names it as the model `{name}`, and runs may begin at initial/{name}"
+        write_checkpoint(directory, module, info, data.tokenizer, labels)
+        write_text(directory / PRESET, _preset(imported, name, workspace.relative(out), preset_config))
+    next_step = f"vlp use {workspace.relative(out / PRESET)}"
     return [
-        f"{out}: {imported.what} weights in {', '.join(sorted(loaded))}",
-        f"fresh (seed {seed}): {', '.join(sorted(fresh)) or 'nothing'}",
+        f"{out}: {imported.what} weights in {', '.join(sorted(_modules(weights)))}",
+        f"randomly initialized (seed {seed}): {', '.join(sorted(_modules(missing))) or 'nothing'}",
         *([f"left out: {', '.join(imported.left_out)}"] if imported.left_out else []),
-        f"to begin with it: vlp use {workspace.relative(out / PRESET)}; then {begin}",
-        *([f"to score it: copy it to checkpoints/finetune/RUN, RUN being a run of {info.task}"] if info.task else []),
+        f"to start from it: {next_step}; params.yaml then has the model `{name}`, and runs may start at initial/{name}",
+        *(
+            [f"to score it: copy it to checkpoints/finetune/RUN, where RUN is a run of {info.task}"]
+            if info.task
+            else []
+        ),
     ]
-
-
-def _read(form: str, source: Path, asked: Any) -> ImportedModel:
-    imported: ImportedModel = load(FORMATS[form])(source, asked)
-    return imported
 
 
 def _check_fits(config: Mapping[str, Any], facts: DataFacts, source: Path) -> None:
@@ -161,15 +166,16 @@ def _check_fits(config: Mapping[str, Any], facts: DataFacts, source: Path) -> No
         "num_classes": "import the features it was trained on, class probabilities included",
     }
     for key, way_out in ways_out.items():
-        here = getattr(facts, key)
-        if config.get(key, here) != here:
-            raise CheckpointError(f"{source}: {key} {config[key]:,}, but the data here has {here:,}; {way_out}")
+        current = getattr(facts, key)
+        if config.get(key, current) != current:
+            raise CheckpointError(f"{source}: {key} {config[key]:,}, but the data here has {current:,}; {way_out}")
 
 
 def _lengths(imported: ImportedModel, max_text_len: int, max_regions: int) -> dict[str, int]:
-    """
+    """Return the limits that the checkpoint records.
+
     Raises:
-        CheckpointError: a task's model without its lengths: its answers change with them.
+        CheckpointError: they are missing for a task's model, whose answers depend on them.
     """
     given = {"max_text_len": max_text_len, "max_regions": max_regions}
     if not imported.reads_regions:
@@ -177,17 +183,17 @@ def _lengths(imported: ImportedModel, max_text_len: int, max_regions: int) -> di
     missing = [f"--{key.replace('_', '-')}" for key, value in given.items() if value < 1]
     if imported.task and missing:
         raise CheckpointError(
-            f"a {imported.task} model: give {' and '.join(missing)}, the most tokens ([CLS] and [SEP] included) and "
-            "regions that it was trained with; the file does not tell, and with others it answers differently"
+            f"a {imported.task} model: pass {' and '.join(missing)}, the most tokens ([CLS] and [SEP] included) and "
+            "regions that it was trained with; they are not part of the file, and its answers depend on them"
         )
     return {key: value if value >= 1 else UNLIMITED[key] for key, value in given.items()}
 
 
 def _labels(file: Path | None, imported: ImportedModel) -> list[str]:
-    """What the rows of a VQA model's classifier stand for; of any other, nothing.
+    """Return the answers of a VQA model's classifier; for other models, nothing.
 
     Raises:
-        CheckpointError: not given, no JSON list of strings, or more or fewer than rows.
+        CheckpointError: no file is given, it is not a JSON list of strings, or it does not match the classifier.
     """
     from vlp_models.models.convert.mapping import read_json
 
@@ -196,17 +202,17 @@ def _labels(file: Path | None, imported: ImportedModel) -> list[str]:
     rows = next(len(tensor) for name, tensor in imported.head.items() if name.endswith("bias"))
     if file is None:
         raise CheckpointError(
-            f"a VQA model: give --answers FILE, a JSON list of its {rows:,} answers in their order (the public "
+            f"a VQA model: pass --answers FILE, a JSON list of its {rows:,} answers in their order (the public "
             "code has them in trainval_label2ans.pkl)"
         )
     answers: Any = read_json(file, list)
     if len(answers) != rows or not all(isinstance(a, str) for a in answers) or len(set(answers)) != rows:
-        raise CheckpointError(f"{file}: not {rows:,} different answers, as the classifier has")
+        raise CheckpointError(f"{file}: not a list of {rows:,} different answers, as the classifier has")
     return list(answers)
 
 
 def _head(weights: Mapping[str, Tensor]) -> nn.Module:
-    """A task's classifier, or its classifiers or layers by name."""
+    """Return a task's classifier, or several layers by name."""
     from torch import nn
 
     def layer(prefix: str) -> nn.Module:
@@ -219,9 +225,9 @@ def _head(weights: Mapping[str, Tensor]) -> nn.Module:
     return layer("") if names == [""] else nn.ModuleDict({name: layer(f"{name}.") for name in names})
 
 
-def _preset(imported: ImportedModel, name: str, place: str, config: dict[str, Any]) -> str:
-    overlay = {"models": {name: {"family": imported.family, "init": place, "config": config}}}
-    lines = [f"# vlp use {place}/{PRESET}: the model `{name}` starts from these weights. JSON is YAML."]
+def _preset(imported: ImportedModel, name: str, path: str, config: dict[str, Any]) -> str:
+    overlay = {"models": {name: {"family": imported.family, "init": path, "config": config}}}
+    lines = [f"# vlp use {path}/{PRESET}: the model `{name}` starts from these weights. JSON is YAML."]
     lines += [f"# {note}" for note in imported.notes]
     return "\n".join([*lines, json.dumps(overlay, indent=2)]) + "\n"
 

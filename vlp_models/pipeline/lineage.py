@@ -1,4 +1,10 @@
-"""Where a fine-tuned model came from, as one JSON record: what `vlp lineage` prints from the registered version."""
+"""Where a checkpoint comes from: its provenance, recorded when it is trained, and the lineage of a fine-tuned model.
+
+- `provenance_of` is recorded in a checkpoint's config.json: the params of its run and the hashes of its inputs.
+  `record_provenance` writes it next to the resume state when a training starts, for `vlp forget`.
+- `lineage_record` follows provenance back to the first checkpoint and adds commit, lock files, data and validation.
+  `register` keeps it with the version, and `vlp lineage` prints it.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +22,55 @@ from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.source_hash import PACKAGE, code_hash
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.shards.contents import no_longer_here
+from vlp_models.data.shards.contents import find_changed_data
 from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
-from vlp_models.params import ModelParams, Params, StreamParams, split_start, to_plain
+from vlp_models.params import Params, StreamParams, split_start, to_plain
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, read_stages
 from vlp_models.registry.logger import DataInput
 from vlp_models.tasks import TASKS
 
+PROVENANCE = "provenance.json"  # in the work directory: {"provenance": ..., "detector_id": ...}
 LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
 
 
+def provenance_of(
+    settings: Mapping[str, Any], files: Mapping[str, Path], stream: StreamParams | None
+) -> dict[str, Any]:
+    """Return the provenance of a training.
+
+    Args:
+        settings: the params that its result depends on.
+        files: its inputs, by the names that the checkpoint gives them; recorded as hashes.
+        stream: how the shards are read, which decides the order of samples.
+    """
+    found = {"params": dict(settings), "inputs": {key: hash_path(path) for key, path in files.items()}}
+    if stream is not None and stream.address:
+        found["stream"] = {"block_mb": stream.block_mb, "window": stream.window}
+    return found
+
+
+def record_provenance(work: Path, provenance: Mapping[str, Any], detector_id: str) -> None:
+    """Write the provenance of a training next to its resume state.
+
+    Args:
+        detector_id: the detector whose regions the model reads; empty if it reads none.
+    """
+    write_json(work / PROVENANCE, {"provenance": provenance, "detector_id": detector_id})
+
+
+def load_provenance(work: Path) -> tuple[Mapping[str, Any], str]:
+    """Return the provenance and detector id of the training whose resume state is in `work`.
+
+    Raises:
+        DataError: the file is missing or not valid JSON.
+    """
+    found = read_json(work / PROVENANCE)
+    return found["provenance"], found["detector_id"]
+
+
 def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, Any]:
-    """Commit, lock files, data, validation, parents and the command for a fine-tuning run's checkpoint."""
+    """Return commit, lock files, data, validation, parents and DVC target of a fine-tuning run's checkpoint."""
     checkpoint = f"finetune/{run}"
     config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     return {
@@ -43,97 +85,120 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
         "locks": {name: hash_path(workspace.root / name) for name in LOCKS if (workspace.root / name).exists()},
         "dvc": output_hashes(read_stages(workspace.root / LOCK_FILE) or {}),
         "params": to_plain(params),
-        "data": _data(workspace),
+        "data": _describe_data(workspace),
         "validation": validation_record(workspace, config),
         "parents": _parents(params, workspace, checkpoint, config),
         "target": f"finetune@{run}",
     }
 
 
+def lineage_files(workspace: Workspace) -> dict[str, str]:
+    """Return the files that a rebuild needs; secrets are redacted before they are kept (common/redaction.py)."""
+    present = [workspace.root / name for name in LOCKS if (workspace.root / name).exists()]
+    return {path.name: path.read_text(encoding="utf-8") for path in present}
+
+
+def lineage_tags(root: Path, *, params: Any, data: Path, command: str) -> dict[str, str]:
+    """Return commit, hashes of params, data manifest and lock files, and the command that rebuilds the result."""
+
+    def short_hash(path: Path) -> str:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else "absent"
+
+    return {
+        "git_commit": git_commit(root),
+        "data_manifest": short_hash(data),
+        "dvc_lock": short_hash(root / "dvc.lock"),
+        "requirements_lock": short_hash(root / "requirements.lock"),
+        "params": hashlib.sha256(json.dumps(params, sort_keys=True).encode()).hexdigest()[:16],
+        "command": command,
+    }
+
+
+def git_commit(root: Path) -> str:
+    """Return the commit, with `+changes` if tracked files differ from it; `unknown` outside a git checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=20)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
-    """The same for runs that differ in their seeds alone: one hash over their design, the data that they learned from
-    (texts, words, who made the regions), the weights that they began with, the settings of the models and trainings
-    that they come from but for seeds and names, and the code of these."""
+    """Return a hash that is equal for runs that differ in their seeds only.
+
+    It covers the variant's name, the data (texts, vocabulary, detector), the weights that the chain of runs started
+    from, the params of its models and trainings except for seeds and names, and their code.
+    """
     checkpoint = f"finetune/{run}"
     config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     inputs = config.get("provenance", {}).get("inputs", {})
     family, settings, code = params.family_at(checkpoint), [], set[str]()
-    begun: dict[str, str] = {}
+    start_weights: dict[str, str] = {}
     for name in params.chain(checkpoint):
         kind, key = split_start(name)
         if kind != "finetune":
             model = params.models[params.model_at(name)]
-            begun |= _begun_with(model, workspace)
-            begun |= _warmup_boxes(workspace.checkpoint(f"initial/{params.model_at(name)}"))
+            # External weights by their content; the warm-up by the boxes it used
+            for place in (weights_dependency(model.init or model.image_init), dependency(model.text_init)):
+                if place:
+                    file = workspace.root / place
+                    start_weights[place] = hash_path(file) if file.exists() else ""
+            initial = workspace.checkpoint(f"initial/{params.model_at(name)}") / "config.json"
+            warmup = read_json(initial).get("provenance", {}).get("vision_warmup") if initial.exists() else None
+            start_weights |= {"vision_warmup": warmup["boxes"]} if warmup else {}
             dropped = {"seed"} if model.vision_warmup.steps else {"seed", "vision_warmup"}
             settings.append({k: v for k, v in to_plain(model).items() if k not in dropped})
         if kind != "initial":
             own = to_plain(getattr(params, kind)[key])
             settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "variant", "model")})
             code |= {f"{PACKAGE}.pipeline.stages.{kind}", FAMILIES[family]}
-    places = [TASKS[params.finetune[run].task], *code]
-    about = {
+    modules = [TASKS[params.finetune[run].task], *code]
+    identity = {
         "variant": params.variant_of(run),
         "model": config.get("model_config"),
-        "begun": begun,
+        "start_weights": start_weights,
         "settings": settings,
         "data": {name: digest for name, digest in sorted(inputs.items()) if name != "start"},
         "detector": config.get("detector_id"),
-        "code": code_hash(sorted(place for place in places if place.startswith(f"{PACKAGE}."))),
+        "code": code_hash(sorted(module for module in modules if module.startswith(f"{PACKAGE}."))),
     }
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _begun_with(model: ModelParams, workspace: Workspace) -> dict[str, str]:
-    """Where the weights come from that the model began with, each with what is known of its content."""
-    places = [weights_dependency(model.init or model.image_init), dependency(model.text_init)]
-    files = {place: workspace.root / place for place in places if place}
-    return {place: hash_path(file) if file.exists() else "" for place, file in files.items()}
-
-
-def _warmup_boxes(initial: Path) -> dict[str, str]:
-    """Return the hash of the boxes that its vision warm-up used, if it had one."""
-    config = initial / "config.json"
-    warmup = read_json(config).get("provenance", {}).get("vision_warmup") if config.exists() else None
-    return {"vision_warmup": warmup["boxes"]} if warmup else {}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) -> list[DataInput]:
-    """What a training reads: the train split of its datasets (default: all), and val for its losses."""
+    """Return the train split of a training's datasets (default: all) as MLflow inputs."""
     manifest, index = workspace.shards / "manifest.json", workspace.shards / "index-train.parquet"
     if not manifest.exists() or not index.exists():
         return []
-    uri, digest, counts = workspace.relative(workspace.shards), hash_path(index), _samples(index)
+    # dataset -> view -> number of samples
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for batch in open_parquet(index).iter_batches(columns=["source", "view"]):
+        counted = pa.table(batch).group_by(["source", "view"]).aggregate([([], "count_all")])
+        for row in counted.to_pylist():
+            views = counts[row["source"]]
+            views[row["view"]] = views.get(row["view"], 0) + row["count_all"]
+    uri, digest = workspace.relative(workspace.shards), hash_path(index)
     return [
         DataInput(name=name, context="training", digest=digest, uri=uri, counts=counts[name])
         for name in sources or read_json(manifest).get("sources", [])
     ]
 
 
-def _samples(index: Path) -> dict[str, dict[str, int]]:
-    """Of each dataset, how many samples each view has of it."""
-    counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for batch in open_parquet(index).iter_batches(columns=["source", "view"]):
-        counted = pa.table(batch).group_by(["source", "view"]).aggregate([([], "count_all")])
-        for row in counted.to_pylist():
-            of_source = counts[row["source"]]
-            of_source[row["view"]] = of_source.get(row["view"], 0) + row["count_all"]
-    return counts
-
-
-def lineage_files(workspace: Workspace) -> dict[str, str]:
-    """The files that a rebuild needs; secrets are taken out of them when they are kept (redaction.py)."""
-    present = [workspace.root / name for name in LOCKS if (workspace.root / name).exists()]
-    return {path.name: path.read_text(encoding="utf-8") for path in present}
-
-
 def validation_record(workspace: Workspace, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Whether the data a checkpoint learned from passed `validate`; None where nothing on disk can say so."""
+    """Return whether the data of a checkpoint passed `validate`; None if nothing on disk can answer that.
+
+    Args:
+        config: the checkpoint's config.json.
+    """
     report_file, manifest_file = workspace.reports / "validation.json", workspace.validated / "manifest.json"
     if not report_file.exists() or not manifest_file.exists():
         return None
-    if no_longer_here(workspace, config.get("provenance", {}).get("inputs", {})):
-        return None  # trained on other data than what lies here
+    if find_changed_data(workspace, config.get("provenance", {}).get("inputs", {})):
+        return None  # trained on other data than the current data
     report, counts = read_json(report_file), read_json(manifest_file)["counts"]
     reasons = []
     for name, table in report["tables"].items():
@@ -142,11 +207,12 @@ def validation_record(workspace: Workspace, config: dict[str, Any]) -> dict[str,
         if table["good"] != counts.get(name):
             reasons.append(f"{name}: {table['good']} good rows in the report, {counts.get(name)} in data/validated")
     if not report["tables"].get("images", {}).get("good"):
-        reasons.append("images: no good one")
+        reasons.append("images: no good row")
     return {"passed": not reasons, "reasons": reasons, "tables": report["tables"]}
 
 
-def _data(workspace: Workspace) -> dict[str, Any]:
+def _describe_data(workspace: Workspace) -> dict[str, Any]:
+    """Return counts and splits of validated tables and shards, and the number of quarantined rows by rule."""
     quarantine = read_table("quarantine", workspace.validated)
     rules = Counter(zip(quarantine["table"].to_pylist(), quarantine["rule"].to_pylist(), strict=True))
     data: dict[str, Any] = {
@@ -160,8 +226,10 @@ def _data(workspace: Workspace) -> dict[str, Any]:
 
 
 def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the checkpoint `name` was made of: the checkpoints before it back to the first one and the weights imported
-    into that, the detector where the model reads regions, and the tokenizer. Hashes are those that training found.
+    """Return what the checkpoint `name` was made from.
+
+    That is the checkpoints back to the initial one, external weights loaded into that, the detector if the model reads
+    regions, and the tokenizer. Hashes are those recorded in training.
     """
     parents: list[dict[str, Any]] = []
     made_from = config
@@ -173,27 +241,33 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
         parents.append(parent)
         if not (path / "config.json").exists():
             break
-        now = hash_path(path)
-        parent["sha256"] = recorded or now
-        if recorded not in (None, now):
+        current = hash_path(path)
+        parent["sha256"] = recorded or current
+        if recorded not in (None, current):
             parent["note"] = "changed since: its own parents are not known"
             break
         made_from = read_json(path / "config.json")
         if provenance := made_from.get("provenance", {}):
             parent |= {"params": provenance.get("params", {}), "inputs": provenance.get("inputs", {})}
             parent |= {"vision_warmup": provenance["vision_warmup"]} if "vision_warmup" in provenance else {}
-    else:
+    else:  # the chain is complete: the last one is an initial model
         kind, model = split_start(starts[-1]) if starts else ("", "")
-        if kind == "initial" and (files := made_from.get("provenance", {}).get("image_init", {}).get("files")):
+        provenance = made_from.get("provenance", {})
+        if kind == "initial" and (files := provenance.get("image_init", {}).get("files")):
             parents.append({"role": "image weights", "path": params.models[model].image_init, "files": files})
         elif kind == "initial" and params.models[model].init:
-            there = workspace.root / params.models[model].init
-            imported = {"path": params.models[model].init, "sha256": hash_path(there) if there.exists() else None}
-            told = made_from.get("provenance", {}).get("init", {})  # as `vlp import-checkpoint` was called
-            imported |= {key: told[name] for key, name in (("form", "imported"), ("file", "file")) if name in told}
-            parents.append({"role": "imported weights", **imported})
-        if kind == "initial" and (words := made_from.get("provenance", {}).get("text_init")):
-            parents.append({"role": "a BERT's words", "path": words["source"], "files": words["files"]})
+            imported = params.models[model].init
+            path, init = workspace.root / imported, provenance.get("init", {})
+            parent = {
+                "role": "imported weights",
+                "path": imported,
+                "sha256": hash_path(path) if path.exists() else None,
+            }
+            # The arguments of `vlp import-checkpoint`
+            parent |= {key: init[field] for key, field in (("form", "imported"), ("file", "file")) if field in init}
+            parents.append(parent)
+        if kind == "initial" and (text := provenance.get("text_init")):
+            parents.append({"role": "text weights", "path": text["source"], "files": text["files"]})
     if config.get("detector_id"):
         detector = {"role": "detector", "path": "data/detector", "id": config["detector_id"]}
         if workspace.detector.exists():
@@ -203,63 +277,3 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
     if tokenizer is None and workspace.tokenizer.exists():
         tokenizer = hash_path(workspace.tokenizer)
     return [*parents, {"role": "tokenizer", "path": "data/tokenizer", "sha256": tokenizer}]
-
-
-def git_commit(root: Path) -> str:
-    """The commit, with `+changes` when tracked files differ from it; `unknown` outside a git checkout."""
-    try:
-        head = _git(root, "rev-parse", "HEAD")
-        return head + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def lineage_tags(root: Path, *, params: Any, data: Path, command: str) -> dict[str, str]:
-    """Commit, hashes of the data manifest, params and lock files, and the command that rebuilds the result."""
-    return {
-        "git_commit": git_commit(root),
-        "data_manifest": _hash(data),
-        "dvc_lock": _hash(root / "dvc.lock"),
-        "requirements_lock": _hash(root / "requirements.lock"),
-        "params": hashlib.sha256(json.dumps(params, sort_keys=True).encode()).hexdigest()[:16],
-        "command": command,
-    }
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else "absent"
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=20)
-    return done.stdout.strip()
-
-
-NOTE = "made-of.json"  # in the work directory: {"provenance": ..., "detector_id": ...}
-
-
-def provenance_of(
-    settings: Mapping[str, Any], files: Mapping[str, Path], stream: StreamParams | None
-) -> dict[str, Any]:
-    """
-    Args:
-        files: what it reads, by the names that its checkpoint gives them.
-        stream: how the shards are read, which decides the order of samples.
-    """
-    found = {"params": dict(settings), "inputs": {key: hash_path(path) for key, path in files.items()}}
-    if stream is not None and stream.address:
-        found["stream"] = {"block_mb": stream.block_mb, "window": stream.window}
-    return found
-
-
-def note(work: Path, provenance: Mapping[str, Any], detector_id: str) -> None:
-    """detector_id: who made the regions that the model reads; empty: it reads none."""
-    write_json(work / NOTE, {"provenance": provenance, "detector_id": detector_id})
-
-
-def noted(work: Path) -> tuple[Mapping[str, Any], str] | None:
-    """Provenance and detector; None: nothing is noted, as beside states of earlier versions."""
-    if not (work / NOTE).exists():
-        return None
-    found = read_json(work / NOTE)
-    return found["provenance"], found["detector_id"]

@@ -63,7 +63,7 @@ class TrainingJob:
     """One pretraining or fine-tuning run.
 
     name, stage: `pretrain/RUN`, `pretrain@RUN`. section: the run's section of params.yaml.
-    start, start_info: the checkpoint that it starts from, and what that says of itself.
+    start, start_info: the checkpoint that it starts from, and its description.
     files: the inputs that identify the run, by the names that its provenance gives them.
     work: where its resume state is (training/resume.py lists the files).
     """

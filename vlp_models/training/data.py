@@ -15,9 +15,9 @@ from torch.utils.data import Subset
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
-from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, Written
+from vlp_models.data.shards.dataset import AugmentedDataset, GeneratedCaption, ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
-from vlp_models.data.shards.order import order_of
+from vlp_models.data.shards.order import choose_order
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import StreamParams
 
@@ -32,7 +32,7 @@ def _spread(length: int) -> list[int]:
 def validates_on(shards: Path, view: str, sources: Mapping[str, int], captioned: bool, image_ids: Set[str]) -> bool:
     """Return whether a training validates on one of these images; reads the index alone."""
     val = ShardDataset(shards, "val", view, sources, regions=False, captioned=captioned)
-    return bool(np.isin(_spread(len(val)), val.samples_of(image_ids)).any())
+    return bool(np.isin(_spread(len(val)), val.find_samples(image_ids)).any())
 
 
 @dataclass
@@ -44,9 +44,9 @@ class LoaderFactory:
     batch_size         samples of all processes together
     captioned          of the view `images`: only those with a reference caption
     regions, pixels    what to read of the images (`InputReader.flags`)
-    written, control   what augments the captions of the train split (data/shards/augmented.py)
+    generated, control  augmentation of the train split's captions (`AugmentedDataset` in data/shards/dataset.py)
     stream             where and how images are read; without an address: one by one from `shards`
-    texts_per_image    up to this many texts on one image are put in the same batch (data/shards/grouped_order.py)
+    texts_per_image    up to this many texts on one image are put in the same batch (data/shards/order.py)
 
     `train` and `val` are the samples of an epoch and of a validation.
 
@@ -66,7 +66,7 @@ class LoaderFactory:
     captioned: bool = False
     regions: bool = True
     pixels: bool = False
-    written: Sequence[Written] = ()
+    generated: Sequence[GeneratedCaption] = ()
     control: bool = False
     stream: StreamParams | None = None
     texts_per_image: int = 1
@@ -79,10 +79,10 @@ class LoaderFactory:
             raise DataError(
                 f"{self.shards}: no {self.view} in the train split; check `data` and `sources` in params.yaml"
             )
-        self.train = AugmentedDataset(train, self.written, control=self.control) if self.written else train
+        self.train = AugmentedDataset(train, self.generated, control=self.control) if self.generated else train
         val = ShardDataset(self.shards, "val", self.view, self.sources, **options, by_block=False)
         self.val = Subset(val, _spread(len(val)))
-        self._order = order_of(self.train, self.stream, self.texts_per_image)
+        self._order = choose_order(self.train, self.stream, self.texts_per_image)
 
     def __call__(self, rank: int, world_size: int) -> tuple[ResumableLoader, ResumableLoader | None]:
         """Return the train loader, and the val loader if the val split has samples.

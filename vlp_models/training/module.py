@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
-from vlp_models.data.inputs import not_finite
+from vlp_models.data.inputs import find_non_finite
 from vlp_models.errors import CheckpointError, NonFiniteLossError
 from vlp_models.objectives.loss import Count, Loss, WeightedLosses
 from vlp_models.objectives.moving_average import update_moving_averages
@@ -288,7 +288,7 @@ class TrainingModule(LightningModule):
 
 def _non_finite_inputs(batch: Batch) -> list[str]:
     """Return the samples whose image or target is not finite."""
-    bad = set(not_finite(batch))
+    bad = set(find_non_finite(batch))
     targets = batch.targets
     if targets is not None and targets.is_floating_point() and len(batch):
         finite_B = targets.reshape(len(batch), -1).isfinite().all(1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vlp_models.common.device import has_native_bfloat16
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import WITH_MATRICES
+from vlp_models.models.protocols import GroupsParameters
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import nearest
 
@@ -34,20 +35,13 @@ MAX_BATCHED_SIDE = 512  # larger matrices use the processor fully on their own, 
 Adjust = Literal["original", "match_rms_adamw"]
 
 
-@runtime_checkable
-class HasParameterGroups(Protocol):
-    """A model that names its parts."""
-
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]: ...
-
-
 def named_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Return name -> parameters: the model's own `parameter_groups`, or its top-level children.
 
     A task's model contains the pretrained one as `model`: the result has that model's groups and the other children
     (`head`). A parameter that two parts share belongs to the first.
     """
-    if isinstance(module, HasParameterGroups):
+    if isinstance(module, GroupsParameters):
         return module.parameter_groups()
     groups: dict[str, list[nn.Parameter]] = {}
     for name, child in module.named_children():

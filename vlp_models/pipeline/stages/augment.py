@@ -1,19 +1,21 @@
-"""augment NAME: a captioner describes training images, for a fine-tuning to learn from besides (XGPT, section 6.1).
+"""augment NAME: a captioning model writes captions of training images, as extra fine-tuning data (XGPT, section 6.1).
 
-The paper writes 62,000 captions of Flickr30k's training images, two or so of each, and fine-tunes a retrieval model
-further on the union; how they were drawn, it does not say. Here they are sampled; those that repeat a reference or each
-other, never ended or have a special word such as [UNK] inside are dropped, and of the rest the likeliest by token are
-kept. 62,000 is also twice the number of all images of Flickr30k: so here images of other splits are refused.
+The paper generates 62,000 captions of Flickr30k's training images, about two per image, and continues fine-tuning a
+retrieval model on the union; it does not state the decoding method. Here captions are sampled. Those that repeat a
+reference or each other, never end or contain a special token such as [UNK] are dropped, and the rest with the highest
+probability per token are kept. 62,000 is also twice the number of all images of Flickr30k, so images of other splits
+are refused here.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import output_directory
+from vlp_models.common.log import get_logger
+from vlp_models.common.progress import progress_bar
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import AugmentParams, Params, to_plain
@@ -26,82 +28,87 @@ if TYPE_CHECKING:
     from vlp_models.models.decoding.search import Hypothesis
     from vlp_models.tasks.base import TaskModel
 
-# A text that was drawn repeats another, says nothing, never ended, or has a special word inside.
-WHY_NOT = ("repeated", "empty", "unfinished", "special")
+logger = get_logger(__name__)
+
+REASONS = ("repeated", "empty", "unfinished", "special")  # for which a sampled caption is dropped
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes data/augmented/KEY: `captions.parquet`, a canonical table of captions, and a manifest.
+    """Write data/augmented/KEY: `captions.parquet`, a canonical table of captions, and a manifest.
 
     Raises:
         ParamsError: no such entry.
-        DataError: a training image is, by its id or its content, an image of another split; there is none at all; or an
-            input is missing.
-        CheckpointError: the captioner is damaged, or was made from other features or another vocabulary.
+        DataError: a training image is also in another split, by its id or its content; there are no training images; or
+            an input is missing.
+        CheckpointError: the captioner is damaged, or was made from other features or with another vocabulary.
     """
     from vlp_models.common.device import pick_device
     from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.data.tables import read_table, write_table
-    from vlp_models.pipeline.training_job import check_same_data, read_inputs, stage_of
+    from vlp_models.pipeline.prepared_data import PreparedData, stage_of
     from vlp_models.tasks.base import load_task_model
 
     if key not in params.augment:
         raise ParamsError(f"params.yaml: no entry `augment.{key}`{nearest(key, params.augment)}")
     p = params.augment[key]
     with record_timing(workspace, f"augment@{key}"):
-        inputs = read_inputs(workspace)
-        directory = require_output(workspace.checkpoint(p.start), stage_of(p.start))
+        data = PreparedData.load(workspace)
+        checkpoint = require_output(workspace.checkpoint(p.start), stage_of(p.start))
         allowed = training_images(read_table("images", require_output(workspace.validated, "validate")), p.sources)
         captioner = load_task_model(
-            directory, device=pick_device(params.trainer.accelerator, params.trainer.torch_threads)
+            checkpoint, device=pick_device(params.trainer.accelerator, params.trainer.torch_threads)
         )
-        check_same_data(captioner.info, directory, inputs)
+        data.check_compatible(captioner.info, checkpoint)
         sources = dict.fromkeys(p.sources, 1)
-        dataset = ShardDataset(inputs.shards, "train", "images", sources, **captioner.reader.flags)
-        if strangers := set(dataset.image_ids()) - allowed:
+        dataset = ShardDataset(data.shards, "train", "images", sources, **captioner.reader.flags)
+        if unknown := set(dataset.image_ids()) - allowed:
             raise DataError(
-                f"{inputs.shards}: {len(strangers):,} images of its train split are none of the validated tables', "
-                f"such as {min(strangers)}; `dvc repro shards` makes them anew"
+                f"{data.shards}: {len(unknown):,} images of the train split are not in the validated tables, such as "
+                f"{min(unknown)}; run `dvc repro shards`"
             )
         rows: list[dict[str, object]] = []
-        counts = Counter(dict.fromkeys(("images", "captions", *WHY_NOT), 0))
-        for number, samples in enumerate(_chunks(dataset, p.batch_size)):
-            for sample, drawn in zip(samples, draw(captioner, samples, p, number), strict=True):
-                kept, why_not = choose(captioner, drawn, sample["captions"], p)
-                rows += [
-                    {
-                        "caption_id": f"{sample.image_id}/augment-{key}-{place}",
-                        "image_id": sample.image_id,
-                        "text": text,
-                        "provenance": f"augment {key}: {p.start}",
-                    }
-                    for place, text in enumerate(kept)
-                ]
-                counts.update(why_not, images=1, captions=len(kept))
+        counts = Counter(dict.fromkeys(("images", "captions", *REASONS), 0))
+        starts = range(0, len(dataset), p.batch_size)
+        with progress_bar(f"augment {key}", len(dataset), "images") as bar:
+            for number, start in enumerate(starts):
+                samples = [dataset[i] for i in range(start, min(start + p.batch_size, len(dataset)))]
+                for sample, hypotheses in zip(samples, draw(captioner, samples, p, number), strict=True):
+                    kept, dropped = choose(captioner, hypotheses, sample["captions"], p)
+                    rows += [
+                        {
+                            "caption_id": f"{sample.image_id}/augment-{key}-{place}",
+                            "image_id": sample.image_id,
+                            "text": text,
+                            "provenance": f"augment {key}: {p.start}",
+                        }
+                        for place, text in enumerate(kept)
+                    ]
+                    counts.update(dropped, images=1, captions=len(kept))
+                bar.advance(by=len(samples))
         if not rows:
             raise DataError(
-                f"augment {key}: {p.start} wrote nothing new of {counts['images']:,} training images; raise `samples`, "
-                "or "
-                "a higher `temperature`, would"
+                f"augment {key}: {p.start} wrote no new caption of {counts['images']:,} training images; raise "
+                "`samples` or `temperature`"
             )
         with output_directory(workspace.augmented(key)) as output:
             write_table(rows, "captions", output)
             write_manifest(output, stage=f"augment@{key}", params=to_plain(p), counts=dict(counts))
-    print(f"augment {key}: {counts['captions']:,} captions of {counts['images']:,} training images, by {p.start}")
+    captions, images = f"{counts['captions']:,}", f"{counts['images']:,}"
+    logger.info("augment %s: %s captions of %s training images, by %s", key, captions, images, p.start)
 
 
 def training_images(images: pa.Table, sources: Sequence[str]) -> set[str]:
-    """The ids of the training images of these datasets (none: of all).
+    """Return the ids of the training images of these datasets (empty: of all).
 
     Raises:
-        DataError: one of them is, by its id or by its file's content, in another split of any dataset.
+        DataError: there are none, or one of them is in another split of any dataset, by its id or its file's content.
     """
     from vlp_models.data.shards.dataset import refuse_evaluation_images
 
     rows = images.select(["image_id", "source", "split", "sha256"]).to_pylist()
     chosen = [row for row in rows if row["split"] == "train" and (not sources or row["source"] in sources)]
     if not chosen:
-        raise DataError(f"augment: there are no training images of {', '.join(sources) or 'any dataset'}")
+        raise DataError(f"augment: no training images in {', '.join(sources) or 'any dataset'}")
     for split in sorted({row["split"] for row in rows} - {"train"}):
         others = [row for row in rows if row["split"] == split]
         ids, contents = {row["image_id"] for row in others}, {row["sha256"] for row in others if row["sha256"]}
@@ -111,7 +118,7 @@ def training_images(images: pa.Table, sources: Sequence[str]) -> set[str]:
 
 
 def draw(captioner: TaskModel, samples: Sequence[Sample], p: AugmentParams, number: int) -> list[list[Hypothesis]]:
-    """`p.samples` captions of each image; chance is a function of the seed and the batch's number."""
+    """Sample `p.samples` captions of each image; the random state depends on the seed and the batch's number only."""
     import numpy as np
     import torch
 
@@ -134,40 +141,30 @@ def draw(captioner: TaskModel, samples: Sequence[Sample], p: AugmentParams, numb
 
 
 def choose(
-    captioner: TaskModel, drawn: Sequence[Hypothesis], references: Sequence[str], p: AugmentParams
+    captioner: TaskModel, hypotheses: Sequence[Hypothesis], references: Sequence[str], p: AugmentParams
 ) -> tuple[list[str], Counter[str]]:
-    """The likeliest `p.captions` texts by token that are new, and how many of those drawn were dropped, by `WHY_NOT`.
+    """Return the `p.captions` new texts with the highest probability per token, and how many were dropped by reason.
 
-    Two texts are one if their words are, whatever their capitals and spaces.
+    Two texts with the same words are the same text, whatever their capitals and spaces.
     """
     tokenizer = captioner.tokenizer
     seen = {tuple(tokenizer.split(text)) for text in references}
     special = set(tokenizer.special_ids)
     kept: list[str] = []
-    why_not: Counter[str] = Counter()
-    for hypothesis in sorted(drawn, key=lambda h: -h.score / (len(h.ids) + 1)):
+    dropped: Counter[str] = Counter()
+    for hypothesis in sorted(hypotheses, key=lambda h: -h.score / (len(h.ids) + 1)):
         text = tokenizer.decode(hypothesis.ids)
         words = tuple(tokenizer.split(text))
-        if len(hypothesis.ids) >= p.max_caption_len:  # no place was left for [SEP]: a sentence that broke off
-            why_not["unfinished"] += 1
-        elif special.intersection(hypothesis.ids):  # decoding leaves it out, and with it a word
-            why_not["special"] += 1
+        if len(hypothesis.ids) >= p.max_caption_len:  # no position was left for [SEP]: an unfinished sentence
+            dropped["unfinished"] += 1
+        elif special.intersection(hypothesis.ids):  # `decode` skips special tokens, so a word would be missing
+            dropped["special"] += 1
         elif not words:
-            why_not["empty"] += 1
+            dropped["empty"] += 1
         elif words in seen:
-            why_not["repeated"] += 1
+            dropped["repeated"] += 1
         else:
             seen.add(words)
             if len(kept) < p.captions:
                 kept.append(text)
-    return kept, why_not
-
-
-def _chunks(dataset: Any, size: int) -> Iterator[list[Sample]]:
-    from rich.console import Console
-    from rich.progress import track
-
-    starts = range(0, len(dataset), size)
-    console = Console(stderr=True)
-    for start in track(starts, "augment", console=console, disable=not sys.stderr.isatty(), transient=True):
-        yield dataset.__getitems__(range(start, min(start + size, len(dataset))))
+    return kept, dropped

@@ -52,7 +52,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     """Return the task's model with the weights of its start, including the head if task and labels are the same."""
-    from vlp_models.data.shards.dataset import read_written
+    from vlp_models.data.shards.dataset import read_generated
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import load_strictly, part_of, read_labels, read_weights
     from vlp_models.pipeline.prepared_data import load_start
@@ -90,7 +90,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
             collate=task_model.collate,
             captioned=task_model.needs_captions(task_model.options),
             texts_per_image=p.texts_per_image,
-            generated=read_written(augmented, job.data.shards) if augmented else (),
+            generated=read_generated(augmented, job.data.shards) if augmented else (),
             control=p.augment.control,
             **task_model.reader.flags,
         ),
