@@ -53,9 +53,9 @@ def test_the_report_has_both_and_the_control_of_the_model_of_pixels(clone: Path)
     records = [record for record in read(clone / "reports" / "summary.json") if record["run"] in RUNS]
     assert {record["run"]: record["model"] for record in records} == RUNS
     (accuracy,) = (r for r in records if (r["run"], r["metric"], r["split"]) == ("toy-vqa", "accuracy", "test"))
-    assert accuracy["baselines"]["image blanked"] is not None
+    assert accuracy["baselines"]["blind baseline"] is not None
     rows = [json.loads(line) for line in (clone / "reports/eval/toy-vqa/predictions-test.jsonl").open()]
-    assert all({"answer", "answer_blank"} <= row.keys() for row in rows)
+    assert all({"answer", "answer_blind"} <= row.keys() for row in rows)
     page = (clone / "reports" / "index.html").read_text()
     assert "<td>toy</td>" in page and "<td>tden</td>" in page
     for name, model in RUNS.items():
@@ -69,7 +69,7 @@ def test_both_are_versions_of_one_name_and_the_gate_chose(clone: Path) -> None:
     assert {one["name"] for one in found.values()} == {"vlp-vqa"}
     assert {one["version"] for one in found.values()} == {1, 2}
     decision = read(clone / "reports" / "promotion" / "vqa.json")
-    assert decision["outcome"] == "promoted"
+    assert decision["action"] == "promoted"
     values = {one["run_model"]: one["value"] for one in decision["candidates"]}
     assert set(values) == {"toy", "tden"} and values[decision["run_model"]] == max(values.values())
     made_of = {}

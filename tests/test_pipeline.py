@@ -62,12 +62,12 @@ def test_the_results_are_there(clone: Path) -> None:
     keys = {"dataset", "split", "model", "task", "metric", "value", "baselines", "seed", "seconds", "peak_memory_mb"}
     assert all(keys | {"git", "data"} <= record.keys() for record in summary)
     metrics = {record["metric"] for record in summary}
-    assert {"CIDEr", "accuracy", "true captions"} <= metrics
+    assert {"CIDEr", "accuracy", "faithful captions"} <= metrics
     page = (clone / "reports" / "index.html").read_text()
     assert "<html" in page
     # Few words make these questions: what of the test was learnt from is counted beside each score, and shown.
-    seen = next(record["seen"] for record in summary if record["metric"] == "accuracy")
-    assert seen["pictures"] == 0 and seen["sentences"] > 0 and "without_both" in seen
+    leakage = next(record["leakage"] for record in summary if record["metric"] == "accuracy")
+    assert leakage["images"] == 0 and leakage["texts"] > 0 and "without_both" in leakage
     assert "What was there to learn from" in page and f">{seen['sentences']} of " in page
     assert json.loads((clone / "reports" / "validation.json").read_text())["tables"]["captions"]["good"]
     assert (clone / "reports" / "data_docs" / "index.html").exists()
@@ -196,7 +196,7 @@ def test_going_back_trains_nothing_again(clone: Path) -> None:
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
 def test_settings_and_code_that_change_no_result_make_nothing_stale(clone: Path) -> None:
-    params, other = clone / "params.yaml", clone / "vlp_models/models/tden/public/switches.py"
+    params, other = clone / "params.yaml", clone / "vlp_models/models/tden/config.py"
     text, code = params.read_text(), other.read_text()
     try:
         run(clone, "vlp", "use", "--set", "trainer.log_every_steps=3", "--set", "trainer.checkpoint_every_steps=7")

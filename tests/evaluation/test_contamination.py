@@ -1,4 +1,4 @@
-"""What a test's items owe to what was there to learn from: counted, and the score without them."""
+"""Test items with near-duplicates in the training data: counted, and the score without them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 from vlp_models.curation.duplicates.leakage import Leak, write_leaks
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import write_table
-from vlp_models.evaluation.contamination import Learnt, Seen, learnt_sources, without_seen
+from vlp_models.evaluation.contamination import LeakedItems, TrainingData, score_without_leaked, training_sources
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import load_params
 
 ROOT = Path(__file__).parents[2]
 ITEMS = 60
-WHOLE = {"low": 40.0, "high": 60.0}  # ends of a score over all items
+WHOLE = {"low": 40.0, "high": 60.0}  # interval of the score over all items
 
 
 @pytest.fixture
 def validated(tmp_path: Path) -> Path:
-    """Of 60 tested images, 10 have a copy in train of the dataset a, one in that of b; 20 have a caption of a's."""
+    """60 test images: 10 have a copy in the training split of a, one in that of b; 20 share a caption with a."""
     images = [image(f"a/{n}", "a", "train") for n in range(10)] + [image("b/0", "b", "train")]
     images += [image(f"a/test-{n}", "a", "test") for n in range(ITEMS)]
     captions = [caption(f"a/{n}", f"a picture of the number {n} on a wall") for n in range(10)]
@@ -31,7 +31,7 @@ def validated(tmp_path: Path) -> Path:
     write_table(captions, "captions", tmp_path)
     copies = [Leak(image_id=f"a/{n}", copy_of=f"a/test-{n}", split="test", how="mirrored") for n in range(10)]
     copies.append(Leak(image_id="b/0", copy_of="a/test-59", split="test", how="mirrored"))
-    copies.append(Leak(image_id="a/gone", copy_of="a/test-58", split="test", how="set aside, so not learnt from"))
+    copies.append(Leak(image_id="a/gone", copy_of="a/test-58", split="test", how="quarantined, so not trained on"))
     write_leaks(tmp_path, copies)
     return tmp_path
 
@@ -46,7 +46,7 @@ def caption(image_id: str, text: str) -> dict[str, object]:
 
 
 def samples() -> list[Sample]:
-    """The images 30 to 49 have a caption that train has, but for a word."""
+    """Images 30 to 49 have a caption that differs from a training caption by one word."""
     text = ["a sign with no number {n} over a door" if 30 <= n < 50 else "number {n} is here" for n in range(ITEMS)]
     captions = [(words.format(n=n - 30 if 30 <= n < 50 else n), "and this one is new") for n, words in enumerate(text)]
     ids = [f"a/test-{n}" for n in range(ITEMS)]
@@ -55,49 +55,50 @@ def samples() -> list[Sample]:
     ]
 
 
-def test_seen_are_those_with_a_copy_in_what_this_run_learnt_from(validated: Path) -> None:
-    seen = Learnt(validated, ["a"]).seen(samples())
-    assert seen.pictures == {f"a/test-{n}" for n in range(10)}
-    assert seen.sentences == {f"a/test-{n}" for n in range(30, 50)}
-    assert Learnt(validated, []).seen(samples()).pictures == seen.pictures | {"a/test-59"}
-    only_b = Learnt(validated, ["b"]).seen(samples())
-    assert (only_b.pictures, only_b.sentences) == ({"a/test-59"}, set())
+def test_finds_items_with_a_copy_in_the_runs_own_training_data(validated: Path) -> None:
+    leaked = TrainingData(validated, ["a"]).find_leaked(samples())
+    assert leaked.images == {f"a/test-{n}" for n in range(10)}
+    assert leaked.texts == {f"a/test-{n}" for n in range(30, 50)}
+    assert TrainingData(validated, []).find_leaked(samples()).images == leaked.images | {"a/test-59"}
+    only_b = TrainingData(validated, ["b"]).find_leaked(samples())
+    assert (only_b.images, only_b.texts) == ({"a/test-59"}, set())
 
 
-def test_a_score_without_them_is_that_of_the_others(validated: Path) -> None:
-    seen = Learnt(validated, ["a"]).seen(samples())
-    right = np.r_[np.ones(10), np.zeros(20), np.ones(20), np.zeros(10)]  # right where it was seen, and nowhere else
+def test_score_without_leaked_items_is_that_of_the_others(validated: Path) -> None:
+    leaked = TrainingData(validated, ["a"]).find_leaked(samples())
+    right = np.r_[np.ones(10), np.zeros(20), np.ones(20), np.zeros(10)]  # right exactly where the item leaked
     names = [sample.sample_id for sample in samples()]
-    found = without_seen(mean_score("accuracy", right, names, items=names), seen, WHOLE, resamples=100, seed=1)
+    score = mean_score("accuracy", right, names, items=names)
+    found = score_without_leaked(score, leaked, WHOLE, resamples=100, seed=1)
     assert found is not None
-    assert (found["pictures"], found["sentences"]) == (10, 20)
-    assert (found["without_pictures"]["value"], found["without_pictures"]["n"]) == (40.0, 50)
-    assert found["without_pictures"]["low"] < 40 < found["without_pictures"]["high"]
+    assert (found["images"], found["texts"]) == (10, 20)
+    assert (found["without_images"]["value"], found["without_images"]["n"]) == (40.0, 50)
+    assert found["without_images"]["low"] < 40 < found["without_images"]["high"]
     assert found["without_both"] == {"value": 0.0, "low": 0.0, "high": 0.0, "n": 30}
 
-    captions = [f"{name}#{k}" for name in names for k in range(2)]  # an image's captions are seen with it
-    of_captions = mean_score("R@1", np.repeat(right, 2), np.repeat(names, 2).tolist(), items=captions)
-    found = without_seen(of_captions, seen, WHOLE, resamples=0, seed=1)
+    captions = [f"{name}#{k}" for name in names for k in range(2)]  # an image's captions leak with it
+    by_caption = mean_score("R@1", np.repeat(right, 2), np.repeat(names, 2).tolist(), items=captions)
+    found = score_without_leaked(by_caption, leaked, WHOLE, resamples=0, seed=1)
     assert found is not None and found["without_both"] == {"value": 0.0, "low": None, "high": None, "n": 60}
 
-    nothing = Seen(pictures=frozenset(), sentences=frozenset())
-    found = without_seen(mean_score("accuracy", right, names, items=names), nothing, WHOLE, resamples=100, seed=1)
+    nothing = LeakedItems(images=frozenset(), texts=frozenset())
+    found = score_without_leaked(score, nothing, WHOLE, resamples=100, seed=1)
     assert found is not None and found["without_both"] == {"value": 50.0, **WHOLE, "n": ITEMS}
 
     few = mean_score("accuracy", right[20:50], names[20:50], items=names[20:50])
-    found = without_seen(few, seen, WHOLE, resamples=100, seed=1)
-    assert found is not None and found["without_both"] is None, "10 items say too little"
+    found = score_without_leaked(few, leaked, WHOLE, resamples=100, seed=1)
+    assert found is not None and found["without_both"] is None, "10 remaining items are too few"
 
 
-def test_a_run_learnt_from_its_own_datasets_and_from_those_it_starts_from() -> None:
+def test_training_sources_include_those_of_the_pretraining() -> None:
     params = load_params(ROOT / "params.yaml")
     run = next(iter(params.finetune))
     (before,) = params.pretrain
 
-    def of(own: dict[str, int], earlier: dict[str, int]) -> list[str]:
+    def sources(own: dict[str, int], earlier: dict[str, int]) -> list[str]:
         finetune = {run: dataclasses.replace(params.finetune[run], sources=own)}
         pretrain = {before: dataclasses.replace(params.pretrain[before], sources=earlier)}
-        return learnt_sources(dataclasses.replace(params, finetune=finetune, pretrain=pretrain), run)
+        return training_sources(dataclasses.replace(params, finetune=finetune, pretrain=pretrain), run)
 
-    assert of({"a": 1, "b": 1}, {"b": 1, "c": 2}) == ["a", "b", "c"]
-    assert of({"a": 1}, {}) == [], "the pretraining saw all of them"
+    assert sources({"a": 1, "b": 1}, {"b": 1, "c": 2}) == ["a", "b", "c"]
+    assert sources({"a": 1}, {}) == [], "the pretraining is on all datasets"

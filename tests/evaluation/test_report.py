@@ -1,4 +1,4 @@
-"""The page and the summary: whole, with parts missing, and with hostile text in the data."""
+"""The report page and summary: complete, with files missing, and with hostile text in the data."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.evaluation.report.charts import interval_bar, line_chart, nice_ticks
-from vlp_models.evaluation.report.pictures import Pictures
-from vlp_models.evaluation.report.shown import shown_by_models
+from vlp_models.evaluation.report.pictures import Pictures, read_figures
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.stages import report
 
@@ -41,13 +40,13 @@ def params() -> Params:
 def record(task: str, metric: str, value: float | None, **more: Any) -> dict[str, Any]:
     known = {"dataset": "scenes", "split": "test", "model": "tden", "run": task, "task": task, "metric": metric}
     numbers = {"value": value, "low": None, "high": None, "baselines": {}, "n": 3, "seed": 1}
-    facts = {"seconds": 1.5, "peak_memory_mb": 100.0, "git": "abc", "data": "def", "note": ""}
+    facts = {"seconds": 1.5, "peak_memory_mb": 100.0, "git": "abc", "data": "def", "note": "", "leakage": None}
     return {**known, **numbers, **facts, **more}
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """Three images, one of them gone from the disk; one run of each task; everything named after an attack."""
+    """Three images, one of them missing on disk; one run of each task; all names and texts are attacks."""
     made = Workspace(tmp_path)
     made.validated.mkdir(parents=True)
     made.features.mkdir(parents=True)
@@ -126,7 +125,7 @@ def rendered(params: Params, workspace: Workspace) -> str:
     return (workspace.reports / "index.html").read_text(encoding="utf-8")
 
 
-def test_the_page_is_whole_and_needs_nothing_else(params: Params, workspace: Workspace) -> None:
+def test_page_is_complete_and_self_contained(params: Params, workspace: Workspace) -> None:
     text = rendered(params, workspace)
     page = Page(text)
     assert not page.open
@@ -136,10 +135,10 @@ def test_the_page_is_whole_and_needs_nothing_else(params: Params, workspace: Wor
     assert not re.search(r"https?://", text)
     for part in ("CIDEr", "120.5", "110.0 to 130.0", "java not found", "Synthetic data", "Tiny model", "Data quality"):
         assert part in text
-    assert "scenes/2: can&#39;t be read" in text  # the lost image is said, not hidden
+    assert "scenes/2: cannot be read" in text
 
 
-def test_text_of_the_data_is_never_markup(params: Params, workspace: Workspace) -> None:
+def test_text_from_the_data_is_escaped(params: Params, workspace: Workspace) -> None:
     text = rendered(params, workspace)
     assert "<script" not in text and "<img src=x" not in text
     assert "&lt;script&gt;" in text
@@ -157,7 +156,7 @@ def test_summary_is_a_list_of_records_and_metrics_a_mapping(params: Params, work
     assert nested["detector"]["AP"] == 41.5
 
 
-def test_dvc_shows_the_metrics(params: Params, workspace: Workspace) -> None:
+def test_dvc_metrics_show_reads_the_headlines(params: Params, workspace: Workspace) -> None:
     report.run(params, workspace)
     stage = {"cmd": "x", "metrics": [{"reports/metrics.json": {"cache": False}}]}
     write_json(workspace.root / "dvc.yaml", {"stages": {"report": stage}})  # JSON is YAML
@@ -170,14 +169,14 @@ def test_dvc_shows_the_metrics(params: Params, workspace: Workspace) -> None:
     assert shown["evaluate"]["vqa"]["scenes test"]["accuracy"] == 70.0
 
 
-def test_only_a_model_that_sees_regions_is_shown_with_them(params: Params, workspace: Workspace) -> None:
+def test_boxes_are_drawn_only_for_models_that_read_regions(params: Params, workspace: Workspace) -> None:
     image_id = read_table("images", workspace.validated)["image_id"][0].as_py()
-    boxes = {seen: Pictures(workspace, 10**9, regions=seen).get(image_id).boxes for seen in (True, False)}
+    boxes = {flag: Pictures(workspace, 10**9, regions=flag).get(image_id).boxes for flag in (True, False)}
     assert "<rect" in boxes[True] and not boxes[False]
 
 
-def test_a_detector_of_earlier_params_is_not_reported(params: Params, workspace: Workspace) -> None:
-    """As in a workspace whose last model of regions was taken out."""
+def test_unused_detector_report_is_ignored(params: Params, workspace: Workspace) -> None:
+    """As in a workspace whose last model that reads regions was removed."""
     write_json(workspace.shards / "manifest.json", {"detector_id": "", "pixels": True})
     report.run(params, workspace)
     assert not [record for record in read_json(workspace.reports / "summary.json") if record["run"] == "detector"]
@@ -188,19 +187,19 @@ def test_a_detector_of_earlier_params_is_not_reported(params: Params, workspace:
     "absent",
     ["data", "reports/eval", "reports/eval/vqa", "reports/curves", "reports/validation.json", "data/features"],
 )
-def test_missing_parts_are_left_out(params: Params, workspace: Workspace, absent: str, tmp_path: Path) -> None:
+def test_sections_without_files_are_left_out(params: Params, workspace: Workspace, absent: str, tmp_path: Path) -> None:
     (workspace.root / absent).rename(tmp_path / "gone")
     assert not Page(rendered(params, workspace)).open
 
 
-def test_nothing_at_all_is_said_so(params: Params, tmp_path: Path) -> None:
+def test_empty_workspace_gives_a_page_that_reports_it(params: Params, tmp_path: Path) -> None:
     text = rendered(params, Workspace(tmp_path))
     assert "no run has been evaluated" in text
     assert read_json(tmp_path / "reports" / "summary.json") == []
 
 
-def test_the_page_takes_little_time(params: Params, workspace: Workspace) -> None:
-    """A curve of 50,000 steps is thinned, not drawn whole."""
+def test_long_curves_are_thinned(params: Params, workspace: Workspace) -> None:
+    """A curve of 50,000 steps is rendered quickly, in a small page."""
     lines = "".join(f"{i},{3 - i / 50_000}\n" for i in range(50_000))
     write_text(workspace.curve("finetune/vqa"), f"step,loss\n{lines}")
     start = time.perf_counter()
@@ -217,18 +216,18 @@ def test_charts() -> None:
     assert 'width="110.0"' in bar and "95% interval 40.0 to 60.0; majority 30.0" in bar
 
 
-def test_what_a_model_shows_of_itself_is_on_the_page(params: Params, workspace: Workspace) -> None:
-    """Patches are cut from the pictures; a name out of the data is text, and a lost picture is named."""
+def test_model_figures_are_on_the_page(params: Params, workspace: Workspace) -> None:
+    """Patches are cut from the images, text is escaped, and a missing image is named."""
     pretrained = dataclasses.replace(params, pretrain={**params.pretrain, "shows": params.pretrain["tden"]})
     boxes = [("scenes/0", [0.0, 0.0, 0.5, 1.0]), ("scenes/2", [0, 0, 1, 1]), ("elsewhere", [0, 0, 1, 1])]
     patches = [{"image_id": image_id, "box": box} for image_id, box in boxes]
-    figure = {"title": "Codes", "about": HOSTILE, "groups": [{"name": "code 1", "note": "two", "patches": patches}]}
-    write_json(workspace.figures("pretrain/shows"), [figure])
-    (shown,) = shown_by_models(pretrained, workspace)
-    (first, lost, unknown) = shown.groups[0].pictures
+    saved = {"title": "Codes", "about": HOSTILE, "groups": [{"name": "code 1", "note": "two", "patches": patches}]}
+    write_json(workspace.figures("pretrain/shows"), [saved])
+    (figure,) = read_figures(pretrained, workspace)
+    (first, lost, unknown) = figure.groups[0].pictures
     assert (first.width, first.height) == (72, 36) and first.data
-    assert "can't be read" in lost.problem and "not in the validated" in unknown.problem
+    assert "cannot be read" in lost.problem and "not in the validated" in unknown.problem
     report.run(pretrained, workspace)
     page = (workspace.reports / "index.html").read_text()
     assert "Codes · shows" in page and first.data in page and HOSTILE not in page
-    assert shown_by_models(params, workspace) == []
+    assert read_figures(params, workspace) == []

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from vlp_models.metrics.alike import most_alike
+from vlp_models.metrics.consensus import most_similar
 
 
 def likeness(one: list[str], other: list[str]) -> float:
@@ -34,4 +34,4 @@ GROUPS = [
 def test_it_has_the_highest_mean_likeness(group: list[str]) -> None:
     split = [caption.split() for caption in group]
     means = [sum(likeness(one, other) for other in split) / len(split) for one in split]
-    assert most_alike(split) == max(range(len(group)), key=lambda i: (round(means[i], 9), -i))
+    assert most_similar(split) == max(range(len(group)), key=lambda i: (round(means[i], 9), -i))

@@ -20,8 +20,8 @@ from vlp_models.metrics.caption import (
     score_caption_sets,
     score_captions,
 )
-from vlp_models.metrics.java import Meteor, meteor_from_statistics, ptb_lines
-from vlp_models.metrics.score import Score
+from vlp_models.metrics.coco_tools import Meteor, ptb_lines
+from vlp_models.metrics.score import Score, meteor_from_statistics
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "golden_caption_metrics.json").read_text())
 CANDIDATES = {image_id: captions[0] for image_id, captions in GOLDEN["res_raw"].items()}
@@ -103,7 +103,7 @@ def test_odd_line_ends_shift_no_caption() -> None:
 
 @needs_java
 def test_tokenizer_reads_utf8_in_any_locale() -> None:
-    code = "from vlp_models.metrics.java import ptb_lines; print(ascii(ptb_lines(['caf\\xe9'])))"
+    code = "from vlp_models.metrics.coco_tools import ptb_lines; print(ascii(ptb_lines(['caf\\xe9'])))"
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "1"}
     done = subprocess.run(["python", "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == r"['caf\xe9']"
@@ -124,7 +124,7 @@ def test_missing_ids_are_named() -> None:
 
 
 def test_a_caption_that_tokenises_to_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlp_models.metrics.ptb.ptb_lines", lambda texts: ["" for _ in texts])
+    monkeypatch.setattr("vlp_models.metrics.coco_tools.ptb_lines", lambda texts: ["" for _ in texts])
     with pytest.raises(DataError, match="came out of the tokenizer empty"):
         score_captions({"1": "a cat"}, {"1": ["a cat"]})
 

@@ -56,7 +56,7 @@ def test_equals_the_definition(
 ) -> None:
     """Images of the corpus and one outside it, words nobody has said, empty captions."""
     references = {**{str(i): image for i, image in enumerate(corpus)}, "other": other}
-    scorer = CiderD(DocumentFrequencies.of(corpus), references.__getitem__)
+    scorer = CiderD(DocumentFrequencies.count(corpus), references.__getitem__)
     for image_id in ("0", "other", "0"):
         expected = [slow(c, references[image_id], corpus) for c in candidates]
         np.testing.assert_allclose(scorer.score(image_id, candidates), expected, rtol=1e-9, atol=1e-12)
@@ -68,7 +68,7 @@ def test_equals_pycocoevalcap_and_the_recorded_numbers() -> None:
 
     golden = json.loads(GOLDEN.read_text())
     references = {i: [c.split() for c in captions] for i, captions in golden["gts_tok"].items()}
-    scorer = CiderD(DocumentFrequencies.of(references.values()), references.__getitem__)
+    scorer = CiderD(DocumentFrequencies.count(references.values()), references.__getitem__)
     own = [float(scorer.score(i, [golden["res_tok"][i][0].split()])[0]) for i in references]
     np.testing.assert_allclose(own, golden["CIDEr_per_image"], rtol=1e-9)
 
@@ -84,7 +84,7 @@ def test_a_score_does_not_depend_on_what_was_scored_before() -> None:
     references = {
         str(i): [list(rng.choice(words, rng.integers(3, 12))) for _ in range(5)] for i in range(40)
     }  # the last ten are outside the corpus
-    frequencies = DocumentFrequencies.of(list(references.values())[:30])
+    frequencies = DocumentFrequencies.count(list(references.values())[:30])
     candidates = [list(rng.choice([*words, "new"], 10)) for _ in range(6)]
     forwards, backwards = (CiderD(frequencies, references.__getitem__) for _ in range(2))
     first = {i: forwards.score(i, candidates) for i in references}
@@ -94,7 +94,7 @@ def test_a_score_does_not_depend_on_what_was_scored_before() -> None:
 
 def test_a_mean_over_images_is_the_mean_of_their_scores() -> None:
     corpus = {"one": [["a", "b", "c"], ["a", "b"]], "two": [["c", "d"]], "three": [["d", "x", "y"]]}
-    frequencies = DocumentFrequencies.of(list(corpus.values())[:2])
+    frequencies = DocumentFrequencies.count(list(corpus.values())[:2])
     candidates = [["a", "b", "new"], ["d", "x", "y"], []]
     apart = [CiderD(frequencies, corpus.__getitem__).score(image, candidates) for image in corpus]
     together = CiderD(frequencies, corpus.__getitem__).mean_score(list(corpus), candidates)
@@ -104,10 +104,10 @@ def test_a_mean_over_images_is_the_mean_of_their_scores() -> None:
 
 def test_frequencies_survive_the_disk_and_are_the_same_bytes(tmp_path: Path) -> None:
     corpus = [[["a", "b", "a", "b", "c"], ["a"]], [["b", "c", "é"]], [[]]]
-    frequencies = DocumentFrequencies.of(corpus)
+    frequencies = DocumentFrequencies.count(corpus)
     assert frequencies.images == 3
     for name in ("one", "two"):
-        DocumentFrequencies.of(corpus).save(tmp_path / name)
+        DocumentFrequencies.count(corpus).save(tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     loaded = DocumentFrequencies.load(tmp_path / "one")
     assert (loaded.images, loaded.words, loaded.counts) == (frequencies.images, frequencies.words, frequencies.counts)
@@ -118,7 +118,7 @@ def test_frequencies_survive_the_disk_and_are_the_same_bytes(tmp_path: Path) -> 
 
 
 def test_an_image_without_references_is_named() -> None:
-    scorer = CiderD(DocumentFrequencies.of([[["a"]]]), lambda image_id: {"here": [["a"]]}.get(image_id, []))
+    scorer = CiderD(DocumentFrequencies.count([[["a"]]]), lambda image_id: {"here": [["a"]]}.get(image_id, []))
     for image_id in ("bare", "absent"):
         with pytest.raises(DataError, match=image_id):
             scorer.score(image_id, [["a"]])

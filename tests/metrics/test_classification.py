@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.classification import Labelled, commonest_label, macro_f1_percent, score_labels
-from vlp_models.metrics.items import item_scores, read_items, write_items
-from vlp_models.metrics.score import Evidence, FloatArray, Score
+from vlp_models.metrics.classification import LabeledItem, most_common_label, score_labels
+from vlp_models.metrics.score import Evidence, FloatArray, Score, item_scores, macro_f1_percent, read_items, write_items
 
 LABELS = ("a", "b", "c")
 PAIRS = ["aa", "aa", "ab", "bb", "ba", "cc"]  # label, prediction
 
 
-def rows() -> list[Labelled]:
-    return [Labelled(group=f"g{i // 2}", item=f"i{i}", label=p[0], prediction=p[1]) for i, p in enumerate(PAIRS)]
+def rows() -> list[LabeledItem]:
+    return [LabeledItem(group=f"g{i // 2}", item=f"i{i}", label=p[0], prediction=p[1]) for i, p in enumerate(PAIRS)]
 
 
 def test_scores_are_those_worked_out_by_hand() -> None:
@@ -34,11 +33,11 @@ def test_scores_are_those_worked_out_by_hand() -> None:
 def test_a_label_that_does_not_occur_does_not_count() -> None:
     both = np.array([[1.0, 0, 0, 0, 1, 0, 0, 0, 0]])
     assert macro_f1_percent(both)[0] == 100
-    only = [Labelled(group="g", item="i", label="a", prediction="a")]
+    only = [LabeledItem(group="g", item="i", label="a", prediction="a")]
     missing = {score.metric: score for score in score_labels(only, LABELS)}["recall (b)"]
     assert missing.value is None and missing.note.startswith("not computed")
     assert score_labels([], LABELS)[1].value is None
-    assert commonest_label(["b", "a", "b", "a"]) == "a" and commonest_label([]) == ""
+    assert most_common_label(["b", "a", "b", "a"]) == "a" and most_common_label([]) == ""
 
 
 def test_items_give_the_score_back(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vlp_models.metrics.compare import differences, holm
+from vlp_models.metrics.bootstrap import compare_variants, holm
 from vlp_models.metrics.score import Evidence, mean_score
 
 IMAGES, QUESTIONS = 40, 3
@@ -29,7 +29,7 @@ def design(seeds: int, mean: float, *, seed_spread: float = 0.0, number: int = 0
 
 def test_it_is_the_plain_loop_over_seeds_and_images() -> None:
     a, b = design(3, 0.6, seed_spread=0.05, number=1), design(2, 0.5, seed_spread=0.05, number=2)
-    (found,) = differences({"a": a, "b": b}, resamples=4000, seed=1)
+    (found,) = compare_variants({"a": a, "b": b}, resamples=4000, seed=1)
     rng = np.random.default_rng(7)
 
     def values(run: Evidence) -> np.ndarray:
@@ -51,16 +51,16 @@ def test_it_is_the_plain_loop_over_seeds_and_images() -> None:
     assert found.low is not None and found.high is not None
     assert found.value == pytest.approx(np.mean([values(r).mean() for r in a]) - np.mean([values(r).mean() for r in b]))
     assert found.low == pytest.approx(low, abs=0.6) and found.high == pytest.approx(high, abs=0.6)
-    assert found.over_seeds and found.seeds == (3, 2) and found.groups == IMAGES
+    assert found.includes_seeds and found.seeds == (3, 2) and found.groups == IMAGES
 
 
 def test_seeds_widen_the_interval_and_one_seed_leaves_the_items_alone() -> None:
     a, b = design(4, 0.6, seed_spread=0.1, number=1), design(4, 0.5, seed_spread=0.1, number=2)
 
     def width(x: list[Evidence], y: list[Evidence]) -> tuple[float, bool]:
-        (found,) = differences({"a": x, "b": y}, resamples=2000, seed=1)
+        (found,) = compare_variants({"a": x, "b": y}, resamples=2000, seed=1)
         assert found.low is not None and found.high is not None
-        return found.high - found.low, found.over_seeds
+        return found.high - found.low, found.includes_seeds
 
     over_both, said = width(a, b)
     items, said_items = width(a[:1], b[:1])
@@ -71,26 +71,26 @@ def test_seeds_widen_the_interval_and_one_seed_leaves_the_items_alone() -> None:
 
 def test_equal_designs_can_not_be_told_apart_and_different_ones_can() -> None:
     same = {"a": design(3, 0.5, seed_spread=0.02, number=1), "b": design(3, 0.5, seed_spread=0.02, number=2)}
-    assert not differences(same, resamples=1000, seed=1)[0].told_apart
+    assert not compare_variants(same, resamples=1000, seed=1)[0].is_significant
     apart = {**same, "c": design(3, 0.9, seed_spread=0.02, number=3)}
-    found = {(d.a, d.b): d for d in differences(apart, resamples=1000, seed=1)}
+    found = {(d.a, d.b): d for d in compare_variants(apart, resamples=1000, seed=1)}
     assert list(found) == [("a", "b"), ("a", "c"), ("b", "c")]
-    assert found["a", "c"].told_apart and found["a", "c"].value < 0 and not found["a", "b"].told_apart
+    assert found["a", "c"].is_significant and found["a", "c"].value < 0 and not found["a", "b"].is_significant
     assert found["a", "c"].p == pytest.approx(2 / 1001) and found["a", "c"].p_holm == pytest.approx(6 / 1001)
     run = design(1, 0.5)
-    (itself,) = differences({"a": run, "b": run}, resamples=100, seed=1)
-    assert (itself.value, itself.low, itself.high, itself.p) == (0.0, 0.0, 0.0, 1.0) and not itself.told_apart
+    (itself,) = compare_variants({"a": run, "b": run}, resamples=100, seed=1)
+    assert (itself.value, itself.low, itself.high, itself.p) == (0.0, 0.0, 0.0, 1.0) and not itself.is_significant
 
 
 def test_what_can_not_be_resampled_and_what_does_not_pair() -> None:
     one_image = [evidence(np.array([1.0, 0.0, 1.0]))]
-    (found,) = differences({"a": one_image, "b": one_image}, resamples=100, seed=1)
-    assert found.value == 0 and found.low is None and found.p_holm is None and not found.told_apart
+    (found,) = compare_variants({"a": one_image, "b": one_image}, resamples=100, seed=1)
+    assert found.value == 0 and found.low is None and found.p_holm is None and not found.is_significant
     with pytest.raises(ValueError, match="same groups"):
-        differences({"a": one_image, "b": design(1, 0.5)}, resamples=100, seed=1)
+        compare_variants({"a": one_image, "b": design(1, 0.5)}, resamples=100, seed=1)
     with pytest.raises(ValueError, match="one run or more"):
-        differences({"a": one_image, "b": []}, resamples=100, seed=1)
-    assert differences({"a": one_image}, resamples=100, seed=1) == []
+        compare_variants({"a": one_image, "b": []}, resamples=100, seed=1)
+    assert compare_variants({"a": one_image}, resamples=100, seed=1) == []
 
 
 def test_holms_correction_as_in_the_textbook() -> None:
@@ -105,5 +105,5 @@ def test_a_difference_of_noise_is_rarely_called_one(seeds: int) -> None:
     for trial in range(200):
         numbers = {"a": 1000 + 2 * trial, "b": 1001 + 2 * trial}
         pair = {name: design(seeds, 0.5, seed_spread=0.05, number=n) for name, n in numbers.items()}
-        called += differences(pair, resamples=400, seed=trial)[0].told_apart
+        called += compare_variants(pair, resamples=400, seed=trial)[0].is_significant
     assert called <= 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vlp_models.metrics.hypothesis_only import HypothesisOnly
+from vlp_models.metrics.classification import HypothesisOnly
 
 TRAIN = [
     ("nobody is here", "contradiction"),

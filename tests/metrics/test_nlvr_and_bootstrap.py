@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from vlp_models.metrics.bootstrap import interval, paired
-from vlp_models.metrics.nlvr import Judgement, majority_label, official_csv, score_nlvr
+from vlp_models.metrics.classification import Judgment, majority_label, official_csv, score_nlvr
 from vlp_models.metrics.score import Evidence, mean_percent, mean_score
 
 
 def test_permutations_count_singly_for_accuracy_and_together_for_consistency() -> None:
     """Two sentences of six permuted images; one image of the second is judged wrong."""
-    judgements = [Judgement(group=g, label=True, prediction=(g, k) != ("b", 5)) for g in "ab" for k in range(6)]
+    judgements = [Judgment(group=g, label=True, prediction=(g, k) != ("b", 5)) for g in "ab" for k in range(6)]
     accuracy, consistency = score_nlvr(judgements)
     assert accuracy.value == pytest.approx(100 * 11 / 12) and accuracy.n == 12
     assert consistency.value == 50 and consistency.n == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.metrics.ptb import ptb_like, tokenize
+from vlp_models.metrics.coco_tools import ptb_like, tokenize
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PROBES = json.loads((GOLDEN / "golden_caption_metrics.json").read_text())["tokenizer_probe"]

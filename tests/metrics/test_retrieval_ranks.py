@@ -13,12 +13,12 @@ from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.retrieval import (
     IMAGE_TO_TEXT,
-    best_places,
     chance,
-    direction_in_folds,
+    fold_direction,
     rank,
     rank_in_folds,
     score_ranks,
+    top_columns,
 )
 
 
@@ -71,7 +71,7 @@ def test_ranks_in_folds_are_those_of_each_fold_alone() -> None:
     assert folds.text_ranks_T.max() <= 2 and (folds.text_ranks_T <= found.text_ranks_T).all()
     for fold in (0, 4, 6, 1000):  # none asked for, a rest would be left, or one fold alone
         assert rank_in_folds(found, [f"i{o}" for o in owners], fold) is None
-    assert direction_in_folds(IMAGE_TO_TEXT, 1000) == " (of 1,000, image to text)"
+    assert fold_direction(IMAGE_TO_TEXT, 1000) == " (of 1,000, image to text)"
 
 
 def test_a_constant_scorer_comes_last() -> None:
@@ -81,8 +81,8 @@ def test_a_constant_scorer_comes_last() -> None:
 
 def test_best_places_are_in_order_and_the_earlier_among_equals() -> None:
     similarity = np.array([[1, 3, 2, 3, 0]], np.float32)
-    assert best_places(similarity, 4).tolist() == [[1, 3, 2, 0]]
-    assert best_places(similarity, 9).tolist() == [[1, 3, 2, 0, 4]]
+    assert top_columns(similarity, 4).tolist() == [[1, 3, 2, 0]]
+    assert top_columns(similarity, 9).tolist() == [[1, 3, 2, 0, 4]]
 
 
 def test_an_image_without_captions_is_a_distractor_and_a_caption_without_image_an_error() -> None:

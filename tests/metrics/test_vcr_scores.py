@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlp_models.metrics.vcr import Judged, official_csv, score_vcr
+from vlp_models.metrics.vcr import VCRResult, official_csv, score_vcr
 
 
 def test_both_must_be_right_and_unknown_ones_do_not_count() -> None:
@@ -12,13 +12,13 @@ def test_both_must_be_right_and_unknown_ones_do_not_count() -> None:
     scores = {
         s.metric: s
         for s in score_vcr(
-            [Judged(group=str(i), answer_right=a, rationale_right=r) for i, (a, r) in enumerate(verdicts)]
+            [VCRResult(group=str(i), answer_right=a, rationale_right=r) for i, (a, r) in enumerate(verdicts)]
         )
     }
     assert (scores["Q->A"].value, scores["Q->A"].n) == (pytest.approx(75), 4)
     assert (scores["QA->R"].value, scores["QA->R"].n) == (pytest.approx(200 / 3), 3)
     assert (scores["Q->AR"].value, scores["Q->AR"].n) == (pytest.approx(100 / 3), 3)
-    hidden = score_vcr([Judged(group="a", answer_right=None, rationale_right=None)])
+    hidden = score_vcr([VCRResult(group="a", answer_right=None, rationale_right=None)])
     assert all(s.value is None and "hidden" in s.note for s in hidden)
 
 

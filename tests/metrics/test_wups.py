@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.metrics.wups import score_wups, wups
+from vlp_models.metrics.vqa import score_wups, wups
 
 NEAR = {frozenset(("table", "desk")): 0.95, frozenset(("table", "chair")): 0.8}
 

@@ -189,7 +189,7 @@ def test_records_carry_what_the_contract_asks(workspace: Workspace, params: Para
             "baselines",
             "n",
         ),
-        *("seed", "seconds", "peak_memory_mb", "git", "data", "note", "seen"),
+        *("seed", "seconds", "peak_memory_mb", "git", "data", "note", "leakage"),
     }
     for run in params.finetune:
         for record in scores(workspace, run).values():
@@ -222,30 +222,30 @@ def test_scores_per_item_add_up_to_the_scores(workspace: Workspace, params: Para
 
 def test_captioning_is_compared_with_people_and_with_a_constant(workspace: Workspace) -> None:
     found = scores(workspace, "captioning")
-    assert {"BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "true captions", "CIDEr (greedy)"} <= found.keys()
-    assert set(found["CIDEr"]["baselines"]) == {"human", "constant caption", "consensus of 30 neighbours"}
+    assert {"BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "faithful captions", "CIDEr (greedy)"} <= found.keys()
+    assert set(found["CIDEr"]["baselines"]) == {"human", "constant baseline", "nearest-neighbor caption"}
     assert found["CIDEr"]["baselines"]["human"] > found["CIDEr"]["value"]  # an untrained model
-    assert found["true captions"]["baselines"]["human"] > 50
+    assert found["faithful captions"]["baselines"]["human"] > 50
     assert found["CIDEr"]["n"] == 6
-    for metric in ("CIDEr", "BLEU-4", "METEOR", "true captions"):
-        own, gain = found[metric], found[f"{metric}, gain over consensus of 30 neighbours"]
-        borrowed = own["baselines"]["consensus of 30 neighbours"]
+    for metric in ("CIDEr", "BLEU-4", "METEOR", "faithful captions"):
+        own, gain = found[metric], found[f"{metric}, gain over nearest-neighbor caption"]
+        borrowed = own["baselines"]["nearest-neighbor caption"]
         assert gain["value"] == pytest.approx(own["value"] - borrowed, abs=1e-3)
         assert gain["low"] <= gain["value"] <= gain["high"]
 
 
 def test_vqa_baselines_are_learnt_from_train(workspace: Workspace) -> None:
     found = scores(workspace, "vqa")
-    names = {"majority answer", "per question type", "per question text", "image blanked"}
+    names = {"majority answer", "per question type", "per question text", "blind baseline"}
     assert set(found["accuracy"]["baselines"]) == names
-    assert found["accuracy (image blanked)"]["value"] == found["accuracy"]["baselines"]["image blanked"]
-    gain = found["gain over image blanked"]
+    assert found["accuracy (blind baseline)"]["value"] == found["accuracy"]["baselines"]["blind baseline"]
+    gain = found["gain over blind baseline"]
     assert gain["value"] == pytest.approx(
-        found["accuracy"]["value"] - found["accuracy (image blanked)"]["value"], abs=1e-3
+        found["accuracy"]["value"] - found["accuracy (blind baseline)"]["value"], abs=1e-3
     )
     assert gain["low"] <= gain["value"] <= gain["high"]
     assert found["accuracy"]["n"] == len(of_split(workspace, "questions", "test"))
-    assert all("answer_blank" in row and len(row["top"]) == 5 for row in predictions(workspace, "vqa"))
+    assert all("answer_blind" in row and len(row["top"]) == 5 for row in predictions(workspace, "vqa"))
 
 
 def test_nlvr_scores_known_labels_and_predicts_all(workspace: Workspace) -> None:
@@ -323,7 +323,7 @@ def test_blanked_training_is_blanked_in_evaluation(workspace: Workspace, params:
     for row in predictions(workspace, "text-only"):
         answers.setdefault(texts[row["question_id"]], set()).add(row["answer"])
     assert all(len(given) == 1 for given in answers.values())
-    blank = {row["question_id"]: row["answer_blank"] for row in predictions(workspace, "vqa")}
+    blank = {row["question_id"]: row["answer_blind"] for row in predictions(workspace, "vqa")}
     assert {row["question_id"]: row["answer"] for row in predictions(workspace, "text-only")} == blank
 
 

@@ -134,11 +134,11 @@ def test_vcr_is_scored_for_answers_rationales_and_both(done: tuple[Workspace, Pa
     workspace, _ = done
     found = scores(workspace, "vcr")
     assert found["Q->AR"]["value"] <= min(found["Q->A"]["value"], found["QA->R"]["value"])
-    assert found["Q->AR"]["baselines"]["chance"] == 6.25 and "image blanked" in found["Q->A"]["baselines"]
-    assert found["Q->AR (image blanked)"]["value"] == found["Q->AR"]["baselines"]["image blanked"]
-    assert "gain over image blanked" in found
+    assert found["Q->AR"]["baselines"]["chance"] == 6.25 and "blind baseline" in found["Q->A"]["baselines"]
+    assert found["Q->AR (blind baseline)"]["value"] == found["Q->AR"]["baselines"]["blind baseline"]
+    assert "gain over blind baseline" in found
     alone = scores(workspace, "vcr_answer")
-    assert alone["Q->A"]["value"] is not None and alone["Q->A (image blanked)"]["value"] is not None
+    assert alone["Q->A"]["value"] is not None and alone["Q->A (blind baseline)"]["value"] is not None
     assert alone["QA->R"]["value"] is None and "did not learn it" in alone["Q->AR"]["note"]
 
 
@@ -147,7 +147,7 @@ def test_entailment_is_scored_beside_its_controls_and_shown(done: tuple[Workspac
     found = scores(workspace, "entailment")
     assert {record["dataset"] for record in found.values()} == {"scenes_ve"}
     assert found["accuracy"]["n"] == 18  # three hypotheses of each of six scenes
-    assert {"majority label", "image blanked", "one annotator"} <= found["accuracy"]["baselines"].keys()
+    assert {"majority label", "blind baseline", "one annotator"} <= found["accuracy"]["baselines"].keys()
     assert found["accuracy"]["baselines"]["one annotator"] > 80
     for name in ("macro F1", "recall (entailment)", "recall (neutral)", "recall (contradiction)"):
         assert found[name]["low"] <= found[name]["value"] <= found[name]["high"]
@@ -177,7 +177,7 @@ def test_nlvr2_is_scored_beside_its_controls(done: tuple[Workspace, Params]) -> 
     found = scores(done[0], "nlvr2")
     assert {record["dataset"] for record in found.values()} == {"scenes_nlvr2"}
     assert found["accuracy"]["n"] == 4 * found["consistency"]["n"] == 24  # of six scenes one set, six sentences
-    assert found["accuracy"]["baselines"] == {"majority label": 50.0, "image blanked": 50.0}
+    assert found["accuracy"]["baselines"] == {"majority label": 50.0, "blind baseline": 50.0}
 
 
 def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
@@ -213,8 +213,8 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
 
 
 def test_the_registry_ranks_the_run_that_learns_both(done: tuple[Workspace, Params]) -> None:
-    from vlp_models.evaluation.ranking import candidates
+    from vlp_models.evaluation.ranking import rank_runs
 
     workspace, params = done
-    best = {task: several[0].run for task, several in candidates(params, workspace).items()}
+    best = {task: several[0].run for task, several in rank_runs(params, workspace).items()}
     assert best == {"retrieval": "retrieval", "vcr": "vcr", "entailment": "entailment", "nlvr2": "nlvr2"}

@@ -22,10 +22,10 @@ from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES
 from vlp_models.params import GateParams, GeneratorParams, Params, SourceParams, parse_params, read_yaml
 from vlp_models.pipeline.promote import promote_task
-from vlp_models.pipeline.reevaluate import reevaluated
+from vlp_models.pipeline.reevaluate import reevaluate_bundle
 from vlp_models.pipeline.stages import evaluate, features, generate, prepare, register, shards, validate
 from vlp_models.registry.client import connect
-from vlp_models.registry.versions import bundle_of, versions_of_runs
+from vlp_models.registry.versions import download_bundle, find_run_versions
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"regions": "tden", "pixels": "toy"}  # run -> model
@@ -93,7 +93,7 @@ def test_it_is_scored_beside_its_controls(made: Workspace, params: Params) -> No
         assert {score["dataset"] for score in found.values()} == {"pairs"}
         assert found["accuracy"]["n"] == 24 and found["consistency"]["n"] == 6
         assert found["accuracy"]["baselines"]["majority label"] == 50.0
-        assert found["accuracy"]["baselines"]["image blanked"] == 50.0, "the words give nothing away"
+        assert found["accuracy"]["baselines"]["blind baseline"] == 50.0, "the words give nothing away"
         official = (made.evaluation(run) / "nlvr2_pairs_test_predictions.csv").read_text().splitlines()
         assert len(official) == 24 and official[0].startswith("test1-0-0-0,")
 
@@ -105,7 +105,7 @@ def test_it_is_served_with_two_images(
     import mlflow.pyfunc
 
     monkeypatch.chdir(made.root)
-    version = versions_of_runs(connect(params.tracking, made.root), "vlp-nlvr2", list(MODELS))[run]
+    version = find_run_versions(connect(params.tracking, made.root), "vlp-nlvr2", list(MODELS))[run]
     assert version.tags["served"] == "yes"
     known = rows(made.evaluation(run))[:3]
     table = read_table("images", made.validated)
@@ -133,14 +133,14 @@ def test_a_version_is_evaluated_anew_on_both_images(
 ) -> None:
     """Where today's shards hold nothing of what it reads."""
     monkeypatch.chdir(made.root)
-    version = versions_of_runs(connect(params.tracking, made.root), "vlp-nlvr2", list(MODELS))[run]
+    version = find_run_versions(connect(params.tracking, made.root), "vlp-nlvr2", list(MODELS))[run]
     lineage = {"run": run, "params": {"finetune": {run: {"task": "nlvr2", "sources": {}, "seed": 1}}}}
     lineage["params"]["finetune"][run]["evaluate_on"] = ["pairs"]  # type: ignore[index]
     held = made.shards / "manifest.json"
     manifest = held.read_text()
     held.write_text(json.dumps({**json.loads(manifest), "pixels": False, "detector_id": "another"}))
     try:
-        with reevaluated(params, made, bundle_of(version), lineage) as folder:
+        with reevaluate_bundle(params, made, download_bundle(version), lineage) as folder:
             assert rows(folder) == rows(made.evaluation(run))
     finally:
         held.write_text(manifest)

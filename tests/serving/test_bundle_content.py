@@ -10,7 +10,7 @@ import pytest
 
 from vlp_models.common.source_hash import ROOT
 from vlp_models.errors import CheckpointError
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.serving.bundle import check_content, content_of, weights_of, write_bundle
 from vlp_models.serving.predictor import Predictor
 

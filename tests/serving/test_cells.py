@@ -12,11 +12,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Pixels, Text
-from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.data.inputs import ModelInputs
+from vlp_models.data.pixels import PixelInput
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fused
-from vlp_models.serving.page.cells import weigh_cells
+from vlp_models.serving.page.occlusion import weigh_cells
 from vlp_models.tasks.vqa import VQA
 
 GREY = 128  # what the model takes for the mean

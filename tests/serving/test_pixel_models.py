@@ -14,8 +14,7 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import FAMILIES, DataFacts, build_model
-from vlp_models.models.checkpoint import write_checkpoint
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo, write_checkpoint
 from vlp_models.params import load_params, to_plain
 from vlp_models.pipeline.stages import shards
 from vlp_models.serving.predictor import Predictor

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from torch import nn
-from toy_task.guess_colour import GuessColour
+from toy_task.guess_color import GuessColor
 
 import vlp_models
 from vlp_models.common.io import read_json
@@ -21,7 +21,7 @@ from vlp_models.models.tden.model import TDEN
 from vlp_models.tasks.base import can_do, check_model
 
 TESTS = Path(__file__).parents[1]
-LINE = '    "guess_colour": "vlp_models.tasks.guess_colour:GuessColour",\n'
+LINE = '    "guess_color": "vlp_models.tasks.guess_color:GuessColor",\n'
 EVERY_STAGE = """
 import sys
 from pathlib import Path
@@ -33,8 +33,8 @@ from vlp_models.common.workspace import Workspace, read_json
 
 root = Path(sys.argv[1])
 workspace = Workspace(root)
-run = {"guess": {"task": "guess_colour", "start": "pretrain/tden"}}
-settings = {"splits": ["test"], "bootstrap": 20, "blind_baseline": ["guess_colour"]}
+run = {"guess": {"task": "guess_color", "start": "pretrain/tden"}}
+settings = {"splits": ["test"], "bootstrap": 20, "blind_baseline": ["guess_color"]}
 params = write_workspace(root, finetune=run, evaluate=settings)
 workspace.validated.mkdir(parents=True)
 about = {"source": "toy", "split": "test", "path": "", "width": 10, "height": 10, "provenance": ""}
@@ -54,7 +54,7 @@ def test_a_task_of_one_file_and_one_line_goes_all_the_way(tmp_path: Path) -> Non
     package = Path(vlp_models.__file__).parent
     shutil.copytree(package, tmp_path / "code" / "vlp_models", ignore=shutil.ignore_patterns("__pycache__"))
     tasks = tmp_path / "code" / "vlp_models" / "tasks"
-    shutil.copy(TESTS / "toy_task" / "guess_colour.py", tasks)
+    shutil.copy(TESTS / "toy_task" / "guess_color.py", tasks)
     text = (tasks / "__init__.py").read_text()
     first = '    "captioning": '
     assert text.count(first) == 1
@@ -68,11 +68,11 @@ def test_a_task_of_one_file_and_one_line_goes_all_the_way(tmp_path: Path) -> Non
     workspace = Workspace(tmp_path / "work")
     found = {record["metric"]: record for record in read_json(workspace.evaluation("guess") / "scores.json")}
     assert found["error (all)"]["value"] == pytest.approx(100 - found["accuracy"]["value"], abs=1e-3)
-    lines = (workspace.evaluation("guess") / "colours_toy_test.txt").read_text().splitlines()
+    lines = (workspace.evaluation("guess") / "colors_toy_test.txt").read_text().splitlines()
     assert len(lines) == 4 and all(line.split()[1] in ("red", "green", "blue") for line in lines)
     assert read_json(workspace.checkpoint("finetune/guess") / "labels.json") == ["red", "green", "blue"]
     # a name with brackets, and a statistic of its own, can be gated
-    items = read_items(workspace.evaluation("guess") / "items.parquet", GuessColour.statistics)
+    items = read_items(workspace.evaluation("guess") / "items.parquet", GuessColor.statistics)
     stored = {found.metric: found for found in items}["error (all)"]
     assert stored.statistic == "error" and "error" not in STATISTICS
     evidence = stored.evidence()
@@ -81,6 +81,6 @@ def test_a_task_of_one_file_and_one_line_goes_all_the_way(tmp_path: Path) -> Non
 
 
 def test_which_models_can_do_it_is_known_before_anything_is_computed() -> None:
-    assert can_do(GuessColour, TDEN)
-    with pytest.raises(ParamsError, match="`plain` can't fuse image and text, so it can't do the task guess_colour"):
-        check_model("guess_colour", GuessColour, nn.Linear, "plain")
+    assert can_do(GuessColor, TDEN)
+    with pytest.raises(ParamsError, match="`plain` can't fuse image and text, so it can't do the task guess_color"):
+        check_model("guess_color", GuessColor, nn.Linear, "plain")

@@ -32,7 +32,7 @@ def test_it_tells_true_from_false_by_looking_at_both(toy: Toy) -> None:
     assert {row["label"] for row in rows} == {True, False}
     assert sum(row["prediction"] == row["label"] for row in rows) >= 0.95 * len(rows)
     assert rows[0]["image_ids"] == ["toy/train000", "toy/train001"]
-    assert task_model.spoken(rows[0])[0].startswith(str(rows[0]["prediction"]).lower())
+    assert task_model.format_prediction(rows[0])[0].startswith(str(rows[0]["prediction"]).lower())
 
     samples = samples_of(toy, "train")
     blank = task_model.predict(blanked(task_model.collate(samples)), samples)
@@ -79,7 +79,7 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
             "label": s["label"],
             "p_true": 0.5,
         }
-        | {"prediction": prediction, "prediction_blank": True}
+        | {"prediction": prediction, "prediction_blind": True}
         for s, prediction in zip(samples, said, strict=True)
     ]
     place = EvalContext(source="toy", validated=tmp_path)
@@ -88,8 +88,8 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
     assert (found["accuracy"].value, found["accuracy"].n) == (pytest.approx(100 * 4 / 6), 6)
     assert found["consistency"].value == pytest.approx(100 / 3)  # of three sentences with labels, the first alone
     assert scored.baselines["accuracy"]["majority label"] == pytest.approx(100 * 4 / 6, abs=1e-3)
-    assert scored.baselines["accuracy"]["image blanked"] == pytest.approx(100 * 4 / 6, abs=1e-3)
-    assert found["gain over image blanked"].value == pytest.approx(0)
+    assert scored.baselines["accuracy"]["blind baseline"] == pytest.approx(100 * 4 / 6, abs=1e-3)
+    assert found["gain over blind baseline"].value == pytest.approx(0)
     assert task_model.slices(samples[2]) == ["label=false"] and task_model.slices(samples[7]) == []
 
     path = task_model.write_official(rows, place, "test", tmp_path)

@@ -18,7 +18,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import ParamsError
 from vlp_models.tasks.base import TaskModel
-from vlp_models.tasks.retrieval import Retrieval, behind, shortlist_pairs
+from vlp_models.tasks.retrieval import Retrieval, fill_unscored, shortlist_pairs
 
 
 class Both(Fusing):
@@ -158,11 +158,11 @@ def test_pairs_that_were_not_scored_stand_behind_in_their_own_order() -> None:
     # each caption's best image, and each image's best caption
     assert wanted.tolist() == [[True, False, True, False], [False, True, False, True]]
     scores = np.where(wanted, np.float32(-5), np.float32(-np.inf))
-    placed = behind(scores, similarity_TI)
+    placed = fill_unscored(scores, similarity_TI)
     assert (placed[wanted] == -5).all() and (placed[~wanted] < -5).all()
     assert placed[1, 2] > placed[1, 0]
     scores[0, 0] = np.nan
-    assert np.isnan(behind(scores, similarity_TI)[0, 0]), "for `rank_similarities` to refuse"
+    assert np.isnan(fill_unscored(scores, similarity_TI)[0, 0]), "for `rank_similarities` to refuse"
 
 
 def test_what_the_model_can_not_do_is_refused(toy: Toy) -> None:

@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, ba
     sep, ends = toy.tokenizer.sep_id, {"max_len": 7, "bos_id": toy.tokenizer.cls_id, "eos_id": toy.tokenizer.sep_id}
     groups = sample(task.model.eval(), batch.image, num_samples=3, generator=generator(), **ends)
     corpus = {s.image_id: [[*c.split(), SEP] for c in s["captions"]] for s in samples(toy, "images")}
-    reward = CiderD(DocumentFrequencies.of(corpus.values()), corpus.__getitem__)
+    reward = CiderD(DocumentFrequencies.count(corpus.values()), corpus.__getitem__)
     (greedy_captions,) = [[p["greedy"] for p in task.predict(task.collate(images), images)]]
     total, tokens, rewards = 0.0, 0, []
     for i, group in enumerate(groups):
@@ -224,7 +224,7 @@ def test_a_killed_run_ends_the_same(toy: Toy, tmp_path: Path) -> None:
 def test_nothing_earned_is_said_once_and_counted(toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = captioner(toy)
     loss_of = make(task, toy, tmp_path)
-    loss_of.reward = CiderD(DocumentFrequencies.of([]), lambda _: [["unheard", SEP + "!"]])
+    loss_of.reward = CiderD(DocumentFrequencies.count([]), lambda _: [["unheard", SEP + "!"]])
     batch = task.collate(samples(toy, "images")[:4])
     for update in range(2):
         loss = loss_of(batch, update=update, generator=generator())

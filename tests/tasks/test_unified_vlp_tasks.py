@@ -41,7 +41,7 @@ def test_validation_is_on_every_word(toy: Toy) -> None:
     dataset = ShardDataset(own.shards, "val", "captions")
     batch = masked.collate([dataset[i] for i in range(8)])
     losses = [task.eval().loss(batch, generator=any_generator()) for task in (masked, every)]
-    assert losses[0].count == losses[1].count == int(batch.text.followed_BT.sum())
+    assert losses[0].count == losses[1].count == int(batch.text.has_next_BT.sum())
     assert torch.equal(losses[0].sum, losses[1].sum)
     in_training = masked.train().loss(batch, generator=any_generator())
     assert in_training.count < losses[0].count and set(in_training.parts) == set(losses[0].parts)
@@ -96,10 +96,10 @@ def test_self_critical_training_raises_the_reward(toy: Toy, tmp_path: Path) -> N
     for i, group in enumerate(drawn):
         for k, hypothesis in enumerate(group):
             text = loss._as_text([hypothesis], torch.device("cpu"))
-            at = text.followed_BT
+            at = text.has_next_BT
             logits = task.model.generation_logits(batch.image.select(torch.tensor([i])), text, at)
             advantage = (reward[i, k] - greedy[i, 0]).expand(len(logits))
-            total = total + self_critical(logits, text.following(at), advantage).sum
+            total = total + self_critical(logits, text.next_tokens(at), advantage).sum
             tokens += len(logits)
     assert tokens == found.count
     torch.testing.assert_close(found.sum, total, rtol=1e-4, atol=1e-4)

@@ -1,96 +1,97 @@
-"""A fine-tuned model's predictions for a split: every sample exactly once, and once more with the image blanked."""
+"""Predictions of a fine-tuned model for a split, and the training images nearest to those of a split.
+
+Shape suffixes: Q query images, T training images, F feature dimension.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from vlp_models.common.progress import progress_bar
 from vlp_models.data.inputs import blanked
 from vlp_models.data.sample import Sample
-from vlp_models.data.shards.dataset import ShardDataset, pooled, read_manifest
+from vlp_models.data.shards.dataset import ShardDataset, mean_region_features, read_manifest
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.tasks.base import TaskModel
 
 Row = dict[str, Any]
+MAX_TRAIN_IMAGES = 200_000  # with more, the nearest-neighbor search would take longer than the evaluation
 
 
 def predict_all(
-    model: TaskModel, dataset: ShardDataset, *, batch_size: int, blank_too: bool, description: str
+    model: TaskModel, dataset: ShardDataset, *, batch_size: int, with_blind: bool, description: str
 ) -> tuple[list[Row], list[Sample]]:
-    """Predictions and samples (without their images), in the dataset's order.
+    """Predict every sample that can be scored, once; return predictions and samples (without images) in order.
 
     Args:
-        blank_too: ask once more with every image blanked; what is said then stands under `<field>_blank`.
+        with_blind: predict again with every image blanked; the task's `blind_fields` are stored as `<field>_blind`.
 
     Raises:
-        ParamsError: the task has no such control.
-        DataError: the model predicted for other samples than it was asked about.
+        ParamsError: the task has no blind baseline.
+        DataError: the ids of the predictions are not those of the samples.
     """
-    import torch
-
-    if blank_too and not model.blanked_fields:
-        reason = model.why_not_blanked or "its predictions hold nothing to compare"
-        raise ParamsError(f"params.yaml: `evaluate.blind_baseline`: {model.task} has none: {reason}")
+    if with_blind and not model.blind_fields:
+        reason = model.why_no_blind or "its predictions have no field to compare"
+        raise ParamsError(f"params.yaml: `evaluate.blind_baseline`: {model.task} has no blind baseline: {reason}")
     predictions: list[Row] = []
     samples: list[Sample] = []
     device = next(model.parameters()).device
-    with torch.inference_mode():
-        for chunk in _chunks(dataset, batch_size, description):
+    size = max(1, batch_size)
+    with torch.inference_mode(), progress_bar(description, len(dataset), "samples") as progress:
+        for start in range(0, len(dataset), size):
+            chunk = [dataset[i] for i in range(start, min(start + size, len(dataset)))]
+            progress.advance(by=len(chunk))
             chunk = [sample for sample in chunk if model.can_score(sample)]
             if not chunk:
                 continue
             batch = model.collate(chunk).to(device)
             rows = model.predict(batch, chunk)
-            if blank_too:
-                blank = model.predict(blanked(batch), chunk)
-                fields = model.blanked_fields
-                rows = [row | {f"{f}_blank": b[f] for f in fields} for row, b in zip(rows, blank, strict=True)]
+            if with_blind:
+                blind = model.predict(blanked(batch), chunk)
+                rows = [
+                    row | {f"{name}_blind": other[name] for name in model.blind_fields}
+                    for row, other in zip(rows, blind, strict=True)
+                ]
             predictions += rows
             samples += [sample.without_images() for sample in chunk]
-        predictions = model.finish(predictions, samples) if samples else predictions
+        predictions = model.postprocess(predictions, samples) if samples else predictions
     predicted, expected = [row[model.id_key] for row in predictions], [sample.sample_id for sample in samples]
     if predicted != expected or len(set(predicted)) != len(predicted):
         raise DataError(
-            f"{description}: {len(set(predicted))} ids predicted, {len(expected)} asked for; they must agree"
+            f"{description}: predictions for {len(set(predicted))} different ids, but {len(expected)} samples; the ids "
+            "must be the same, in the same order"
         )
     return predictions, samples
 
 
-def _chunks(dataset: ShardDataset, size: int, description: str) -> Iterator[list[Sample]]:
-    from rich.console import Console
-    from rich.progress import track
-
-    starts = range(0, len(dataset), max(1, size))
-    console = Console(stderr=True)
-    for start in track(starts, description, console=console, disable=not sys.stderr.isatty(), transient=True):
-        yield [dataset[i] for i in range(start, min(start + max(1, size), len(dataset)))]
-
-
-MOST = 200_000  # training images; of more, the search would take longer than the evaluation that it is for
-
-
-def nearest(shards: Path, split: str, source: str, image_ids: Sequence[str], count: int = 30) -> dict[str, list[str]]:
-    """Image id -> ids of training images of the same dataset that have a caption, nearest first; among equals the one
-    that comes first in the shards. Nothing where the shards hold no regions, no such image, or more than `MOST`.
+def nearest_train_images(
+    shards: Path, split: str, source: str, image_ids: Sequence[str], count: int = 30
+) -> dict[str, list[str]]:
+    """Find the training images most similar to each image, by the cosine of their mean region features.
 
     Args:
-        split: of the images asked for.
+        split, source: of the query images; the training images are captioned ones of the same dataset.
+
+    Returns:
+        Image id -> training image ids, nearest first (the first in the shards among equals). Empty if the shards have
+        no regions, no such training image, or more than `MAX_TRAIN_IMAGES`.
     """
     if not read_manifest(shards).feature_dim:
         return {}
     train = ShardDataset(shards, "train", "images", {source: 1}, captioned=True)
-    if not 0 < len(train) <= MOST:
+    if not 0 < len(train) <= MAX_TRAIN_IMAGES:
         return {}
-    asked = ShardDataset(shards, split, "images", {source: 1})
-    wanted, ids, known = set(image_ids), asked.image_ids(), train.image_ids()
+    queries = ShardDataset(shards, split, "images", {source: 1})
+    wanted, ids, train_ids = set(image_ids), queries.image_ids(), train.image_ids()
     chosen = [number for number, image_id in enumerate(ids) if image_id in wanted]
-    train_TF, asked_QF = pooled(train, range(len(train))), pooled(asked, chosen)
+    train_TF, query_QF = mean_region_features(train, range(len(train))), mean_region_features(queries, chosen)
     found: dict[str, list[str]] = {}
-    for number, feature_F in zip(chosen, asked_QF, strict=True):
+    for number, feature_F in zip(chosen, query_QF, strict=True):
         order = np.argsort(-(train_TF @ feature_F), kind="stable")[: count + 1]
-        found[ids[number]] = [known[place] for place in order if known[place] != ids[number]][:count]
+        found[ids[number]] = [train_ids[i] for i in order if train_ids[i] != ids[number]][:count]
     return found

@@ -1,10 +1,9 @@
-"""The fine-tuning runs of each task, best first, by the task's metric on data that all of them share: the split
-`promotion.select_on` where all were scored on it, else that of the test they are judged on.
+"""The fine-tuning runs of each task, best first, by the task's metric on data that all of them share.
 
-Numbers of different datasets do not compare: a first lesson scores higher on its simple world than the last one on the
-real test. Runs compete on `tracking.dataset`; where it says nothing, on the datasets that all runs of the task were
-scored on. Text-only controls do not take part. A run that was not scored there is a step on the way: it comes last, and
-has no value.
+The split is `promotion.select_on` if all runs were scored on it, else the split of the promotion test. Values on
+different datasets are not comparable: runs compete on `tracking.dataset` or, without it, on the datasets that all runs
+of the task were scored on. Text-only controls do not compete. A run that was not scored there, such as a stage of a
+curriculum, comes last and has no value.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Scores = list[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A run that may become its task's champion. value: of the task's metric; None: not measured on that test."""
+    """A run that may become its task's champion. value: of the task's metric; None: not scored on that test."""
 
     run: str
     model: str
@@ -36,8 +35,8 @@ class Candidate:
     value: float | None
 
 
-def candidates(params: Params, workspace: Workspace) -> dict[str, list[Candidate]]:
-    """Task -> its runs, the best first; equals and those without a value in the order of params.yaml.
+def rank_runs(params: Params, workspace: Workspace) -> dict[str, list[Candidate]]:
+    """Return task -> its runs, best first; equal ones and those without a value in the order of params.yaml.
 
     Raises:
         ParamsError: the runs of a task share no dataset.
@@ -45,32 +44,32 @@ def candidates(params: Params, workspace: Workspace) -> dict[str, list[Candidate
     """
     found: dict[str, list[Candidate]] = {}
     for task in dict.fromkeys(run.task for run in params.finetune.values()):
-        scores = {name: read_json(workspace.evaluation(name) / "scores.json") for name in candidates_of(params, task)}
+        scores = {name: read_json(workspace.evaluation(name) / "scores.json") for name in competing_runs(params, task)}
         if scores:
-            found[task] = _ranked(params, task, scores)
+            found[task] = _rank(params, task, scores)
     return found
 
 
-def candidates_of(params: Params, task: str) -> list[str]:
-    """The task's runs that may become its champion: all but text-only controls."""
+def competing_runs(params: Params, task: str) -> list[str]:
+    """Return the task's runs that may become its champion: all but text-only controls."""
     return [name for name, run in params.finetune.items() if run.task == task and not run.blank_images]
 
 
-def metric_of(params: Params, task: str) -> str:
-    """The metric by which the task's versions are compared: what params.yaml says, else the task's own."""
+def comparison_metric(params: Params, task: str) -> str:
+    """Return the metric that versions of the task are compared by: from params.yaml, else the task's own."""
     return params.promotion.gate(task).metric or params.tracking.metric.get(task) or task_class(task).metric
 
 
-def _ranked(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candidate]:
-    metric = metric_of(params, task)
+def _rank(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candidate]:
+    metric = comparison_metric(params, task)
     judged = {name: _values(params.promotion.split, metric, records) for name, records in scores.items()}
     values = {name: _values(params.promotion.select_on, metric, records) for name, records in scores.items()}
     if not any(judged.values()) or any(found.keys() - values[name].keys() for name, found in judged.items()):
-        values = judged  # not all that can be judged were scored on the split that is for choosing
-    known = {name: found for name, found in values.items() if found}  # VCR's subtasks alone lack Q->AR
+        values = judged  # some runs were not scored on the selection split
+    known = {name: found for name, found in values.items() if found}  # a VCR run of one subtask has no Q->AR
     means: dict[str, float] = {}
     if known:
-        where = _yardstick(params, task, known)
+        where = _shared_datasets(params, task, known)
         means = {n: math.fsum(v[d] for d in where) / len(where) for n, v in known.items() if where <= v.keys()}
     else:
         _check_scored(params, task, metric, scores)
@@ -91,7 +90,7 @@ def _ranked(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Can
 
 
 def _values(split: str, metric: str, scores: Scores) -> dict[str, float]:
-    """Dataset -> the metric on the split, where it could be computed."""
+    """Return dataset -> value of the metric on the split, where it could be computed."""
     return {
         s["dataset"]: float(s["value"])
         for s in scores
@@ -103,25 +102,25 @@ def _check_scored(params: Params, task: str, metric: str, scores: Mapping[str, S
     split = params.promotion.split
     if not any(s["metric"] == metric and s["split"] == split for records in scores.values() for s in records):
         raise ParamsError(
-            f"params.yaml: no run of {task} has {metric} on {split}, by which versions are compared; put {split} among "
+            f"params.yaml: no run of {task} has {metric} on {split}, which versions are compared by; add {split} to "
             "`evaluate.splits`, or set `promotion.split` and `tracking.metric`"
         )
 
 
-def _yardstick(params: Params, task: str, values: Mapping[str, Mapping[str, float]]) -> set[str]:
+def _shared_datasets(params: Params, task: str, values: Mapping[str, Mapping[str, float]]) -> set[str]:
     wanted = params.tracking.dataset.get(task)
     if wanted:
         if not any(wanted in found for found in values.values()):
             raise ParamsError(
                 f"params.yaml: tracking.dataset.{task}: no run was scored on `{wanted}` {params.promotion.split}; "
-                f"there are: {', '.join(sorted({d for found in values.values() for d in found}))}"
+                f"datasets with scores: {', '.join(sorted({d for found in values.values() for d in found}))}"
             )
         return {wanted}
     shared = set.intersection(*(set(found) for found in values.values()))
     if not shared:
         listed = "; ".join(f"{name} on {', '.join(found)}" for name, found in values.items())
         raise ParamsError(
-            f"params.yaml: the runs of {task} were scored on different datasets ({listed}), so none is the best; "
-            f"name the one that counts: `tracking.dataset: {{{task}: NAME}}`"
+            f"params.yaml: the runs of {task} were scored on different datasets ({listed}) and cannot be ranked; name "
+            f"the dataset to compare on: `tracking.dataset: {{{task}: NAME}}`"
         )
     return shared

@@ -196,18 +196,18 @@ class Difference:
     groups: int
 
     @property
-    def over_seeds(self) -> bool:
+    def includes_seeds(self) -> bool:
         return min(self.seeds) > 1
 
     @property
-    def told_apart(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the interval leaves 0 out, and does so after the correction; else one cannot tell."""
         if self.low is None or self.high is None or self.p_holm is None:
             return False
         return not self.low <= 0 <= self.high and self.p_holm < 1 - LEVEL
 
 
-def differences(designs: Mapping[str, Sequence[Evidence]], *, resamples: int, seed: int) -> list[Difference]:
+def compare_variants(designs: Mapping[str, Sequence[Evidence]], *, resamples: int, seed: int) -> list[Difference]:
     """All pairs of designs, in the mapping's order.
 
     Args:

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from vlp_models.errors import DataError, MissingToolError
-from vlp_models.metrics.java import Meteor, find_java, meteor_from_statistics, package_directory
-from vlp_models.metrics.ptb import tokenize
-from vlp_models.metrics.score import Evidence, FloatArray, Score, mean_score, not_computed
+from vlp_models.metrics.coco_tools import Meteor, find_java, package_directory, tokenize
+from vlp_models.metrics.score import Evidence, Score, bleu_percent, mean_score, meteor_from_statistics, not_computed
 
 SPICE_TIMEOUT = 7200.0  # seconds
 
@@ -137,13 +136,6 @@ def _closest(reference_lengths: Sequence[int], length: int) -> int:
     return min((abs(reference - length), reference) for reference in reference_lengths)[1]
 
 
-def bleu_percent(sums_SK: FloatArray, n: int) -> FloatArray:
-    """Corpus BLEU-n in percent. Columns: 4 matched n-grams, 4 candidate n-grams, candidate length, reference length."""
-    precision = (sums_SK[:, :n] + 1e-15) / (sums_SK[:, 4 : 4 + n] + 1e-9)
-    ratio = (sums_SK[:, 8] + 1e-15) / (sums_SK[:, 9] + 1e-9)
-    return 100 * precision.prod(axis=1) ** (1 / n) * np.exp(np.minimum(0, 1 - 1 / ratio))
-
-
 def _rouge(candidates: Tokenised, references: Tokenised, note: str) -> Score:
     from pycocoevalcap.rouge.rouge import Rouge
 
@@ -245,3 +237,29 @@ def constant_caption(train: Sequence[str]) -> str:
         return sum(words[word] for word in own) / max(len(own), 1)
 
     return min(counts, key=lambda caption: (-counts[caption], -commonness(caption), caption), default="")
+
+
+def score_faithfulness(
+    captions: Mapping[str, str], scenes: Mapping[str, dict[str, Any]]
+) -> tuple[list[Score], dict[str, bool]]:
+    """Share of captions true of their scene, the share that says anything that can be checked, and how much of the
+    scene's facts true claims state.
+
+    Args:
+        captions: image id -> caption.
+        scenes: image id -> a line of truth.jsonl; images without one are left out.
+
+    Returns:
+        The scores, and image id -> whether its caption is true.
+    """
+    from vlp_models.synthetic.scenes.language import check
+
+    ids = [image_id for image_id in captions if image_id in scenes]
+    verdicts = [check(captions[image_id], scenes[image_id]) for image_id in ids]
+    true = [verdict.true is True for verdict in verdicts]
+    scores = [
+        mean_score("faithful captions", [float(value) for value in true], ids),
+        mean_score("checkable captions", [float(verdict.true is not None) for verdict in verdicts], ids),
+        mean_score("scene facts stated", [verdict.informative for verdict in verdicts], ids),
+    ]
+    return scores, dict(zip(ids, true, strict=True))

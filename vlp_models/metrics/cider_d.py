@@ -44,7 +44,7 @@ class DocumentFrequencies:
         self.counts = counts
 
     @classmethod
-    def of(cls, corpus: Iterable[Sequence[Words]]) -> DocumentFrequencies:
+    def count(cls, corpus: Iterable[Sequence[Words]]) -> DocumentFrequencies:
         """`corpus`: the references of each image."""
         words: dict[str, int] = {}
         counts: Counter[int] = Counter()

@@ -16,20 +16,29 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from vlp_models.metrics.cider_d import ORDERS, SIGMA, DocumentFrequencies, bigrams_of, ngrams_of, order_of
-from vlp_models.metrics.ptb import tokenize
+from vlp_models.metrics.cider_d import (
+    ORDERS,
+    SIGMA,
+    CiderD,
+    DocumentFrequencies,
+    Words,
+    bigrams_of,
+    ngrams_of,
+    order_of,
+)
+from vlp_models.metrics.coco_tools import tokenize
 
 KEPT = 30_000  # images whose captions stay counted: some 200 MB
 
 
-class Consensus:
+class ConsensusCaptions:
     """Over the captions of a dataset's training images."""
 
     def __init__(self, captions: Mapping[str, Sequence[str]]) -> None:
         """captions: image id -> its captions, as written."""
         self._tokens, _ = tokenize([text for several in captions.values() for text in several])
         self._captions = captions
-        frequencies = DocumentFrequencies.of(self._words(image) for image in captions)
+        frequencies = DocumentFrequencies.count(self._words(image) for image in captions)
         self._idf = np.log(max(frequencies.images, 1)) - np.log(
             np.maximum(np.fromiter(frequencies.counts.values(), np.float64, len(frequencies.counts)), 1)
         )
@@ -37,7 +46,7 @@ class Consensus:
         self._place = {ngram: number for number, ngram in enumerate(frequencies.counts)}
         self.counted = lru_cache(KEPT)(self._count)
 
-    def of(self, images: Sequence[str]) -> str:
+    def choose(self, images: Sequence[str]) -> str:
         """The caption, among those of these images, with the highest mean CIDEr-D to the other ones; the first of
         equals. Empty where they have none."""
         texts = [text for image in images for text in self._captions.get(image, ())]
@@ -94,3 +103,16 @@ class _Counted:
         self.orders = [
             (np.array([i for i, _ in pairs], np.int64), np.array([n for _, n in pairs], np.int64)) for pairs in found
         ]
+
+
+_ALIKE = DocumentFrequencies(images=3, words={}, counts={})  # all n-grams unseen, so of one weight, log 3
+
+
+def most_similar(captions: Sequence[Words]) -> int:
+    """The place of the caption with the highest mean likeness to all of them; the first of equals.
+
+    Args:
+        captions: of one image, split into words; at least one. Its likeness to itself is the same for each of four
+            words or more, and less for shorter ones.
+    """
+    return int(CiderD(_ALIKE, lambda image: captions).score("", captions).argmax())

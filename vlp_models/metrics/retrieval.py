@@ -117,12 +117,12 @@ def rank_in_folds(found: Ranking, owners: Sequence[str], fold: int) -> Ranking |
     return replace(found, text_ranks_T=text_ranks_T, image_ranks_I=image_ranks_I)
 
 
-def direction_in_folds(direction: str, fold: int) -> str:
+def fold_direction(direction: str, fold: int) -> str:
     """What metrics of `rank_in_folds` end in: ` (of 1,000)`, ` (of 1,000, image to text)`."""
     return f" (of {fold:,}{', ' + direction.strip(' ()') if direction else ''})"
 
 
-def best_places(similarity_QN: NDArray[np.float32], count: int) -> Ints:
+def top_columns(similarity_QN: NDArray[np.float32], count: int) -> Ints:
     """[Q, min(count, N)]: the most similar columns of each row, best first, the earlier among equals."""
     count = min(count, similarity_QN.shape[1])
     some = np.argpartition(-similarity_QN, count - 1, axis=1)[:, :count]

@@ -11,7 +11,7 @@ CHANCE = {"Q->A": 25.0, "QA->R": 25.0, "Q->AR": 6.25}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class VCRResult:
     """One question. group: its image, item: its id. None: the label is hidden, or the model did not choose."""
 
     group: str
@@ -20,9 +20,9 @@ class Judged:
     item: str = ""
 
 
-def score_vcr(judged: Sequence[Judged]) -> list[Score]:
+def score_vcr(judged: Sequence[VCRResult]) -> list[Score]:
     """Q->A, QA->R and Q->AR over the questions where they are known, in percent."""
-    columns: dict[str, list[tuple[Judged, bool | None]]] = {
+    columns: dict[str, list[tuple[VCRResult, bool | None]]] = {
         "Q->A": [(j, j.answer_right) for j in judged],
         "QA->R": [(j, j.rationale_right) for j in judged],
         "Q->AR": [

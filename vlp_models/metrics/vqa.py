@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from vlp_models.data.answers import is_exact, normalise_answer
+from vlp_models.data.answers import is_exact, normalize_answer
 from vlp_models.errors import DataError
-from vlp_models.metrics.score import Score, mean_score
+from vlp_models.metrics.score import Score, mean_score, not_computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,7 @@ def question_accuracy(prediction: str, answers: Sequence[str]) -> float:
         return float(_trim(prediction) == _trim(answers[0]))
     prediction, given = _trim(prediction), [_trim(answer) for answer in answers]
     if len(set(given)) > 1:
-        prediction, given = normalise_answer(prediction), [normalise_answer(answer) for answer in given]
+        prediction, given = normalize_answer(prediction), [normalize_answer(answer) for answer in given]
     agreeing = sum(answer == prediction for answer in given)
     others_agreeing = (agreeing - (answer == prediction) for answer in given)
     return sum(min(1.0, others / 3) for others in others_agreeing) / len(given)
@@ -101,3 +104,69 @@ def _commonest(counts: Counter[str]) -> str:
 
 def _trim(text: str) -> str:
     return text.replace("\n", " ").replace("\t", " ").strip()
+
+
+THRESHOLDS = (0.9, 0.0)
+BELOW = 0.1  # the factor of a similarity below the threshold
+WAY_OUT = "needs nltk and its WordNet: pip install nltk && python -m nltk.downloader wordnet"
+
+Similarity = Callable[[str, str], float]  # of two words, 0 to 1
+
+
+def score_wups(
+    predictions: Sequence[str],
+    answers: Sequence[str],
+    items: Sequence[str],
+    images: Sequence[str],
+    similarity: Similarity | None = None,
+) -> list[Score]:
+    """`WUPS@0.9` and `WUPS@0.0`.
+
+    Args:
+        predictions, answers: of each question; several things have commas between them.
+        similarity: of two words; None: WordNet's.
+    """
+    similarity = similarity or wordnet_similarity()
+    names = [f"WUPS@{threshold}" for threshold in THRESHOLDS]
+    if similarity is None:
+        return [not_computed(name, len(answers), WAY_OUT) for name in names]
+    scores = []
+    for name, threshold in zip(names, THRESHOLDS, strict=True):
+        values = [wups(p, a, threshold, similarity) for p, a in zip(predictions, answers, strict=True)]
+        scores.append(mean_score(name, values, images, items=items, kept=False))
+    return scores
+
+
+def wups(prediction: str, answer: str, threshold: float, similarity: Similarity) -> float:
+    """Of one question, 0 to 1: the lesser of how well the answer's words are met, and how well the prediction's are."""
+    said, right = _split_words(prediction), _split_words(answer)
+    if not said or not right:
+        return 0.0
+
+    def near(one: str, other: str) -> float:
+        value = 1.0 if one == other else similarity(one, other)
+        return value if value >= threshold else BELOW * value
+
+    met = math.prod(max(near(word, other) for other in said) for word in right)
+    meant = math.prod(max(near(word, other) for other in right) for word in said)
+    return min(met, meant)
+
+
+def wordnet_similarity() -> Similarity | None:
+    """Wu and Palmer's, the highest over two words' synsets; None where nltk or its WordNet is not there."""
+    try:
+        wordnet = importlib.import_module("nltk.corpus").wordnet
+        wordnet.synsets("table")
+    except (ImportError, LookupError):
+        return None
+
+    @lru_cache(maxsize=100_000)
+    def similarity(one: str, other: str) -> float:
+        pairs = ((a, b) for a in wordnet.synsets(one) for b in wordnet.synsets(other))
+        return max((a.wup_similarity(b) or 0.0 for a, b in pairs), default=0.0)
+
+    return similarity
+
+
+def _split_words(text: str) -> list[str]:
+    return [word for word in (part.strip() for part in text.split(",")) if word]

@@ -1,7 +1,7 @@
 """What a registered version holds, put together and tried out before it is registered.
 
 `checkpoint/` always; `detector/` and `features.json` (how the regions were made) where the model reads regions;
-`search/` where answers are searched for: how, as it was scored (tasks/caption_search.py); `content.json`: the sha256 of
+`search/` where answers are caption_search for: how, as it was scored (tasks/caption_search.py); `content.json`: the sha256 of
 each of these files and of each file of code that predicting runs on. The hash of all of it is the version's identity,
 so a change to how it is served is a version of its own.
 """
@@ -160,7 +160,7 @@ def not_served(bundle: Path) -> str:
     from vlp_models.tasks import task_class
 
     info = bundle_info(bundle)
-    if info.task is None or task_class(info.task).words is None:
+    if info.task is None or task_class(info.task).request is None:
         return f"the task {info.task} is not served"
     if info.detector_id:
         source = read_made(bundle)["source"]
@@ -214,9 +214,9 @@ def try_out(bundle: Path, images: Sequence[Path]) -> Trial:
         return Trial(problem="no image of the val or test split is on this disk to try it with")
     try:
         predictor = Predictor(bundle)
-        words = task_class(predictor.task).words
-        texts = ["is there a picture?"] if words is not None and words.text else None
-        count = 1 if words is None else words.images
+        request = task_class(predictor.task).request
+        texts = ["is there a picture?"] if request is not None and request.text else None
+        count = 1 if request is None else request.images
         made = predictor.predict([there] if count == 1 else [[there] * count], texts)
     except VLPError as error:
         return Trial(problem=str(error))

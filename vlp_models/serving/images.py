@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from vlp_models.common.limits import LEAST_SIDE
-from vlp_models.data.images import ImageError, as_seen, open_checked, undecodable
+from vlp_models.data.images import ImageError, decode_error, open_checked, to_upright_rgb
 from vlp_models.errors import DataError
 
 MAX_PIXELS = 50_000_000
@@ -54,7 +54,7 @@ def open_image(value: Any, *, requested: bool = False) -> Image.Image:
             (read from the header, before decoding).
     """
     if isinstance(value, Image.Image):
-        return _opened(as_seen(value), "the image")
+        return _opened(to_upright_rgb(value), "the image")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and not isinstance(value[0], str)):
         try:
             array = np.asarray(value)
@@ -121,9 +121,9 @@ def checked(content: bytes, suffix: str = "") -> Image.Image:
     with open_checked(content, suffix, MAX_PIXELS, limit="the limit is") as image:
         _large_enough(image)
         try:
-            return as_seen(image)
+            return to_upright_rgb(image)
         except Exception as error:  # Pillow's plugins raise anything on hostile files
-            raise undecodable(error) from None
+            raise decode_error(error) from None
 
 
 def _decode(data: bytes, name: str) -> Image.Image:

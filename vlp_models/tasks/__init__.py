@@ -1,7 +1,16 @@
-"""The tasks, by the name params.yaml gives them. A task is one file here, or a folder, and one line below.
+"""The downstream tasks, by their name in params.yaml.
 
-Whatever must be known of a task is asked of its class (`base.TaskModel`), which is imported only when it is asked for:
-this file imports nothing heavy.
+To add a task:
+1. `data/views.py`: the view (table) that its samples come from, unless an existing one fits.
+2. `data/formats/`: a reader that fills that table from the dataset's own files.
+3. `curation/validation/rules.py`: the table's validation rules.
+4. `tasks/<task>.py`: a `TaskModel` (base.py): head, loss, prediction, scores, official result file, options.
+5. One line in `TASKS` below, and a metric in `metrics/` if none fits.
+6. params.yaml: a run under `finetune:`; optionally a gate under `promotion.tasks`.
+7. Optional: a gallery in `evaluation/report/galleries.py`; without one the report has no examples of the task.
+
+tests/toy_task/guess_color.py is a complete example over an existing view. A task's class is imported only when it is
+asked for: this file imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,7 +27,7 @@ TASKS: dict[str, str] = {
     "captioning": "vlp_models.tasks.captioning:Captioning",
     "vqa": "vlp_models.tasks.vqa:VQA",
     "nlvr": "vlp_models.tasks.nlvr:NLVR",
-    "nlvr2": "vlp_models.tasks.nlvr2:NLVR2",
+    "nlvr2": "vlp_models.tasks.nlvr:NLVR2",
     "entailment": "vlp_models.tasks.entailment:Entailment",
     "retrieval": "vlp_models.tasks.retrieval:Retrieval",
     "vcr": "vlp_models.tasks.vcr:VCR",
@@ -26,9 +35,10 @@ TASKS: dict[str, str] = {
 
 
 def task_class(task: str) -> type[TaskModel]:
-    """
+    """Import and return the class of a task.
+
     Raises:
-        ParamsError: no such task.
+        ParamsError: unknown task; names the known ones.
     """
     if task not in TASKS:
         raise ParamsError(f"unknown task {task!r}; known: {', '.join(TASKS)}")

@@ -1,4 +1,4 @@
-"""The interface of a downstream task: a pretrained model, an optional head, and what the pipeline must know of the task.
+"""The interface of a downstream task: a pretrained model, an optional head, and what the pipeline reads of the task.
 
     training     view, options, targets, loss
     evaluation   predict, postprocess, score, write_official
@@ -205,7 +205,7 @@ class TaskModel(nn.Module, ABC):
         """Return the lines that the terminal shows of a prediction."""
         return [", ".join(f"{name} {value}" for name, value in prediction.items() if not name.endswith("_id"))]
 
-    # Search: how outputs are found (beam, consensus, shortlist). A version is served with the search it was scored with.
+    # Search: how outputs are found (beam, consensus, shortlist). A version is served with the search of its scores.
 
     @classmethod
     def check_search(cls, settings: EvaluateParams, shards: Path, sources: Mapping[str, int]) -> None:
@@ -233,7 +233,7 @@ class TaskModel(nn.Module, ABC):
 
     @property
     def search(self) -> str:
-        """Description of the search, empty if there is none. Scores of different searches are not comparable."""
+        """Description of the search, empty if the task has none; scores of different searches are not comparable."""
         return ""
 
     # Evaluation

@@ -1,12 +1,12 @@
-"""How captions are found: beam search, or the candidate most similar to other candidates or to captions of similar images.
+"""How captions are found: by beam search, or by consensus among sampled captions or captions of similar images.
 
 `evaluate.consensus_samples: K` samples K captions in addition to the beam's and chooses one of them:
 - without `consensus_neighbors`, the one most similar to the others (minimum Bayes risk, metrics/consensus.py);
 - with it, the one most similar to the captions of the N most similar training images: consensus reranking, J. Mao et
   al., "Deep Captioning with Multimodal Recurrent Neural Networks" (2015), after J. Devlin et al., "Exploring Nearest
-  Neighbor Approaches for Image Captioning" (2015). Images are compared by the cosine of their pooled region features
-  (data/pooled.py), captions by CIDEr-D (metrics/cider_d.py) with the index's own document frequencies; punctuation is
-  ignored, as in the official scores.
+  Neighbor Approaches for Image Captioning" (2015). Images are compared by the cosine of their pooled region features,
+  captions by CIDEr-D (metrics/cider_d.py) with the index's own document frequencies; punctuation is ignored, as in the
+  official scores.
 
 A version is served with the search it was scored with: settings and index are saved with the scores and in the bundle.
 
@@ -30,8 +30,7 @@ from torch import nn
 
 from vlp_models.common.io import read_json, write_json
 from vlp_models.data.batch import Batch, Regions
-from vlp_models.data.pooled import pooled
-from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset, mean_region_features
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, VLPError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
@@ -39,7 +38,7 @@ from vlp_models.metrics.coco_tools import DROPPED
 from vlp_models.metrics.consensus import most_similar
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import Hypothesis, beam_search, greedy
-from vlp_models.models.protocols import Generates, SetsAside
+from vlp_models.models.protocols import Generates, SetsFinishedAside
 from vlp_models.params import EvaluateParams, build
 
 SETTINGS = "search.json"
@@ -244,7 +243,7 @@ class CaptionIndex:
         images = open_captioned_images(shards, sources)
         captions = images.references()
         numbers = {image_id: number for number, image_id in enumerate(images.image_ids())}
-        features_NF = pooled(images, list(numbers.values()), max_regions).astype(np.float16)
+        features_NF = mean_region_features(images, list(numbers.values()), max_regions).astype(np.float16)
         return cls(features_NF, [captions[image_id] for image_id in numbers], list(numbers), tokenizer)
 
     def choose(
@@ -293,9 +292,8 @@ class CaptionIndex:
                 raise ValueError("an image's captions are not a list")
             captions = [tuple(str(text) for text in texts) for _, texts in rows]
             if features_NF.dtype != np.float16 or features_NF.shape != (len(rows), feature_dim):
-                raise ValueError(
-                    f"features are {features_NF.dtype} {features_NF.shape}, expected float16 ({len(rows)}, {feature_dim})"
-                )
+                shape = (len(rows), feature_dim)
+                raise ValueError(f"features are {features_NF.dtype} {features_NF.shape}, expected float16 {shape}")
             if len(rows) > MAX_IMAGES:
                 raise ValueError(f"{len(rows):,} images; the limit is {MAX_IMAGES:,}")
             if not np.isfinite(features_NF).all() or not all(captions):
@@ -329,4 +327,4 @@ def _without_punctuation(words: Iterable[str]) -> list[str]:
 
 
 def _sets_aside(model: object) -> bool:
-    return isinstance(model, SetsAside) and model.sets_aside
+    return isinstance(model, SetsFinishedAside) and model.sets_aside

@@ -136,10 +136,10 @@ class Captioning(TaskModel):
                 batch, generator=generator, mask_probability=options.mask_probability
             )
             return sentence_generation(logits_MV, targets_M, label_smoothing=self.label_smoothing, name="captioning")
-        at_BT = batch.text.followed_BT
+        at_BT = batch.text.has_next_BT
         return sentence_generation(
             cast(Generates, self.model).generation_logits(batch.image, batch.text, at_BT),
-            batch.text.following(at_BT),
+            batch.text.next_tokens(at_BT),
             label_smoothing=self.label_smoothing,
             name="captioning",
         )

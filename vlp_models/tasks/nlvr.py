@@ -1,4 +1,11 @@
-"""NLVR: say whether a statement about an image is true (Suhr et al. 2017)."""
+"""NLVR and NLVR2: is a statement about one image (Suhr et al. 2017) or two (Suhr et al. 2019) true?
+
+NLVR2: each image is fused with the statement separately; the pooled features of the two, left image first, are
+concatenated for a classifier (VLMo, Bao et al. 2022, section 4.2, after OSCAR; SOHO, Huang et al. 2021, does the same).
+The papers mention one classification layer. VLMo's code has two with a norm and GELU between, and so has this one.
+VLMo's code also gives the second image a token type of its own, initialized as a copy of the first's: the model option
+`second_image_type`. Without it, only the position in the concatenated feature distinguishes the images.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +18,107 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.common.io import write_text
-from vlp_models.common.workspace import Workspace
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.evaluation.report.galleries import WIDE, Card, Gallery, PictureSource, rows_by_id
-from vlp_models.metrics.classification import official_csv
+from vlp_models.errors import DataError
+from vlp_models.metrics.classification import Judgment, majority_label, official_csv, score_nlvr
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses
-from vlp_models.objectives.classification import classification
-from vlp_models.objectives.loss import Loss
-from vlp_models.tasks import statements
-from vlp_models.tasks.base import TaskModel, Words, init_head, need_targets
-from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored
+from vlp_models.objectives.loss import Loss, cross_entropy
+from vlp_models.tasks.base import RequestFormat, TaskModel, init_head, require_targets
+from vlp_models.tasks.scoring import BLIND, EvalContext, Prediction, TaskScores, baselines_by_metric, blind_baseline
+
+IMAGES = 2  # of an NLVR2 statement
 
 
-class NLVR(TaskModel):
-    """A linear layer on the fused feature; targets int64 [B], 1 for true."""
+class StatementTask(TaskModel):
+    """True or false: what NLVR and NLVR2 share. Targets int64 [B], 1 for true; logits [B, 2], false first.
+
+    A prediction has `group`, `label`, `prediction` and `p_true`, and the statement's id under the task's `id_key`.
+    """
+
+    needs = (Fuses,)
+    metric = "accuracy"
+    headlines = ("accuracy", "consistency", f"gain over {BLIND}")
+    blind_fields = ("prediction",)
+
+    def targets(self, samples: Sequence[Sample]) -> Tensor | None:
+        labels = [sample["label"] for sample in samples]
+        return None if None in labels else torch.tensor([int(label) for label in labels])
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return logits [B, 2]: false, true."""
+        return self.head(cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP)
+
+    def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
+        labels_B = require_targets(batch)
+        return cross_entropy(self.logits(batch), labels_B, name=self.task)
+
+    @torch.no_grad()
+    def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        self.eval()
+        p_true_B = self.logits(batch).float().softmax(-1)[:, 1].tolist()
+        return [
+            {
+                self.id_key: sample.sample_id,
+                **self._image_ids(sample),
+                "group": sample["group"] or "",
+                "label": sample["label"],
+                "prediction": p > 0.5,
+                "p_true": round(p, 6),
+            }
+            for sample, p in zip(samples, p_true_B, strict=True)
+        ]
+
+    def _image_ids(self, sample: Sample) -> dict[str, Any]:
+        return {"image_id": sample.image_id}
+
+    @classmethod
+    def format_prediction(cls, prediction: Prediction) -> list[str]:
+        return [f"{str(prediction['prediction']).lower()}  (p = {prediction['p_true']:.2f})"]
+
+    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
+        """Return accuracy and consistency over the statements whose label is known.
+
+        Baselines: the split's own majority label, and the blind model.
+        """
+        context.progress(f"{self.task.upper()} accuracy and consistency")
+        labels = {sample.sample_id: sample["label"] for sample in samples}
+
+        def judgments(key: str) -> list[Judgment]:
+            rows = ((p, labels[p[self.id_key]]) for p in predictions)
+            return [
+                Judgment(group=p["group"], label=label, prediction=bool(p[key]), item=p[self.id_key])
+                for p, label in rows
+                if label is not None
+            ]
+
+        scores = score_nlvr(judgments("prediction"))
+        baselines = {}
+        labeled = [(sample["group"], sample["label"]) for sample in samples if sample["label"] is not None]
+        if labeled:
+            majority = majority_label(label for _, label in labeled)
+            constant = [Judgment(group=group, label=label, prediction=majority) for group, label in labeled]
+            baselines["majority label"] = score_nlvr(constant)
+        if predictions and "prediction_blind" in predictions[0]:
+            blind = score_nlvr(judgments("prediction_blind"))
+            baselines[BLIND] = blind
+            scores += blind_baseline(scores[0], blind[0])
+        return TaskScores(scores=scores, baselines=baselines_by_metric(baselines))
+
+
+class NLVR(StatementTask):
+    """A linear layer on the fused feature."""
 
     task = "nlvr"
     title = "True or false of an image (NLVR)"
     view = "statements"
     prediction_view = "statements"
-    needs = (Fuses,)
     shares_images = True
     id_key = "statement_id"
-    metric = "accuracy"
-    headlines = ("accuracy", "consistency", f"gain over {BLANKED}")
-    blanked_fields = ("prediction",)
-    words = Words(verb="judge", text="statement")
-    gallery = Gallery(title="True or false", about="pairs at even distances from the split.", wide=True)
+    request = RequestFormat(text="statement")
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
@@ -50,48 +127,70 @@ class NLVR(TaskModel):
         self.head = nn.Linear(cast(Fuses, model).fused_dim, 2)
         init_head(self.head, info)
 
-    def targets(self, samples: Sequence[Sample]) -> Tensor | None:
-        return statements.true_or_false(samples)
-
-    def logits(self, batch: Batch) -> Tensor:
-        """[B, 2]: false, true"""
-        return self.head(cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP)
-
-    def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
-        labels_B = need_targets(batch)
-        return classification(self.logits(batch), labels_B, name="nlvr")
-
-    @torch.no_grad()
-    def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        self.eval()
-        said = statements.verdicts(self.logits(batch), samples)
-        ids = ({"statement_id": sample.sample_id, "image_id": sample.image_id} for sample in samples)
-        return [{**of, **verdict} for of, verdict in zip(ids, said, strict=True)]
-
-    @classmethod
-    def spoken(cls, prediction: Prediction) -> list[str]:
-        return statements.spoken(prediction)
-
-    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
-        place.progress("NLVR accuracy and consistency")
-        return statements.score_statements(predictions, samples, id_key=self.id_key)
-
     def write_official(
-        self, predictions: Sequence[Prediction], place: Place, split: str, directory: Path
+        self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
     ) -> Path | None:
-        """NLVR's CSV of images and verdicts."""
-        path = directory / f"nlvr_{place.source}_{split}_predictions.csv"
-        images = read_table("images", place.validated, columns=["image_id", "source", "path"])
-        images = images.filter(pc.equal(images["source"], place.source))
+        """Write NLVR's CSV of image names and predictions."""
+        path = directory / f"nlvr_{context.source}_{split}_predictions.csv"
+        images = read_table("images", context.validated, columns=["image_id", "source", "path"])
+        images = images.filter(pc.equal(images["source"], context.source))
         names = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
         write_text(path, official_csv((Path(names[p["image_id"]]).name, p["prediction"]) for p in predictions))
         return path
 
+
+class NLVR2(StatementTask):
+    """Two layers on the concatenated features of both images."""
+
+    task = "nlvr2"
+    title = "True or false of two images (NLVR2)"
+    view = "image_pairs"
+    prediction_view = "image_pairs"
+    id_key = "pair_id"
+    request = RequestFormat(text="statement", images=IMAGES)
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
+    ) -> None:
+        super().__init__(model, tokenizer, info)
+        width = IMAGES * cast(Fuses, model).fused_dim
+        self.head = nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, 2))
+        init_head(self.head, info)
+
+    def read(self, samples: Sequence[Sample]) -> Batch:
+        """Collate the samples.
+
+        Raises:
+            DataError: a statement does not have two images.
+        """
+        for sample in samples:
+            if len(sample.image_ids) != IMAGES:
+                raise DataError(
+                    f"{sample.sample_id}: a statement about {len(sample.image_ids)} image(s), "
+                    f"{', '.join(sample.image_ids)}; {self.task} takes {IMAGES}, left and right"
+                )
+        return super().read(samples)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return logits [B, 2]: false, true. The batch has M = 2 B images, the left one of each pair first."""
+        text_of_image_M = torch.arange(len(batch), device=batch.text.ids_BT.device).repeat_interleave(IMAGES)
+        pooled_MP = cast(Fuses, self.model).fuse(batch.image, batch.text.select(text_of_image_M)).pooled_BP
+        # (2 B, P) -> (B, 2 P): the left image's feature, then the right one's
+        return self.head(pooled_MP.reshape(len(batch), IMAGES * pooled_MP.shape[1]))
+
+    def _image_ids(self, sample: Sample) -> dict[str, Any]:
+        return {"image_ids": list(sample.image_ids)}
+
     @classmethod
-    def cards(cls, workspace: Workspace, pictures: PictureSource, predictions: Sequence[Prediction]) -> list[Card]:
-        """Statements with the model's verdict and the label."""
-        asked = rows_by_id("statements", "statement_id", workspace, predictions)
-        return [
-            statements.card(row, asked.get(row["statement_id"], {}), pictures.get(row["image_id"], WIDE))
-            for row in predictions
-        ]
+    def slices(cls, sample: Sample) -> list[str]:
+        """Return the common slices and the label."""
+        label = [] if sample["label"] is None else [f"label={str(sample['label']).lower()}"]
+        return [*super().slices(sample), *label]
+
+    def write_official(
+        self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
+    ) -> Path | None:
+        """Write NLVR2's CSV of identifiers and predictions."""
+        path = directory / f"nlvr2_{context.source}_{split}_predictions.csv"
+        write_text(path, official_csv((p["pair_id"].partition("/")[2], p["prediction"]) for p in predictions))
+        return path

@@ -1,10 +1,10 @@
 """Image-text retrieval: find the image that a sentence describes, and the sentence of an image.
 
-No head. A model that embeds images and texts separately is scored by its embeddings (TDEN: the vectors of image-sentence
-matching, section "Downstream Tasks", with which a million images are searched by one matrix product). A model that only
-fuses the two scores every image-text pair: exact, but one forward pass per pair, so 1,000 images with five captions each
-take five million passes. `options.shortlist` scores only the pairs ranked first by the embeddings; all others follow in
-the order of their embeddings.
+No head. A model that embeds images and texts separately is scored by its embeddings (TDEN: the vectors of
+image-sentence matching, section "Downstream Tasks", with which a million images are searched by one matrix product). A
+model that only fuses the two scores every image-text pair: exact, but one forward pass per pair, so 1,000 images with
+five captions each take five million passes. `options.shortlist` scores only the pairs ranked first by the embeddings;
+all others follow in the order of their embeddings.
 
 Shape suffixes: B samples, A those with other images to choose from, K images a caption is compared with in a step,
 T captions, I images (in a batch: its rows of them), N image-text pairs, D embedding.
@@ -80,8 +80,8 @@ class RetrievalOptions(TaskOptions):
     def __post_init__(self) -> None:
         if self.pair_negatives < 1 or self.shortlist < 0 or self.fold < 0:
             raise ParamsError(
-                "params.yaml: `options.pair_negatives` must be at least 1, `options.shortlist` and `options.fold` at least "
-                "0"
+                "params.yaml: `options.pair_negatives` must be at least 1, `options.shortlist` and `options.fold` at "
+                "least 0"
             )
         if not 0 < self.margin <= 2:
             raise ParamsError(f"params.yaml: `options.margin: {self.margin}` must be above 0, and at most 2")
@@ -289,7 +289,7 @@ class Retrieval(TaskModel):
         )
 
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
-        """Return text-to-image scores, as in the papers, and image-to-text; baseline: chance for this many candidates."""
+        """Return text-to-image scores, as in the papers, and image-to-text ones; baseline: chance."""
         context.progress("recall and median rank")
         scores, by_chance = _score_both_directions(
             predictions, "rank", len(predictions), (TEXT_TO_IMAGE, IMAGE_TO_TEXT)

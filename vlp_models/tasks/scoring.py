@@ -1,9 +1,9 @@
-"""What the tasks share in scoring: baselines, the control with blanked images, and what the training split held."""
+"""Scoring helpers that the tasks share: baselines, the blind baseline, and rows of the training split."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,85 +13,114 @@ import pyarrow.compute as pc
 
 from vlp_models.data.tables import read_table
 from vlp_models.metrics.bootstrap import paired
-from vlp_models.metrics.score import Score
+from vlp_models.metrics.score import STATISTICS, ItemScores, Score, Statistic, read_items
+from vlp_models.tasks import TASKS, task_class
 
 Prediction = Mapping[str, Any]
-BLANKED = "image blanked"
+BLIND = "blind baseline"  # the same model with every image blanked
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where scores are of.
+class EvalContext:
+    """The dataset that is being scored, and what baselines may read.
 
-    source     the dataset
-    validated  the folder of the validated tables, for baselines and ground truth
-    neighbours image ids -> for each the training images of the dataset that look most alike, nearest first; nothing
-               where nobody knows
-    progress   is told what is being worked out
+    source        name of the dataset
+    validated     folder of the validated tables: training rows for baselines, ground truth of synthetic scenes
+    nearest       image ids -> the most similar training images of each, nearest first; empty if there are no features
+    progress      called with a short description of the current step
     """
 
     source: str
     validated: Path
-    neighbours: Callable[[Sequence[str]], Mapping[str, Sequence[str]]] = lambda image_ids: {}
+    nearest: Callable[[Sequence[str]], Mapping[str, Sequence[str]]] = lambda image_ids: {}
     progress: Callable[[str], None] = lambda text: None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
-    """baselines: metric -> baseline name -> value in percent."""
+class TaskScores:
+    """The scores of one dataset and split; baselines: metric -> baseline name -> value in percent."""
 
     scores: list[Score]
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def by_metric(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, float]]:
-    """Baseline name -> its scores, turned round for `Scored.baselines`."""
+def baselines_by_metric(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, float]]:
+    """Turn {baseline: its scores} into {metric: {baseline: value}}, the form of `TaskScores.baselines`."""
     result: dict[str, dict[str, float]] = {}
-    for name, several in scores.items():
-        for score in several:
+    for name, own in scores.items():
+        for score in own:
             if score.value is not None:
                 result.setdefault(score.metric, {})[name] = round(score.value, 4)
     return result
 
 
-def variant(score: Score, name: str) -> Score:
-    """The score of a variant of the model, which no gate looks at: `CIDEr (greedy)`."""
+def with_suffix(score: Score, name: str) -> Score:
+    """Return the score under `METRIC (NAME)`, such as `CIDEr (greedy)`, not kept per item and so invisible to gates."""
     return replace(score, metric=f"{score.metric} ({name})", kept=False)
 
 
-def blank_control(score: Score, blank: Score) -> list[Score]:
-    """What text alone can do, and how much the image adds to it."""
-    return [variant(blank, BLANKED), *gain_over(score, blank, f"gain over {BLANKED}")]
+def blind_baseline(score: Score, blind: Score) -> list[Score]:
+    """Return the blind model's score and the gain over it: what text alone achieves, and what the image adds."""
+    return [with_suffix(blind, BLIND), *gain_over(score, blind, f"gain over {BLIND}")]
 
 
 def gain_over(score: Score, other: Score, metric: str) -> list[Score]:
-    """The difference of two scores of the same items as a score `metric` of its own, which no gate looks at. None where
-    one of them could not be computed."""
+    """Return the paired difference of two scores of the same items as a score named `metric`, invisible to gates.
+
+    The list is empty if either could not be computed.
+    """
     if score.value is None or other.value is None or not score.evidence or not other.evidence:
         return []
     gain = paired(score.evidence, other.evidence)
     return [Score(metric=metric, value=score.value - other.value, n=score.n, evidence=gain, kept=False)]
 
 
-def own_id(identifier: str) -> int | str:
-    """The id within its source; a number where it is one, as COCO and VQA have it."""
+def id_in_source(identifier: str) -> int | str:
+    """Return the id without the dataset's prefix; as an int where it is one, as in COCO and VQA."""
     own = identifier.partition("/")[2]
     return int(own) if own.isascii() and own.isdigit() and len(own) < 19 else own
 
 
-def train_rows(table: str, place: Place, columns: Sequence[str]) -> pa.Table:
-    """These columns of a table's rows, of the dataset's train split."""
-    images = read_table("images", place.validated, columns=["image_id", "source", "split"])
-    chosen = pc.and_(pc.equal(images["source"], place.source), pc.equal(images["split"], "train"))
+def read_train_rows(table: str, context: EvalContext, columns: Sequence[str]) -> pa.Table:
+    """Read these columns of a table for the training images of the context's dataset."""
+    images = read_table("images", context.validated, columns=["image_id", "source", "split"])
+    chosen = pc.and_(pc.equal(images["source"], context.source), pc.equal(images["split"], "train"))
     ids = images.filter(chosen)["image_id"].combine_chunks()
-    rows = read_table(table, place.validated, columns=["image_id", *columns])
+    rows = read_table(table, context.validated, columns=["image_id", *columns])
     return rows.filter(pc.is_in(rows["image_id"], value_set=ids))
 
 
-def read_truth(path: Path, image_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Image id -> scene graph, for those of `image_ids` whose scene is known."""
+def read_scenes(path: Path, image_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Read the scene graphs of those of `image_ids` that have one: image id -> scene. `path` is truth.jsonl."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8") as lines:
         scenes = (json.loads(line) for line in lines)
         return {scene["image_id"]: scene for scene in scenes if scene["image_id"] in image_ids and "objects" in scene}
+
+
+class _AllStatistics(Mapping[str, Statistic]):
+    """The common statistics, then each task's own; a task is imported only to look up a name that is not common."""
+
+    def __getitem__(self, name: str) -> Statistic:
+        if name in STATISTICS:
+            return STATISTICS[name]
+        for task in TASKS:
+            if name in (own := task_class(task).statistics):
+                return own[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(STATISTICS)
+
+    def __len__(self) -> int:
+        return len(STATISTICS)
+
+
+def read_item_scores(path: Path) -> list[ItemScores]:
+    """Read items.parquet of any task.
+
+    Raises:
+        DataError: the file is missing, or was not written by `write_items`.
+    """
+    return read_items(path, _AllStatistics())

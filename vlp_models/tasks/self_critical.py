@@ -1,25 +1,24 @@
 """Self-critical training of a captioner: CIDEr-D as reward (Rennie et al. 2017; TDEN, section "Downstream tasks").
 
-Each step draws descriptions of the batch's images, without gradients, and rewards each by how much better it is than
-the baseline, the greedy description; one teacher-forced pass over what was drawn then gives the gradient. An image is
-encoded once for all of its drawing, and once for the gradient.
+Each step samples captions of the batch's images without gradients and rewards each by its advantage over the baseline,
+the greedy caption; one teacher-forced pass over the sampled captions then gives the gradient. An image is encoded once
+for all of its samples, and once for the gradient.
 
 What the paper leaves open:
-- Reward and references are compared in words, not in word pieces: pieces are merged, and references are split at
-  spaces and punctuation as the tokenizer does before it looks at its vocabulary. The end token is a word on both sides,
-  so it is part of n-grams and bad endings cost; a description that did not end has none. [UNK] matches nothing.
-- Document frequencies are those of the training images' references, each image being a document.
-- Samples are drawn with dropout off, from the model that is evaluated; the public code has it on (`sampling_dropout`).
-  The gradient's pass has dropout on.
-- Validation's loss is minus the mean CIDEr-D of greedy descriptions, with the same document frequencies.
+- Reward and references are compared in words, not word pieces: pieces are merged, and references are split at spaces
+  and punctuation, as the tokenizer does before it looks up its vocabulary. The end token is a word on both sides, so it
+  is part of n-grams and bad endings cost; a caption cut at the maximum length has none. [UNK] matches nothing.
+- Document frequencies are counted over the training images' references; each image is one document.
+- Samples are drawn with dropout off, from the model as it is evaluated; the public code has it on
+  (`sampling_dropout`). The gradient's pass has dropout on.
+- The validation loss is minus the mean CIDEr-D of greedy captions, with the same document frequencies.
 
-Shape suffixes: B images, K samples an image, N = B * K, T tokens, M drawn tokens, V vocabulary.
+Shape suffixes: B images, K samples per image, N = B * K, T tokens, M sampled tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.log import get_logger
 from vlp_models.data.batch import Batch, Text
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import SEP, Tokenizer
@@ -45,19 +45,21 @@ from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
 
 FREQUENCIES = "document-frequencies.safetensors"
 
+logger = get_logger(__name__)
+
 
 class SelfCriticalLoss:
-    """What the training loop calls; learns from the view `images`, whose text it ignores.
+    """The training loss; reads the view `images` and ignores its text.
 
-    Parts: `reward` (of the samples, CIDEr-D as tables print it divided by 100), `reward_greedy`, `sample_length` (words
-    and the end), `zero_rewards` (1 if the batch earned nothing at all), `reward_share` (the part of the step's time
-    that the reward took; the first step has none).
+    Parts: `reward` (mean CIDEr-D of the samples, 0 to 10), `reward_greedy`, `sample_length` (in tokens, with the end),
+    `zero_rewards` (1 if no caption of the batch earned a reward), `reward_share` (the reward's share of the step's
+    time; not in the first step).
     """
 
     def __init__(self, captioning: Captioning, reward: CiderD, params: SelfCriticalParams) -> None:
         """
         Raises:
-            ParamsError: settings that can't be.
+            ParamsError: invalid settings.
         """
         if params.samples < 1 + (params.baseline == "leave_one_out"):
             raise ParamsError(
@@ -66,36 +68,41 @@ class SelfCriticalLoss:
             )
         if captioning.label_smoothing:
             raise ParamsError(
-                "params.yaml: `options.label_smoothing` has no meaning in self-critical training; leave it out"
+                "params.yaml: `options.label_smoothing` does not apply to self-critical training; remove it"
             )
         self.captioning = captioning
         self.reward = reward
         self.params = params
         self.max_len = captioning.info.max_text_len - 1  # tokens, [SEP] included, after [CLS]
-        self.zero_batches = 0  # of this process, in which no description earned anything
-        self._reward_seconds = 0.0  # of the step under way
-        self._began: float | None = None  # the step before this one
+        self.zero_batches = 0  # batches of this process in which no caption earned a reward
+        self._reward_seconds = 0.0  # spent on rewards in the current step
+        self._step_start: float | None = None  # of the current step
 
     def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
         if update is None:
             return self._validate(batch)
-        timing = self._next_step()
+        timing = self._start_step()
         device = device_of(batch.image)
-        samples_BK, plain_B = self._draw(batch, generator)
+        samples_BK, greedy_captions_B = self._sample(batch, generator)
+
+        # The reward of each sample and, as baseline, of the greedy caption: (B, K) and (B,)
         reward_BK = self._rewards(batch.image_ids, samples_BK).to(device)
         has_greedy = self.params.baseline == "greedy"
-        greedy_B = self._rewards(batch.image_ids, [[h] for h in plain_B])[:, 0].to(device) if has_greedy else None
+        greedy_B = (
+            self._rewards(batch.image_ids, [[h] for h in greedy_captions_B])[:, 0].to(device) if has_greedy else None
+        )
         advantage_N = advantages(reward_BK, self.params.baseline, greedy_B).flatten()
         is_zero = count_over_ranks(not _is_zero(reward_BK, greedy_B)) == 0
-        self._look_for_zeros(is_zero)
+        self._warn_about_zeros(is_zero)
 
-        drawn = [h for group in samples_BK for h in group]
+        # One teacher-forced pass over all samples: (N, T), each with the row of its image
+        sampled = [h for group in samples_BK for h in group]
         owner_N = torch.tensor([row for row, group in enumerate(samples_BK) for _ in group], dtype=torch.int64)
-        text = dataclasses.replace(self._as_text(drawn, device), owner_N=owner_N.to(device))
-        at_NT = text.followed_BT
+        text = dataclasses.replace(self._as_text(sampled, device), owner_N=owner_N.to(device))
+        at_NT = text.has_next_BT
         loss = self_critical(
             self._model.generation_logits(batch.image, text, at_NT),
-            text.following(at_NT),
+            text.next_tokens(at_NT),
             advantage_N[:, None].expand_as(at_NT)[at_NT],
         )
         parts = {
@@ -114,10 +121,10 @@ class SelfCriticalLoss:
         return cast(Generates, self.captioning.model)
 
     @torch.no_grad()
-    def _draw(self, batch: Batch, generator: torch.Generator) -> tuple[list[list[Hypothesis]], list[Hypothesis]]:
-        """K samples of each image, and its greedy description where it is the baseline.
+    def _sample(self, batch: Batch, generator: torch.Generator) -> tuple[list[list[Hypothesis]], list[Hypothesis]]:
+        """Return K samples of each image and, if it is the baseline, its greedy caption.
 
-        Of several processes each draws from a stream of its own, so they draw other samples than one would; the loss of
+        Each process has its own random stream, so several processes draw other samples than one would; the loss of
         given samples is the same.
         """
         if not len(batch):
@@ -126,108 +133,109 @@ class SelfCriticalLoss:
             seed = int(torch.randint(2**62, (), generator=generator)) + rank()
             generator = torch.Generator().manual_seed(seed)
         device = device_of(batch.image)
-        if device.type == "cuda":  # drawing there spares a copy of the vocabulary's probabilities at each token
+        if device.type == "cuda":  # sampling there avoids copying the vocabulary's probabilities at each token
             seed = int(torch.randint(2**62, (), generator=generator))
             generator = torch.Generator(device).manual_seed(seed)
 
         def draw(model: DecodingModel) -> list[list[Hypothesis]]:
-            return sample(model, batch.image, num_samples=self.params.samples, generator=generator, **self._ends)
+            return sample(
+                model, batch.image, num_samples=self.params.samples, generator=generator, **self._decoder_args
+            )
 
-        plain: list[Hypothesis] = []
-        with _drawing(self.captioning, dropout=False):
-            started = EncodedImages(model=self._model, state=self._model.start(batch.image, max_len=self.max_len))
+        greedy_captions: list[Hypothesis] = []
+        with _dropout(self.captioning, enabled=False):
+            encoded = EncodedImages(model=self._model, state=self._model.start(batch.image, max_len=self.max_len))
             if self.params.baseline == "greedy":
-                plain = greedy(started, batch.image, **self._ends)
+                greedy_captions = greedy(encoded, batch.image, **self._decoder_args)
             if not self.params.sampling_dropout:
-                return draw(started), plain
-        with _drawing(self.captioning, dropout=True):
-            return draw(self._model), plain
+                return draw(encoded), greedy_captions
+        with _dropout(self.captioning, enabled=True):
+            return draw(self._model), greedy_captions
 
     @torch.no_grad()
     def _validate(self, batch: Batch) -> Loss:
-        self._began = None  # validation is no part of a step
-        plain = greedy(self._model, batch.image, **self._ends) if len(batch) else []
-        rewards_B = self._rewards(batch.image_ids, [[h] for h in plain])[:, 0]
-        earned = rewards_B.sum()
-        return Loss(sum=-earned, count=len(rewards_B), parts={"reward_greedy": Part(sum=earned, count=len(rewards_B))})
+        self._step_start = None  # validation is not part of a step
+        captions = greedy(self._model, batch.image, **self._decoder_args) if len(batch) else []
+        rewards_B = self._rewards(batch.image_ids, [[h] for h in captions])[:, 0]
+        total = rewards_B.sum()
+        return Loss(sum=-total, count=len(rewards_B), parts={"reward_greedy": Part(sum=total, count=len(rewards_B))})
 
     @property
-    def _ends(self) -> dict[str, Any]:
-        """How the decoders begin and end."""
+    def _decoder_args(self) -> dict[str, Any]:
         return {"max_len": self.max_len, "bos_id": self._tokenizer.cls_id, "eos_id": self._tokenizer.sep_id}
 
     @property
     def _tokenizer(self) -> Tokenizer:
         return self.captioning.tokenizer
 
-    def _rewards(self, image_ids: Sequence[str], descriptions_BK: Sequence[Sequence[Hypothesis]]) -> Tensor:
-        """CIDEr-D of each; on the CPU. [B, K]"""
-        began = time.perf_counter()
+    def _rewards(self, image_ids: Sequence[str], captions_BK: Sequence[Sequence[Hypothesis]]) -> Tensor:
+        """Return the CIDEr-D of each caption, on the CPU. [B, K]"""
+        start = time.perf_counter()
         rows = [
             self.reward.score(image_id, [self._words(h) for h in group])
-            for image_id, group in zip(image_ids, descriptions_BK, strict=True)
+            for image_id, group in zip(image_ids, captions_BK, strict=True)
         ]
-        self._reward_seconds += time.perf_counter() - began
+        self._reward_seconds += time.perf_counter() - start
         return torch.from_numpy(np.stack(rows)).float() if rows else torch.zeros(0, self.params.samples)
 
     def _words(self, hypothesis: Hypothesis) -> list[str]:
         words = self._tokenizer.merge(hypothesis.ids)
         return [*words, SEP] if len(hypothesis.ids) < self.max_len else words
 
-    def _as_text(self, drawn: Sequence[Hypothesis], device: torch.device) -> Text:
-        """[CLS], the tokens and, where the description ended, [SEP]."""
+    def _as_text(self, captions: Sequence[Hypothesis], device: torch.device) -> Text:
+        """Return [CLS], the tokens and, unless the caption was cut at the maximum length, [SEP]."""
         first, last = self._tokenizer.cls_id, self._tokenizer.sep_id
-        if not drawn:
-            none = torch.zeros(0, 2, dtype=torch.int64)
-            return Text(ids_BT=none, mask_BT=none.bool()).to(device)
-        rows = [[first, *h.ids, last] if len(h.ids) < self.max_len else [first, *h.ids] for h in drawn]
+        if not captions:
+            empty = torch.zeros(0, 2, dtype=torch.int64)
+            return Text(ids_BT=empty, mask_BT=empty.bool()).to(device)
+        rows = [[first, *h.ids, last] if len(h.ids) < self.max_len else [first, *h.ids] for h in captions]
         ids_NT = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, self._tokenizer.pad_id)
         lengths_N1 = torch.tensor([[len(row)] for row in rows])
         return Text(ids_BT=ids_NT, mask_BT=torch.arange(ids_NT.shape[1]) < lengths_N1).to(device)
 
-    def _look_for_zeros(self, is_zero: bool) -> None:
+    def _warn_about_zeros(self, is_zero: bool) -> None:
         if not is_zero:
             return
         self.zero_batches += 1
         if self.zero_batches == 1:
-            print(
-                "self-critical training: no description of this batch has an n-gram that counts in common with its "
-                "references, so nothing is learned from it. That may happen; if `zero_rewards` in the curve stays 1, "
-                "start from a captioner trained with cross-entropy, on a train split of many images",
-                file=sys.stderr,
+            logger.warning(
+                "self-critical training: no caption of this batch shares an n-gram that counts with its references, so "
+                "it contributes no gradient. Single batches like this are normal; if `zero_rewards` stays 1, start "
+                "from a captioner trained with cross-entropy, on a training split of many images"
             )
 
-    def _next_step(self) -> dict[str, Part]:
-        """The reward's share of the step that has just ended."""
-        began, seconds = self._began, self._reward_seconds
-        self._began, self._reward_seconds = time.perf_counter(), 0.0
-        if began is None:
+    def _start_step(self) -> dict[str, Part]:
+        """Return the reward's share of the previous step's time, and start timing the next."""
+        start, seconds = self._step_start, self._reward_seconds
+        self._step_start, self._reward_seconds = time.perf_counter(), 0.0
+        if start is None:
             return {}
-        return {"reward_share": Part(sum=torch.tensor(seconds / (self._began - began)), count=1)}
+        return {"reward_share": Part(sum=torch.tensor(seconds / (self._step_start - start)), count=1)}
 
 
 def self_critical_loss(
     captioning: Captioning, params: SelfCriticalParams, shards: Path, sources: Mapping[str, int], work: Path
 ) -> SelfCriticalLoss:
-    """The loss with its references, from the shards' index, and the document frequencies, counted once for `work`.
+    """Build the loss: references from the shards' index, document frequencies counted once and saved in `work`.
 
     Raises:
         DataError: no image of the train split has a caption.
-        ParamsError: settings that can't be.
+        ParamsError: invalid settings.
     """
     captions: dict[str, tuple[str, ...]] = {}
     train: list[str] = []
     for split in ("train", "val"):
-        of_split = ShardDataset(shards, split, "images", sources, regions=False).references()
-        captions |= of_split
-        captioned = [image_id for image_id, texts in of_split.items() if texts]
+        references = ShardDataset(shards, split, "images", sources, regions=False).references()
+        captions |= references
+        captioned = [image_id for image_id, texts in references.items() if texts]
         if split == "train":
             train = captioned
-        if len(captioned) < len(of_split):
-            bare = len(of_split) - len(captioned)
-            print(f"self-critical training: {bare:,} {split} images without a caption are left out", file=sys.stderr)
+        if skipped := len(references) - len(captioned):
+            logger.warning("self-critical training: skipping %s %s images without a caption", f"{skipped:,}", split)
     if not train:
-        raise DataError(f"{shards}: no image of the train split has a caption to reward a description by")
+        raise DataError(
+            f"{shards}: no image of the train split has a caption, so there is nothing to compute rewards from"
+        )
 
     def words(image_id: str) -> list[list[str]]:
         return [[*captioning.tokenizer.split(text), SEP] for text in captions.get(image_id, ())]
@@ -236,23 +244,23 @@ def self_critical_loss(
     try:
         frequencies = DocumentFrequencies.load(file)
     except DataError:
-        frequencies = DocumentFrequencies.of(map(words, train))
+        frequencies = DocumentFrequencies.count(map(words, train))
         frequencies.save(file)
     return SelfCriticalLoss(captioning, CiderD(frequencies, words), params)
 
 
 @contextmanager
-def _drawing(module: nn.Module, *, dropout: bool) -> Iterator[None]:
-    """With dropout as it is (what is frozen has none), or without, for a while."""
-    before = [(part, part.training) for part in module.modules()]
-    if not dropout:
+def _dropout(module: nn.Module, *, enabled: bool) -> Iterator[None]:
+    """Run with dropout as the module has it (frozen parts have none), or with dropout off; restores the modes."""
+    modes = [(part, part.training) for part in module.modules()]
+    if not enabled:
         module.eval()
     try:
         yield
     finally:
-        for part, training in before:
+        for part, training in modes:
             part.training = training
-        # Autocast keeps weights it has cast; not every release of torch tells those cast without gradients apart.
+        # Autocast caches cast weights; some releases of torch do not distinguish those cast without gradients.
         torch.clear_autocast_cache()
 
 

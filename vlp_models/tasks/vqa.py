@@ -12,29 +12,36 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.common.io import write_json
-from vlp_models.common.workspace import Workspace
-from vlp_models.data.answers import is_exact, most_frequent, soft_scores
+from vlp_models.data.answers import is_exact, soft_scores
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
-from vlp_models.evaluation.report.galleries import Card, Gallery, Line, PictureSource, rows_by_id
-from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, question_accuracy, score_vqa, score_wups
+from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, score_vqa, score_wups
 from vlp_models.models.checkpoint import CheckpointInfo
-from vlp_models.models.protocols import Fuses, FusesApart
+from vlp_models.models.protocols import Fuses, FusesDecoder
 from vlp_models.objectives.loss import Loss, Part, soft_label_answers
-from vlp_models.tasks.base import TaskModel, Words, answer_vocabulary, init_head, joined, need_targets
-from vlp_models.tasks.scoring import BLANKED, Place, Prediction, Scored, blank_control, by_metric, own_id, train_rows
+from vlp_models.tasks.base import RequestFormat, TaskModel, init_head, read_answers, require_targets, sum_losses
+from vlp_models.tasks.scoring import (
+    BLIND,
+    EvalContext,
+    Prediction,
+    TaskScores,
+    baselines_by_metric,
+    blind_baseline,
+    id_in_source,
+    read_train_rows,
+)
 
 TOP = 5
-UNKNOWN = "<unk>"  # where public code keeps a row for it, it stands for all answers that have none, and is never given
+UNKNOWN = "<unk>"  # some public checkpoints have a row for all other answers; it is never predicted
 
 
 class VQA(TaskModel):
     """A linear layer on the fused feature; binary cross-entropy with soft labels (Anderson et al. 2018, section 3.3).
 
-    A model that gives the decoder's part apart (`FusesApart`) has a second layer on it: the losses add up, and an
-    answer's probability is the mean of two softmaxes, as in the public code of TDEN.
+    A model that returns its decoder's feature separately (`FusesDecoder`) gets a second layer on it: the losses add up,
+    and an answer's probability is the mean of two softmaxes, as in the public code of TDEN.
 
     Targets float32 [B, A]: each answer's soft score, zero for answers that no annotator gave.
     """
@@ -48,35 +55,34 @@ class VQA(TaskModel):
     has_labels = True
     id_key = "question_id"
     metric = "accuracy"
-    headlines = ("accuracy", f"gain over {BLANKED}")
-    blanked_fields = ("answer",)
-    words = Words(verb="answer", text="question")
-    gallery = Gallery(title="Questions and answers", about="questions at even distances from the split.")
+    headlines = ("accuracy", f"gain over {BLIND}")
+    blind_fields = ("answer",)
+    request = RequestFormat(text="question")
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
         """labels: the answers to choose from."""
         super().__init__(model, tokenizer, info, labels=labels)
-        self._given = [i for i, answer in enumerate(labels) if answer != UNKNOWN]
-        if not self._given:
+        self._answer_rows = [i for i, answer in enumerate(labels) if answer != UNKNOWN]
+        if not self._answer_rows:
             raise DataError(
-                "no answers to choose from (data/tokenizer/answers.json is empty): lower tokenizer.min_answer_count"
+                "no answers to choose from (data/tokenizer/answers.json is empty): lower `tokenizer.min_answer_count`"
             )
         self._index = {answer: i for i, answer in enumerate(self.labels)}
         sizes = {"fused": cast(Fuses, model).fused_dim}
-        if isinstance(model, FusesApart) and model.decoder_dim:
+        if isinstance(model, FusesDecoder) and model.decoder_dim:
             sizes["decoder"] = model.decoder_dim
         layers = {name: nn.Linear(size, len(self.labels)) for name, size in sizes.items()}
         for layer in layers.values():
             init_head(layer, info)
-            # One right answer in A at the start; from 1/2 the first epochs would only learn that most are wrong.
+            # Start at probability 1/A: from 1/2 the first epochs would only learn that most answers are wrong.
             nn.init.constant_(layer.bias, -math.log(len(self.labels)))
         self.head = nn.ModuleDict(layers) if len(layers) > 1 else layers["fused"]
 
     @classmethod
-    def labels_for(cls, tokenizer: Path) -> list[str]:
-        return answer_vocabulary(tokenizer)
+    def initial_labels(cls, tokenizer: Path) -> list[str]:
+        return read_answers(tokenizer)
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
         if not all(sample["answers"] for sample in samples):
@@ -88,33 +94,35 @@ class VQA(TaskModel):
         return scores_BA
 
     def logits(self, batch: Batch) -> list[Tensor]:
-        """[B, A] of the fused feature, and of the decoder's where the model gives it apart."""
+        """Return logits [B, A] of the fused feature and, if the model returns it separately, of the decoder's."""
         fused = cast(Fuses, self.model).fuse(batch.image, batch.text)
         if not isinstance(self.head, nn.ModuleDict):
             return [self.head(fused.pooled_BP)]
-        assert fused.decoder_BP is not None, "a model with a decoder_dim gives a decoder_BP"
+        assert fused.decoder_BP is not None, "a model with a decoder_dim returns decoder_BP"
         return [self.head["fused"](fused.pooled_BP), self.head["decoder"](fused.decoder_BP)]
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
-        """Parts `vqa` and `vqa_accuracy`; of two classifiers the losses' sum, and the first one's accuracy."""
-        targets_BA = need_targets(batch)
+        """Return the loss, summed over the classifiers; parts `vqa` and `vqa_accuracy` (of the first classifier)."""
+        targets_BA = require_targets(batch)
         losses = [soft_label_answers(logits_BA, targets_BA) for logits_BA in self.logits(batch)]
-        both = joined(*losses)
-        own = Part(sum=both.sum.detach(), count=both.count)
-        return replace(both, parts={**losses[0].parts, "vqa": own})
+        total = sum_losses(*losses)
+        own = Part(sum=total.sum.detach(), count=total.count)
+        return replace(total, parts={**losses[0].parts, "vqa": own})
 
     def probabilities(self, batch: Batch) -> Tensor:
-        """[B, A]: a sigmoid; of two classifiers, the mean of two softmaxes."""
+        """Return [B, A]: a sigmoid; with two classifiers, the mean of two softmaxes."""
         logits = [logits_BA.float() for logits_BA in self.logits(batch)]
         return torch.stack([x.softmax(-1) for x in logits]).mean(0) if len(logits) > 1 else logits[0].sigmoid()
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """`top`: the five most probable answers. Each probability is its answer's own, they need not sum to one; those
-        of two classifiers do, over all answers and `<unk>`."""
+        """Return `answer` and `top`, the five most probable answers.
+
+        Sigmoid probabilities need not sum to one; those of two classifiers do, over all answers and `<unk>`.
+        """
         self.eval()
-        best = self.probabilities(batch)[:, self._given].topk(min(TOP, len(self._given)))
-        labels = [self.labels[i] for i in self._given]
+        best = self.probabilities(batch)[:, self._answer_rows].topk(min(TOP, len(self._answer_rows)))
+        labels = [self.labels[i] for i in self._answer_rows]
         return [
             {
                 "question_id": sample.sample_id,
@@ -126,18 +134,17 @@ class VQA(TaskModel):
         ]
 
     @classmethod
-    def spoken(cls, prediction: Prediction) -> list[str]:
-        """The answer, and the likeliest ones with their probabilities."""
-        likely = [f"  {probability:6.1%}  {text}" for text, probability in prediction["top"]]
-        return [prediction["answer"], *likely]
+    def format_prediction(cls, prediction: Prediction) -> list[str]:
+        """Return the answer, then the most likely ones with their probabilities."""
+        return [prediction["answer"], *(f"  {probability:6.1%}  {text}" for text, probability in prediction["top"])]
 
-    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
-        """Official accuracy overall, per answer type, per question type; of questions with one right answer the share
-        that is met exactly, and WUPS.
+    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
+        """Return the official accuracy overall, per answer type and per question type; for questions with one right
+        answer (DAQUAR), exact-match accuracy and WUPS.
 
-        Baselines, learnt from train: the commonest answer overall, per question type and per question text.
+        Baselines from train: the most common answer overall, per question type and per question text; the blind model.
         """
-        place.progress("VQA accuracy")
+        context.progress("VQA accuracy")
         questions = [
             AnsweredQuestion(
                 question_id=sample.sample_id,
@@ -152,60 +159,35 @@ class VQA(TaskModel):
         scores = score_vqa({p["question_id"]: p["answer"] for p in predictions}, questions)
         baselines = {
             name: score_vqa(answers, questions)
-            for name, answers in prior_predictions(_train_questions(place), questions).items()
+            for name, answers in prior_predictions(_train_questions(context), questions).items()
         }
-        if predictions and "answer_blank" in predictions[0]:
-            blank = score_vqa({p["question_id"]: p["answer_blank"] for p in predictions}, questions)
-            baselines[BLANKED] = blank
-            scores += blank_control(scores[0], blank[0])
+        if predictions and "answer_blind" in predictions[0]:
+            blind = score_vqa({p["question_id"]: p["answer_blind"] for p in predictions}, questions)
+            baselines[BLIND] = blind
+            scores += blind_baseline(scores[0], blind[0])
         exact = [(p["answer"], q) for p, q in zip(predictions, questions, strict=True) if is_exact(q.answers)]
         if exact:
-            place.progress("WUPS")
-            asked = [question for _, question in exact]
+            context.progress("WUPS")
+            exact_questions = [question for _, question in exact]
             scores += score_wups(
                 [answer for answer, _ in exact],
-                [question.answers[0] for question in asked],
-                [question.question_id for question in asked],
-                [question.image_id for question in asked],
+                [question.answers[0] for question in exact_questions],
+                [question.question_id for question in exact_questions],
+                [question.image_id for question in exact_questions],
             )
-        return Scored(scores=scores, baselines=by_metric(baselines))
+        return TaskScores(scores=scores, baselines=baselines_by_metric(baselines))
 
     def write_official(
-        self, predictions: Sequence[Prediction], place: Place, split: str, directory: Path
+        self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
     ) -> Path | None:
-        """VQA's result JSON."""
-        path = directory / f"vqa_{place.source}_{split}_results.json"
-        write_json(path, [{"question_id": own_id(p["question_id"]), "answer": p["answer"]} for p in predictions])
+        """Write VQA's result JSON."""
+        path = directory / f"vqa_{context.source}_{split}_results.json"
+        write_json(path, [{"question_id": id_in_source(p["question_id"]), "answer": p["answer"]} for p in predictions])
         return path
 
-    @classmethod
-    def cards(cls, workspace: Workspace, pictures: PictureSource, predictions: Sequence[Prediction]) -> list[Card]:
-        """Questions with the five likeliest answers and the annotators' own."""
-        asked = rows_by_id("questions", "question_id", workspace, predictions)
-        cards = []
-        for row in predictions:
-            question = asked.get(row["question_id"], {"text": "", "answers": []})
-            answers = question["answers"] or []
-            below = []
-            if answers:
-                accuracy = question_accuracy(row["answer"], answers)
-                people = f"people say {most_frequent(answers)}"
-                below.append(Line(text=people, right=accuracy >= 0.5, after=f"(accuracy {100 * accuracy:.0f})"))
-            if row.get("answer_blank"):
-                below.append(Line(text=f"{BLANKED}: {row['answer_blank']}", soft=True))
-            cards.append(
-                Card(
-                    picture=pictures.get(row["image_id"]),
-                    lines=[Line(text=question["text"], strong=True)],
-                    bars=[(text or "(empty)", float(probability)) for text, probability in row["top"]],
-                    below=below,
-                )
-            )
-        return cards
 
-
-def _train_questions(place: Place) -> list[AnsweredQuestion]:
-    rows = train_rows("questions", place, ["question_id", "text", "question_type", "answer_type", "answers"])
+def _train_questions(context: EvalContext) -> list[AnsweredQuestion]:
+    rows = read_train_rows("questions", context, ["question_id", "text", "question_type", "answer_type", "answers"])
     return [
         AnsweredQuestion(
             question_id=row["question_id"],

@@ -1,4 +1,4 @@
-"""Small charts as inline SVG. Colours are classes of the page's style sheet, so that they follow light and dark."""
+"""Small charts as inline SVG. Colors are classes of the page's style sheet, so they follow light and dark mode."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Point = tuple[float, float]
 
 CURVE_WIDTH, CURVE_HEIGHT = 560, 220
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 28
-MOST_POINTS = 240
-MOST_LINES = 6  # as many as the style sheet has colours
+MAX_POINTS = 240
+MAX_LINES = 6  # the number of colors in the style sheet
 
 
 def line_chart(lines: Mapping[str, Sequence[Point]], title: str) -> Markup:
-    """Lines over steps. Points that are not finite are left out; the vertical axis is cut at the first 1% of outliers.
+    """Draw lines over steps. Non-finite points are left out; the vertical axis ends at the 99th percentile.
 
     Args:
-        lines: name -> (step, value); the first is drawn on top.
+        lines: name -> (step, value); the first one is drawn on top.
     """
     finite = {
         name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for name, points in lines.items()
     }
-    kept = {name: _thin(points) for name, points in list(finite.items())[:MOST_LINES] if points}
+    kept = {name: _thin(points) for name, points in list(finite.items())[:MAX_LINES] if points}
     if not kept:
         return Markup("")
     xs = [x for points in kept.values() for x, _ in points]
@@ -66,8 +66,10 @@ def interval_bar(
     top: float,
     of_seeds: bool = False,
 ) -> Markup:
-    """A value with its interval (of_seeds: from the lowest to the highest seed) as a bar from 0 to `top`, baselines as
-    ticks across it."""
+    """Draw a value as a bar from 0 to `top`, with its interval as a whisker and baselines as ticks.
+
+    of_seeds: the interval is the range over seeds, not a 95% interval.
+    """
     width, height = 220, 22
 
     def at(number: float) -> float:
@@ -94,21 +96,21 @@ def interval_bar(
 
 
 def boxes_overlay(width: float, height: float, boxes: Sequence[tuple[Sequence[float], str]]) -> Markup:
-    """Region boxes over an image of `width` x `height`: ((x1, y1, x2, y2) as fractions, label)."""
+    """Draw labeled boxes over an image of `width` x `height`. boxes: ((x1, y1, x2, y2) as fractions, label)."""
     parts = [f'<svg class="boxes" viewBox="0 0 {width:.0f} {height:.0f}" aria-hidden="true">']
     for index, ((x1, y1, x2, y2), label) in enumerate(boxes):
         x, y, w, h = x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height
-        colour = f"c{index % MOST_LINES}"
+        color = f"c{index % MAX_LINES}"
         parts.append(
-            f'<rect class="{colour}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
-            f'<text class="{colour}" x="{x + 2:.1f}" y="{max(y - 2, 8):.1f}">{escape(label)}</text>'
+            f'<rect class="{color}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
+            f'<text class="{color}" x="{x + 2:.1f}" y="{max(y - 2, 8):.1f}">{escape(label)}</text>'
         )
     parts.append("</svg>")
     return Markup("".join(parts))
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers that span [low, high], at most about `most` of them."""
+    """Return about `most` round numbers that span [low, high]."""
     if not high > low:
         high = low + 1
     raw = (high - low) / (most - 1)
@@ -119,8 +121,8 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def _thin(points: Sequence[Point]) -> list[Point]:
-    """Means of neighbours, so that at most MOST_POINTS are left."""
-    size = math.ceil(len(points) / MOST_POINTS)
+    """Average adjacent points, so that at most MAX_POINTS remain."""
+    size = math.ceil(len(points) / MAX_POINTS)
     if size <= 1:
         return list(points)
     chunks = [points[i : i + size] for i in range(0, len(points), size)]

@@ -1,4 +1,4 @@
-"""Pictures of the report: thumbnails with their region boxes, as data of the page itself."""
+"""Pictures of the report, embedded as data URIs: thumbnails with region boxes, and patches of model figures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.evaluation.report.charts import boxes_overlay
+from vlp_models.models.protocols import Figure
+from vlp_models.params import Params
 
 NARROW = 240  # pixels of a picture's longer side as the page shows it
 BOXES_SHOWN = 6
@@ -21,7 +24,7 @@ BOXES_SHOWN = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One image of the page; `data` is empty where the file can't be shown, and `problem` then says why."""
+    """One picture. `data` is empty if the file cannot be shown; `problem` then is the reason."""
 
     image_id: str
     data: str = ""
@@ -32,44 +35,43 @@ class Picture:
 
 
 class Pictures:
-    """Thumbnails by image id; paths, sizes and boxes come from the validated tables and data/features.
-
-    regions: with boxes, for a model that sees them.
-    """
+    """Thumbnails by image id, from the validated tables and, with `regions`, boxes from data/features."""
 
     def __init__(self, workspace: Workspace, max_pixels: int, *, regions: bool = False) -> None:
         self._root = workspace.root
         self._max_pixels = max_pixels
         images = read_table("images", workspace.validated)
         self._paths = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
-        there = regions and (workspace.features / "index.parquet").exists()
-        self._store = FeatureStore(workspace.features) if there else None
+        has_regions = regions and (workspace.features / "index.parquet").exists()
+        self._store = FeatureStore(workspace.features) if has_regions else None
 
     def get(self, image_id: str, longest: int = NARROW) -> Picture:
-        from PIL import Image
-
-        path = self._paths.get(image_id)
-        if path is None:
-            return Picture(image_id=image_id, problem="not in the validated tables")
-        try:
-            with Image.open(self._root / path) as image:
-                if image.width * image.height > self._max_pixels:
-                    return Picture(image_id=image_id, problem=f"{image.width} x {image.height} pixels: too large")
-                image.draft("RGB", (longest, longest))
-                small = _on_grey(image)
-                small.thumbnail((longest, longest))
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            return Picture(image_id=image_id, problem=f"can't be read: {error}")
+        """Return a thumbnail whose longer side is at most `longest` pixels."""
+        opened = self._open(image_id, draft=longest)
+        if isinstance(opened, Picture):
+            return opened
+        opened.thumbnail((longest, longest))
         return Picture(
             image_id=image_id,
-            data=_as_data(small),
-            width=small.width,
-            height=small.height,
-            boxes=self._boxes(image_id, longest, longest * small.height / small.width),
+            data=_as_data(opened),
+            width=opened.width,
+            height=opened.height,
+            boxes=self._boxes(image_id, longest, longest * opened.height / opened.width),
         )
 
     def patch(self, image_id: str, box: Sequence[float], side: int = 72) -> Picture:
-        """A part of an image, `side` pixels at its longer side. box: x1, y1, x2, y2 as fractions."""
+        """Return a part of an image, `side` pixels at its longer side. box: x1, y1, x2, y2 as fractions."""
+        whole = self._open(image_id)
+        if isinstance(whole, Picture):
+            return whole
+        x1, y1, x2, y2 = (round(v * s) for v, s in zip(box, whole.size * 2, strict=True))
+        part = whole.crop((x1, y1, max(x1 + 1, x2), max(y1 + 1, y2)))
+        factor = side / max(part.size)
+        part = part.resize([max(1, round(s * factor)) for s in part.size])
+        return Picture(image_id=image_id, data=_as_data(part), width=part.width, height=part.height)
+
+    def _open(self, image_id: str, draft: int | None = None) -> Any:
+        """Return the image as RGB, or a `Picture` with the problem. draft: the size that a JPEG may be decoded at."""
         from PIL import Image
 
         path = self._paths.get(image_id)
@@ -79,17 +81,14 @@ class Pictures:
             with Image.open(self._root / path) as image:
                 if image.width * image.height > self._max_pixels:
                     return Picture(image_id=image_id, problem=f"{image.width} x {image.height} pixels: too large")
-                whole = _on_grey(image)
-                x1, y1, x2, y2 = (round(v * s) for v, s in zip(box, whole.size * 2, strict=True))
-                part = whole.crop((x1, y1, max(x1 + 1, x2), max(y1 + 1, y2)))
-                factor = side / max(part.size)
-                part = part.resize([max(1, round(s * factor)) for s in part.size])
+                if draft:
+                    image.draft("RGB", (draft, draft))
+                return _flatten_on_gray(image)
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            return Picture(image_id=image_id, problem=f"can't be read: {error}")
-        return Picture(image_id=image_id, data=_as_data(part), width=part.width, height=part.height)
+            return Picture(image_id=image_id, problem=f"cannot be read: {error}")
 
     def _boxes(self, image_id: str, width: float, height: float) -> Markup:
-        """The most confident regions with the detector's name for each."""
+        """Draw the most confident regions with their class names."""
         if self._store is None or image_id not in self._store:
             return Markup("")
         regions, classes = self._store.get(image_id), self._store.classes
@@ -106,14 +105,52 @@ def _as_data(image: Any) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _on_grey(image: Any) -> Any:
-    """RGB, as people see it; what is transparent becomes mid-grey, as NLVR's pictures are shown."""
+def _flatten_on_gray(image: Any) -> Any:
+    """Return the image upright as RGB, with transparent pixels in the gray that NLVR shows its images on."""
     from PIL import Image
 
-    from vlp_models.data.images import as_seen, turned
+    from vlp_models.data.images import apply_exif_orientation, to_upright_rgb
 
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        rgba = turned(image).convert("RGBA")
+        rgba = apply_exif_orientation(image).convert("RGBA")
         base = Image.new("RGBA", rgba.size, (205, 205, 205, 255))
         return Image.alpha_composite(base, rgba).convert("RGB")
-    return as_seen(image)
+    return to_upright_rgb(image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchGroup:
+    name: str
+    note: str
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFigure:
+    """A figure that a pretrained model saved (`models.protocols.Figure`), with its patches cut from the images."""
+
+    title: str
+    about: str
+    run: str
+    groups: Sequence[PatchGroup]
+
+
+def read_figures(params: Params, workspace: Workspace) -> list[ModelFigure]:
+    """Read the figures that the pretrainings of params.yaml saved."""
+    pictures = None
+    found = []
+    for run in params.pretrain:
+        file = workspace.figures(f"pretrain/{run}")
+        for value in read_json(file) if file.exists() else ():
+            figure = Figure.from_plain(value)
+            pictures = pictures or Pictures(workspace, params.validate.max_image_pixels)
+            groups = [
+                PatchGroup(
+                    name=group.name,
+                    note=group.note,
+                    pictures=[pictures.patch(patch.image_id, patch.box) for patch in group.patches],
+                )
+                for group in figure.groups
+            ]
+            found.append(ModelFigure(title=figure.title, about=figure.about, run=run, groups=groups))
+    return found

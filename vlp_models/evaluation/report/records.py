@@ -1,6 +1,6 @@
 """The report's figures as plain records: of every run of params.yaml, of validation and of the detector.
 
-What lies in reports/eval of runs that params.yaml does not have any more is left out.
+Evaluations of runs that are no longer in params.yaml are left out.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import SPLITS
 from vlp_models.params import Params
-from vlp_models.tasks import TASKS
+from vlp_models.tasks import TASKS, task_class
 
 Record = dict[str, Any]
 COSTS = ("parameters", "samples_seen", "training_seconds", "training_memory_mb")
 
 
 def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
-    """The records of every evaluated run of params.yaml, by task, in the order of params.yaml, each with what the run
-    cost to train."""
+    """Return the scores of every evaluated run of params.yaml with the run's training cost, by task, in file order."""
     found = []
     for run, finetune in params.finetune.items():
         file = workspace.evaluation(run) / "scores.json"
@@ -37,28 +36,30 @@ def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
                 "control": finetune.blank_images,
                 **costs(params, workspace, f"finetune/{run}"),
             }
-            # Evaluations of earlier versions of this program do not say all of it.
             found += [{**record, **about} for record in read_json(file)]
     order = list(TASKS)
     return sorted(found, key=lambda record: order.index(record["task"]))
 
 
 def costs(params: Params, workspace: Workspace, run: str) -> Record:
-    """What a run (`finetune/NAME`) came to: its parameters; samples and seconds of its training and of those that it
-    starts from, together; the largest memory of them. None where one of them left no account of it."""
-    accounts = [
-        optional(workspace.training(checkpoint)) or {}
+    """Return the cost of a run (`finetune/NAME`), including the trainings it starts from.
+
+    Parameters of the run, total samples, total seconds, and the largest peak memory; None for a figure that one of the
+    trainings did not record.
+    """
+    trainings = [
+        read_if_exists(workspace.training(checkpoint)) or {}
         for checkpoint in params.chain(run)
         if not checkpoint.startswith("initial/")
     ]
 
-    def along(name: str) -> list[float] | None:
-        values = [account.get(name) for account in accounts]
-        return None if any(value is None for value in values) else [float(value) for value in values]  # type: ignore[arg-type]
+    def values(name: str) -> list[float] | None:
+        found = [training.get(name) for training in trainings]
+        return None if any(value is None for value in found) else [float(value) for value in found]  # type: ignore[arg-type]
 
-    samples, seconds, memory = along("samples"), along("seconds"), along("peak_memory_mb")
+    samples, seconds, memory = values("samples"), values("seconds"), values("peak_memory_mb")
     return {
-        "parameters": accounts[0].get("parameters") if accounts else None,
+        "parameters": trainings[0].get("parameters") if trainings else None,
         "samples_seen": None if samples is None else int(math.fsum(samples)),
         "training_seconds": None if seconds is None else round(math.fsum(seconds), 1),
         "training_memory_mb": None if memory is None else max(memory),
@@ -66,28 +67,34 @@ def costs(params: Params, workspace: Workspace, run: str) -> Record:
 
 
 def reads_regions(workspace: Workspace) -> bool:
-    """Whether any model of the last run does; a report of a detector may be left over from earlier params."""
-    return bool((optional(workspace.shards / "manifest.json") or {}).get("detector_id"))
+    """Return whether any model of the last run reads regions; a detector report may remain from earlier params."""
+    return bool((read_if_exists(workspace.shards / "manifest.json") or {}).get("detector_id"))
 
 
 def pipeline_records(workspace: Workspace) -> list[Record]:
-    """What validation and the detector reported, as records like the others."""
+    """Return the figures of validation and of the detector as records."""
     records = []
-    validation = optional(workspace.reports / "validation.json")
+    validation = read_if_exists(workspace.reports / "validation.json")
     for table, found in (validation or {}).get("tables", {}).items():
         for metric in ("rows", "bad_percent"):
             records.append(_record("validation", table, metric, found[metric], found["rows"]))
-    detector = optional(workspace.reports / "detector.json") if reads_regions(workspace) else None
+    detector = read_if_exists(workspace.reports / "detector.json") if reads_regions(workspace) else None
     for metric, value in flatten(detector or {}):
         records.append(_record("detector", "", metric, value, 0))
     return records
 
 
-def nested(evaluations: Sequence[Record], pipeline: Sequence[Record]) -> dict[str, Any]:
-    """evaluate -> run -> dataset and split -> metric -> value, and the detector's: `dvc metrics show` reads mappings,
-    not lists. A run's name is its own among all models.
+def _record(run: str, dataset: str, metric: str, value: float, n: int) -> Record:
+    empty: Record = dict.fromkeys(("low", "high", "seed", "seconds", "peak_memory_mb", "leakage", *COSTS))
+    empty |= dict.fromkeys(("split", "model", "family", "variant", "note", "git", "data"), "")
+    about = {"run": run, "task": run, "dataset": dataset, "metric": metric, "value": value, "n": n}
+    return {**empty, "baselines": {}, "control": False, **about}
 
-    The headline figures alone: it prints a column for each. summary.json has all.
+
+def nested(evaluations: Sequence[Record], pipeline: Sequence[Record]) -> dict[str, Any]:
+    """Nest the headline figures as evaluate -> run -> dataset and split -> metric -> value, and the detector's.
+
+    `dvc metrics show` reads nested mappings and prints one column per figure; summary.json has all figures.
     """
     result: dict[str, Any] = {}
     for record in evaluations:
@@ -102,7 +109,7 @@ def nested(evaluations: Sequence[Record], pipeline: Sequence[Record]) -> dict[st
 
 
 def flatten(value: Any, name: str = "") -> list[tuple[str, float]]:
-    """The numbers of nested mappings, by dotted name; lists, texts and truth values are passed over."""
+    """Return the finite numbers of nested mappings by dotted name; lists, texts and booleans are skipped."""
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in flatten(inner, f"{name}.{key}" if name else str(key))]
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
@@ -110,8 +117,8 @@ def flatten(value: Any, name: str = "") -> list[tuple[str, float]]:
     return []
 
 
-def optional(path: Path, missing: list[str] | None = None) -> Any:
-    """The file's JSON; None where there is no such file, which is then named in `missing`."""
+def read_if_exists(path: Path, missing: list[str] | None = None) -> Any:
+    """Read a JSON file; None if it does not exist, and its name is then appended to `missing`."""
     if path.exists():
         return read_json(path)
     if missing is not None:
@@ -119,38 +126,24 @@ def optional(path: Path, missing: list[str] | None = None) -> Any:
     return None
 
 
-def _record(run: str, dataset: str, metric: str, value: float, n: int) -> Record:
-    nothing: Record = dict.fromkeys(("low", "high", "seed", "seconds", "peak_memory_mb", *COSTS))
-    nothing |= dict.fromkeys(("split", "model", "family", "variant", "note", "git", "data"), "")
-    about = {"run": run, "task": run, "dataset": dataset, "metric": metric, "value": value, "n": n}
-    return {**nothing, "baselines": {}, "control": False, **about}
-
-
-def is_headline(record: dict[str, Any]) -> bool:
-    """Whether a record is what one wants to see first; the rest is in summary.json and on the page."""
-    from vlp_models.tasks import TASKS, task_class
-
+def is_headline(record: Record) -> bool:
+    """Return whether a record is one of its task's headline metrics."""
     return record["task"] in TASKS and record["metric"] in task_class(record["task"]).headlines
 
 
-def _unseen(record: dict[str, Any]) -> str:
-    """The value on items whose picture and sentences were not there to learn from."""
-    figure = (record.get("seen") or {}).get("without_both")
-    return "" if figure is None else f"{figure['value']:.1f}"
-
-
-def without(figure: dict[str, Any] | None) -> str:
-    """A score without what was seen, its interval and what is left of the items."""
+def format_without_leaked(figure: Record | None) -> str:
+    """Format a score without leaked items: value, interval and number of remaining items."""
     if figure is None:
-        return "too few left"
+        return "too few items left"
     ends = "" if figure["low"] is None else f" ({figure['low']:.1f} to {figure['high']:.1f})"
     return f"{figure['value']:.1f}{ends}, {figure['n']:,} items"
 
 
 def print_results(summary: Path) -> None:
-    """Prints the main metrics of every run, in percent, with interval and baselines: one table a task and dataset, so
-    that runs of all models stand below each other. Of a dataset that was scored on several splits, the last one; the
-    others are on the page."""
+    """Print the headline metrics of every run, in percent, with interval and baselines: one table per task and dataset.
+
+    Of a dataset scored on several splits, only the last split is printed; the report has all.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -158,40 +151,45 @@ def print_results(summary: Path) -> None:
 
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120  # a log has no width of its own; rich would take 80
-    places: dict[str, list[dict[str, Any]]] = {}
-    for record in _of_last_splits([record for record in read_json(summary) if is_headline(record)]):
-        places.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
-    for place, records in places.items():
+        console.width = 120  # a log file has no width; rich would assume 80
+    tables: dict[str, list[Record]] = {}
+    for record in _last_split([record for record in read_json(summary) if is_headline(record)]):
+        tables.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
+    for title, records in tables.items():
         order = list(dict.fromkeys(record["metric"] for record in records))
         records.sort(key=lambda record: order.index(record["metric"]))
-        table = Table(title=Text(place, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(title=Text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("metric", overflow="fold")
         table.add_column("run", overflow="fold")
         table.add_column("model", overflow="fold")
         table.add_column("value", justify="right", no_wrap=True, min_width=5)
         table.add_column("95% interval", no_wrap=True, min_width=14)
-        table.add_column("to compare with", overflow="fold")
-        if any(map(_unseen, records)):
-            table.add_column("unseen", justify="right", no_wrap=True)
+        table.add_column("baselines", overflow="fold")
+        if any(map(_value_without_leaked, records)):
+            table.add_column("without leaked items", justify="right", no_wrap=True)
         for record in records:
-            compared = "\n".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
+            baselines = "\n".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
             cells = [
                 record["metric"],
                 record["run"],
                 record["model"],
                 "-" if record["value"] is None else f"{record['value']:.1f}",
                 "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}",
-                record["note"] if record["value"] is None else compared,
-                _unseen(record),
+                record["note"] if record["value"] is None else baselines,
+                _value_without_leaked(record),
             ]
             shown = cells[: len(table.columns)]
-            table.add_row(*(Text(cell) for cell in shown))  # Text: a name in brackets is no markup
+            table.add_row(*(Text(cell) for cell in shown))  # Text: brackets in a name are not markup
         console.print(table)
 
 
-def _of_last_splits(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of test, where a task's dataset was scored on val as well: what runs were chosen on is no result."""
+def _value_without_leaked(record: Record) -> str:
+    figure = (record["leakage"] or {}).get("without_both")
+    return "" if figure is None else f"{figure['value']:.1f}"
+
+
+def _last_split(records: list[Record]) -> list[Record]:
+    """Keep the test split of datasets that were also scored on val, which runs are selected on."""
     last: dict[tuple[str, str], str] = {}
     for record in records:
         place = record["task"], record["dataset"]

@@ -1,4 +1,4 @@
-"""Designs side by side: runs that differ in their seeds alone are one row, and pairs of rows are compared."""
+"""Variants side by side: runs that differ in their seed alone form one row, and pairs of rows are compared."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Any
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.evaluation.report.records import COSTS, Record
-from vlp_models.metrics.bootstrap import Difference, differences
+from vlp_models.metrics.bootstrap import Difference, compare_variants
 from vlp_models.metrics.score import ItemScores
 from vlp_models.tasks.scoring import read_item_scores
 
 ITEMS = "items.parquet"
 SEED = 1
-RESAMPLES_A_PAIR = 100  # at least: the smallest p, 2 / resamples, must stay below 5% after Holm's correction
+RESAMPLES_PER_PAIR = 100  # at least: the smallest p, 2 / resamples, must stay below 5% after Holm's correction
 
 
 @dataclass(frozen=True, kw_only=True)
-class DesignRow:
-    """One metric of one design: the mean over its seeds.
+class VariantRow:
+    """One metric of one variant: the mean over its seeds.
 
     low, high  with one seed: the interval over items. With several: the lowest and the highest seed's value
     deviation  standard deviation over seeds; None with one seed
-    records    of its runs; the costs and baselines are those of their mean
+    baselines, costs  means over the seeds
+    control    a text-only control, trained with blank images
     """
 
     metric: str
@@ -48,7 +49,7 @@ class DesignRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All pairs of a table's designs by one metric. left_out: designs that are not among them, with the reason."""
+    """All pairs of a table's variants by one metric. left_out: runs that cannot be compared, with the reason."""
 
     metric: str
     direction: str
@@ -56,37 +57,65 @@ class Comparison:
     left_out: Sequence[str]
 
     def verdict(self, pair: Difference) -> str:
-        if not pair.told_apart:
-            return "cannot tell"
+        """Return which variant is better, or `inconclusive`."""
+        if not pair.is_significant:
+            return "inconclusive"
         better = pair.a if (pair.value > 0) == (self.direction == "higher") else pair.b
         return f"{better} is better"
 
-    def over(self, pair: Difference) -> str:
-        """What the interval is over, in words."""
+    def describe_interval(self, pair: Difference) -> str:
+        """Return what the interval covers: items, or items and seeds."""
         if pair.low is None:
             return "no interval: too few images"
-        if pair.over_seeds:
+        if pair.includes_seeds:
             return f"items and seeds ({pair.seeds[0]} and {pair.seeds[1]})"
-        return f"items alone ({pair.seeds[0]} and {pair.seeds[1]} seeds)"
+        return f"items only ({pair.seeds[0]} and {pair.seeds[1]} seeds)"
 
 
-def design_rows(records: Sequence[Record]) -> list[DesignRow]:
-    """The records of one task, dataset and split, by metric and design; those without a value are left out."""
+def variant_rows(records: Sequence[Record]) -> list[VariantRow]:
+    """Group the records of one task, dataset and split by metric and variant; records without a value are left out."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record["value"] is not None:
             groups.setdefault((record["metric"], record["variant"]), []).append(record)
     order = list(dict.fromkeys(record["metric"] for record in records))
-    rows = [_row(metric, design, own) for (metric, design), own in groups.items()]
+    rows = [_row(metric, variant, own) for (metric, variant), own in groups.items()]
     return sorted(rows, key=lambda row: order.index(row.metric))
+
+
+def _row(metric: str, variant: str, records: Sequence[Record]) -> VariantRow:
+    values = [float(record["value"]) for record in records]
+    several = len(values) > 1
+    # Only baselines that every seed has: the blind baseline, for one, is another value with each seed.
+    shared = set.intersection(*(set(record["baselines"]) for record in records))
+    return VariantRow(
+        metric=metric,
+        variant=variant,
+        model=", ".join(dict.fromkeys(record["model"] for record in records)),
+        runs=tuple(record["run"] for record in records),
+        control=records[0]["control"],
+        value=statistics.fmean(values),
+        low=min(values) if several else records[0]["low"],
+        high=max(values) if several else records[0]["high"],
+        deviation=statistics.stdev(values) if several else None,
+        baselines={name: statistics.fmean(r["baselines"][name] for r in records) for name in sorted(shared)},
+        n=records[0]["n"],
+        costs={name: _mean([record[name] for record in records]) for name in COSTS},
+    )
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    """Return the mean, or None if any value is missing."""
+    known = [float(value) for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def compare(
     workspace: Workspace, records: Sequence[Record], metric: str, direction: str, *, resamples: int
 ) -> Comparison | None:
-    """The designs of one task, dataset and split in pairs, by one metric, from their scores per item.
+    """Compare all pairs of variants of one task, dataset and split by one metric, from their scores per item.
 
-    None with fewer than two designs. Text-only controls are not among them.
+    None with fewer than two variants. Text-only controls are not compared.
     """
     runs: dict[str, list[str]] = {}
     for record in records:
@@ -96,27 +125,28 @@ def compare(
         return None
     dataset, split = records[0]["dataset"], records[0]["split"]
     reference: ItemScores | None = None
-    designs, left_out = {}, []
-    for design, names in runs.items():
+    variants, left_out = {}, []
+    for variant, names in runs.items():
         evidence = []
         for name in names:
-            found = _scores(workspace, name, dataset, split, metric)
-            if isinstance(found, str):
-                left_out.append(f"{name}: {found}")
+            scores = _read_scores(workspace, name, dataset, split, metric)
+            if isinstance(scores, str):
+                left_out.append(f"{name}: {scores}")
                 continue
-            reference = reference or found
-            if differ := _differ(found, reference):
-                left_out.append(f"{name}: {differ}")
+            reference = reference or scores
+            if reason := _why_incomparable(scores, reference):
+                left_out.append(f"{name}: {reason}")
                 continue
-            evidence.append(found.evidence())
+            evidence.append(scores.evidence())
         if evidence:
-            designs[design] = evidence
-    count = len(designs) * (len(designs) - 1) // 2
-    pairs = differences(designs, resamples=max(resamples, count * RESAMPLES_A_PAIR), seed=SEED)
+            variants[variant] = evidence
+    count = len(variants) * (len(variants) - 1) // 2
+    pairs = compare_variants(variants, resamples=max(resamples, count * RESAMPLES_PER_PAIR), seed=SEED)
     return Comparison(metric=metric, direction=direction, pairs=pairs, left_out=left_out)
 
 
-def _scores(workspace: Workspace, run: str, dataset: str, split: str, metric: str) -> ItemScores | str:
+def _read_scores(workspace: Workspace, run: str, dataset: str, split: str, metric: str) -> ItemScores | str:
+    """Return the run's scores per item, or why there are none."""
     try:
         items = read_item_scores(workspace.evaluation(run) / ITEMS)
     except DataError as error:
@@ -125,40 +155,10 @@ def _scores(workspace: Workspace, run: str, dataset: str, split: str, metric: st
     return next(found, "no scores per item")
 
 
-def _differ(scores: ItemScores, reference: ItemScores) -> str:
-    """Why two evaluations are not to be compared; empty: they are."""
+def _why_incomparable(scores: ItemScores, reference: ItemScores) -> str:
+    """Return why two evaluations are not comparable; empty if they are."""
     if scores.test != reference.test or sorted(scores.items) != sorted(reference.items):
         return "measured on another test"
     if (scores.note, scores.statistic) != (reference.note, reference.statistic):
-        return f"scored otherwise ({scores.note or 'plain'}, not {reference.note or 'plain'})"
+        return f"scored differently ({scores.note or 'default'} instead of {reference.note or 'default'})"
     return ""
-
-
-def _row(metric: str, design: str, records: Sequence[Record]) -> DesignRow:
-    values = [float(record["value"]) for record in records]
-    several = len(values) > 1
-    return DesignRow(
-        metric=metric,
-        variant=design,
-        model=", ".join(dict.fromkeys(record["model"] for record in records)),
-        runs=tuple(record["run"] for record in records),
-        control=records[0]["control"],
-        value=statistics.fmean(values),
-        low=min(values) if several else records[0]["low"],
-        high=max(values) if several else records[0]["high"],
-        deviation=statistics.stdev(values) if several else None,
-        baselines=_means([record["baselines"] for record in records]),
-        n=records[0]["n"],
-        costs={name: _mean([record[name] for record in records]) for name in COSTS},
-    )
-
-
-def _means(several: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of the baselines that all seeds have: what blanked images give is another number with each."""
-    shared = set.intersection(*(set(one) for one in several))
-    return {name: statistics.fmean(one[name] for one in several) for name in sorted(shared)}
-
-
-def _mean(values: Sequence[Any]) -> float | None:
-    known = [float(value) for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None

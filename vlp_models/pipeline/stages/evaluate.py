@@ -19,7 +19,7 @@ from vlp_models.common.workspace import SEARCH, Workspace, record_timing, requir
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.evaluation.contamination import Seen, learnt, without_seen
+from vlp_models.evaluation.contamination import LeakedItems, read_training_data, score_without_leaked
 from vlp_models.evaluation.test_set import data_hash, slices_of, test_hash
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import ItemScores, Score, item_scores, write_items
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vlp_models.tasks.base import TaskModel
-    from vlp_models.tasks.scoring import Place, Scored
+    from vlp_models.tasks.scoring import EvalContext, TaskScores
 
 ITEMS = "items.parquet"
 
@@ -57,10 +57,10 @@ def run(
 def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> None:
     from vlp_models.common.device import pick_device
     from vlp_models.data.shards.dataset import ShardDataset
-    from vlp_models.evaluation.predict import nearest, predict_all
+    from vlp_models.evaluation.predict import nearest_train_images, predict_all
     from vlp_models.pipeline.lineage import git_commit
     from vlp_models.tasks.base import load_task_model
-    from vlp_models.tasks.scoring import Place
+    from vlp_models.tasks.scoring import EvalContext
 
     finetune, settings = params.finetune[key], params.evaluate
     require_output(workspace.shards / "manifest.json", "shards")
@@ -88,9 +88,9 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
         "data": data_hash(workspace.shards),
     }
     sources = dict.fromkeys(_datasets(finetune), 1)
-    before = learnt(params, workspace, key)
+    training_data = read_training_data(params, workspace, key)
     by_regions = model.reader.flags["regions"]  # what other models read makes no figure of this one
-    blank_too = model.task in settings.blind_baseline and not model.blank_images
+    with_blind = model.task in settings.blind_baseline and not model.blank_images
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
     counts: dict[str, int] = {}
@@ -103,7 +103,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
                 model,
                 dataset,
                 batch_size=settings.batch_size,
-                blank_too=blank_too,
+                with_blind=with_blind,
                 description=f"{key} on {split}",
             )
             seconds = round(time.perf_counter() - start, 2)
@@ -119,17 +119,19 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
                 own = [predictions[i] for i in chosen]
                 asked = [samples[i] for i in chosen]
                 with _status(f"scoring {key} on {source} {split}") as progress:
-                    here = Place(
+                    here = EvalContext(
                         source=source,
                         validated=workspace.validated,
-                        neighbours=partial(nearest, workspace.shards, split, source) if by_regions else _none,
+                        nearest=partial(nearest_train_images, workspace.shards, split, source) if by_regions else _none,
                         progress=progress,
                     )
                     model.write_official(own, here, split, directory)
                     scored = model.score(own, asked, here)
                 items += _items(model, scored, here, split, asked)
                 place = {"dataset": source, "split": split, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()}
-                records += _records(scored, settings, facts | place, before.seen(asked) if before else None)
+                records += _records(
+                    scored, settings, facts | place, training_data.find_leaked(asked) if training_data else None
+                )
         if not records:
             splits = ", ".join(settings.splits)
             raise DataError(f"evaluate {key}: nothing to score in {splits}; see `evaluate.splits` in params.yaml")
@@ -156,7 +158,7 @@ def _datasets(finetune: FinetuneParams) -> list[str]:
 
 
 def _records(
-    scored: Scored, settings: EvaluateParams, facts: dict[str, Any], seen: Seen | None
+    scored: TaskScores, settings: EvaluateParams, facts: dict[str, Any], leaked: LeakedItems | None
 ) -> list[dict[str, Any]]:
     resampling = {"resamples": settings.bootstrap, "seed": facts["seed"]}
     records = []
@@ -171,13 +173,15 @@ def _records(
                 "baselines": scored.baselines.get(score.metric, {}),
                 "n": score.n,
                 "note": score.note,
-                "seen": None if seen is None else without_seen(score, seen, ends, **resampling),
+                "leakage": None if leaked is None else score_without_leaked(score, leaked, ends, **resampling),
             }
         )
     return records
 
 
-def _items(model: TaskModel, scored: Scored, place: Place, split: str, samples: list[Sample]) -> list[ItemScores]:
+def _items(
+    model: TaskModel, scored: TaskScores, place: EvalContext, split: str, samples: list[Sample]
+) -> list[ItemScores]:
     """Item by item what a gate may compare by; other variants and parts can be had from the predictions."""
     test = test_hash(samples, VIEWS[model.prediction_view], place.validated)
     slices = slices_of(samples, place.validated, model.slices)

@@ -1,8 +1,8 @@
-"""register: every run of each task becomes a version in MLflow's registry; the best of a task gets alias `challenger`.
+"""register: register every fine-tuning run as a version in MLflow's registry; a task's best gets alias `challenger`.
 
-Which run is best, evaluation/ranking.py says; text-only controls are not registered. Each bundle predicts one image
-before MLflow is touched. Running it again makes no second version, unless what predicts has changed: weights, features,
-tokenizer, or the code that serves them.
+evaluation/ranking.py ranks the runs; text-only controls are not registered. Each bundle predicts one image before
+MLflow is touched. Running the stage again creates no second version unless what predicts has changed: weights,
+features, tokenizer, or the code that serves them.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import write_json
+from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output
 from vlp_models.data.tables import read_table
 from vlp_models.errors import CheckpointError
-from vlp_models.evaluation.ranking import Candidate, candidates
+from vlp_models.evaluation.ranking import Candidate, rank_runs
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import Params, to_plain
-from vlp_models.pipeline.lineage_tags import training_inputs
+from vlp_models.pipeline.lineage import lineage_files, lineage_record, lineage_tags, training_inputs, variant_hash
 from vlp_models.registry.evaluations import ITEMS
-from vlp_models.registry.logger import DataInput
+from vlp_models.registry.logger import DataInput, find_training_run, send_unsent
 from vlp_models.serving.bundle import (
     BUNDLE,
     Trial,
@@ -37,71 +38,76 @@ from vlp_models.serving.bundle import (
 from vlp_models.tasks.caption_search import CAPTIONS
 from vlp_models.tasks.scoring import read_item_scores
 
-IMAGES_TRIED = 50  # of which the first that is on this disk
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from vlp_models.registry.versions import VersionRecord
+
+logger = get_logger(__name__)
+
+MAX_TEST_IMAGES = 50  # candidates for the smoke test; the first that exists on this disk is used
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """A run whose bundle is made.
+class RunBundle:
+    """The bundle of one run, ready to be registered.
 
-    challenger: it is the best of its task. not_served: why nobody expects it to predict from an image; empty: it does.
-    predicted: what it said of an image.
+    is_challenger: it is the best of its task. not_served: why it cannot predict from an image; empty: it can.
+    prediction: what it returned for an image in the smoke test.
     """
 
     task: str
     candidate: Candidate
-    challenger: bool
+    is_challenger: bool
     bundle: Path
     info: CheckpointInfo
     not_served: str
-    predicted: dict[str, Any]
+    prediction: dict[str, Any]
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes reports/registered.json: task -> its versions, the best run's first.
+    """Register all runs and write reports/registered.json: task -> its versions, the best run's first.
 
     Raises:
-        CheckpointError: a run's model should predict from an image, and does not; nothing is registered then.
+        CheckpointError: a run's model should predict from an image and fails to; nothing is registered then.
         DataError: a run has not been evaluated.
         TrackingError: MLflow does not answer.
     """
-    from rich.console import Console
-
     from vlp_models.registry.client import connect, tracking_errors, tracking_uri
-    from vlp_models.registry.logger import replay
-    from vlp_models.registry.versions import model_name, set_challenger
+    from vlp_models.registry.versions import register, set_challenger
 
-    console = Console(stderr=True)
-    with record_timing(workspace, "register"), _bundles(params, workspace) as tried:
+    with record_timing(workspace, "register"), _make_bundles(params, workspace) as bundles:
         client = connect(params.tracking, workspace.root)
-        replay(params.tracking, workspace.root)
+        send_unsent(params.tracking, workspace.root)
         receipts: dict[str, list[dict[str, Any]]] = {}
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
-            for one in tried:
-                receipt, created = _register(client, params, workspace, one)
+            for one in bundles:
+                record = _make_record(client, params, workspace, one)
+                version = register(client, record)
+                receipt: dict[str, Any] = {"name": version.name, "version": version.version}
+                receipt |= {name: record.tags[name] for name in ("run", "model", "family", "variant")}
+                receipt |= {"content": record.content, "challenger": one.is_challenger}
                 receipts.setdefault(one.task, []).append(receipt)
-                state = "registered" if created else "already registered"
-                console.print(f"{receipt['name']} version {receipt['version']}: {state} (from {receipt['run']})")
-            for task, several in receipts.items():
-                for receipt in several:
-                    if receipt["challenger"]:
-                        name = model_name(params.tracking, task)
-                        set_challenger(client, name, receipt["version"])
-                        console.print(f"{name}: challenger is version {receipt['version']}")
+                state = "registered" if version.created else "already registered"
+                logger.info("%s version %d: %s (run %s)", version.name, version.version, state, record.run)
+            for receipt in (receipt for several in receipts.values() for receipt in several):
+                if receipt["challenger"]:
+                    set_challenger(client, receipt["name"], receipt["version"])
+                    logger.info("%s: challenger is version %d", receipt["name"], receipt["version"])
         write_json(workspace.reports / "registered.json", receipts)
 
 
 @contextmanager
-def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
-    """A bundle for every run that is to be registered, best of a task first; each tried out if it can be served."""
-    ranked = sorted(candidates(params, workspace).items())
-    images = _test_images(workspace)
+def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBundle]]:
+    """Yield a bundle of every run to register, the best of each task first; those to be served pass a smoke test."""
+    ranked = sorted(rank_runs(params, workspace).items())
+    images = _find_test_images(workspace)
     work = workspace.root / ".work"
     work.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work, prefix="bundles-") as temporary:
-        tried = []
-        for task, several in ranked:
-            for place, candidate in enumerate(several):
+        bundles = []
+        for task, runs in ranked:
+            for rank, candidate in enumerate(runs):
                 bundle = Path(temporary) / candidate.run / BUNDLE
                 bundle.mkdir(parents=True)
                 checkpoint = require_output(
@@ -116,34 +122,30 @@ def _bundles(params: Params, workspace: Workspace) -> Iterator[list[Tried]]:
                     features=to_plain(params.features),
                     search=workspace.evaluation(candidate.run) / SEARCH,
                 )
-                why_not = not_served(bundle)
-                trial = Trial() if why_not else try_out(bundle, images)
+                reason = not_served(bundle)
+                trial = Trial() if reason else try_out(bundle, images)
                 if trial.problem:
                     raise CheckpointError(
-                        f"register: run `{candidate.run}` (model `{candidate.model}`, task {task}) can't be served: "
+                        f"register: run `{candidate.run}` (model `{candidate.model}`, task {task}) cannot be served: "
                         f"{trial.problem}. Nothing was registered"
                     )
-                best = place == 0 and candidate.value is not None
-                tried.append(
-                    Tried(
+                bundles.append(
+                    RunBundle(
                         task=task,
                         candidate=candidate,
-                        challenger=best,
+                        is_challenger=rank == 0 and candidate.value is not None,
                         bundle=bundle,
                         info=info,
-                        not_served=why_not,
-                        predicted=trial.predicted,
+                        not_served=reason,
+                        prediction=trial.predicted,
                     )
                 )
-        yield tried
+        yield bundles
 
 
-def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> tuple[dict[str, Any], bool]:
-    """The version's receipt, and whether it is new."""
-    from vlp_models.pipeline.lineage_tags import lineage_files, lineage_record, lineage_tags, variant_hash
-    from vlp_models.registry.card import model_card
-    from vlp_models.registry.logger import find_training_run
-    from vlp_models.registry.versions import VARIANT_HASH, model_name, register
+def _make_record(client: MlflowClient, params: Params, workspace: Workspace, one: RunBundle) -> VersionRecord:
+    from vlp_models.registry.card import make_model_card
+    from vlp_models.registry.versions import VARIANT_HASH, VersionRecord, model_name
 
     candidate, name = one.candidate, model_name(params.tracking, one.task)
     facts = lineage_tags(
@@ -152,68 +154,62 @@ def _register(client: Any, params: Params, workspace: Workspace, one: Tried) -> 
         data=workspace.shards / "manifest.json",
         command=f"dvc repro finetune@{candidate.run}",
     )
-    about = {"run": candidate.run, "model": candidate.model, "family": candidate.family, "variant": candidate.variant}
-    content = content_of(one.bundle)
-    registered = register(
-        client,
+    names = {"run": candidate.run, "model": candidate.model, "family": candidate.family, "variant": candidate.variant}
+    return VersionRecord(
         name=name,
         task=one.task,
         run=candidate.run,
         bundle=one.bundle,
-        content=content,
-        metrics={_slug(s): float(s["value"]) for s in candidate.scores if s["value"] is not None},
+        content=content_of(one.bundle),
+        evaluation=workspace.evaluation(candidate.run),
+        metrics={_metric_name(s): float(s["value"]) for s in candidate.scores if s["value"] is not None},
         tags={
             **facts,
-            **about,
+            **names,
             "task": one.task,
             "weights": weights_of(one.bundle),
             "seed": str(candidate.seed),
             VARIANT_HASH: variant_hash(params, workspace, candidate.run),
             "served": f"no: {one.not_served}" if one.not_served else "yes",
         },
-        card=model_card(
+        card=make_model_card(
             name=name,
             info=one.info,
             scores=candidate.scores,
-            lineage_tags=facts | about,
+            lineage=facts | names,
             not_served=one.not_served,
-            looks_up=(one.bundle / SEARCH / CAPTIONS).exists(),
+            holds_captions=(one.bundle / SEARCH / CAPTIONS).exists(),
         ),
-        evaluation=workspace.evaluation(candidate.run),
-        predicted=one.predicted,
-        inputs=_inputs(params, workspace, one),
-        find_training_run=find_training_run(client, workspace.training(f"finetune/{candidate.run}")),
-        lineage_tags=lineage_record(params, workspace, candidate.run),
-        files=lineage_files(workspace),
+        prediction=one.prediction,
+        inputs=_find_inputs(params, workspace, one),
+        training_run_id=find_training_run(client, workspace.training(f"finetune/{candidate.run}")),
+        lineage=lineage_record(params, workspace, candidate.run),
+        lineage_files=lineage_files(workspace),
     )
-    receipt = {"name": name, "version": registered.version, **about, "content": content, "challenger": one.challenger}
-    return receipt, registered.created
 
 
-def _inputs(params: Params, workspace: Workspace, one: Tried) -> list[DataInput]:
-    """The data that the version learned from, and that it was scored on."""
-    run = params.finetune[one.candidate.run]
+def _find_inputs(params: Params, workspace: Workspace, one: RunBundle) -> list[DataInput]:
+    """Return the datasets that the run was trained on and scored on."""
     items = read_item_scores(workspace.evaluation(one.candidate.run) / ITEMS)
     scored = {(s.dataset, s.split, s.test): len(s.items) for s in items}
     uri = workspace.relative(workspace.shards)
-    return training_inputs(workspace, run.sources) + [
+    return training_inputs(workspace, params.finetune[one.candidate.run].sources) + [
         DataInput(name=f"{dataset} {split}", context="evaluation", digest=test, uri=uri, counts={"items": count})
         for (dataset, split, test), count in sorted(scored.items())
     ]
 
 
-def _test_images(workspace: Workspace) -> list[Path]:
-    """Images of the test split, else of val, to try a bundle with."""
+def _find_test_images(workspace: Workspace) -> list[Path]:
+    """Return images for the smoke test: those of the test split, then those of val."""
     images = read_table("images", require_output(workspace.validated, "validate"))
-    rows = zip(images["split"].to_pylist(), images["path"].to_pylist(), strict=True)
     by_split: dict[str, list[Path]] = {"test": [], "val": []}
-    for split, path in rows:
-        if len(by_split.get(split, [None] * IMAGES_TRIED)) < IMAGES_TRIED:
+    for split, path in zip(images["split"].to_pylist(), images["path"].to_pylist(), strict=True):
+        if split in by_split and len(by_split[split]) < MAX_TEST_IMAGES:
             by_split[split].append(workspace.root / path)
     return [*by_split["test"], *by_split["val"]]
 
 
-def _slug(score: dict[str, Any]) -> str:
-    """A metric name MLflow accepts: letters, digits, and `_-. ` (a `/` would make a group of its own)."""
+def _metric_name(score: dict[str, Any]) -> str:
+    """Return a metric name that MLflow accepts: letters, digits, `_-. ` (a `/` would make a group in its UI)."""
     text = f"{score['dataset']}.{score['split']}.{score['metric']}"
     return "".join(c if c.isalnum() or c in "_-. " else "_" for c in text)

@@ -79,7 +79,9 @@ def build(page: Page) -> gradio.Blocks:
                 problem = gr.Textbox(label="What went wrong", visible=False, interactive=False, elem_id="problem")
         gr.Markdown("### Search")
         if page.search:
-            where = f"{page.search.searched:,} photos of the split {page.search.split}; {page.answers('retrieval')}"
+            where = (
+                f"{page.search.photo_count:,} photos of the split {page.search.split}; {page.answers('retrieval')}"
+            )
         else:
             where = NONE
         wanted = gr.Textbox(label=f"Search by text ({where})", max_lines=1, elem_id="wanted")
@@ -105,7 +107,7 @@ def build(page: Page) -> gradio.Blocks:
             drawn = [found.seen.picture, found.seen.note] if found.seen else [gr.skip(), gr.skip()]
             return [*drawn, dict(found.answers) or None, _hidden(gr, found.problem)]
 
-        def searched(text: str) -> list[Any]:
+        def caption_search(text: str) -> list[Any]:
             found = page.find(text)
             return [list(found.photos), _hidden(gr, found.problem)]
 
@@ -113,7 +115,7 @@ def build(page: Page) -> gradio.Blocks:
         for event in (ask.click, question.submit):
             event(answered, [photo, question], [picture, note, answers, problem], **one)
         for event in (look.click, wanted.submit):
-            event(searched, wanted, [gallery, gallery_problem], **one)
+            event(caption_search, wanted, [gallery, gallery_problem], **one)
     return blocks.queue(api_open=False, max_size=32)
 
 

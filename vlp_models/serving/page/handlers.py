@@ -173,7 +173,7 @@ class Page:
         origin, task_model = version
         lines = [f"{origin.short}, family {origin.family}, fine-tuned by the run {origin.run}."]
         if task == "retrieval" and self.search is not None:
-            lines.append(f"It searches {self.search.searched:,} photos of the split {self.search.split}.")
+            lines.append(f"It searches {self.search.photo_count:,} photos of the split {self.search.split}.")
         elif task_model.search:
             lines.append(f"Captions are searched for: {task_model.search}.")
         lines += [origin.data, *origin.before, *origin.figures]
@@ -184,8 +184,11 @@ class Page:
         """How the caption was found; and what its beam's own is called, empty where that is the caption."""
         if self.captioner is None:
             return "Caption", ""
-        searched = cast("Captioning", self.captioner.predictor.task_model).searched
-        return f"Caption, {searched.chosen}", f"Caption, {searched.best}" if searched.settings.consensus_samples else ""
+        caption_search = cast("Captioning", self.captioner.predictor.task_model).caption_search
+        return (
+            f"Caption, {caption_search.caption_label}",
+            f"Caption, {caption_search.beam_label}" if caption_search.settings.consensus_samples else "",
+        )
 
     def answers(self, task: str) -> str:
         """One line: the version that answers, or why none does."""

@@ -7,6 +7,7 @@ METEOR's process behind; these don't.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,9 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
-from vlp_models.errors import MissingToolError
+from vlp_models.errors import DataError, MissingToolError
 from vlp_models.metrics.score import FloatArray
 
 NOT_FOUND = "java not found"
@@ -132,30 +131,6 @@ class Meteor:
         return got
 
 
-def meteor_from_statistics(sums_SK: FloatArray) -> FloatArray:
-    """METEOR in percent from summed statistics (Denkowski and Lavie, 2014, English parameters).
-
-    The same number as `Meteor.score`, for a thousand resamples at once.
-    """
-    alpha, beta, gamma, delta = 0.85, 0.2, 0.6, 0.75
-    by_kind = np.array([1.0, 0.6, 0.8, 0.6])  # exact, stem, synonym, paraphrase
-    stages = sums_SK[:, 4:20].reshape(-1, 4, 4)  # per kind: content words (candidate, reference), then function words
-
-    def weighted(content: FloatArray, function: FloatArray, length: FloatArray, functions: FloatArray) -> FloatArray:
-        matched = (by_kind * (delta * content + (1 - delta) * function)).sum(axis=1)
-        return _ratio(matched, delta * (length - functions) + (1 - delta) * functions)
-
-    precision = weighted(stages[:, :, 0], stages[:, :, 2], sums_SK[:, 0], sums_SK[:, 2])
-    recall = weighted(stages[:, :, 1], stages[:, :, 3], sums_SK[:, 1], sums_SK[:, 3])
-    mean = _ratio(precision * recall, alpha * precision + (1 - alpha) * recall)
-    fragmentation = _ratio(sums_SK[:, 20], (sums_SK[:, 21] + sums_SK[:, 22]) / 2)
-    return 100 * mean * (1 - gamma * fragmentation**beta)
-
-
-def _ratio(above: FloatArray, below: FloatArray) -> FloatArray:
-    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
-
-
 def _field(text: str) -> str:
     return " ".join(text.replace("|||", " ").split())
 
@@ -163,3 +138,72 @@ def _field(text: str) -> str:
 def _first_line(output: bytes) -> str:
     lines = [line.strip() for line in output.decode("utf-8", errors="replace").splitlines() if line.strip()]
     return lines[0][:200] if lines else "it ended without a word"
+
+
+# Dropped after tokenisation, as coco-caption does. Lower-casing comes first there, so brackets (`-lrb-`) stay.
+DROPPED = frozenset(
+    ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
+)
+
+_TITLES = (
+    "mr|mrs|ms|dr|st|jr|sr|co|inc|ltd|corp|vs|etc|ave|blvd|rd|mt|ft|prof|gen|rep|sen|gov|rev|no|"
+    "jan|feb|mar|apr|jun|jul|aug|sept|sep|oct|nov|dec"
+)
+_BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
+_SPLIT_WORDS = {
+    "cannot": "can not", "gonna": "gon na", "gotta": "got ta", "wanna": "wan na", "lemme": "lem me", "gimme": "gim me",
+    "'tis": "'t is", "'twas": "'t was", "d'ye": "d' ye",
+}  # fmt: skip
+_TOKEN = re.compile(
+    rf"""
+      https?://[^\s"<>]+ | www\.[^\s"<>]+
+    | [\w.+-]+@[\w-]+(?:\.[\w-]+)+                                  # mail address
+    | [#@][^\W\d_]\w*                                               # tag, user
+    | (?:cannot|gonna|gotta|wanna|lemme|gimme|'tis|'twas|d'ye)\b
+    | 'n' | '(?:n|em|til|cause|\d\ds)(?![\w'])
+    | \w+?(?=n't\b) | n't\b                                         # is n't
+    | '(?:s|re|ve|ll|d|m)\b
+    | y'(?=all\b)
+    | (?:[^\W\d_]\.){{2,}}                                            # u.s.
+    | (?:{_TITLES})\.(?=\s|$) | no\.(?=\d)                                 # mr.
+    | o'[^\W\d_]+ | c\+\+ | c\#
+    | \d+(?:[.,:/-]\d+)+ | [.,]\d+
+    | \w+(?:[-.&/_]\w+)*
+    | \.{{2,}} | -{{2,}} | `` | ''
+    | \S
+    """,
+    re.VERBOSE,
+)
+
+
+def tokenize(texts: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Each text -> its tokens joined by spaces, and a note: empty, or that the stand-in was used and why.
+
+    Raises:
+        DataError: a text with a letter or digit came out empty; a score of it would be a silent zero.
+    """
+    unique = sorted(set(texts))
+    try:
+        lines, note = [_without_punctuation(line.split()) for line in ptb_lines(unique)], ""
+    except MissingToolError as error:
+        lines, note = [ptb_like(text) for text in unique], f"ptb-like tokenizer ({error})"
+    for text, line in zip(unique, lines, strict=True):
+        if not line and any(character.isalnum() for character in text):
+            raise DataError(f"the caption {text[:80]!r} came out of the tokenizer empty")
+    return dict(zip(unique, lines, strict=True)), note
+
+
+def ptb_like(text: str) -> str:
+    """Tokens of one caption as Stanford's tokenizer gives them for ordinary English, joined by spaces."""
+    text = text.lower().translate(_PLAIN)
+    tokens: list[str] = []
+    for token in _TOKEN.findall(text):
+        tokens.extend(_SPLIT_WORDS[token].split() if token in _SPLIT_WORDS else [_BRACKETS.get(token, token)])
+    return _without_punctuation(tokens)
+
+
+_PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "--", "—": "--", "…": "..."})
+
+
+def _without_punctuation(tokens: Sequence[str]) -> str:
+    return " ".join(token for token in tokens if token not in DROPPED and token != '"')

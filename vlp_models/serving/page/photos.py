@@ -1,28 +1,86 @@
-"""The indexed photos, searched by text with a retrieval model: those of one split of the shards.
-
-Shape suffixes: I photos, D embedding.
-"""
+"""A photo that somebody dropped: checked by its header before anything is decoded, upright, and drawn on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.data.images import ImageError
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import CheckpointError, DataError
-from vlp_models.metrics.retrieval import best_places
+from vlp_models.metrics.retrieval import top_columns
 from vlp_models.models.protocols import Embeds, ScoresPairs
-from vlp_models.tasks.load import load_task_model
-from vlp_models.tasks.pair_scores import Encoded, score_all
-from vlp_models.tasks.retrieval import Retrieval
+from vlp_models.serving.images import MAX_BYTES, checked
+from vlp_models.tasks.base import load_task_model
+from vlp_models.tasks.retrieval import EncodedImage, Retrieval, score_pairs
+
+SHOWN = 720  # pixels of a photo's longer side on the page
+GIVEN, WEIGHED = (60, 60, 60), (255, 120, 0)
+Box = Sequence[float]  # x1, y1, x2, y2 as fractions of width and height
+
+
+def open_photo(path: str | Path) -> Image.Image:
+    """The photo as RGB, turned as its EXIF says (data/images.py), by the predictor's own rule (serving/images.py).
+
+    Raises:
+        DataError: what `checked` refuses, or larger than `MAX_BYTES`. It names the file without its folder, which is
+            the server's business.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(f"{path.name}: larger than {MAX_BYTES >> 20} MB")
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path.name}: can't be read ({error.strerror})") from None
+    try:
+        return checked(content, path.suffix)
+    except ImageError as error:
+        raise DataError(f"{path.name}: {error}") from None
+
+
+def shown(photo: Image.Image, longest: int = SHOWN) -> Image.Image:
+    """A copy with a longer side of at most `longest` pixels; small ones are enlarged by whole factors."""
+    if max(photo.size) <= longest:
+        factor = longest // max(photo.size)
+        return photo.resize((photo.width * factor, photo.height * factor), Image.Resampling.BICUBIC)
+    copy = photo.copy()
+    copy.thumbnail((longest, longest))
+    return copy
+
+
+def with_boxes(photo: Image.Image, boxes: Sequence[Box], weighed: Collection[int] = ()) -> Image.Image:
+    """The photo as the page shows it: every box thin, those whose numbers are in `weighed` thick and numbered from 1 in
+    its order."""
+    drawn = shown(photo)
+    draw = ImageDraw.Draw(drawn)
+    thick, font = max(3, max(drawn.size) // 200), ImageFont.load_default(max(14, max(drawn.size) // 36))
+    corners = [tuple(round(v * s) for v, s in zip(box, (*drawn.size, *drawn.size), strict=True)) for box in boxes]
+    for box in corners:
+        draw.rectangle(_within(box, drawn.size), outline=GIVEN, width=1)
+    for place, number in reversed(list(enumerate(weighed, start=1))):  # the weightiest on top
+        left, top, right, bottom = _within(corners[number], drawn.size)
+        draw.rectangle((left, top, right, bottom), outline=WEIGHED, width=thick)
+        label = draw.textbbox((left + thick, top + thick), str(place), font=font)
+        draw.rectangle((label[0] - 2, label[1] - 2, label[2] + 2, label[3] + 2), fill=WEIGHED)
+        draw.text((left + thick, top + thick), str(place), fill=(0, 0, 0), font=font)
+    return drawn
+
+
+def _within(box: Sequence[int], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """At least a pixel wide and high, inside the picture: Pillow refuses corners that are crossed."""
+    left, top = min(max(box[0], 0), size[0] - 1), min(max(box[1], 0), size[1] - 1)
+    return left, top, max(left, min(box[2], size[0]) - 1), max(top, min(box[3], size[1]) - 1)
+
 
 AT_ONCE = 32
 MOST_PAIRS = 1000  # photos that a model without embeddings compares with a text, each in a pass of its own
@@ -57,21 +115,23 @@ class PhotoSearch:
         self._device = device
         self._embedded_ID: NDArray[np.float32] | None = None
         by_all_pairs = not found.by_embeddings
-        self.searched = min(len(self.photos), MOST_PAIRS) if by_all_pairs else len(self.photos)
+        self.photo_count = min(len(self.photos), MOST_PAIRS) if by_all_pairs else len(self.photos)
 
     def find(self, text: str, count: int = TOP) -> list[tuple[str, float]]:
         """The ids of the `count` photos that fit the text best, best first, with their scores; the higher the better,
         and comparable within one search alone."""
-        similarity_I = self._similarity(text) if self.task_model.by_embeddings else np.zeros(self.searched, np.float32)
-        places: list[int] = np.arange(self.searched).tolist()
+        similarity_I = (
+            self._similarity(text) if self.task_model.by_embeddings else np.zeros(self.photo_count, np.float32)
+        )
+        places: list[int] = np.arange(self.photo_count).tolist()
         if self.task_model.by_pairs:
             shortlist = int(self.task_model.options.shortlist)
             if shortlist:
-                places = best_places(similarity_I[None], shortlist)[0].tolist()
+                places = top_columns(similarity_I[None], shortlist)[0].tolist()
             score_I = self._pair_scores(text, places)
         else:
             score_I = similarity_I
-        best = best_places(score_I[None], count)[0].tolist()
+        best = top_columns(score_I[None], count)[0].tolist()
         ids = self.photos.image_ids()
         return [(ids[places[i]], float(score_I[i])) for i in best]
 
@@ -99,9 +159,9 @@ class PhotoSearch:
         model, scores = cast(ScoresPairs, self.task_model.model), []
         for samples in self._batches(places):
             state = model.encode_image(self.task_model.collate(samples).to(self._device).image)
-            encoded = [Encoded(state=state, row=row) for row in range(len(samples))]
+            encoded = [EncodedImage(state=state, row=row) for row in range(len(samples))]
             length = self.task_model.info.max_text_len
-            scores.append(score_all(model, self.task_model.tokenizer, encoded, [text], max_text_len=length)[0])
+            scores.append(score_pairs(model, self.task_model.tokenizer, encoded, [text], max_text_len=length)[0])
         return np.concatenate(scores)
 
     def _batches(self, places: Sequence[int]) -> Iterator[list[Sample]]:

@@ -10,13 +10,13 @@ import pytest
 
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
-from vlp_models.evaluation.nearest import nearest
+from vlp_models.evaluation.predict import nearest_train_images
 
 FEATURES = {  # image -> the features of its regions, captions
     "s/a": ([[1, 0], [1, 0]], 1),
     "s/b": ([[3, 3], [1, 1]], 1),
     "s/c": ([[0, 5]], 1),
-    "s/bare": ([[2, 2]], 0),  # no caption to borrow
+    "s/bare": ([[2, 2]], 0),  # no caption
     "s/empty": ([], 1),
     "t/other": ([[4, 4]], 1),  # another dataset
 }
@@ -53,17 +53,17 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nearest_first_and_nothing_that_can_lend_no_caption(shards: Path) -> None:
-    found = nearest(shards, "test", "s", ["s/x", "s/y"])
+def test_captioned_images_of_the_dataset_nearest_first(shards: Path) -> None:
+    found = nearest_train_images(shards, "test", "s", ["s/x", "s/y"])
     assert found == {"s/x": ["s/b", "s/a", "s/c", "s/empty"], "s/y": ["s/c", "s/b", "s/a", "s/empty"]}
-    assert nearest(shards, "test", "s", ["s/y"], count=2) == {"s/y": ["s/c", "s/b"]}
+    assert nearest_train_images(shards, "test", "s", ["s/y"], count=2) == {"s/y": ["s/c", "s/b"]}
 
 
-def test_an_image_of_train_is_not_its_own_neighbour(shards: Path) -> None:
-    assert nearest(shards, "train", "s", ["s/c"], count=3) == {"s/c": ["s/b", "s/a", "s/empty"]}
+def test_training_image_is_not_its_own_neighbor(shards: Path) -> None:
+    assert nearest_train_images(shards, "train", "s", ["s/c"], count=3) == {"s/c": ["s/b", "s/a", "s/empty"]}
 
 
-def test_without_regions_there_are_none(shards: Path) -> None:
+def test_shards_without_regions_give_no_neighbors(shards: Path) -> None:
     manifest = json.loads((shards / "manifest.json").read_text()) | {"feature_dim": 0}
     (shards / "manifest.json").write_text(json.dumps(manifest))
-    assert nearest(shards, "test", "s", ["s/x"]) == {}
+    assert nearest_train_images(shards, "test", "s", ["s/x"]) == {}

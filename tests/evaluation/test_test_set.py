@@ -1,4 +1,4 @@
-"""The hash of a test: of what is asked and right, and of nothing else; and slices of samples of several images."""
+"""Fingerprint of a test set: it covers inputs and answers and nothing else; slices of samples with several images."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.data.sample import Sample, SeenImage
+from vlp_models.data.sample import Sample, SampleImage
 from vlp_models.data.tables import write_table
 from vlp_models.data.views import VIEWS
-from vlp_models.evaluation.hashes import test_hash as hash_of
-from vlp_models.evaluation.slices import slices_of
+from vlp_models.evaluation.test_set import slices_of
+from vlp_models.evaluation.test_set import test_hash as fingerprint
 
 SAMPLES = [
     Sample(
@@ -36,11 +36,11 @@ def write(directory: Path, digit: str) -> Path:
     return directory
 
 
-def test_columns_of_other_views_do_not_count(validated: Path) -> None:
+def test_columns_of_other_views_and_order_do_not_matter(validated: Path) -> None:
     view = VIEWS["questions"]
-    before = hash_of(SAMPLES, view, validated)
-    assert hash_of([sample.having(a_new_field=1) for sample in SAMPLES], view, validated) == before
-    assert hash_of(SAMPLES[::-1], view, validated) == before
+    before = fingerprint(SAMPLES, view, validated)
+    assert fingerprint([sample.having(a_new_field=1) for sample in SAMPLES], view, validated) == before
+    assert fingerprint(SAMPLES[::-1], view, validated) == before
 
 
 @pytest.mark.parametrize(
@@ -52,31 +52,31 @@ def test_columns_of_other_views_do_not_count(validated: Path) -> None:
         [*SAMPLES[:2], replace(SAMPLES[2], image_id="d/1")],
     ],
 )
-def test_what_is_asked_and_right_counts(validated: Path, changed: list[Sample]) -> None:
+def test_inputs_and_answers_matter(validated: Path, changed: list[Sample]) -> None:
     view = VIEWS["questions"]
-    assert hash_of(changed, view, validated) != hash_of(SAMPLES, view, validated)
+    assert fingerprint(changed, view, validated) != fingerprint(SAMPLES, view, validated)
 
 
-def test_the_images_bytes_count(validated: Path) -> None:
-    before = hash_of(SAMPLES, VIEWS["questions"], validated)
-    assert hash_of(SAMPLES, VIEWS["questions"], write(validated, "1")) != before
+def test_image_bytes_matter(validated: Path) -> None:
+    before = fingerprint(SAMPLES, VIEWS["questions"], validated)
+    assert fingerprint(SAMPLES, VIEWS["questions"], write(validated, "1")) != before
 
 
-def test_every_image_of_a_sample_counts(validated: Path) -> None:
-    pair = [replace(SAMPLES[0], others=(SeenImage(image_id="d/4"),), values={"other_image_ids": ("d/4",)})]
+def test_every_image_of_a_sample_matters(validated: Path) -> None:
+    pair = [replace(SAMPLES[0], others=(SampleImage(image_id="d/4"),), values={"other_image_ids": ("d/4",)})]
     view = VIEWS["image_pairs"]
-    before = hash_of(pair, view, validated)
+    before = fingerprint(pair, view, validated)
     about = {"source": "d", "split": "test", "path": "", "width": 1, "height": 1, "provenance": ""}
     rows = [{"image_id": f"d/{i}", "sha256": str(int(i == 4)) * 64, **about} for i in range(5)]
     write_table(rows, "images", validated)
-    assert hash_of(pair, view, validated) != before
-    assert hash_of(SAMPLES[:1], view, validated) == hash_of(SAMPLES[:1], view, write(validated, "0"))
+    assert fingerprint(pair, view, validated) != before
+    assert fingerprint(SAMPLES[:1], view, validated) == fingerprint(SAMPLES[:1], view, write(validated, "0"))
 
 
 def test_objects_are_counted_over_every_image_of_a_sample(tmp_path: Path) -> None:
     box = {"category": "cup", "x1": 0.0, "y1": 0.0, "x2": 1.0, "y2": 1.0, "attributes": None, "provenance": ""}
     objects = [{"object_id": f"d/{n}", "image_id": f"d/{int(n < 2)}", **box} for n in range(5)]
     write_table(objects, "objects", tmp_path)
-    pair = replace(SAMPLES[0], others=(SeenImage(image_id="d/1"),))
+    pair = replace(SAMPLES[0], others=(SampleImage(image_id="d/1"),))
     assert "objects=3-5" in slices_of([pair], tmp_path)["d/q0"]
     assert "objects=1-2" in slices_of([SAMPLES[1]], tmp_path)["d/q1"]

@@ -12,10 +12,12 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
-from vlp_models.data.batch import Batch
-from vlp_models.data.inputs import Extractor
+from vlp_models.data.batch import Batch, Pixels
+from vlp_models.data.inputs import Extractor, ModelInputs, prepare_images
+from vlp_models.data.pixels import PixelInput, place_boxes
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.models.protocols import Generates
 from vlp_models.tasks.base import TaskModel
@@ -98,9 +100,9 @@ def log_probabilities(task_model: TaskModel, batch: Batch, said: str) -> list[fl
     if isinstance(task_model, VQA):
         answer_B = task_model.probabilities(batch)[:, task_model.labels.index(said)]
         return [float(p) for p in answer_B.clamp(min=1e-12).log()]
-    at_BT = batch.text.followed_BT
+    at_BT = batch.text.has_next_BT
     logits_MV = cast(Generates, task_model.model).generation_logits(batch.image, batch.text, at_BT)
-    targets_M = batch.text.following(at_BT)
+    targets_M = batch.text.next_tokens(at_BT)
     found_M = logits_MV.float().log_softmax(-1).gather(1, targets_M[:, None]).squeeze(1)
     return [float(own.sum()) for own in found_M.split(at_BT.sum(1).tolist())]
 
@@ -112,3 +114,43 @@ def _chosen(regions: RegionArrays, rows: np.ndarray) -> RegionArrays:
         class_probs=regions.class_probs[rows],
         scores=regions.scores[rows],
     )
+
+
+GRID = 4  # cells a side
+CELLS_AT_ONCE = 8  # passes; pictures may be large
+
+
+def grid(photo: Image.Image, wanted: PixelInput) -> NDArray[np.float32]:
+    """[N, 4]: the cells, row by row; x1, y1, x2, y2 in pixels of the photo. What is cropped off is in none."""
+    own, size = np.array(photo.size), np.array([wanted.width, wanted.height])
+    seen = size / (size / own).max() if wanted.resize == "crop" else own
+    x, y = ((own - seen)[:, None] / 2 + np.outer(seen, np.linspace(0, 1, GRID + 1))).tolist()
+    cells = [(x[i], y[j], x[i + 1], y[j + 1]) for j in range(GRID) for i in range(GRID)]
+    return np.array(cells, np.float32)
+
+
+def weigh_cells(task_model: TaskModel, photo: Image.Image, text: str, said: str) -> tuple[Weighed, NDArray[np.float32]]:
+    """What is lost without each cell; and [N, 4], where they are, as fractions of the photo's width and height.
+
+    Args:
+        text: the question; of a captioner it says nothing.
+        said: what the model answered: a caption, or one of its labels.
+    """
+    inputs = cast(ModelInputs, task_model.model.inputs)
+    wanted = cast(PixelInput, inputs.image)
+    cells_N4 = grid(photo, wanted)
+    corners = place_boxes(cells_N4, photo, wanted).round().astype(int).tolist()
+    whole = task_model.read([replace(asked_of(task_model, text, said), **prepare_images(inputs, [photo], None)[0])])
+    blank_3HW = cast(Pixels, whole.image).blanked().pixels_B3HW[0]
+    found: list[float] = []
+    for start in range(0, 1 + len(corners), CELLS_AT_ONCE):
+        numbers = range(start, min(start + CELLS_AT_ONCE, 1 + len(corners)))  # 0: the picture as it is
+        block = whole.select(torch.zeros(len(numbers), dtype=torch.long))  # copies
+        for row, number in enumerate(numbers):
+            if number:
+                left, top, right, bottom = corners[number - 1]
+                cell = (slice(None), slice(top, bottom), slice(left, right))
+                cast(Pixels, block.image).pixels_B3HW[row][cell] = blank_3HW[cell]
+        found += log_probabilities(task_model, block, said)
+    size_4 = np.array([photo.width, photo.height] * 2, np.float32)
+    return Weighed(likelihood=found[0], losses=tuple(found[0] - one for one in found[1:])), cells_N4 / size_4

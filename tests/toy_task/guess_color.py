@@ -1,5 +1,5 @@
-"""A whole task in one file: which colour is meant by a question about an image? As CONTRIBUTING promises, nothing else
-knows of it but one line in `TASKS`."""
+"""A complete task in one file: which color does a question about an image ask for? Besides this file, only one line in
+`TASKS` refers to it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.metrics.score import STATISTICS, Evidence, FloatArray, Score, mean_score
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses
-from vlp_models.objectives.classification import classification
-from vlp_models.objectives.loss import Loss
-from vlp_models.tasks.base import TaskModel, Words, answer_vocabulary, need_targets
-from vlp_models.tasks.scoring import Place, Prediction, Scored
+from vlp_models.objectives.loss import Loss, cross_entropy
+from vlp_models.tasks.base import RequestFormat, TaskModel, read_answers, require_targets
+from vlp_models.tasks.scoring import EvalContext, Prediction, TaskScores
 
-UNKNOWN = -1  # an answer that no label names teaches nothing
+UNKNOWN = -1  # an answer that is not a label: not trained on
 
 
 def error_percent(sums_SK: FloatArray) -> FloatArray:
@@ -31,9 +30,9 @@ def error_percent(sums_SK: FloatArray) -> FloatArray:
     return 100 * (1 - sums_SK[:, 0] / sums_SK[:, 1])
 
 
-class GuessColour(TaskModel):
-    task = "guess_colour"
-    title = "Guess the colour"
+class GuessColor(TaskModel):
+    task = "guess_color"
+    title = "Guess the color"
     view = "questions"
     prediction_view = "questions"
     needs = (Fuses,)
@@ -43,8 +42,8 @@ class GuessColour(TaskModel):
     direction = "lower"
     headlines = ("error (all)",)
     statistics: ClassVar = {**STATISTICS, "error": error_percent}
-    blanked_fields = ("colour",)
-    words = Words(text="question")
+    blind_fields = ("color",)
+    request = RequestFormat(text="question")
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
@@ -53,8 +52,8 @@ class GuessColour(TaskModel):
         self.head = nn.Linear(cast(Fuses, model).fused_dim, len(self.labels))
 
     @classmethod
-    def labels_for(cls, tokenizer: Path) -> list[str]:
-        return answer_vocabulary(tokenizer)
+    def initial_labels(cls, tokenizer: Path) -> list[str]:
+        return read_answers(tokenizer)
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
         if not all(sample["answers"] for sample in samples):
@@ -66,22 +65,22 @@ class GuessColour(TaskModel):
         return self.head(cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP)
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
-        targets_B = need_targets(batch)
+        targets_B = require_targets(batch)
         known_B = targets_B != UNKNOWN
-        return classification(self.logits(batch)[known_B], targets_B[known_B], name="guess_colour")
+        return cross_entropy(self.logits(batch)[known_B], targets_B[known_B], name="guess_color")
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         self.eval()
         best_B = self.logits(batch).argmax(-1).tolist()
         return [
-            {"question_id": s.sample_id, "image_id": s.image_id, "colour": self.labels[i]}
+            {"question_id": s.sample_id, "image_id": s.image_id, "color": self.labels[i]}
             for s, i in zip(samples, best_B, strict=True)
         ]
 
-    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], place: Place) -> Scored:
+    def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
         right = [
-            float(p["colour"] == s["answers"][0]) for p, s in zip(predictions, samples, strict=True) if s["answers"]
+            float(p["color"] == s["answers"][0]) for p, s in zip(predictions, samples, strict=True) if s["answers"]
         ]
         groups, items = [s.image_id for s in samples], [s.sample_id for s in samples]
         parts = np.column_stack([right, np.ones(len(right))])
@@ -92,11 +91,11 @@ class GuessColour(TaskModel):
             n=len(right),
             evidence=evidence,
         )
-        return Scored(scores=[error, mean_score("accuracy", right, groups, items=items)])
+        return TaskScores(scores=[error, mean_score("accuracy", right, groups, items=items)])
 
     def write_official(
-        self, predictions: Sequence[Prediction], place: Place, split: str, directory: Path
+        self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
     ) -> Path | None:
-        path = directory / f"colours_{place.source}_{split}.txt"
-        write_text(path, "".join(f"{p['question_id']} {p['colour']}\n" for p in predictions))
+        path = directory / f"colors_{context.source}_{split}.txt"
+        write_text(path, "".join(f"{p['question_id']} {p['color']}\n" for p in predictions))
         return path

@@ -1,0 +1,62 @@
+"""The results table on the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlp_models.evaluation.report.records import print_results
+
+
+def record(split: str, value: float, **changes: Any) -> dict[str, Any]:
+    baselines = {"blind baseline": 40.0, "per question text": 41.1}
+    return {
+        "task": "vqa",
+        "metric": "accuracy",
+        "dataset": "scenes",
+        "run": "a-run",
+        "model": "tden",
+        "note": "",
+        "split": split,
+        "value": value,
+        "low": 1.0,
+        "high": 99.0,
+        "baselines": baselines,
+        "leakage": None,
+    } | changes
+
+
+@pytest.fixture
+def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    def show(*records: dict[str, Any], columns: str = "") -> str:
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if columns:
+            monkeypatch.setenv("COLUMNS", columns)
+        (tmp_path / "summary.json").write_text(json.dumps(records))
+        print_results(tmp_path / "summary.json")
+        return capsys.readouterr().out
+
+    return show
+
+
+def test_val_is_shown_only_without_test_scores(printed: Any) -> None:
+    both = printed(record("val", 51.5), record("test", 52.5), record("val", 53.5, dataset="photographs"))
+    assert "52.5" in both and "53.5" in both and "51.5" not in both
+    assert "vqa: scenes test" in both and "vqa: photographs val" in both
+
+
+def test_column_without_leaked_items_appears_only_if_any_run_has_it(printed: Any) -> None:
+    assert "leaked" not in printed(record("test", 52.5))
+    leakage = {"without_both": {"value": 47.3, "low": None, "high": None, "n": 30}}
+    text = printed(record("test", 52.5), record("test", 50.0, run="another", leakage=leakage))
+    assert "leaked" in text and "47.3" in text
+
+
+@pytest.mark.parametrize("columns", ["", "80"])
+def test_no_cell_is_truncated(printed: Any, columns: str) -> None:
+    words = printed(record("test", 52.5, model="unified-vlp", run="a-run"), columns=columns).split()
+    for word in ("accuracy", "a-run", "unified-vlp", "52.5", "blind", "40.0", "question", "41.1"):
+        assert word in words

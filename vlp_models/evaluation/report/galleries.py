@@ -1,0 +1,309 @@
+"""Galleries of the report: test images with what a model predicted and what is right, one gallery per task and model.
+
+Examples are taken at even distances from the predictions, so they are not picked. `GALLERIES` maps a task to
+the function that turns its predictions into cards; a task that is not in it has no gallery.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vlp_models.common.workspace import Workspace
+from vlp_models.data.answers import most_frequent
+from vlp_models.data.tables import read_table
+from vlp_models.evaluation.report.pictures import Picture, Pictures
+from vlp_models.metrics.caption import score_faithfulness
+from vlp_models.metrics.vqa import question_accuracy
+from vlp_models.tasks.scoring import BLIND, Prediction, read_scenes
+
+WIDE = 400  # pixels of a wide picture's longer side
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of text. right: a tick or a cross in front; None: neither. after: small print behind the text."""
+
+    text: str
+    right: bool | None = None
+    strong: bool = False
+    soft: bool = False
+    after: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One example.
+
+    picture, second_picture   the image, or both images of a pair
+    lines, bars, below        text above, answers with their probabilities, text below
+    summary, more, more_picture  what unfolds on a click: its label, lines, another picture
+    """
+
+    picture: Picture
+    second_picture: Picture | None = None
+    lines: Sequence[Line]
+    bars: Sequence[tuple[str, float]] = ()
+    below: Sequence[Line] = ()
+    summary: str = ""
+    more: Sequence[Line] = ()
+    more_picture: Picture | None = None
+
+
+CardMaker = Callable[[Workspace, Pictures, Sequence[Prediction]], list[Card]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """How a task's examples are shown.
+
+    about   caption, after "Run ..., split ...: "
+    cards   predictions -> cards
+    wide    wide pictures
+    short   cards are short, so all of `evaluate.gallery` are shown instead of half
+    """
+
+    title: str
+    about: str
+    cards: CardMaker
+    wide: bool = False
+    short: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """One gallery of the page: the cards of a run on a split."""
+
+    gallery: Gallery
+    model: str
+    run: str
+    split: str
+    cards: Sequence[Card]
+
+
+def read_examples(
+    task: str, workspace: Workspace, pictures: Pictures, run: str, splits: Sequence[str], count: int, *, model: str
+) -> Examples | None:
+    """Read `count` examples of a run (half of them if the cards are long) from the first split with predictions.
+
+    None if the run has no predictions, or the task no gallery.
+    """
+    gallery = GALLERIES.get(task)
+    if gallery is None:
+        return None
+    for split in splits:
+        path = workspace.evaluation(run) / f"predictions-{split}.jsonl"
+        if path.exists():
+            with path.open(encoding="utf-8") as lines:
+                rows = [json.loads(line) for line in lines]
+            chosen = list(_evenly(rows, count if gallery.short else (count + 1) // 2))
+            cards = gallery.cards(workspace, pictures, chosen)
+            return Examples(gallery=gallery, model=model, run=run, split=split, cards=cards)
+    return None
+
+
+def _evenly(rows: list[Row], count: int) -> Iterator[Row]:
+    """Yield `count` rows at even distances; rows are sorted by image, so these are of different images if possible."""
+    count = min(count, len(rows))
+    yield from (rows[i * len(rows) // count] for i in range(count))
+
+
+def _captioning_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
+    """Captions with their references and, for synthetic scenes, whether they are true."""
+    references = _rows_by_image("captions", workspace, predictions)
+    captions = {row["image_id"]: row["caption"] for row in predictions}
+    scenes = read_scenes(workspace.validated / "truth.jsonl", captions.keys())
+    faithful = score_faithfulness(captions, scenes)[1] if scenes else {}
+    cards = []
+    for row in predictions:
+        right = faithful.get(row["image_id"])
+        after = "" if right is None else "true" if right else "not true"
+        caption = Line(text=row["caption"] or "(empty)", right=right, strong=True, after=after)
+        greedy = [Line(text=f"greedy: {row['greedy']}", soft=True)] if row["greedy"] != row["caption"] else []
+        own = [Line(text=reference["text"], soft=True) for reference in references.get(row["image_id"], ())]
+        cards.append(
+            Card(
+                picture=pictures.get(row["image_id"]),
+                lines=[caption, *greedy],
+                summary=f"{len(own)} references" if own else "",
+                more=own,
+            )
+        )
+    return cards
+
+
+def _vqa_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
+    """Questions with the five most likely answers and the annotators' most frequent one."""
+    questions = _rows_by_id("questions", "question_id", workspace, predictions)
+    cards = []
+    for row in predictions:
+        question = questions.get(row["question_id"], {"text": "", "answers": []})
+        answers = question["answers"] or []
+        below = []
+        if answers:
+            accuracy = question_accuracy(row["answer"], answers)
+            text = f"annotators: {most_frequent(answers)}"
+            below.append(Line(text=text, right=accuracy >= 0.5, after=f"(accuracy {100 * accuracy:.0f})"))
+        if row.get("answer_blind"):
+            below.append(Line(text=f"{BLIND}: {row['answer_blind']}", soft=True))
+        cards.append(
+            Card(
+                picture=pictures.get(row["image_id"]),
+                lines=[Line(text=question["text"], strong=True)],
+                bars=[(text or "(empty)", float(probability)) for text, probability in row["top"]],
+                below=below,
+            )
+        )
+    return cards
+
+
+def _nlvr_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
+    statements = _rows_by_id("statements", "statement_id", workspace, predictions)
+    return [
+        _statement_card(row, statements.get(row["statement_id"], {}), pictures.get(row["image_id"], WIDE))
+        for row in predictions
+    ]
+
+
+def _nlvr2_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
+    """Both pictures, the left one first."""
+    by_first_image = [{**row, "image_id": row["image_ids"][0]} for row in predictions]
+    statements = _rows_by_id("image_pairs", "pair_id", workspace, by_first_image)
+    return [
+        _statement_card(row, statements.get(row["pair_id"], {}), *map(pictures.get, row["image_ids"]))
+        for row in predictions
+    ]
+
+
+def _statement_card(
+    row: Prediction, statement: Mapping[str, Any], picture: Picture, second_picture: Picture | None = None
+) -> Card:
+    """A statement with the prediction and the label."""
+    known = row["label"] is not None
+    label = f", label {str(row['label']).lower()}" if known else ""
+    prediction = Line(
+        text=f"predicted {str(row['prediction']).lower()}",
+        right=row["label"] == row["prediction"] if known else None,
+        after=f"(p of true {row['p_true']:.2f}{label})",
+    )
+    return Card(
+        picture=picture,
+        second_picture=second_picture,
+        lines=[Line(text=statement.get("text", ""), strong=True)],
+        below=[prediction],
+    )
+
+
+def _entailment_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
+    hypotheses = _rows_by_id("hypotheses", "hypothesis_id", workspace, predictions)
+    cards = []
+    for row in predictions:
+        label = row["label"]
+        prediction = Line(
+            text=f"predicted {row['prediction']}",
+            right=None if label is None else row["prediction"] == label,
+            after=f"label {label}" if label else "",
+        )
+        cards.append(
+            Card(
+                picture=pictures.get(row["image_id"]),
+                lines=[Line(text=hypotheses.get(row["hypothesis_id"], {"text": ""})["text"], strong=True)],
+                bars=[(name, float(p)) for name, p in row["probabilities"].items()],
+                below=[prediction],
+            )
+        )
+    return cards
+
+
+def _retrieval_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
+    """The first caption of an image, the rank of its image, and the image ranked first."""
+    cards = []
+    for row in predictions:
+        if not row["captions"]:
+            continue
+        query = row["captions"][0]
+        missed = query["rank"] > 1
+        cards.append(
+            Card(
+                picture=pictures.get(row["image_id"]),
+                lines=[
+                    Line(text=query["caption"], strong=True),
+                    Line(text=f"rank {query['rank']:,}", right=not missed),
+                ],
+                summary="ranked first" if missed else "",
+                more_picture=pictures.get(query["top"][0][0]) if missed else None,
+            )
+        )
+    return cards
+
+
+def _vcr_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
+    """Questions with their answers and rationales: the chosen ones in bold, the right ones ticked."""
+    questions = _rows_by_id("choices", "choice_id", workspace, predictions)
+    cards = []
+    for row in predictions:
+        question = questions.get(row["choice_id"], {"text": "", "answers": [], "rationales": []})
+        texts = [
+            Line(
+                text=text,
+                right=True if i == row[label] else False if i == row[kind] and row[label] is not None else None,
+                strong=i == row[kind],
+                soft=True,
+            )
+            for kind, column, label in (
+                ("answer", "answers", "answer_label"),
+                ("rationale", "rationales", "rationale_label"),
+            )
+            for i, text in enumerate(question[column])
+        ]
+        heading = Line(text=question["text"], strong=True)
+        cards.append(Card(picture=pictures.get(row["image_id"]), lines=[heading, *texts]))
+    return cards
+
+
+def _rows_by_image(table: str, workspace: Workspace, predictions: Sequence[Prediction]) -> dict[str, list[Row]]:
+    """Read the table's rows of the predictions' images, by image id."""
+    rows = read_table(table, workspace.validated)
+    wanted = pa.array(sorted({row["image_id"] for row in predictions}), pa.string())
+    result: dict[str, list[Row]] = {}
+    for row in rows.filter(pc.is_in(rows["image_id"], value_set=wanted)).to_pylist():
+        result.setdefault(row["image_id"], []).append(row)
+    return result
+
+
+def _rows_by_id(table: str, key: str, workspace: Workspace, predictions: Sequence[Prediction]) -> dict[str, Row]:
+    return {row[key]: row for rows in _rows_by_image(table, workspace, predictions).values() for row in rows}
+
+
+GALLERIES: dict[str, Gallery] = {
+    "captioning": Gallery(
+        title="Captions",
+        about="evenly spaced images, not picked. Boxes are the most confident of the regions that the model read.",
+        cards=_captioning_cards,
+        short=True,
+    ),
+    "vqa": Gallery(title="Questions and answers", about="evenly spaced questions.", cards=_vqa_cards),
+    "nlvr": Gallery(title="True or false", about="evenly spaced statements.", cards=_nlvr_cards, wide=True),
+    "nlvr2": Gallery(
+        title="True or false of two images", about="evenly spaced statements.", cards=_nlvr2_cards, wide=True
+    ),
+    "entailment": Gallery(
+        title="Entailment, neutral or contradiction", about="evenly spaced hypotheses.", cards=_entailment_cards
+    ),
+    "retrieval": Gallery(
+        title="Images found by caption",
+        about="the first caption of evenly spaced images; the picture is the image it describes.",
+        cards=_retrieval_cards,
+    ),
+    "vcr": Gallery(
+        title="Answers and rationales",
+        about="evenly spaced questions. The model's choices are bold; it chooses the rationale given the right answer.",
+        cards=_vcr_cards,
+    ),
+}

@@ -1,0 +1,81 @@
+"""Fingerprint of a test set, and the slices of it that a gate can set floors for.
+
+Two evaluations are comparable only if the fingerprints of their test sets are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vlp_models.common.io import hash_file
+from vlp_models.data.sample import Sample
+from vlp_models.data.tables import read_table
+from vlp_models.data.views import View
+
+
+def data_hash(shards: Path) -> str:
+    """Hash the shards' manifest and indexes (ids, texts, detector): first 16 hex digits of the SHA-256."""
+    files = [shards / "manifest.json", *sorted(shards.glob("index-*.parquet"))]
+    return hashlib.sha256("".join(f"{file.name} {hash_file(file)}\n" for file in files).encode()).hexdigest()[:16]
+
+
+def test_hash(samples: Iterable[Sample], view: View, validated: Path) -> str:
+    """Hash what is to be predicted: ids, the view's texts and answers, and the images' bytes; first 16 hex digits.
+
+    The detector and the training data are not part of it: models with other features take the same test. Neither are
+    columns of other views, so adding one keeps every fingerprint.
+    """
+    ordered = sorted(samples, key=lambda sample: sample.sample_id)
+    images = read_table("images", validated, columns=["image_id", "sha256"])
+    wanted = pa.array({image_id for sample in ordered for image_id in sample.image_ids}, pa.string())
+    images = images.filter(pc.is_in(images["image_id"], value_set=wanted))
+    pixels = dict(zip(images["image_id"].to_pylist(), images["sha256"].to_pylist(), strict=True))
+    digest = hashlib.sha256()
+    for sample in ordered:
+        values = {column.name: sample.values.get(column.name) for column in view.indexed if column.name != "text"}
+        hashes = [pixels.get(image_id, "") for image_id in sample.image_ids]
+        row = [sample.sample_id, sample.image_id, sample.source, sample.text, values, *hashes]
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+TEXT_LENGTHS = ((6, "1-6"), (10, "7-10"), (15, "11-15"))  # words, then 16+
+OBJECT_COUNTS = ((0, "0"), (2, "1-2"), (5, "3-5"))  # objects, then 6+
+
+
+def slices_of(
+    samples: Sequence[Sample], validated: Path, own: Callable[[Sample], list[str]] = lambda sample: []
+) -> dict[str, list[str]]:
+    """Return sample id -> its slices, such as `question_type=how many` or `objects=6+`.
+
+    `dataset`; `objects` (of all its images, if the dataset has object annotations); `caption_length` (median number of
+    words of the references) or `text_length`; and the task's own slices, from `own`.
+    """
+    table = read_table("objects", validated, columns=["image_id"])
+    wanted = pa.array({image_id for sample in samples for image_id in sample.image_ids}, pa.string())
+    objects = Counter(table.filter(pc.is_in(table["image_id"], value_set=wanted))["image_id"].to_pylist())
+    with_objects = {image_id.partition("/")[0] for image_id in objects}
+    result: dict[str, list[str]] = {}
+    for sample in samples:
+        found = [f"dataset={sample.source}"]
+        if sample.image_id.partition("/")[0] in with_objects:
+            count = sum(objects[image_id] for image_id in sample.image_ids)
+            found.append(f"objects={_bin(count, OBJECT_COUNTS, '6+')}")
+        if sample.values.get("captions"):
+            lengths = sorted(len(caption.split()) for caption in sample["captions"])
+            found.append(f"caption_length={_bin(lengths[len(lengths) // 2], TEXT_LENGTHS, '16+')}")
+        elif sample.text:
+            found.append(f"text_length={_bin(len(sample.text.split()), TEXT_LENGTHS, '16+')}")
+        result[sample.sample_id] = found + own(sample)
+    return result
+
+
+def _bin(value: int, bins: tuple[tuple[int, str], ...], last: str) -> str:
+    return next((name for top, name in bins if value <= top), last)
