@@ -31,7 +31,7 @@ from scipy.stats import norm
 
 from vlp_models.metrics.score import Evidence, FloatArray, mean_percent
 from vlp_models.params import GateParams, PromotionParams, load_params
-from vlp_models.registry.promotion.gate import Measured, against, spending
+from vlp_models.registry.promotion.gate import Measurement, compare_to_champion, spend_budget
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "benchmarks" / "results" / "study-tden.json"
@@ -87,7 +87,7 @@ class Test:
         self._easy = of_image + rng.normal(0, math.sqrt(1 - OF_IMAGE), images * QUESTIONS)
         self._images = [f"{i:06d}" for i in range(images)]
 
-    def run(self, better: float = 0.0) -> Measured:
+    def run(self, better: float = 0.0) -> Measurement:
         """A seed of a design that is `better` by so many points."""
         world, rng = self.world, self._rng
         good = world.goodness + better / world.points + rng.normal(0, world.seed)
@@ -96,7 +96,7 @@ class Test:
         right: FloatArray = self.right.reshape(-1, QUESTIONS).sum(axis=1).astype(np.float64)
         parts = np.column_stack([right, np.full(self.images, QUESTIONS, dtype=np.float64)])
         evidence = Evidence(groups=self._images, parts_NK=parts, statistic=mean_percent, items=self._images)
-        return Measured(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * self.images)
+        return Measurement(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * self.images)
 
 
 def decide(
@@ -104,14 +104,15 @@ def decide(
 ) -> dict[str, Any]:
     """A week: the champion's design, and one that is better, from so many fresh seeds each. Adds to the ledger."""
     week = len(entries)
-    error = spending(
-        entries, params, model="m", test="t", asked=(week + 1, week), confidence=rule.confidence, choices=1
+    error = spend_budget(
+        entries, params, model="m", test="t", versions=(week + 1, week), confidence=rule.confidence, choices=1
     ).error
     champions, challengers = ([test.run(by) for _ in range(seeds)] for by in (0.0, better))
-    found = against(challengers[0], champions[0], rule, params, error=error, beside=(challengers[1:], champions[1:]))
-    about = {"kind": "refused", "action": "promote", "model": "m", "version": week + 1, "from": week}
-    entries.append({**about, "decision": {"numbers": {"test": "t"}}})
-    return {"answer": found.answer, "error": error, **found.numbers}
+    others = challengers[1:], champions[1:]
+    found = compare_to_champion(challengers[0], champions[0], rule, params, error=error, other_seeds=others)
+    entry = {"action": "refused", "model": "m", "version": week + 1, "from": week}
+    entries.append({**entry, "decision": {"numbers": {"test": "t"}}})
+    return {"outcome": found.outcome, "error": error, **found.numbers}
 
 
 def simulate(world: World, images: int, seeds: int, better: float, weeks: int, *, one_test: bool, rng: Any) -> Any:
@@ -123,7 +124,7 @@ def simulate(world: World, images: int, seeds: int, better: float, weeks: int, *
         if not one_test:
             test, entries = Test(world, images, rng), []
         said.append(decide(test, better, seeds, rule, params, entries))
-    answers = Counter(each["answer"] for each in said)
+    outcomes = Counter(each["outcome"] for each in said)
     return {
         "images": images,
         "questions": images * QUESTIONS,
@@ -131,9 +132,9 @@ def simulate(world: World, images: int, seeds: int, better: float, weeks: int, *
         "better": better,
         "one_test": one_test,
         "weeks": weeks,
-        "promote": answers["promote"],
-        "keep": answers["keep"],
-        "cannot tell": answers["cannot tell"],
+        "promote": outcomes["promote"],
+        "keep": outcomes["keep"],
+        "inconclusive": outcomes["inconclusive"],
         "detectable": round(statistics.median(each["detectable"] for each in said), 2),
         "error_first": said[0]["error"],
         "error_last": said[-1]["error"],

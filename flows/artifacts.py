@@ -1,4 +1,4 @@
-"""What a run leaves to look at: tables and links made from reports/, as plain data. A missing file is left out."""
+"""Artifacts of a run: tables and links made from reports/, as plain data. Missing files are left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlp_models.params import Params
 from vlp_models.registry.receipts import decision_numbers, find_challenger, read_decisions, read_registered, read_value
 
 COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")
-MLFLOW_UI = "http://127.0.0.1:5000"  # where the README's `mlflow ui` listens
+MLFLOW_UI = "http://127.0.0.1:5000"  # where the `mlflow ui` of the README listens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,14 @@ class Artifact:
     link: str = ""
 
 
-def artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[Artifact]:
-    """Parts, new data, drift, validation, results against the champion, promotion decisions, links."""
+def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[Artifact]:
+    """Return tables of parts, new data, drift, validation, results, candidates and promotion decisions; and links."""
     reports = root / "reports"
     decisions = read_decisions(reports)
     made = [
         Artifact(
             key="parts",
-            description="What each part did",
+            description="State of each part",
             rows=[
                 {"part": o.part, "state": o.state, "seconds": round(o.seconds, 1), "detail": o.detail} for o in outcomes
             ],
@@ -46,7 +46,7 @@ def artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[A
         _candidates(reports, params, decisions),
         Artifact(
             key="promotion",
-            description="The gate's last decision for each task; `vlp history TASK` has all",
+            description="The gate's last decision for each task; `vlp history TASK` lists all",
             rows=[
                 {"task": task, **_scalars(decision), **decision_numbers(decision)}
                 for task, decision in decisions.items()
@@ -56,7 +56,9 @@ def artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[A
     for folder in sorted((reports / "aliases").glob("*-*")):
         records = _read(folder / "scores.json") or []
         rows = [{name: record.get(name) for name in COLUMNS} for record in records]
-        made.append(Artifact(key=f"alias-{folder.name}", description="A registered model, evaluated anew", rows=rows))
+        made.append(
+            Artifact(key=f"alias-{folder.name}", description="A registered model on the current test split", rows=rows)
+        )
     return [artifact for artifact in made if artifact is not None and artifact.rows] + _links(root, params)
 
 
@@ -71,7 +73,7 @@ def _drift(reports: Path) -> Artifact | None:
     gate = "a gate" if drift.get("gate") else "reported only"
     return Artifact(
         key="drift",
-        description=f"New data against what the models learned from: {verdict} ({gate})",
+        description=f"New data compared with the training data: {verdict} ({gate})",
         rows=[_scalars(measure) for measure in drift.get("measures", [])],
     )
 
@@ -80,13 +82,13 @@ def _validation(reports: Path) -> Artifact | None:
     tables = (_read(reports / "validation.json") or {}).get("tables", {})
     return Artifact(
         key="validation",
-        description="Rows that passed validation, and that did not",
+        description="Rows that passed and failed validation",
         rows=[{"table": name, **_scalars(counts)} for name, counts in tables.items()],
     )
 
 
 def _results(reports: Path, params: Params, decisions: dict[str, dict[str, Any]]) -> Artifact | None:
-    """Every figure of the report; beside a task's deciding metric, the champion's value on the same items."""
+    """Return every score of the report; the row of a task's deciding metric also has the champion's value."""
     rows = []
     for record in _read(reports / "summary.json") or []:
         row = {name: record.get(name) for name in COLUMNS}
@@ -98,7 +100,7 @@ def _results(reports: Path, params: Params, decisions: dict[str, dict[str, Any]]
 
 
 def _candidates(reports: Path, params: Params, decisions: dict[str, dict[str, Any]]) -> Artifact:
-    """Every registered version of each task, the challenger first."""
+    """Return every registered version of each task, the challenger first."""
     rows = []
     for task, receipts in sorted(read_registered(reports).items()):
         decision = decisions.get(task, {})
@@ -108,11 +110,11 @@ def _candidates(reports: Path, params: Params, decisions: dict[str, dict[str, An
             value = read_value(reports, receipt, metric, params.promotion.split)
             challenger = "yes" if receipt.get("challenger") else ""
             rows.append({"task": task, **row, "metric": metric, "value": value, "challenger": challenger})
-    return Artifact(key="candidates", description="The versions that stand before each task's gate", rows=rows)
+    return Artifact(key="candidates", description="The registered versions of each task", rows=rows)
 
 
 def _champion(decision: dict[str, Any]) -> float | None:
-    """The champion's value of the deciding metric, where the decision says it."""
+    """Return the champion's value of the deciding metric, if the decision has it."""
     numbers = decision.get("numbers", decision)
     champion = numbers.get("champion")
     if isinstance(champion, dict):
@@ -140,7 +142,7 @@ def _links(root: Path, params: Params) -> list[Artifact]:
 
 
 def _scalars(record: dict[str, Any]) -> dict[str, Any]:
-    """What fits into a table's cell: lists of words are joined, structures are left out."""
+    """Return what fits into a table's cells: lists of strings are joined, nested structures are left out."""
     cells: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
@@ -151,7 +153,7 @@ def _scalars(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
-    """The file's JSON; None where it is missing or damaged: an artifact never fails a run."""
+    """Return the file's JSON, or None if it is missing or damaged: an artifact never fails a run."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The parts of the unattended run, in order: what each one runs, and when it need not. Plain data, made from params."""
+"""The parts of the unattended run, in order: what each runs, and when it is skipped. Plain data, made from params."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from typing import Any
 from vlp_models.params import Params, to_plain
 from vlp_models.registry.receipts import find_lost_versions, is_report_outdated
 
-NO_DROP = "no drop folder"
+NO_INBOX = "no drop folder"
 REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Either DVC targets or a `vlp` command.
+    """One step of a run: either DVC targets or a `vlp` command.
 
-    kind: its name in `flow.timeout_hours`. gpu: takes a GPU slot when stale. timeout: seconds; 0: none.
-    refusal: the exit code that means "no", an answer and not a failure.
-    evidence: what the command's answer depends on; while that stays the same it is not asked again. An empty text:
-        always ask. None: there is nothing to ask about.
-    lost: of a stage whose result lies elsewhere: what of it is gone there, which DVC can't see; it then runs again, and
-        whoever was asked about it is asked anew.
-    again: whether it must run although DVC finds it up to date: what it shows has changed where DVC does not look.
-    nothing: why there may be nothing to ask about. skip: why there is nothing to do at all; empty: there is.
+    kind: its name in `flow.timeout_hours`.
+    gpu: takes a GPU slot when stale.
+    timeout: seconds; 0: none.
+    refusal: exit code that means "refused", an answer and not a failure.
+    evidence: hash of what the command's answer depends on; the command is not repeated while it stays the same. An
+        empty string: always run it. None: there is nothing to run it on.
+    lost: for a stage whose result is stored outside of the workspace: the entries that are missing there. DVC cannot
+        detect this. The stage runs again, and so do the commands that depend on it.
+    outdated: whether the part must run although DVC finds it up to date.
+    nothing: why there may be nothing to run a command on.
+    skip: why the part is skipped altogether; empty: it is not.
     """
 
     name: str
@@ -40,116 +43,106 @@ class Part:
     refusal: int | None = None
     evidence: Callable[[Path], str | None] = lambda root: ""
     lost: Callable[[Path], list[str]] = lambda root: []
-    again: Callable[[Path], bool] = lambda root: False
+    outdated: Callable[[Path], bool] = lambda root: False
     nothing: str = "no registered model"
     skip: str = ""
 
 
 def retrain_parts(params: Params) -> list[Part]:
-    """New data to promoted models."""
-    training = training_parts(params, list(params.finetune))
-    register = Part(
-        name="register", kind="register", targets=("register",), lost=partial(find_lost_versions, params.tracking)
-    )
+    """Return all parts, from new data to promoted models."""
+    lost = partial(find_lost_versions, params.tracking)
+    register = Part(name="register", kind="register", targets=("register",), lost=lost)
     report = Part(
-        name="report", kind="report", targets=("report",), again=lambda root: is_report_outdated(root / "reports")
+        name="report", kind="report", targets=("report",), outdated=lambda root: is_report_outdated(root / "reports")
     )
+    tasks = sorted({run.task for run in params.finetune.values() if not run.blank_images})
     return [
-        *_new_data(params),
-        *training,
-        _timed(register, params),
-        *promotion_parts(params),
-        _timed(report, params),
+        *_new_data_parts(params),
+        *training_parts(params, list(params.finetune)),
+        _with_timeout(register, params),
+        *(replace(promotion_part(params, task), evidence=_promotion_evidence(params, task)) for task in tasks),
+        _with_timeout(report, params),
     ]
 
 
 def training_parts(params: Params, runs: list[str]) -> list[Part]:
-    """Raw data to evaluated models, for the given fine-tuning runs and the pretrainings that they start from."""
-    chains = [params.chain(f"finetune/{run}") for run in runs]
-    wanted = {checkpoint for chain in chains for checkpoint in chain}
-    if set(runs) == set(params.finetune):  # all of params.yaml, so also a pretraining that nothing starts from
+    """Return the parts from raw data to scores for some fine-tuning runs, with the pretrainings they start from."""
+    wanted = {checkpoint for run in runs for checkpoint in params.chain(f"finetune/{run}")}
+    if set(runs) == set(params.finetune):  # everything, so also a pretraining that no run starts from
         wanted |= {f"pretrain/{name}" for name in params.pretrain}
-    tuned = [name for name in _in_order(params) if f"finetune/{name}" in wanted]
     parts = [
         Part(name="validate", kind="validate", targets=("validate",)),
         Part(name="features", kind="features", targets=("shards", "tokenizer"), gpu=True),
-        *[_pretraining(params, name) for name in params.pretrain if f"pretrain/{name}" in wanted],
-        *[Part(name=f"finetune {run}", kind="finetune", targets=(f"finetune@{run}",), gpu=True) for run in tuned],
-        Part(name="evaluate", kind="evaluate", targets=tuple(f"evaluate@{run}" for run in runs), gpu=True),
     ]
-    return [_timed(part, params) for part in parts]
-
-
-def _pretraining(params: Params, name: str) -> Part:
-    """Two-pass scheduled sampling is a part of its own kind, to be seen as such."""
-    single = params.pretrain[name].scheduled_sampling.scheme == "none"
-    kind, title = ("pretrain", "pretrain") if single else ("scheduled_sampling", "scheduled sampling")
-    return Part(name=f"{title} {name}", kind=kind, targets=(f"pretrain@{name}",), gpu=True)
-
-
-def _in_order(params: Params) -> list[str]:
-    """Fine-tuning runs, each after those that it starts from."""
-    return sorted(params.finetune, key=lambda name: len(params.chain(f"finetune/{name}")))
-
-
-def promotion_parts(params: Params) -> list[Part]:
-    """One a task that has a registered model."""
-    tasks = sorted({run.task for run in params.finetune.values() if not run.blank_images})
-    return [replace(promotion_part(params, task), evidence=_promotion_evidence(params, task)) for task in tasks]
+    for name, run in params.pretrain.items():
+        if f"pretrain/{name}" in wanted:
+            # Scheduled sampling has a kind of its own: it takes longer.
+            plain = run.scheduled_sampling.scheme == "none"
+            kind, title = ("pretrain", "pretrain") if plain else ("scheduled_sampling", "scheduled sampling")
+            parts.append(Part(name=f"{title} {name}", kind=kind, targets=(f"pretrain@{name}",), gpu=True))
+    # Each run after those it starts from.
+    for name in sorted(params.finetune, key=lambda name: len(params.chain(f"finetune/{name}"))):
+        if f"finetune/{name}" in wanted:
+            parts.append(Part(name=f"finetune {name}", kind="finetune", targets=(f"finetune@{name}",), gpu=True))
+    evaluations = tuple(f"evaluate@{run}" for run in runs)
+    parts.append(Part(name="evaluate", kind="evaluate", targets=evaluations, gpu=True))
+    return [_with_timeout(part, params) for part in parts]
 
 
 def promotion_part(params: Params, task: str) -> Part:
-    part = Part(name=f"promote {task}", kind="promote", command=("promote", task), refusal=REFUSED)
-    return _timed(part, params)
+    """Return the part that passes a task's challenger through the gate, even if it was judged before."""
+    return _with_timeout(
+        Part(name=f"promote {task}", kind="promote", command=("promote", task), refusal=REFUSED), params
+    )
 
 
-def _new_data(params: Params) -> list[Part]:
-    section = getattr(params, "ingest", None)
-    inbox, fetch = getattr(section, "inbox", ""), getattr(section, "fetch", [])
-    skip = "" if inbox or fetch else NO_DROP
+def _new_data_parts(params: Params) -> list[Part]:
+    """Return the parts that ingest new data and measure its drift."""
+    inbox, fetch = params.ingest.inbox, params.ingest.fetch
+    skip = "" if inbox or fetch else NO_INBOX
 
-    def folder(root: Path) -> str | None:
+    def ingest_evidence(root: Path) -> str | None:
         return None if inbox and not fetch and not (root / inbox).exists() else ""
 
-    ingest = Part(name="ingest", kind="ingest", command=("ingest",), evidence=folder, nothing=NO_DROP, skip=skip)
-    drift = _drift_evidence(params)
-    measure = Part(name="drift", kind="drift", command=("drift",), evidence=drift, nothing="no new data", skip=skip)
-    return [_timed(ingest, params), _timed(measure, params)]
-
-
-def _timed(part: Part, params: Params) -> Part:
-    hours = params.flow.timeout_hours.get(part.kind, 0)
-    return replace(part, timeout=hours * 3600)
-
-
-def _drift_evidence(params: Params) -> Callable[[Path], str | None]:
-    """A refused drift has no record, so it is asked again even when no new data came since."""
-
-    def evidence(root: Path) -> str | None:
+    def drift_evidence(root: Path) -> str | None:
+        # A drift that closed the gate is not recorded, so it is measured again even without new data.
         if not (root / "reports" / "ingest.json").exists():
             return None
         content = _read(root / "reports" / "ingest.json").get("content")
-        return _hash(content, _section(params, "drift")) if content else ""
+        return _hash(content, to_plain(params.drift)) if content else ""
 
-    return evidence
+    ingest = Part(
+        name="ingest", kind="ingest", command=("ingest",), evidence=ingest_evidence, nothing=NO_INBOX, skip=skip
+    )
+    drift = Part(
+        name="drift", kind="drift", command=("drift",), evidence=drift_evidence, nothing="no new data", skip=skip
+    )
+    return [_with_timeout(ingest, params), _with_timeout(drift, params)]
+
+
+def _with_timeout(part: Part, params: Params) -> Part:
+    return replace(part, timeout=params.flow.timeout_hours.get(part.kind, 0) * 3600)
 
 
 def _promotion_evidence(params: Params, task: str) -> Callable[[Path], str | None]:
-    """The registered version, the gate and the scores: a promotion that was rolled back is not made again by itself."""
+    """Return the hash of the registered version, the gate's settings and the scores.
+
+    So a promotion that was rolled back is not repeated on its own.
+    """
 
     def evidence(root: Path) -> str | None:
         registered = _read(root / "reports" / "registered.json").get(task)
         if registered is None:
             return None
-        runs = [name for name, run in params.finetune.items() if run.task == task]
-        scores = [_digest(root / "reports" / "eval" / run / "scores.json") for run in runs]
-        return _hash(registered, _section(params, "promotion"), to_plain(params.tracking), scores)
+        files = [
+            root / "reports" / "eval" / name / "scores.json"
+            for name, run in params.finetune.items()
+            if run.task == task
+        ]
+        scores = [hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files]
+        return _hash(registered, to_plain(params.promotion), to_plain(params.tracking), scores)
 
     return evidence
-
-
-def _section(params: Params, name: str) -> Any:
-    return to_plain(getattr(params, name, None))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -158,10 +151,6 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
 def _hash(*values: Any) -> str:

@@ -1,4 +1,4 @@
-"""Runs the parts in order, without Prefect: `run_part` is what a Prefect task calls, `run_plainly` needs no server."""
+"""Run the parts in order, independent of Prefect: a Prefect task calls `run_part`, `run_without_server` needs none."""
 
 from __future__ import annotations
 
@@ -12,26 +12,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flows.dvc import is_stale, plan, repair, repro
-from flows.lock import WorkspaceHeld, hold_workspace
 from flows.notify import notify
 from flows.parts import DRIFTED, Part
-from flows.process import WORTH_A_RETRY, StageFailed, supervised
+from flows.process import (
+    WORTH_A_RETRY,
+    Log,
+    StageFailed,
+    WorkspaceHeld,
+    hold_workspace,
+    is_stale,
+    repro,
+    run_supervised,
+    update_dvc_yaml,
+)
+from vlp_models.common.io import write_json
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import TrackingError
 from vlp_models.params import FlowParams
+from vlp_models.pipeline.dvc.lock_file import repair
 
-Log = Callable[[str], None]
-LONGEST = 500  # characters of an outcome's detail
+Slot = Callable[[], AbstractContextManager[None]]
+MAX_DETAIL = 500  # characters of an outcome's detail
 
 
 class DataDrifted(StageFailed):
-    """`vlp drift` closed its gate: the new data differs too much from what the models learned from."""
+    """`vlp drift` closed its gate: new data differs too much from the training data."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part; `detail` is its last words."""
+    """Result of a part; `detail` is the gate's reasons, or the last line of the output."""
 
     part: str
     state: Literal["ran", "up to date", "skipped", "refused"]
@@ -40,144 +50,134 @@ class Outcome:
 
 
 class Run:
-    """One run over a held workspace: remembers whether DVC found anything stale, so that a no-op asks it once."""
+    """One run over a held workspace. It remembers whether anything was stale, so that a no-op asks DVC only once."""
 
     def __init__(self, root: Path, hold: int | None) -> None:
         self.root = root
         self.hold = hold
         self.outcomes: list[Outcome] = []
-        self._all_fresh: bool | None = None  # None: not asked yet
-        self._something_ran = False
+        self._all_fresh: bool | None = None  # None: DVC was not asked yet
+        self._any_ran = False
 
-    def run_part(self, part: Part, log: Log, slot: Callable[[], AbstractContextManager[None]]) -> Outcome:
-        """Brings one part up to date.
+    def run_part(self, part: Part, log: Log, slot: Slot) -> Outcome:
+        """Bring one part up to date.
 
         Args:
-            slot: holds a GPU slot; entered by a GPU part that is stale.
+            slot: context manager that holds a GPU slot; entered by a GPU part that is stale.
 
         Raises:
-            StageFailed: and its kinds (flows/process.py). Calling it again is safe: what was finished is not repeated.
+            StageFailed or a subclass (flows/process.py). Calling it again is safe: finished work is not repeated.
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         if part.skip:
             log(f"{part.name}: skipped, {part.skip}")
             outcome = Outcome(part.name, "skipped", part.skip)
         else:
-            state, detail = self._bring_up_to_date(part, log, slot) if part.targets else self._ask(part, log)
-            if part.targets and (self._put_back(part, log) or (state == "up to date" and self._again(part, log))):
-                state = "ran"
-            outcome = Outcome(part.name, state, detail, time.perf_counter() - began)
+            state, detail = self._run_targets(part, log, slot) if part.targets else self._run_command(part, log)
+            outcome = Outcome(part.name, state, detail, time.perf_counter() - start)
             log(f"{part.name}: {state}" + (f", {detail}" if state == "skipped" else ""))
         self.outcomes.append(outcome)
         return outcome
 
-    def _bring_up_to_date(
-        self, part: Part, log: Log, slot: Callable[[], AbstractContextManager[None]]
-    ) -> tuple[Literal["ran", "up to date"], str]:
+    def _run_targets(self, part: Part, log: Log, slot: Slot) -> tuple[Literal["ran", "up to date"], str]:
         targets = list(part.targets)
         if self._all_fresh is None:
             self._all_fresh = not is_stale(self.root, [])
-        # What follows a part that ran is taken to be stale: asking costs as much as running, a mistake a slot's wait.
-        if self._all_fresh or (part.gpu and not self._something_ran and not is_stale(self.root, targets)):
-            return "up to date", ""
-        with slot() if part.gpu else contextlib.nullcontext():
-            ran = repro(self.root, targets, log, timeout=part.timeout, hold=self.hold)
-        self._something_ran = self._something_ran or ran
-        return ("ran", "") if ran else ("up to date", "")
-
-    def _put_back(self, part: Part, log: Log) -> bool:
-        """Runs the part again if what it made is gone from where DVC does not look; whether it did."""
+        # After a part that ran, the next ones count as stale: asking costs as much as running, and the price of a wrong
+        # guess is waiting for a slot.
+        fresh = self._all_fresh or (part.gpu and not self._any_ran and not is_stale(self.root, targets))
+        ran = False
+        if not fresh:
+            with slot() if part.gpu else contextlib.nullcontext():
+                ran = repro(self.root, targets, log, timeout=part.timeout, hold=self.hold)
+            self._any_ran = self._any_ran or ran
         try:
-            gone = part.lost(self.root)
-        except TrackingError as error:  # what is not stale needs no MLflow
-            log(f"{part.name}: whether the registry holds what was registered is not known: {error}")
-            return False
-        if not gone:
-            return False
-        log(f"{part.name}: {', '.join(gone)} lost; running it again")
-        targets = ["--force", "--single-item", *part.targets]
-        repro(self.root, targets, log, timeout=part.timeout, hold=self.hold)
-        for record in (self.root / ".work" / "flow").glob("promote-*.json"):
-            record.unlink()
-        return True
+            lost = part.lost(self.root)
+        except TrackingError as error:  # a part that is not stale does not require MLflow
+            log(f"{part.name}: could not check whether the registry still holds the registered versions: {error}")
+            lost = []
+        if lost:
+            log(f"{part.name}: {', '.join(lost)} lost; running it again")
+        if lost or (not ran and part.outdated(self.root)):
+            forced = ["--force", "--single-item", *targets]
+            ran = repro(self.root, forced, log, timeout=part.timeout, hold=self.hold) or bool(lost)
+        if lost:
+            for record in (self.root / ".work" / "flow").glob("promote-*.json"):
+                record.unlink()
+        return ("ran" if ran else "up to date"), ""
 
-    def _again(self, part: Part, log: Log) -> bool:
-        if part.again(self.root):
-            targets = ["--force", "--single-item", *part.targets]
-            return repro(self.root, targets, log, timeout=part.timeout, hold=self.hold)
-        return False
-
-    def _ask(self, part: Part, log: Log) -> tuple[Literal["ran", "up to date", "skipped", "refused"], str]:
+    def _run_command(self, part: Part, log: Log) -> tuple[Literal["ran", "up to date", "skipped", "refused"], str]:
         evidence = part.evidence(self.root)
         if evidence is None:
             return "skipped", part.nothing
-        began = time.time()
         record = self.root / ".work" / "flow" / f"{part.name.replace(' ', '-')}.json"
-        if evidence and _recorded(record) == evidence:
-            return "up to date", "nothing it depends on has changed since it was last asked"
+        if evidence and _read_evidence(record) == evidence:
+            return "up to date", "nothing that it depends on has changed since it last ran"
+        start = time.time()
         accept = (0,) if part.refusal is None else (0, part.refusal)
+        command = ["vlp", *part.command]
         try:
-            ended = supervised(
-                self.root, ["vlp", *part.command], log, accept=accept, timeout=part.timeout, hold=self.hold
-            )
+            ended = run_supervised(self.root, command, log, accept=accept, timeout=part.timeout, hold=self.hold)
         except StageFailed as error:
             if part.kind == "drift" and f"ended with {DRIFTED}:" in str(error):
-                raise DataDrifted(f"{error}\nSee reports/drift.json; `drift.gate: false` only reports.") from None
+                raise DataDrifted(
+                    f"{error}\nSee reports/drift.json; with `drift.gate: false` it only reports."
+                ) from None
             raise
         if evidence:
-            _write(record, evidence)
-        return "refused" if ended.code else "ran", _last_words(self.root, part, ended.lines, began)
+            write_json(record, {"evidence": evidence})
+        return "refused" if ended.code else "ran", _detail(self.root, part, ended.lines, start)
 
 
-def summary(outcomes: Iterable[Outcome]) -> str:
-    """One line: what ran, and what the gate said."""
-    outcomes = list(outcomes)
-    said = [f"{o.part}: {'refused' if o.state == 'refused' else 'done'} ({o.detail})" for o in outcomes if _spoke(o)]
-    ran = [o.part for o in outcomes if o.state == "ran" and not _spoke(o)]
-    return "; ".join([f"ran {', '.join(ran)}" if ran else "nothing was stale; nothing ran", *said])
-
-
-def _spoke(outcome: Outcome) -> bool:
-    return bool(outcome.detail) and outcome.state in ("ran", "refused")
+def summarize(outcomes: Iterable[Outcome]) -> str:
+    """Return one line: the parts that ran, and the answers of the commands."""
+    ran, answers = [], []
+    for outcome in outcomes:
+        if outcome.detail and outcome.state in ("ran", "refused"):
+            answer = "refused" if outcome.state == "refused" else "done"
+            answers.append(f"{outcome.part}: {answer} ({outcome.detail})")
+        elif outcome.state == "ran":
+            ran.append(outcome.part)
+    return "; ".join([f"ran {', '.join(ran)}" if ran else "nothing was stale; nothing ran", *answers])
 
 
 @without_secrets()
-def run_plainly(root: Path, parts: list[Part], params: FlowParams, *, name: str, log: Log) -> list[Outcome]:
-    """Every part in order, with the flow's own retries, lock and notification; no Prefect and no server.
+def run_without_server(root: Path, parts: list[Part], params: FlowParams, *, name: str, log: Log) -> list[Outcome]:
+    """Run every part in order, with the flow's retries, lock and notification, but without Prefect and its server.
 
     Raises:
-        WorkspaceHeld: another run has the workspace.
-        StageFailed: a part failed; the parts after it were not run.
+        WorkspaceHeld: another run holds the workspace.
+        StageFailed: a part failed; the parts after it did not run.
     """
     label = f"{name} {time.strftime('%F %T')}"
 
-    def tell(state: str, message: str, bad: bool) -> None:
+    def report(state: str, message: str, bad: bool) -> None:
         notify(params, flow=name, run=label, state=state, message=message, bad=bad, log=log)
 
     try:
         with hold_workspace(root, f"{name} without a server", params.wait_minutes * 60, log) as hold:
             for line in repair(root):
                 log(line)
-            plan(root, log, hold=hold)
+            update_dvc_yaml(root, log, hold=hold)
             run = Run(root, hold)
             for part in parts:
-                _with_retries(run, part, params.retry_delays, log)
+                _run_with_retries(run, part, params.retry_delays, log)
     except WorkspaceHeld as error:
-        tell("Cancelled", str(error), True)
+        report("Cancelled", str(error), True)  # Prefect's name of the state; plain-ok
         raise
     except KeyboardInterrupt:
-        tell("Cancelled", "interrupted", True)
+        report("Cancelled", "interrupted", True)  # plain-ok
         raise
-    except Exception as error:  # a stage that failed, a full disk, a bug: nobody may be watching
-        tell("Failed", str(error) or type(error).__name__, True)
+    except Exception as error:  # a failed stage, a full disk, a bug: nobody may be watching
+        report("Failed", str(error) or type(error).__name__, True)
         raise
-    line = summary(run.outcomes)
+    line = summarize(run.outcomes)
     log(line)
-    tell("Completed", line, any(outcome.state == "refused" for outcome in run.outcomes))
+    report("Completed", line, any(outcome.state == "refused" for outcome in run.outcomes))
     return run.outcomes
 
 
-def _with_retries(run: Run, part: Part, delays: list[int], log: Log) -> None:
+def _run_with_retries(run: Run, part: Part, delays: list[int], log: Log) -> None:
     for delay in [*delays, None]:
         try:
             run.run_part(part, log, contextlib.nullcontext)
@@ -190,29 +190,24 @@ def _with_retries(run: Run, part: Part, delays: list[int], log: Log) -> None:
 
 
 def log_to_terminal(line: str) -> None:
+    """Print a line with the time to stderr."""
     print(time.strftime("%H:%M:%S"), redact(line), file=sys.stderr, flush=True)
 
 
-def _last_words(root: Path, part: Part, lines: list[str], began: float) -> str:
-    """The gate's reasons from the decision it has just written, else the last line of output."""
-    decision = root / "reports" / "promotion" / f"{part.command[-1]}.json"
+def _detail(root: Path, part: Part, lines: list[str], start: float) -> str:
+    """Return the gate's reasons from the decision that it has just written, else the last line of the output."""
+    file = root / "reports" / "promotion" / f"{part.command[-1]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        if part.kind == "promote" and decision.stat().st_mtime >= began - 1:
-            said = json.loads(decision.read_text(encoding="utf-8"))
-            answer = f" ({said['answer']})" if said.get("answer") else ""
-            return "; ".join([f"{said['outcome']}{answer}: version {said['version']}", *said["reasons"]])[:LONGEST]
-    return lines[-1][:LONGEST] if lines else ""
+        if part.kind == "promote" and file.stat().st_mtime >= start - 1:
+            decision = json.loads(file.read_text(encoding="utf-8"))
+            outcome = f" ({decision['outcome']})" if decision.get("outcome") else ""
+            action = f"{decision['action']}{outcome}: version {decision['version']}"
+            return "; ".join([action, *decision["reasons"]])[:MAX_DETAIL]
+    return lines[-1][:MAX_DETAIL] if lines else ""
 
 
-def _recorded(path: Path) -> str:
+def _read_evidence(path: Path) -> str:
     try:
-        return str(json.loads(path.read_text())["evidence"])
+        return str(json.loads(path.read_text(encoding="utf-8"))["evidence"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-def _write(path: Path, evidence: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"evidence": evidence}))
-    temporary.replace(path)

@@ -1,4 +1,4 @@
-"""The README's unattended setup on a toy project: server, pool, deployments, automation, worker; and a webhook."""
+"""The README's unattended setup on a toy project: server, pool, deployments, automation, worker, and a webhook."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Site:
     webhook: Listener
     worker: subprocess.Popen[bytes]
 
-    def told(self, state: str, seconds: float = 30) -> str:
-        """The webhook's next message about a run that ended in `state`."""
+    def next_message(self, state: str, seconds: float = 30) -> str:
+        """Wait for the webhook's message about a run that ended in `state`, and return it."""
         wait_until(lambda: any(body["state"] == state for body in self.webhook.bodies), seconds, self.webhook.bodies)
         message = str(next(body["message"] for body in self.webhook.bodies if body["state"] == state))
         self.webhook.bodies.clear()
         return message
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60, what: object = "it did not happen") -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60, what: object = "it did not happen in time") -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60, what: object 
 
 
 def readme_commands() -> list[str]:
-    """The commands of the README's section, in order."""
+    """Return the commands of the README's section, in order."""
     section = (ROOT / "README.md").read_text().partition("## Unattended")[2].partition("\n## ")[0]
     block = section.partition("```\n")[2].partition("```")[0]
     return [line.partition("#")[0].strip() for line in block.splitlines() if line]
@@ -60,7 +60,7 @@ def readme_commands() -> list[str]:
 
 @contextlib.contextmanager
 def open_site(folder: Path) -> Iterator[Site]:
-    """Everything the README says up to the worker, in its order."""
+    """Run the README's commands up to the worker, in their order."""
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         webhook = stack.enter_context(Listener())
@@ -89,17 +89,17 @@ def open_site(folder: Path) -> Iterator[Site]:
 
 
 def shorten(source: Path, copy: Path, value: str, shorter: str) -> None:
-    """The file as it is shipped but for one waiting time."""
+    """Copy a shipped file with one shorter waiting time."""
     text = source.read_text()
     assert text.count(value) == 1
     copy.write_text(text.replace(value, shorter))
 
 
 def write_reports(reports: Path) -> None:
-    """What the stages would leave for the artifacts."""
+    """Write the reports from which artifacts are made."""
     (reports / "promotion").mkdir()
     numbers = {"metric": "accuracy", "value": 41.0, "champion_value": 40.8}
-    decision = {"outcome": "refused", "version": 1, "reasons": ["gain 0.2 is below 0.5"], "numbers": numbers}
+    decision = {"action": "refused", "version": 1, "reasons": ["gain 0.2 is below 0.5"], "numbers": numbers}
     (reports / "promotion" / "vqa.json").write_text(json.dumps(decision))
     record = {"task": "vqa", "run": "vqa", "dataset": "scenes", "split": "test", "metric": "accuracy", "value": 41.0}
     (reports / "summary.json").write_text(json.dumps([record]))

@@ -1,4 +1,4 @@
-"""The model card: what a registered version is, in words a stranger can act on."""
+"""How a registered version describes itself: its model card, its MLflow signature and an example request."""
 
 from __future__ import annotations
 
@@ -12,110 +12,108 @@ from PIL import Image, ImageDraw
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.tasks import task_class
 
+EXAMPLE_SIDE = 64  # pixels
+EXAMPLE_TEXT = "is there a circle?"
 
-def model_card(
+
+def make_model_card(
     *,
     name: str,
     info: CheckpointInfo,
     scores: list[dict[str, Any]],
-    lineage: dict[str, Any],
+    lineage: Mapping[str, Any],
     not_served: str = "",
-    looks_up: bool = False,
+    holds_captions: bool = False,
 ) -> str:
-    """Markdown for one registered model: use, figures with intervals, data, how to rebuild it.
+    """Return the model card of one version as Markdown: use, scores with intervals, data, how to rebuild it.
 
     Args:
-        not_served: why it can't predict from an image; empty: it can.
-        looks_up: whether the bundle holds captions of what it learnt from (tasks/caption_memory.py).
+        not_served: why it cannot predict from an image; empty: it can.
+        holds_captions: whether the bundle holds training captions to look up (tasks/caption_search.py).
     """
     rows = ["| dataset | split | metric | value | 95% interval | n |", "|---|---|---|---|---|---|"]
     for score in scores:
         value = "not computed" if score.get("value") is None else f"{score['value']:.2f}"
         interval = f"{score['low']:.2f} to {score['high']:.2f}" if score.get("low") is not None else ""
-        place = f"{score['dataset']} | {score['split']} | {score['metric']}"
-        rows.append(f"| {place} | {value} | {interval} | {score.get('n', '')} |")
-    facts = "\n".join(f"- {key}: `{value}`" for key, value in lineage.items())
+        measured_on = f"{score['dataset']} | {score['split']} | {score['metric']}"
+        rows.append(f"| {measured_on} | {value} | {interval} | {score.get('n', '')} |")
     sizes = ("hidden", "heads", "intermediate", "layers", "patch")
     size = ", ".join(f"{key} {info.model_config[key]}" for key in sizes if key in info.model_config)
-    served = f"It is not served: {not_served}." if not_served else "Input: an image, and a text where the task has one."
-    regions = (
-        f"""The bundle holds the detector or backbone whose region features it was trained on
-(`{info.detector_id}`); with another detector it refuses to load."""
-        if info.detector_id
-        else "It reads no regions: the bundle holds no detector."
-    )
-    holds = "The bundle holds the captions that it learnt from, and looks them up." if looks_up else ""
+    use = f"Not served: {not_served}." if not_served else "Input: an image, and a text if the task takes one."
+    if info.detector_id:
+        use += (
+            " The bundle holds the detector or backbone whose region features it was trained on "
+            f"(`{info.detector_id}`); with another detector it refuses to load."
+        )
+    else:
+        use += " It reads no regions: the bundle holds no detector."
+    if holds_captions:
+        use += " The bundle holds its training captions and looks them up."
+    scores_table, facts = "\n".join(rows), "\n".join(f"- {key}: `{value}`" for key, value in lineage.items())
     return f"""# {name}
 
 {info.family.upper()} (model `{info.name}`) fine-tuned for {info.task}. Size: {size or "see config.json"}.
-{served} {regions} {holds}
+{use}
 
-## Figures
-{chr(10).join(rows)}
+## Scores
+{scores_table}
 
-Trained on the datasets named in the lineage. Figures on synthetic scenes say nothing about photographs.
+Trained on the datasets named in the lineage. Scores on synthetic scenes say nothing about photographs.
 
 ## Lineage
 {facts}
 """
 
 
-SIDE = 64  # of the example's picture
-QUESTION = "is there a circle?"
+def make_signature(task: str, prediction: Mapping[str, Any]) -> Any:
+    """Return the MLflow signature of a task's model.
 
-
-def signature(task: str, predicted: Mapping[str, Any]) -> Any:
-    """
     Args:
-        predicted: what the model said of an image; empty where it is not served, and gives nothing.
+        prediction: what the model returned for one image; empty if it is not served, which leaves the outputs open.
     """
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import AnyType
 
+    request = task_class(task).request
     columns: list[Any] = [ColSpec(AnyType(), "image")]
-    if _asks(task):
+    if request is not None and request.text:
         columns.append(ColSpec(DataType.string, "text"))
-    outputs: list[Any] = [ColSpec(_type_of(value), name) for name, value in predicted.items()]
+    outputs: list[Any] = [ColSpec(_column_type(value), name) for name, value in prediction.items()]
     return ModelSignature(inputs=Schema(columns), outputs=Schema(outputs) if outputs else None)
 
 
-def example(task: str) -> Any:
-    """A request of one row, with a drawn picture: none of the data leaves with the model."""
+def make_example(task: str) -> Any:
+    """Return an example request of one row; its image is drawn, so that no training data leaves with the model."""
     import pandas as pd
 
-    words = task_class(task).words
-    if words is None:
+    request = task_class(task).request
+    if request is None:
         return None
-    picture = drawn()
-    row: dict[str, Any] = {"image": picture if words.images == 1 else [picture] * words.images}
-    return pd.DataFrame([row | ({"text": QUESTION} if words.text else {})])
+    image = draw_example_image()
+    row: dict[str, Any] = {"image": image if request.images == 1 else [image] * request.images}
+    return pd.DataFrame([row | ({"text": EXAMPLE_TEXT} if request.text else {})])
 
 
-def drawn() -> str:
-    """A red circle on grey, PNG in base64."""
-    image = Image.new("RGB", (SIDE, SIDE), (200, 200, 200))
+def draw_example_image() -> str:
+    """Return a red circle on gray as a base64 PNG."""
+    image = Image.new("RGB", (EXAMPLE_SIDE, EXAMPLE_SIDE), (200, 200, 200))
     ImageDraw.Draw(image).ellipse((16, 16, 48, 48), fill=(220, 30, 30))
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _asks(task: str) -> bool:
-    words = task_class(task).words
-    return words is not None and bool(words.text)
-
-
-def _type_of(value: Any) -> Any:
-    """Lists of equal things are arrays; what has no one type (an answer with its probability) may be anything."""
+def _column_type(value: Any) -> Any:
+    """Return MLflow's type of a value: lists of one type are arrays, mixed ones (answer, probability) may be any."""
     from mlflow.types import DataType
     from mlflow.types.schema import AnyType, Array
 
-    plain = {bool: DataType.boolean, int: DataType.long, float: DataType.double, str: DataType.string}
-    if type(value) in plain:
-        return plain[type(value)]
+    scalars = {bool: DataType.boolean, int: DataType.long, float: DataType.double, str: DataType.string}
+    if type(value) in scalars:
+        return scalars[type(value)]
     if isinstance(value, (list, tuple)) and value:
-        kinds = [_type_of(item) for item in value]
+        kinds = [_column_type(item) for item in value]
         if all(kind == kinds[0] for kind in kinds) and not isinstance(kinds[0], AnyType):
             return Array(kinds[0])
     return AnyType()

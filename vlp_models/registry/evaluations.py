@@ -1,6 +1,6 @@
-"""What a registered version keeps beside its weights: its scores item by item, and where it came from.
+"""What is kept with a registered version besides its weights: scores per item and lineage.
 
-Both lie in the artifacts of the run that registered it: `evaluations/<test>/` (items.parquet, scores.json), one for
+Both are artifacts of the run that registered it: `evaluations/<test>/` (items.parquet, scores.json), one folder for
 each test it was evaluated on, and `lineage/` (lineage.json, params.yaml, dvc.lock).
 """
 
@@ -26,77 +26,75 @@ EVALUATIONS, LINEAGE = "evaluations", "lineage"
 ITEMS, SCORES, RECORD = "items.parquet", "scores.json", "lineage.json"
 YAML = (".yaml", ".yml", "dvc.lock")
 LINEAGE_HASH = "lineage"  # tag of a version: sha256 of its lineage.json
-CURRENT = "evaluation"  # tag of a version: the folder of its latest evaluation
+CURRENT_EVALUATION = "evaluation"  # tag of a version: folder of its latest evaluation
 
 
-def run_of(version: ModelVersion) -> str:
-    """The run that registered it.
+def get_run_id(version: ModelVersion) -> str:
+    """Return the id of the run that registered the version.
 
     Raises:
-        DataError: none is on record.
+        DataError: it has none.
     """
     if not version.run_id:
-        raise DataError(f"{version.name} version {version.version}: registered without a run, by another program?")
+        raise DataError(f"{version.name} version {version.version}: no MLflow run; another program registered it")
     return version.run_id
 
 
-def folder_of(items: list[ItemScores]) -> str:
-    """The name of an evaluation: what was asked, and how it was scored."""
-    asked = sorted({(s.dataset, s.split, s.test, s.metric, s.note) for s in items})
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-
-
 def log_evaluation(client: MlflowClient, run_id: str, directory: Path) -> str:
-    """Keeps `directory`'s scores (reports/eval/RUN) with the run; returns their folder.
+    """Keep the scores of `directory` (reports/eval/RUN) with the run; return the folder's name.
+
+    The name is a hash of the test items and of how they were scored.
 
     Raises:
-        DataError: no readable scores per item.
+        DataError: `directory` has no readable scores per item.
     """
-    folder = folder_of(read_item_scores(directory / ITEMS))
+    items = read_item_scores(directory / ITEMS)
+    identity = sorted({(s.dataset, s.split, s.test, s.metric, s.note) for s in items})
+    folder = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     for name in (ITEMS, SCORES):
         client.log_artifact(run_id, str(directory / name), f"{EVALUATIONS}/{folder}")
     return folder
 
 
-def evaluations(client: MlflowClient, version: ModelVersion) -> list[list[ItemScores]]:
-    """The version's evaluations, the current one first.
+def read_evaluations(client: MlflowClient, version: ModelVersion) -> list[list[ItemScores]]:
+    """Return the version's evaluations, the current one first.
 
     Raises:
-        DataError: one can't be read.
+        DataError: one is not readable.
     """
-    folders = [Path(f.path).name for f in client.list_artifacts(run_of(version), EVALUATIONS) if f.is_dir]
-    current = version.tags.get(CURRENT)
-    folders.sort(key=lambda folder: folder != current)
+    folders = [Path(f.path).name for f in client.list_artifacts(get_run_id(version), EVALUATIONS) if f.is_dir]
+    folders.sort(key=lambda folder: folder != version.tags.get(CURRENT_EVALUATION))
+    return [_read_items(client, version, folder) for folder in folders]
+
+
+def read_latest_evaluation(client: MlflowClient, version: ModelVersion) -> list[ItemScores]:
+    """Return the version's scores on the test it was evaluated on last; empty if none are stored.
+
+    Raises:
+        DataError: they are not readable.
+    """
+    folder = version.tags.get(CURRENT_EVALUATION)
+    return _read_items(client, version, folder) if folder else []
+
+
+def _read_items(client: MlflowClient, version: ModelVersion, folder: str) -> list[ItemScores]:
     with tempfile.TemporaryDirectory() as temporary:
-        return [
-            read_item_scores(
-                Path(client.download_artifacts(run_of(version), f"{EVALUATIONS}/{folder}/{ITEMS}", temporary))
-            )
-            for folder in folders
-        ]
+        path = f"{EVALUATIONS}/{folder}/{ITEMS}"
+        return read_item_scores(Path(client.download_artifacts(get_run_id(version), path, temporary)))
 
 
-def latest_evaluation(client: MlflowClient, version: ModelVersion) -> list[ItemScores]:
-    """The version's scores on the test it was evaluated on last; empty where none are stored.
-
-    Raises:
-        DataError: they can't be read.
-    """
-    folder = version.tags.get(CURRENT)
+def read_scores(client: MlflowClient, version: ModelVersion) -> list[dict[str, Any]]:
+    """Return the records of its latest evaluation's scores.json; empty if there is none."""
+    folder = version.tags.get(CURRENT_EVALUATION)
     if not folder:
-        return next(iter(evaluations(client, version)), [])
+        return []
     with tempfile.TemporaryDirectory() as temporary:
-        return read_item_scores(
-            Path(client.download_artifacts(run_of(version), f"{EVALUATIONS}/{folder}/{ITEMS}", temporary))
-        )
+        local = client.download_artifacts(get_run_id(version), f"{EVALUATIONS}/{folder}/{SCORES}", temporary)
+        return list(json.loads(Path(local).read_text(encoding="utf-8")))
 
 
 def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], files: Mapping[str, str]) -> str:
-    """Returns the sha256 of the record as it is kept.
-
-    Args:
-        files: name -> text, kept as they are but for secrets.
-    """
+    """Keep the record and `files` (name -> text) with the run, secrets removed; return the stored record's sha256."""
     kept = {name: redact_yaml(text) if name.endswith(YAML) else redact(text) for name, text in files.items()}
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in kept.items()}
     record = {**redacted(dict(record)), "kept": hashes}
@@ -108,12 +106,12 @@ def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], fi
 
 
 def read_lineage(client: MlflowClient, version: ModelVersion) -> dict[str, Any] | None:
-    """None: the version was registered before there was a record.
+    """Return the version's lineage record; None if none was kept.
 
     Raises:
-        DataError: the record can't be read.
+        DataError: the record is damaged.
     """
-    text = read_file(client, version, RECORD)
+    text = read_lineage_file(client, version, RECORD)
     if text is None:
         return None
     try:
@@ -122,20 +120,10 @@ def read_lineage(client: MlflowClient, version: ModelVersion) -> dict[str, Any] 
         raise DataError(f"{version.name} version {version.version}: damaged {LINEAGE}/{RECORD}: {error}") from None
 
 
-def read_file(client: MlflowClient, version: ModelVersion, name: str) -> str | None:
-    """A file of the version's `lineage/`; None where there is none."""
-    if not any(Path(f.path).name == name for f in client.list_artifacts(run_of(version), LINEAGE)):
+def read_lineage_file(client: MlflowClient, version: ModelVersion, name: str) -> str | None:
+    """Return a file of the version's `lineage/`; None if it does not exist."""
+    if not any(Path(f.path).name == name for f in client.list_artifacts(get_run_id(version), LINEAGE)):
         return None
     with tempfile.TemporaryDirectory() as temporary:
-        local = client.download_artifacts(run_of(version), f"{LINEAGE}/{name}", temporary)
+        local = client.download_artifacts(get_run_id(version), f"{LINEAGE}/{name}", temporary)
         return Path(local).read_text(encoding="utf-8")
-
-
-def read_scores(client: MlflowClient, version: ModelVersion) -> list[dict[str, Any]]:
-    """The records of its latest evaluation; empty where there is none."""
-    folder = version.tags.get(CURRENT)
-    if not folder:
-        return []
-    with tempfile.TemporaryDirectory() as temporary:
-        local = client.download_artifacts(run_of(version), f"{EVALUATIONS}/{folder}/{SCORES}", temporary)
-        return list(json.loads(Path(local).read_text(encoding="utf-8")))

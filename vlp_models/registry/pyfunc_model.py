@@ -1,8 +1,7 @@
-"""The registered model's code: MLflow runs this file to load it (models from code; nothing is pickled).
+"""The registered model's code, which MLflow runs to load it (models from code; nothing is pickled).
 
-Input: a table with a column `image` (base64 text or an array; a path only where VLP_IMAGE_ROOT names the folder that
-it is taken from; for a task that looks at several at a time, a list of them) and, for a task that asks something, a
-column `text`.
+Input: a table with a column `image` (base64 text or an array; a path only below the folder that VLP_IMAGE_ROOT names; a
+list for a task that takes several images) and, if the task takes a text, a column `text`.
 Output: one JSON-like record per row.
 """
 
@@ -17,14 +16,15 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 
 
 class VisionLanguageModel(PythonModel):
-    """A fine-tuned model, with the detector if it reads regions, behind one `predict`."""
+    """A fine-tuned model, with its detector if it reads regions, behind one `predict`."""
 
     def load_context(self, context: PythonModelContext) -> None:
         from vlp_models.serving.predictor import Predictor
 
         self.predictor = Predictor(Path(context.artifacts["bundle"]))
 
-    # The one type hint that MLflow makes no schema of (it would refuse arrays), and without one it warns at every load.
+    # The only type hint from which MLflow derives no schema (one would reject arrays); without a hint it warns at
+    # every load.
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""reports/registered.json: task -> what `register` made of its runs, the best first."""
+"""Read what registration and the gate left under reports/: registered.json and promotion/TASK.json.
+
+Imports neither models nor torch: the flow and `vlp status` read these files on every run.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,37 @@ from typing import Any
 from vlp_models.params import TrackingParams
 
 Receipt = dict[str, Any]
+TABLE_NUMBERS = (
+    *("metric", "value", "champion_value", "gain", "gain_low", "gain_high"),
+    *("detectable", "test_uses", "budget_left"),
+)
+DECISIONS_META = "decisions"  # name of the report's <meta> with the hash of the decisions that it shows
 
 
 def read_registered(reports: Path) -> dict[str, list[Receipt]]:
-    """Name, version, run, model, design and content of each version; `challenger` on one. Empty where the file is
-    missing or damaged. Written before a task had several versions, it holds one receipt a task, the challenger's."""
+    """Return task -> its versions, best first: name, version, run, model, variant, content; `challenger` on one.
+
+    Empty if the file is missing or damaged.
+    """
     try:
         found = json.loads((reports / "registered.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict):
         return {}
-    several = {t: [{"challenger": True, **v}] if isinstance(v, dict) else v for t, v in found.items()}
-    return {task: [r for r in receipts if isinstance(r, dict)] for task, receipts in several.items() if receipts}
+    return {
+        task: [receipt for receipt in receipts if isinstance(receipt, dict)]
+        for task, receipts in found.items()
+        if isinstance(receipts, list) and receipts
+    }
 
 
-def challenger_of(receipts: list[Receipt]) -> Receipt | None:
+def find_challenger(receipts: list[Receipt]) -> Receipt | None:
     return next((receipt for receipt in receipts if receipt.get("challenger")), None)
 
 
-def value_of(reports: Path, receipt: Receipt, metric: str, split: str = "test") -> float | None:
-    """The run's value of `metric` in its evaluation on this machine, on the first dataset that it has it on."""
+def read_value(reports: Path, receipt: Receipt, metric: str, split: str = "test") -> float | None:
+    """Return the run's `metric` from its evaluation in this workspace, on the first dataset that has it."""
     try:
         records = json.loads((reports / "eval" / str(receipt["run"]) / "scores.json").read_text(encoding="utf-8"))
         values = [r["value"] for r in records if r["metric"] == metric and r.get("split", split) == split]
@@ -39,9 +52,11 @@ def value_of(reports: Path, receipt: Receipt, metric: str, split: str = "test") 
     return next((float(value) for value in values if value is not None), None)
 
 
-def lost(params: TrackingParams, root: Path) -> list[str]:
-    """The versions, such as `vlp-vqa/3`, that `register` made here and that the registry does not hold (any more): its
-    database was deleted or put back to an earlier day, or their files are gone. DVC compares files and can't see it.
+def find_lost_versions(params: TrackingParams, root: Path) -> list[str]:
+    """Return the versions, e.g. `vlp-vqa/3`, that `register` made here and that the registry no longer holds.
+
+    Its database was deleted or restored from a backup, or their files are gone. DVC compares only files, so it
+    cannot notice this.
 
     Raises:
         TrackingError: MLflow does not answer.
@@ -50,22 +65,18 @@ def lost(params: TrackingParams, root: Path) -> list[str]:
     receipts = [receipt for receipt in receipts if receipt.keys() >= {"name", "version", "content"}]
     if not receipts or not params.uri:
         return []
-    from vlp_models.registry.client import answering, connect, holds, is_there, tracking_uri
+    from vlp_models.registry.client import connect, database_exists, has_version, tracking_errors, tracking_uri
 
     uri = tracking_uri(params, root)
-    if is_there(uri):
+    if database_exists(uri):
         client = connect(params, root)
-        with answering(uri):
-            receipts = [r for r in receipts if not holds(client, r["name"], int(r["version"]), r["content"])]
+        with tracking_errors(uri):
+            receipts = [r for r in receipts if not has_version(client, r["name"], int(r["version"]), r["content"])]
     return [f"{receipt['name']}/{receipt['version']}" for receipt in receipts]
 
 
-SHOWN = ("metric", "value", "champion_value", "gain", "gain_low", "gain_high", "detectable", "test_uses", "budget_left")
-MARK = "decisions"  # name of the page's `meta` that says which decisions it shows
-
-
 def read_decisions(reports: Path) -> dict[str, dict[str, Any]]:
-    """Task -> its last decision; files that are damaged are left out."""
+    """Return task -> the gate's last decision (reports/promotion/TASK.json); damaged files are skipped."""
     found = {}
     for file in sorted((reports / "promotion").glob("*.json")):
         try:
@@ -77,23 +88,21 @@ def read_decisions(reports: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def numbers_of(decision: dict[str, Any]) -> dict[str, Any]:
-    """Those of its numbers that fit into a table."""
+def decision_numbers(decision: dict[str, Any]) -> dict[str, Any]:
+    """Return those of a decision's numbers that fit into a table."""
     numbers = decision.get("numbers")
-    return {name: numbers[name] for name in SHOWN if name in numbers} if isinstance(numbers, dict) else {}
+    return {name: numbers[name] for name in TABLE_NUMBERS if name in numbers} if isinstance(numbers, dict) else {}
 
 
-def hash_of(decisions: dict[str, dict[str, Any]]) -> str:
+def hash_decisions(decisions: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(decisions, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def not_shown(reports: Path) -> bool:
-    """Whether the page is there, and was made before the last decision. DVC can't see it: decisions are no outputs."""
-    page = reports / "index.html"
+def is_report_outdated(reports: Path) -> bool:
+    """Return whether reports/index.html was made before the last decision; decisions are not DVC outputs."""
     decisions = read_decisions(reports)
     try:
-        text = page.read_text(encoding="utf-8")
+        page = (reports / "index.html").read_text(encoding="utf-8")
     except OSError:
         return False
-    mark = f'<meta name="{MARK}" content="'  # pages of earlier versions have none
-    return bool(decisions) and mark in text and f'{mark}{hash_of(decisions)}">' not in text
+    return bool(decisions) and f'<meta name="{DECISIONS_META}" content="{hash_decisions(decisions)}">' not in page

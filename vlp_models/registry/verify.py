@@ -1,7 +1,8 @@
-"""`vlp verify VERSION`: is a registered version what its lineage says? Each check answers yes, no, or not from here.
+"""`vlp verify VERSION`: compare a registered version with its lineage. Each check holds, differs, or is unknown here.
 
-Its files by the hash over all of them, the lineage by its own, what the checkpoint says of its parents by the lineage,
-the code that serves it by the commit it names, the data it learned from by what lies here or in DVC's cache.
+Its files are compared by the hash over all of them, the lineage by its own hash, the checkpoint's parents with the
+lineage, the code that serves it with the commit that the lineage names, and its training data with data/shards or DVC's
+cache.
 """
 
 from __future__ import annotations
@@ -16,115 +17,127 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.common.source_hash import PACKAGE, hash_source_text
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.shards.contents import learned_from, no_longer_here
+from vlp_models.data.shards.contents import find_changed_data, trained_on_inputs
 from vlp_models.errors import VLPError
 from vlp_models.models.checkpoint import CheckpointInfo
-from vlp_models.registry.evaluations import LINEAGE_HASH, RECORD, latest_evaluation, read_file, read_scores
-from vlp_models.registry.versions import bundle_of
+from vlp_models.registry.evaluations import (
+    LINEAGE_HASH,
+    RECORD,
+    read_latest_evaluation,
+    read_lineage_file,
+    read_scores,
+)
+from vlp_models.registry.versions import download_bundle
 from vlp_models.serving.bundle import CONTENT, bundle_info, check_content, content_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-ROUNDED = 5e-5  # scores.json has four decimals
-TOLD = ("run", "model", "family", "variant", "seed", "task")  # by tags and lineage alike
+ROUNDING = 5e-5  # scores.json has four decimals
+TAGS = ("run", "model", "family", "variant", "seed", "task")  # in the version's tags and in the lineage
+
+State = Literal["holds", "differs", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """state: holds, differs, or can't be told from here."""
+    """One comparison. state: `unknown` if it cannot be decided on this machine."""
 
     subject: str
-    state: Literal["holds", "differs", "unknown"]
+    state: State
     text: str
 
 
 def verify(client: MlflowClient, workspace: Workspace, version: ModelVersion) -> list[Check]:
-    """All checks of a version; what can't be read differs."""
+    """Return all checks of a version; what cannot be read differs."""
     try:
-        bundle = bundle_of(version)
+        bundle = download_bundle(version)
         info = bundle_info(bundle)
-        code = _code_of(bundle)
+        code = dict(json.loads((bundle / CONTENT).read_text(encoding="utf-8"))["code"])
     except Exception as error:  # whatever MLflow, a store or a damaged file raises
-        return [Check(subject="bundle", state="differs", text=f"its files can't be had: {_line(error)}")]
-    checks = [_checked("bundle", lambda: _bundle(bundle, version))]
-    text = read_file(client, version, RECORD)
+        return [Check(subject="bundle", state="differs", text=f"cannot read its files: {_first_line(error)}")]
+    checks = [_run_check("bundle", lambda: _check_bundle(bundle, version))]
+    text = read_lineage_file(client, version, RECORD)
     if text is None:
         return [*checks, Check(subject="lineage", state="unknown", text="none was kept with it")]
     try:
         record = dict(json.loads(text))
     except ValueError as error:
         return [*checks, Check(subject="lineage", state="differs", text=f"damaged: {error}")]
+    commit = str(record.get("git_commit", "unknown"))
     return [
         *checks,
-        _checked("lineage", lambda: _lineage(client, version, text, record)),
-        _checked("parents", lambda: _parents(info, record)),
-        _checked("code", lambda: _code(workspace.root, str(record.get("git_commit", "unknown")), code)),
-        _checked("data", lambda: _data(workspace, info, record)),
-        _checked("scores", lambda: _scores(client, version)),
+        _run_check("lineage", lambda: _check_lineage(client, version, text, record)),
+        _run_check("parents", lambda: _check_parents(info, record)),
+        _run_check("code", lambda: check_code(workspace.root, commit, code)),
+        _run_check("data", lambda: _check_data(workspace, info, record)),
+        _run_check("scores", lambda: _check_scores(client, version)),
     ]
 
 
-def _checked(subject: str, check: Callable[[], tuple[str, str]]) -> Check:
+def _run_check(subject: str, check: Callable[[], tuple[State, str]]) -> Check:
     try:
         state, text = check()
     except (VLPError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        state, text = "differs", _line(error)
-    return Check(subject=subject, state=state, text=text)  # type: ignore[arg-type]
+        state, text = "differs", _first_line(error)
+    return Check(subject=subject, state=state, text=text)
 
 
-def _bundle(bundle: Path, version: ModelVersion) -> tuple[str, str]:
+def _check_bundle(bundle: Path, version: ModelVersion) -> tuple[State, str]:
     check_content(bundle)
     found = content_of(bundle)
     if found != version.tags.get("content"):
         return "differs", f"its hash is {found[:16]}, the registry's {version.tags.get('content', 'none')[:16]}"
-    about = "every file and the code that serves it" if (bundle / CONTENT).exists() else "checkpoint and detector"
-    return "holds", f"{about}, {found[:16]}"
+    return "holds", f"every file and the code that serves it, {found[:16]}"
 
 
-def _lineage(client: MlflowClient, version: ModelVersion, text: str, record: Mapping[str, Any]) -> tuple[str, str]:
-    told = [name for name in TOLD if name in version.tags and str(record.get(name, "")) != version.tags[name]]
-    if told:
-        return "differs", f"its {', '.join(told)} is not what the version's tags say"
+def _check_lineage(
+    client: MlflowClient, version: ModelVersion, text: str, record: Mapping[str, Any]
+) -> tuple[State, str]:
+    wrong = [name for name in TAGS if name in version.tags and str(record.get(name, "")) != version.tags[name]]
+    if wrong:
+        return "differs", f"its {', '.join(wrong)} differs from the version's tags"
     for name, digest in record.get("kept", {}).items():
-        kept = read_file(client, version, name)
+        kept = read_lineage_file(client, version, name)
         if kept is None or sha256(kept.encode()).hexdigest() != digest:
-            return "differs", f"{name}, kept with it, is {'missing' if kept is None else 'not what it was'}"
-    wanted = version.tags.get(LINEAGE_HASH)
-    if wanted is None:
-        return "unknown", "registered before a hash of it was kept"
-    if sha256(text.encode()).hexdigest() != wanted:
+            return "differs", f"{name}, kept with it, is {'missing' if kept is None else 'changed'}"
+    if sha256(text.encode()).hexdigest() != version.tags.get(LINEAGE_HASH):
         return "differs", f"{RECORD} is not what was registered"
     return "holds", f"the record and {len(record.get('kept', {}))} files kept with it"
 
 
-def _parents(info: CheckpointInfo, record: Mapping[str, Any]) -> tuple[str, str]:
-    """What the checkpoint says it was made of, against what the lineage says."""
+def _check_parents(info: CheckpointInfo, record: Mapping[str, Any]) -> tuple[State, str]:
+    """Compare the parents that the checkpoint names with those in the lineage."""
     inputs = info.provenance.get("inputs", {})
-    parents = {parent["role"]: parent for parent in reversed(record["parents"])}  # the nearest start stays
+    parents = {parent["role"]: parent for parent in reversed(record["parents"])}  # the nearest start wins
     pairs = [
         ("start", inputs.get("start"), parents.get("starts from", {}).get("sha256")),
         ("tokenizer", inputs.get("tokenizer"), parents.get("tokenizer", {}).get("sha256")),
         ("detector", info.detector_id or None, parents.get("detector", {}).get("id")),
     ]
-    differ = [name for name, own, told in pairs if own is not None and own != told]
+    differ = [name for name, own, recorded in pairs if own is not None and own != recorded]
     if differ:
-        return "differs", f"{', '.join(differ)}: the checkpoint names another than the lineage"
-    said = [name for name, own, _ in pairs if own is not None]
-    return ("holds", ", ".join(said)) if said else ("unknown", "the checkpoint does not say what it was made of")
+        return "differs", f"{', '.join(differ)}: the checkpoint names another one than the lineage"
+    named = [name for name, own, _ in pairs if own is not None]
+    return ("holds", ", ".join(named)) if named else ("unknown", "the checkpoint has no provenance")
 
 
-def _code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[str, str]:
-    """The code in the bundle, against that of the commit that the lineage names."""
+def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State, str]:
+    """Compare the code listed in the bundle with that of the commit in the lineage.
+
+    Args:
+        commit: with `+changes` if the working tree differed from it.
+        code: file below the package -> sha256; empty for an entry point such as `vlp_models.tasks.vqa:VQA`.
+    """
     name, changed, _ = commit.partition("+")
     if not code or name == "unknown":
-        return "unknown", "no commit is on record" if code else "the bundle does not list its code"
+        return "unknown", "no commit on record" if code else "the bundle does not list its code"
     if _git(root, "cat-file", "-e", f"{name}^{{commit}}") is None:
         return "unknown", f"commit {name[:12]} is not in this checkout"
     differ = []
     for file, digest in code.items():
-        if digest:  # a place such as `vlp_models.tasks.vqa:VQA` has none
+        if digest:
             source = _git(root, "show", f"{name}:{PACKAGE}/{file}")
             if source is None or hash_source_text(source, file) != digest:
                 differ.append(file)
@@ -135,40 +148,36 @@ def _code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[str, str]:
     return "holds", f"{len(code)} files, as in commit {name[:12]}"
 
 
-def _data(workspace: Workspace, info: CheckpointInfo, record: Mapping[str, Any]) -> tuple[str, str]:
+def _check_data(workspace: Workspace, info: CheckpointInfo, record: Mapping[str, Any]) -> tuple[State, str]:
     inputs = info.provenance.get("inputs", {})
-    learned = learned_from(inputs)
+    learned = trained_on_inputs(inputs)
     if not learned:
-        return "unknown", "the checkpoint does not say what it learned from"
-    if not no_longer_here(workspace, inputs):
-        return "holds", f"data/shards is what it learned from ({', '.join(learned)})"
+        return "unknown", "the checkpoint does not name its training data"
+    if not find_changed_data(workspace, inputs):
+        return "holds", f"data/shards is its training data ({', '.join(learned)})"
     md5 = str(record.get("dvc", {}).get("data/shards", ""))
     cached = workspace.root / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]
     if md5 and cached.exists():
-        return "unknown", f"data/shards has moved on; DVC's cache has what it learned from, {md5}"
-    lies = "data/shards has moved on" if workspace.shards.exists() else "data/shards is not here"
-    return "unknown", f"{lies}; `dvc pull` with the version's dvc.lock brings {md5 or 'it'}"
+        return "unknown", f"data/shards has changed since; DVC's cache has the training data, {md5}"
+    state = "data/shards has changed since" if workspace.shards.exists() else "data/shards does not exist"
+    return "unknown", f"{state}; `dvc pull` with the version's dvc.lock restores {md5 or 'it'}"
 
 
-def _scores(client: MlflowClient, version: ModelVersion) -> tuple[str, str]:
-    items, records = latest_evaluation(client, version), read_scores(client, version)
+def _check_scores(client: MlflowClient, version: ModelVersion) -> tuple[State, str]:
+    """Recompute every metric from its scores per item."""
+    items, records = read_latest_evaluation(client, version), read_scores(client, version)
     if not items:
         return "unknown", "none are kept with it"
     for scores in items:
-        told = [r["value"] for r in records if all(r[k] == getattr(scores, k) for k in ("dataset", "split", "metric"))]
+        same = [r["value"] for r in records if all(r[k] == getattr(scores, k) for k in ("dataset", "split", "metric"))]
         own = float(scores.evidence().statistic(scores.parts_NK.sum(axis=0, keepdims=True))[0])
-        if told and told[0] is not None and abs(told[0] - own) > ROUNDED + 1e-6 * abs(own):
-            return "differs", f"{scores.metric} on {scores.dataset} {scores.split}: {told[0]}, by its items {own}"
+        if same and same[0] is not None and abs(same[0] - own) > ROUNDING + 1e-6 * abs(own):
+            return "differs", f"{scores.metric} on {scores.dataset} {scores.split}: {same[0]}, from its items {own}"
     return "holds", f"{len(items)} metrics follow from their items"
 
 
-def _code_of(bundle: Path) -> dict[str, str]:
-    file = bundle / CONTENT
-    return dict(json.loads(file.read_text(encoding="utf-8"))["code"]) if file.exists() else {}
-
-
 def _git(root: Path, *arguments: str) -> bytes | None:
-    """What git prints; None where it answers no, or is not here."""
+    """Return git's output; None if it fails or is not installed."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -176,5 +185,5 @@ def _git(root: Path, *arguments: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)

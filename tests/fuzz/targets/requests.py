@@ -78,10 +78,10 @@ def _ledger(folder: Path) -> Prepared:
 
     path = folder / "ledger.jsonl"
     ledger = Ledger(path)
-    fact = {"action": "promote", "task": "vqa", "model": "vlp-vqa", "version": 1, "from": None}
+    line = {"task": "vqa", "model": "vlp-vqa", "version": 1, "content": "c", "from": None}
     with ledger.locked():
-        for kind in ("intent", "done"):
-            ledger.append({"kind": kind, **fact})
+        for action in ("refused", "promoted"):
+            ledger.append({"action": action, **line})
     return in_place(path, lambda: replay(Ledger(path).entries()))
 
 

@@ -37,7 +37,7 @@ from vlp_models.registry.promotion.gate import (
     compare_to_champion,
     measure,
 )
-from vlp_models.registry.versions import VARIANT_HASH, download_bundle, find_version
+from vlp_models.registry.versions import VARIANT_HASH, download_bundle, find_version_by_number
 from vlp_models.tasks.scoring import read_item_scores
 
 if TYPE_CHECKING:
@@ -84,11 +84,12 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         get_error: (test, runs of either variant) -> allowed probability of error; default: the gate's own.
 
     Raises:
-        TrackingError: an artifact store does not answer. BusyError: another evaluation is running. Neither is a verdict.
+        TrackingError: an artifact store does not answer, which is no verdict.
+        BusyError: another evaluation is running, which is none either.
     """
     client, params, number = case.client, case.params, case.version
     rule = params.gate(case.task)
-    version = find_version(client, case.model, number)
+    version = find_version_by_number(client, case.model, number)
     if version is None:
         return Verdict(reasons=[f"unregistered: {case.model} has no version {number}"], conclusive=False)
     try:
@@ -106,7 +107,7 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         return verdict
     try:
         champion, reevaluated = _measure_champion(case, challenger, lineage)
-        champion_version = find_version(client, case.model, case.champion)
+        champion_version = find_version_by_number(client, case.model, case.champion)
         champion_tags = champion_version.tags if champion_version is not None else {}
         weights, variant = version.tags.get("weights"), version.tags.get(VARIANT_HASH)
         if weights and weights == champion_tags.get("weights"):
@@ -137,7 +138,7 @@ def _measure_champion(case: GateCase, challenger: Measurement, lineage: dict[str
     """
     assert case.champion is not None
     name = f"champion, version {case.champion}"
-    version = find_version(case.client, case.model, case.champion)
+    version = find_version_by_number(case.client, case.model, case.champion)
     if version is None:
         raise DataError("it is no longer registered")
     reason = "no scores of the champion are stored"

@@ -1,312 +1,97 @@
-"""Promotion and rollback: the only code that moves `champion` and `previous`.
+"""Promote, roll back and withdraw: the only code that moves `champion` and `previous`.
 
-A task has one champion, whichever run and model it came from: of the newest versions of all runs the best one stands
-before the gate.
+A task has one champion, whichever run and model it came from; the gate judges the best of the newest versions of all
+runs. A decision is made when its line is in the ledger; MLflow's aliases follow, and last a tag of the registered model
+with the hash of that line. A kill in between is completed by the next call (`reconcile`). All of this happens under the
+ledger's lock, so of two promotions at the same time the second one meets the first one's champion.
 
-In this order, so that a kill at any point is mended by the next call: the decision goes to the ledger (from here on it
-is done), `champion`, `challenger` and `previous` follow, MLflow's tags mirror it. All of it, the decision included,
-happens under the ledger's lock: of promotions at the same time one decides first, and the next one meets its champion.
-Between checkouts there is no lock: the registry takes one line at a time (promotion/log.py), and who comes second
-decides anew.
+Two checkouts have a ledger file each, and no lock between them. The tag tells them apart: if it is not the hash of a
+line of this ledger, another checkout has decided, and nothing is decided here until its lines are pulled.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import DataError
 from vlp_models.params.operations import PromotionParams
-from vlp_models.registry.promotion.candidates import Candidate, compared, maker, read_evaluations, versions_to_compare
-from vlp_models.registry.promotion.gate import Answer, Spending, Yardstick, runs_of, spending
-from vlp_models.registry.promotion.judge import Bench, check_readable, judge, version_of
-from vlp_models.registry.promotion.ledger import Ledger, Overtaken, State
-from vlp_models.registry.promotion.log import RegistryLog
-from vlp_models.registry.promotion.moves import put_in_order, record_decision, unfinished, withdraw_versions
+from vlp_models.registry.client import find_model
+from vlp_models.registry.promotion.candidates import (
+    Candidate,
+    find_candidates,
+    get_run_names,
+    rank_candidates,
+    read_candidate_scores,
+)
+from vlp_models.registry.promotion.gate import GateOutcome, MetricSpec, Spending, Verdict, count_runs, spend_budget
+from vlp_models.registry.promotion.judge import GateCase, GateServices, check_readable, judge
+from vlp_models.registry.promotion.ledger import Entry, Ledger, LedgerError, Promoted, State
+from vlp_models.registry.versions import CHALLENGER, CHAMPION, PREVIOUS, find_version_by_number
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-TRIES = 5  # against other checkouts that decide at the same time
+logger = get_logger(__name__)
+
+LEDGER_TAG = "promotion.ledger"  # tag of a registered model: hash of the ledger line that its aliases follow
+
+Action = Literal["promoted", "refused", "unchanged", "rolled back"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """version: to be judged. why_not: why it needs no judging; empty: it does. yardstick: what it is judged by.
-    chosen_on: the split on which it was the best of several; empty: there was no choice. measured: of how many."""
+class PromotionContext:
+    """Where decisions on one task are recorded and carried out. user: whom the ledger names."""
 
-    version: int | None
-    yardstick: Yardstick
-    why_not: str = ""
-    candidates: list[Candidate] = field(default_factory=list)
-    chosen_on: str = ""
-    measured: int = 1
+    client: MlflowClient
+    ledger: Ledger
+    task: str
+    model: str
+    user: str
 
 
-def promote(
-    client: MlflowClient,
-    ledger: Ledger,
-    params: PromotionParams,
-    *,
-    task: str,
-    model: str,
-    metric: str,
-    dataset: str = "",
-    bench: Bench,
-    by: str,
-    runs: Sequence[str] = (),
-    version: int | None = None,
-    force_first: bool = False,
-) -> Decision:
-    """Lets the gate decide on `version` (default: the best of all runs) and moves the aliases if it may pass.
+@dataclass(frozen=True, kw_only=True)
+class GateRequest:
+    """What to let the gate decide on.
 
-    Args:
-        runs: whose newest versions may become champion; where none of them has one, the challenger may.
-        metric: where the task's gate names none.
-        dataset: the one to measure on; empty: all that the versions were scored on.
-        force_first: a first champion need not meet floors and validation; without effect once there is a champion.
-
-    Raises:
-        LedgerError: the ledger was changed.
-        DataError: nothing is registered under `model`.
+    metric: used if the task's gate names none. dataset: the one to measure on; empty: all that versions were scored on.
+    runs: the runs whose newest versions compete; if none of them has one, the challenger does.
+    version: the version to judge; None: the best of all runs.
+    force_first: a first champion may miss floors and validation; without effect once there is a champion.
     """
-    with ledger.locked(_log(client, ledger)):
-        for last in (*[False] * (TRIES - 1), True):
-            try:
-                return _promote(
-                    client, ledger, params, task, model, metric, dataset, bench, by, runs, version, force_first
-                )
-            except Overtaken as error:
-                if last:
-                    raise
-                print(f"{error}; deciding anew", file=sys.stderr)
-                ledger.refresh()
-    raise AssertionError("unreachable")
 
-
-def _promote(
-    client: MlflowClient,
-    ledger: Ledger,
-    params: PromotionParams,
-    task: str,
-    model: str,
-    metric: str,
-    dataset: str,
-    bench: Bench,
-    by: str,
-    runs: Sequence[str],
-    version: int | None,
-    force_first: bool,
-) -> Decision:
-    state = put_in_order(client, ledger, task=task, model=model, by=by)
-    rule = params.gate(task)
-    yardstick = Yardstick(metric=rule.metric or metric, split=params.split, datasets=(dataset,) if dataset else ())
-    asked = _asked_for(client, state, model, version, runs, yardstick, rule.direction, params.select_on)
-    decide = functools.partial(_decision, client, task, model, asked, state)
-    if asked.version is None or asked.why_not:
-        return decide("unchanged", [asked.why_not])
-    choices = asked.measured if asked.chosen_on == params.split else 1
-
-    def spent(test: str, runs: tuple[int, int] | None) -> Spending:
-        return spending(
-            ledger.entries(),
-            params,
-            model=model,
-            test=test,
-            asked=(asked.version or 0, state.champion),
-            runs=runs,
-            confidence=rule.confidence,
-            choices=choices,
-        )
-
-    verdict = judge(
-        client,
-        params,
-        task,
-        model,
-        asked.yardstick,
-        asked.version,
-        state.champion,
-        bench,
-        lambda test, runs: spent(test, runs).error,
-    )
-    if "test" in verdict.numbers:
-        verdict.numbers |= spent(verdict.numbers["test"], runs_of(verdict.numbers)).numbers(params.error_budget)
-        verdict.numbers |= {"chosen_on": asked.chosen_on} if asked.chosen_on else {}
-    forced = bool(force_first and state.champion is None and verdict.reasons and verdict.numbers)
-    outcome: Outcome = "promoted" if verdict.passed or forced else "refused"
-    decision = decide(outcome, verdict.reasons, verdict.numbers, answer=verdict.answer, forced=forced)
-    record_decision(client, ledger, "promote", decision, by)
-    return decision
-
-
-def rollback(
-    client: MlflowClient, ledger: Ledger, *, task: str, model: str, content_of: Callable[[Path], str], by: str
-) -> Decision:
-    """Gives the place back to the champion before; who held it is promoted again only if asked for by its number. A
-    rollback that was cut off is ended, and no other one made: whoever tries again means that one.
-
-    Raises:
-        LedgerError: the ledger was changed.
-        DataError: there is no champion before, or it is not registered any more, or damaged.
-    """
-    with ledger.locked(_log(client, ledger)):
-        begun = unfinished(client, ledger, model) or {}
-        state = put_in_order(client, ledger, task=task, model=model, by=by)
-        if begun.get("action") == "rollback" and begun["version"] == state.champion and "decision" in begun:
-            print(f"{model}: the rollback that was cut off is ended; for another one ask again", file=sys.stderr)
-            return Decision(**begun["decision"])
-        if state.previous is None:
-            now = f"version {state.champion} is its first" if state.champion else "it has none"
-            raise DataError(f"{model}: no earlier champion to go back to; {now} (`vlp history {task}`)")
-        version = version_of(client, model, state.previous)
-        if version is None:
-            raise DataError(f"{model}: the earlier champion, version {state.previous}, is not registered any more")
-        check_readable(version, content_of)
-        asked = _Asked(version=state.previous, yardstick=Yardstick(metric="", split=""))
-        decision = _decision(client, task, model, asked, state, "rolled back", [])
-        record_decision(client, ledger, "rollback", decision, by)
-        return decision
-
-
-def withdraw(
-    client: MlflowClient, ledger: Ledger, *, task: str, model: str, versions: Set[int], why: str, by: str
-) -> State:
-    """Takes every alias off these versions, `champion` included; they are promoted again only if asked for by their
-    number. Returns what the ledger then says.
-
-    Raises:
-        LedgerError: the ledger was changed.
-    """
-    with ledger.locked(_log(client, ledger)):
-        state = put_in_order(client, ledger, task=task, model=model, by=by)
-        withdraw_versions(client, ledger, state, task=task, model=model, versions=versions, why=why, by=by)
-        return ledger.state(model)
-
-
-def _asked_for(
-    client: MlflowClient,
-    state: State,
-    model: str,
-    version: int | None,
-    runs: Sequence[str],
-    yardstick: Yardstick,
-    direction: str,
-    select_on: str,
-) -> _Asked:
-    """The version to judge: the one asked for, else the best of all runs.
-
-    Raises:
-        DataError: nothing is registered.
-    """
-    if version is not None:
-        why_not = f"version {version} is the champion already" if version == state.champion else ""
-        return _Asked(version=version, yardstick=yardstick, why_not=why_not)
-    versions = versions_to_compare(client, model, runs)
-    if not versions:
-        if state.champion is None:
-            raise DataError(f"{model}: no challenger to promote; `dvc repro register` makes one")
-        return _Asked(version=None, yardstick=yardstick, why_not="there is no challenger")
-    # The best of several by the test itself would be judged on the noise that made it the best.
-    read = read_evaluations(client, versions)
-    found, yardstick = compared(versions, read, yardstick, direction, state.withdrawn)  # on what they have in common
-    on = dataclasses.replace(yardstick, split=select_on)
-    chosen, _ = compared(versions, read, on, direction, state.withdrawn)
-    if any(c.value is None and c.version not in state.withdrawn for c in chosen):
-        on = yardstick
-    else:
-        found = chosen
-    open_to_all = [candidate for candidate in found if candidate.version not in state.withdrawn]
-    if not open_to_all:
-        number = found[0].version
-        why_not = f"version {number} was rolled back; to promote it again, give --version {number}"
-        return _Asked(version=number, yardstick=yardstick, why_not=why_not, candidates=found)
-    best = open_to_all[0]
-    if best.value is None:  # none can be measured: the first that is not champion is refused with its reason
-        best = next((c for c in open_to_all if c.version != state.champion), best)
-    why_not = ""
-    if best.version == state.champion:
-        others = f", and the best of {len(open_to_all)} candidates" if len(open_to_all) > 1 else ""
-        why_not = f"version {best.version} is the champion already{others}"
-    several = max(1, sum(c.value is not None for c in open_to_all))
-    chosen_on = on.split if several > 1 else ""
-    return _Asked(
-        version=best.version,
-        yardstick=yardstick,
-        why_not=why_not,
-        candidates=found,
-        chosen_on=chosen_on,
-        measured=several,
-    )
-
-
-def _log(client: MlflowClient, ledger: Ledger) -> RegistryLog | None:
-    return RegistryLog(client, ledger.name) if ledger.name else None
-
-
-def _decision(
-    client: MlflowClient,
-    task: str,
-    model: str,
-    asked: _Asked,
-    state: State,
-    outcome: Outcome,
-    reasons: list[str],
-    numbers: dict[str, Any] | None = None,
-    *,
-    answer: Answer | Literal[""] = "",
-    forced: bool = False,
-) -> Decision:
-    run, run_model = maker(None if asked.version is None else version_of(client, model, asked.version))
-    champion_run, champion_run_model = maker(
-        None if state.champion is None else version_of(client, model, state.champion)
-    )
-    return Decision(
-        outcome=outcome,
-        task=task,
-        model=model,
-        version=asked.version,
-        champion=state.champion,
-        reasons=redacted(reasons),
-        numbers=json.loads(json.dumps(numbers or {}, allow_nan=False)),
-        answer=answer,
-        forced=forced,
-        run=run,
-        run_model=run_model,
-        champion_run=champion_run,
-        champion_run_model=champion_run_model,
-        candidates=[candidate.plain() for candidate in asked.candidates],
-    )
-
-
-Outcome = Literal["promoted", "refused", "unchanged", "rolled back"]
+    params: PromotionParams
+    services: GateServices
+    metric: str
+    dataset: str = ""
+    runs: Sequence[str] = ()
+    version: int | None = None
+    force_first: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """What was decided on `version` of the registered model `model`.
 
-    outcome: what happened to the aliases. answer: what the gate said: promote, keep (the champion) or cannot tell;
-        empty where it was not asked.
-    champion: the version that held the place before. run, run_model: which run made `version`, and whose model that
-    is; champion_run, champion_run_model: the same of `champion`. candidates: all that were looked at, best first.
+    action: what happened to the aliases. outcome: the gate's; empty if it was not consulted.
+    champion: the version that was champion before. run, run_model: the run that made `version`, and its model;
+    champion_run, champion_run_model: the same for `champion`. candidates: all that were considered, best first.
     """
 
-    outcome: Outcome
+    action: Action
     task: str
     model: str
     version: int | None
     champion: int | None
     reasons: list[str]
     numbers: dict[str, Any]
-    answer: Answer | Literal[""] = ""
+    outcome: GateOutcome | Literal[""] = ""
     forced: bool = False
     run: str = ""
     run_model: str = ""
@@ -314,14 +99,427 @@ class Decision:
     champion_run_model: str = ""
     candidates: list[dict[str, Any]] = field(default_factory=list)
 
-    def plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
         return dict(vars(self))
 
-    def makers(self) -> dict[str, str]:
-        """What every ledger entry says of the two versions' origin."""
-        return {
-            "run": self.run,
-            "run_model": self.run_model,
-            "from_run": self.champion_run,
-            "from_run_model": self.champion_run_model,
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """What MLflow says about a model.
+
+    aliases: alias -> version. contents: version -> content. head: hash of the ledger line that the aliases follow.
+    exists: whether the model is registered.
+    """
+
+    aliases: Mapping[str, int]
+    contents: Mapping[int, str]
+    head: str
+    exists: bool
+
+    @property
+    def champion(self) -> int | None:
+        return self.aliases.get(CHAMPION)
+
+    def locate(self, promoted: Promoted | None) -> int | None:
+        """Return the number of a version of the ledger; another one than there if the registry was rebuilt."""
+        if promoted is None:
+            return None
+        if self.contents.get(promoted.version) == promoted.content:
+            return promoted.version
+        if not promoted.content:
+            return None
+        return max((n for n, content in self.contents.items() if content == promoted.content), default=None)
+
+    def locate_champion(self, state: State) -> int | None:
+        return self.locate(state.champions[-1]) if state.champions else None
+
+    def locate_previous(self, state: State) -> int | None:
+        """Return the latest earlier champion that is registered and was not rolled back or withdrawn since."""
+        earlier = (self.locate(p) for p in reversed(state.champions[:-1]) if p.content not in state.withdrawn)
+        return next((number for number in earlier if number is not None), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconciled:
+    """Ledger and registry after they were compared.
+
+    champion, previous: numbers in the registry. completed: the ledger line whose aliases a kill had not moved.
+    """
+
+    state: State
+    registry: Registry
+    champion: int | None
+    previous: int | None
+    completed: Entry | None = None
+
+
+def read_registry(client: MlflowClient, model: str) -> Registry:
+    found = find_model(client, model)
+    return Registry(
+        aliases={alias: int(version) for alias, version in found.aliases.items()} if found is not None else {},
+        contents={int(v.version): v.tags.get("content", "") for v in client.search_model_versions(f"name='{model}'")},
+        head=found.tags.get(LEDGER_TAG, "") if found is not None else "",
+        exists=found is not None,
+    )
+
+
+def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconciled:
+    """Compare the ledger with MLflow's aliases, and complete what a kill left half done.
+
+    Aliases that are behind the ledger follow it: after a kill, or in a registry that was rebuilt or restored from a
+    backup.
+
+    Args:
+        allow_missing: accept a champion that is no longer registered (a rollback leaves it).
+
+    Raises:
+        LedgerError: the ledger was changed; or it and the aliases disagree in another way. The message names the way
+            out.
+    """
+    state, registry = ctx.ledger.state(ctx.model), read_registry(ctx.client, ctx.model)
+    if registry.head and registry.head not in state.moves:
+        raise LedgerError(
+            f"{ctx.ledger.path}: MLflow's aliases of {ctx.model} follow a line that is not in this ledger; another "
+            f"checkout decided, or lines were lost: {_way_out(ctx, registry)}"
+        )
+    champion = registry.locate_champion(state)
+    if champion is None and state.champions and not allow_missing:
+        raise LedgerError(
+            f"{ctx.model}: version {state.champion}, champion by the ledger, is no longer registered. "
+            "`vlp run register` registers it again if its checkpoint still exists; "
+            f"`vlp rollback {ctx.task}` makes an earlier version champion"
+        )
+    # The champion when the aliases were last moved; nobody may have moved them since.
+    at_head = State()
+    for entry in ctx.ledger.entries():
+        if registry.head and entry["model"] == ctx.model:
+            at_head.apply(entry)
+            if entry["hash"] == registry.head:
+                break
+    expected = {champion, registry.locate_champion(at_head)}
+    if champion != state.champion:  # registered again under another number
+        expected.add(None)
+    if registry.champion not in expected:
+        raise LedgerError(
+            f"{ctx.model}: champion by {ctx.ledger.path.name} is {_name(champion)}, by MLflow "
+            f"{_name(registry.champion)}; somebody moved the alias. Set it back to {_name(champion)} in MLflow, or "
+            f"{_accept_hint(ctx, registry)}"
+        )
+    completed = None
+    if registry.exists and (registry.head != state.head or registry.champion != champion):
+        if registry.head or registry.champion is not None or state.champions:
+            logger.warning(
+                "%s: MLflow's aliases were behind the ledger; champion is now %s", ctx.model, _name(champion)
+            )
+        completed = state.last_move if registry.head and registry.head != state.head else None
+        registry = move_aliases(ctx)
+    return Reconciled(
+        state=state,
+        registry=registry,
+        champion=champion,
+        previous=registry.locate_previous(state),
+        completed=completed,
+    )
+
+
+def _name(version: int | None) -> str:
+    return "none" if version is None else f"version {version}"
+
+
+def _accept_hint(ctx: PromotionContext, registry: Registry) -> str:
+    if registry.champion is None:
+        return f"delete the tag `{LEDGER_TAG}` of {ctx.model} in MLflow to follow this ledger"
+    return f"run `vlp promote {ctx.task} --version {registry.champion}` to record MLflow's champion in this ledger"
+
+
+def _way_out(ctx: PromotionContext, registry: Registry) -> str:
+    """Say what to do if MLflow is ahead of the ledger."""
+    return f"pull or restore the file (`git pull`); if those lines are lost, {_accept_hint(ctx, registry)}"
+
+
+def move_aliases(ctx: PromotionContext) -> Registry:
+    """Make MLflow's aliases follow the ledger, then note the line that they follow.
+
+    Raises:
+        LedgerError: another checkout moved them at the same time.
+    """
+    client, model = ctx.client, ctx.model
+    state, registry = ctx.ledger.state(model), read_registry(client, model)
+    champion, previous = registry.locate_champion(state), registry.locate_previous(state)
+    wanted = {CHAMPION: champion, PREVIOUS: previous}
+    if champion is not None and registry.aliases.get(CHALLENGER) == champion:
+        wanted[CHALLENGER] = None
+    for alias, version in wanted.items():
+        if registry.aliases.get(alias) == version:
+            continue
+        if version is None:
+            client.delete_registered_model_alias(model, alias)
+        else:
+            client.set_registered_model_alias(model, alias, str(version))
+    if not registry.exists:
+        return registry
+    if registry.head != state.head:
+        client.set_registered_model_tag(model, LEDGER_TAG, state.head)
+    after = read_registry(client, model)
+    if (after.champion, after.head) != (champion, state.head):
+        raise LedgerError(f"{model}: another checkout decided at the same time: {_way_out(ctx, after)}")
+    return after
+
+
+def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
+    """Let the gate decide on a version, and move the aliases if it passes.
+
+    If the requested version is MLflow's champion and the ledger disagrees, it is recorded as champion instead.
+
+    Raises:
+        LedgerError: the ledger was changed, or it and MLflow's aliases disagree.
+        DataError: nothing is registered under `ctx.model`.
+    """
+    with ctx.ledger.locked():
+        try:
+            found = reconcile(ctx)
+        except LedgerError:
+            registry = read_registry(ctx.client, ctx.model)
+            if request.version is None or request.version != registry.champion:
+                raise
+            return _accept(ctx, request.version, registry)
+        rule = request.params.gate(ctx.task)
+        choice = _choose(ctx, request, found)
+        if choice.version is None or choice.skip_reason:
+            return _make_decision(ctx, "unchanged", choice, found.champion, [choice.skip_reason])
+
+        def get_spending(test: str, runs: tuple[int, int] | None) -> Spending:
+            assert choice.version is not None
+            return spend_budget(
+                ctx.ledger.entries(),
+                request.params,
+                model=ctx.model,
+                test=test,
+                versions=(choice.version, found.champion),
+                runs=runs,
+                confidence=rule.confidence,
+                choices=choice.measured if choice.selected_on == request.params.split else 1,
+            )
+
+        case = GateCase(
+            client=ctx.client,
+            task=ctx.task,
+            model=ctx.model,
+            version=choice.version,
+            champion=found.champion,
+            spec=choice.spec,
+            params=request.params,
+            services=request.services,
+        )
+        verdict = judge(case, lambda test, runs: get_spending(test, runs).error)
+        if "test" in verdict.numbers:
+            spent = get_spending(verdict.numbers["test"], count_runs(verdict.numbers))
+            verdict.numbers |= spent.numbers(request.params.error_budget)
+            verdict.numbers |= {"selected_on": choice.selected_on} if choice.selected_on else {}
+        forced = bool(request.force_first and found.champion is None and verdict.reasons and verdict.numbers)
+        action: Action = "promoted" if verdict.passed or forced else "refused"
+        decision = _make_decision(ctx, action, choice, found.champion, verdict.reasons, verdict=verdict, forced=forced)
+        _check_unchanged(ctx, found.registry)
+        _append_decision(ctx, decision, found.registry)
+        if decision.action == "promoted":
+            move_aliases(ctx)
+        return decision
+
+
+def rollback(ctx: PromotionContext, hash_bundle: Callable[[Path], str]) -> Decision:
+    """Make the previous champion champion again; the one rolled back returns only if requested by its number.
+
+    If a kill interrupted a rollback, that one is completed and no other is made.
+
+    Raises:
+        LedgerError: the ledger was changed, or it and MLflow's aliases disagree.
+        DataError: there is no previous champion, or its files are damaged.
+    """
+    with ctx.ledger.locked():
+        found = reconcile(ctx, allow_missing=True)
+        if found.completed is not None and found.completed["action"] == "rolled back":
+            logger.warning("%s: completed the rollback that was interrupted; run again for another one", ctx.model)
+            return Decision(**found.completed["decision"])
+        if found.previous is None and (found.champion is not None or not found.state.champions):
+            now = f"version {found.champion} is its first" if found.champion else "it has no champion"
+            raise DataError(f"{ctx.model}: no earlier champion to go back to; {now} (`vlp history {ctx.task}`)")
+        if found.previous is not None:
+            version = find_version_by_number(ctx.client, ctx.model, found.previous)
+            assert version is not None
+            check_readable(version, hash_bundle)
+        choice = _Choice(version=found.previous, spec=MetricSpec(metric="", split=""))
+        champion = found.state.champion if found.champion is None else found.champion
+        decision = _make_decision(ctx, "rolled back", choice, champion, [])
+        _append_decision(ctx, decision, found.registry)
+        move_aliases(ctx)
+        return decision
+
+
+def withdraw(ctx: PromotionContext, versions: Set[int], reason: str) -> int | None:
+    """Remove every alias from these versions; they return only if requested by number. Return the champion afterwards.
+
+    Raises:
+        LedgerError: the ledger was changed, or it and MLflow's aliases disagree.
+    """
+    with ctx.ledger.locked():
+        found = reconcile(ctx, allow_missing=True)
+        contents = {found.registry.contents[n] for n in versions if found.registry.contents.get(n)}
+        ctx.ledger.append(
+            {
+                "action": "withdrawn",
+                "task": ctx.task,
+                "model": ctx.model,
+                "version": None,
+                "from": found.champion,
+                "versions": sorted(versions),
+                "contents": sorted(contents),
+                "reason": reason,
+                "by": ctx.user,
+            }
+        )
+        for alias, version in found.registry.aliases.items():
+            if version in versions:
+                ctx.client.delete_registered_model_alias(ctx.model, alias)
+        return move_aliases(ctx).champion
+
+
+def _accept(ctx: PromotionContext, version: int, registry: Registry) -> Decision:
+    """Record MLflow's champion in the ledger, which says something else."""
+    choice = _Choice(version=version, spec=MetricSpec(metric="", split=""))
+    before = ctx.ledger.state(ctx.model).champion
+    reason = f"version {version} is MLflow's champion; recorded in the ledger, whose champion was {_name(before)}"
+    decision = _make_decision(ctx, "unchanged", choice, before, [reason])
+    _append_decision(ctx, decision, registry, action="accepted")
+    move_aliases(ctx)
+    return decision
+
+
+def _append_decision(ctx: PromotionContext, decision: Decision, registry: Registry, action: str = "") -> None:
+    content = registry.contents.get(decision.version, "") if decision.version is not None else ""
+    ctx.ledger.append(
+        {
+            "action": action or decision.action,
+            "task": decision.task,
+            "model": decision.model,
+            "version": decision.version,
+            "content": content,
+            "from": decision.champion,
+            "by": ctx.user,
+            "run": decision.run,
+            "run_model": decision.run_model,
+            "from_run": decision.champion_run,
+            "from_run_model": decision.champion_run_model,
+            "decision": decision.to_plain(),
         }
+    )
+
+
+def _check_unchanged(ctx: PromotionContext, before: Registry) -> None:
+    """Check that no other checkout decided while the gate was at work.
+
+    Raises:
+        LedgerError: one did; nothing was recorded here.
+    """
+    now = read_registry(ctx.client, ctx.model)
+    if (now.champion, now.head) != (before.champion, before.head):
+        raise LedgerError(f"{ctx.model}: another checkout decided meanwhile: {_way_out(ctx, now)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """The version to judge, by `spec`.
+
+    skip_reason: why it need not be judged; empty: it must. selected_on: the split on which it was the best of several;
+    empty: there was no choice. measured: of how many.
+    """
+
+    version: int | None
+    spec: MetricSpec
+    skip_reason: str = ""
+    candidates: list[Candidate] = field(default_factory=list)
+    selected_on: str = ""
+    measured: int = 1
+
+
+def _choose(ctx: PromotionContext, request: GateRequest, found: Reconciled) -> _Choice:
+    """Return the requested version, else the best of all runs.
+
+    Raises:
+        DataError: nothing is registered.
+    """
+    params, rule = request.params, request.params.gate(ctx.task)
+    datasets = (request.dataset,) if request.dataset else ()
+    spec = MetricSpec(metric=rule.metric or request.metric, split=params.split, datasets=datasets)
+    if request.version is not None:
+        is_champion = request.version == found.champion
+        skip_reason = f"version {request.version} is already the champion" if is_champion else ""
+        return _Choice(version=request.version, spec=spec, skip_reason=skip_reason)
+    versions = find_candidates(ctx.client, ctx.model, request.runs)
+    if not versions:
+        if found.champion is None:
+            raise DataError(f"{ctx.model}: no challenger to promote; `dvc repro register` registers one")
+        return _Choice(version=None, spec=spec, skip_reason="there is no challenger")
+    # Select on another split than the test: the best of several on the test was partly lucky on that test.
+    scores, withdrawn = read_candidate_scores(ctx.client, versions), found.state.withdrawn
+    candidates, spec = rank_candidates(versions, scores, spec, rule.direction, withdrawn)
+    select_spec = dataclasses.replace(spec, split=params.select_on)
+    selected, _ = rank_candidates(versions, scores, select_spec, rule.direction, withdrawn)
+    if any(c.value is None and not c.withdrawn for c in selected):  # not all were scored there: select on the test
+        select_spec = spec
+    else:
+        candidates = selected
+    eligible = [candidate for candidate in candidates if not candidate.withdrawn]
+    if not eligible:
+        number = candidates[0].version
+        skip_reason = f"version {number} was rolled back; to promote it again, pass --version {number}"
+        return _Choice(version=number, spec=spec, skip_reason=skip_reason, candidates=candidates)
+    best = eligible[0]
+    if best.value is None:  # none can be measured: refuse the first that is not champion, with its reason
+        best = next((c for c in eligible if c.version != found.champion), best)
+    skip_reason = ""
+    if best.version == found.champion:
+        others = f", and the best of {len(eligible)} candidates" if len(eligible) > 1 else ""
+        skip_reason = f"version {best.version} is already the champion{others}"
+    measured = max(1, sum(c.value is not None for c in eligible))
+    return _Choice(
+        version=best.version,
+        spec=spec,
+        skip_reason=skip_reason,
+        candidates=candidates,
+        selected_on=select_spec.split if measured > 1 else "",
+        measured=measured,
+    )
+
+
+def _make_decision(
+    ctx: PromotionContext,
+    action: Action,
+    choice: _Choice,
+    champion: int | None,
+    reasons: list[str],
+    *,
+    verdict: Verdict | None = None,
+    forced: bool = False,
+) -> Decision:
+    run, run_model = get_run_names(
+        None if choice.version is None else find_version_by_number(ctx.client, ctx.model, choice.version)
+    )
+    champion_run, champion_run_model = get_run_names(
+        None if champion is None else find_version_by_number(ctx.client, ctx.model, champion)
+    )
+    return Decision(
+        action=action,
+        task=ctx.task,
+        model=ctx.model,
+        version=choice.version,
+        champion=champion,
+        reasons=redacted(reasons),
+        numbers=json.loads(json.dumps(verdict.numbers if verdict is not None else {}, allow_nan=False)),
+        outcome=verdict.outcome if verdict is not None else "",
+        forced=forced,
+        run=run,
+        run_model=run_model,
+        champion_run=champion_run,
+        champion_run_model=champion_run_model,
+        candidates=[candidate.to_plain() for candidate in choice.candidates],
+    )
