@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.cli.main import doctor
+from vlp_models.cli import doctor
 from vlp_models.errors import ParamsError
 from vlp_models.params import load_params
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.cli.main import run as commands
+from vlp_models.cli import pipeline
 from vlp_models.errors import TrackingError
 from vlp_models.registry import receipts as registered
 
@@ -44,10 +44,10 @@ def test_register_runs_again_only_where_something_is_lost(
         return gone
 
     monkeypatch.setattr(registered, "lost", lost)
-    monkeypatch.setattr(commands, "write_plan", lambda: False)
-    monkeypatch.setattr(commands, "_run_dvc", lambda params, workspace, targets: code)
-    monkeypatch.setattr(commands, "_supervised", lambda wanted, env: ran.extend(wanted) or 0)
-    assert commands.run_pipeline(targets) == code
+    monkeypatch.setattr(pipeline, "write_plan", lambda: False)
+    monkeypatch.setattr(pipeline, "_run_dvc", lambda params, workspace, targets: code)
+    monkeypatch.setattr(pipeline, "_run_supervised", lambda wanted, env: ran.extend(wanted) or 0)
+    assert pipeline.run_pipeline(targets) == code
     assert [command[-4:] for command in ran] == ([["repro", "--force", "--single-item", "register"]] if again else [])
     said = capsys.readouterr().err
     assert ("MLflow has lost vlp-vqa/1; registering again" in said) == again

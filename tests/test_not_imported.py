@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.cli.main import run as commands
+from vlp_models.cli import pipeline
 from vlp_models.cli.presets import apply_overlay
 
 ROOT = Path(__file__).parent.parent
@@ -20,11 +20,11 @@ def test_first_weights_that_are_missing_are_named_with_what_makes_them(
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     apply_overlay(tmp_path / "params.yaml", None, ["models.tden.init=checkpoints/imported/resnet"])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "write_plan", lambda: False)
-    monkeypatch.setattr(commands, "_supervised", lambda wanted, env: 1)
-    assert commands.run_pipeline(["initial@tden"]) == 1
+    monkeypatch.setattr(pipeline, "write_plan", lambda: False)
+    monkeypatch.setattr(pipeline, "_run_supervised", lambda wanted, env: 1)
+    assert pipeline.run_pipeline(["initial@tden"]) == 1
     said = capsys.readouterr().err
     assert "`models.tden.init`: checkpoints/imported/resnet not found" in said and HINT in said
     (tmp_path / "checkpoints" / "imported" / "resnet").mkdir(parents=True)
-    assert commands.run_pipeline(["initial@tden"]) == 1
+    assert pipeline.run_pipeline(["initial@tden"]) == 1
     assert HINT not in capsys.readouterr().err

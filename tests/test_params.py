@@ -299,7 +299,7 @@ def test_scientific_notation_without_a_dot_is_a_number(tmp_path: Path) -> None:
 
 
 def test_missing_file_and_bad_yaml_say_so(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match="no such file"):
+    with pytest.raises(ParamsError, match="not found; run in the project root"):
         load_params(tmp_path / "absent.yaml")
     (tmp_path / "bad.yaml").write_text("a: [1,")
     with pytest.raises(ParamsError, match="not valid YAML"):

@@ -46,7 +46,7 @@ def test_a_live_trainer_and_the_holders_of_dvcs_lock_are_shown(project: Path) ->
         trainer.wait()
     assert f"pid {trainer.pid}: finetune vqa, step 20, epoch 2, loss 1.5" in found.running
     assert f"pid {os.getpid()}: dvc repro, holds DVC's lock" in found.running
-    assert f"pid {gone.pid}: dvc status, holds DVC's lock (dead: DVC will let go of its lock)" in found.running
+    assert f"pid {gone.pid}: dvc status, holds DVC's lock (dead: DVC will release its lock)" in found.running
 
 
 def test_damage_becomes_notes(project: Path) -> None:
@@ -57,7 +57,7 @@ def test_damage_becomes_notes(project: Path) -> None:
     (project / "reports" / "registered.json").write_text("{")
     found = status(project)
     said = "\n".join(found.notes)
-    assert "rwlock can't be read" in said and "ledger.jsonl, line 1" in said
+    assert "rwlock cannot be read" in said and "ledger.jsonl, line 1" in said
     assert {row["task"] for row in found.tasks} == {"captioning", "vqa"}
 
 

@@ -199,7 +199,7 @@ def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
 def test_a_wrong_option_stops_the_pipeline_before_it_starts(
     done: tuple[Workspace, Params], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vlp_models.cli.run import run_pipeline
+    from vlp_models.cli.pipeline import run_pipeline
 
     workspace, _ = done
     monkeypatch.chdir(workspace.root)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.cli.run import run_stage
+from vlp_models.cli.pipeline import run_stage
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.pipeline.dvc.consistency import record_params, remove_wrong_entries
 from vlp_models.pipeline.stages import prepare, tokenizer

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from small_project import SIZES, make_data, make_model
 
-from vlp_models.cli.history import find_version, print_lineage
+from vlp_models.cli.history import print_lineage, resolve_version
 from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
@@ -162,7 +162,7 @@ def test_registering_the_same_weights_again_adds_their_new_scores(workspace: Wor
 
     for splits in (("test",), ("test", "val")):
         register.run(scored_on(*splits), workspace)
-        version = find_version(client, params, "vlp-vqa@challenger")
+        version = resolve_version(client, params, "vlp-vqa@challenger")
         found.append((version.version, version.tags["evaluation"]))
     assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
     with pytest.raises(ParamsError, match="no run of vqa has accuracy on test"):
@@ -210,4 +210,4 @@ def test_status_of_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert "HEAVY []" in done.stdout and "params.yaml: no such file" in done.stdout, done.stdout + done.stderr
+    assert "HEAVY []" in done.stdout and "params.yaml: not found" in done.stdout, done.stdout + done.stderr

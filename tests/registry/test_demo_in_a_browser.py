@@ -176,7 +176,7 @@ def test_without_a_host_it_listens_on_this_machine_alone(here: Workspace, params
         )
     try:
         assert process.stdout is not None
-        lines = list(itertools.takewhile(lambda line: not line.startswith("the page is at"), process.stdout))
+        lines = list(itertools.takewhile(lambda line: not line.startswith("the demo is at"), process.stdout))
         assert process.poll() is None, f"{lines} {said.read_text()}"
         assert [_answers(address, port) for address in ("127.0.0.1", "127.0.0.2", "::1")] == [True, False, False]
     finally:

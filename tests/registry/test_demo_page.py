@@ -192,5 +192,7 @@ def test_a_version_whose_files_are_gone_leaves_the_others_on_the_page(
 
 def test_without_any_version_there_is_no_page(here: Workspace, params: Params) -> None:
     other = dataclasses.replace(params, tracking=dataclasses.replace(params.tracking, model_prefix="other"))
-    with pytest.raises(DataError, match=r"nothing to show\. captioning: No champion yet: `vlp promote captioning`"):
+    with pytest.raises(
+        DataError, match=r"no model to show\. captioning: No champion yet: run `vlp promote captioning`"
+    ):
         make_page(other, here)

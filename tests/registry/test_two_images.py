@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from small_project import SIZES, make_model
 
-from vlp_models.cli.run import predict
+from vlp_models.cli.predict import predictions
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
@@ -119,12 +119,12 @@ def test_it_is_served_with_two_images(
     for given in (images, encoded):
         found = served.predict(pd.DataFrame({"image": given, "text": texts}))
         assert [p["p_true"] for p in found] == pytest.approx([p["p_true"] for p in known], abs=1e-5)
-    turned = predict("nlvr2", [pair[::-1] for pair in images], texts, f"vlp-nlvr2/{version.version}")
+    turned = predictions("nlvr2", [pair[::-1] for pair in images], texts, f"vlp-nlvr2/{version.version}")
     assert [p["p_true"] for p in turned] != pytest.approx([p["p_true"] for p in known], abs=1e-5)
     with pytest.raises(DataError, match="looks at 2 images at a time: a list of 2 is expected; found str"):
-        predict("nlvr2", [images[0][0]], texts[:1], f"vlp-nlvr2/{version.version}")
+        predictions("nlvr2", [images[0][0]], texts[:1], f"vlp-nlvr2/{version.version}")
     with pytest.raises(DataError, match="expected; found 3"):
-        predict("nlvr2", [[*images[0], images[0][0]]], texts[:1], f"vlp-nlvr2/{version.version}")
+        predictions("nlvr2", [[*images[0], images[0][0]]], texts[:1], f"vlp-nlvr2/{version.version}")
 
 
 @pytest.mark.parametrize("run", MODELS)

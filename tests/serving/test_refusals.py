@@ -9,8 +9,7 @@ import pytest
 from toy_dataset import make_toy
 from toy_tasks import make
 
-from vlp_models.cli.main import main as cli
-from vlp_models.cli.main import run as commands
+from vlp_models.cli import predict as cli
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.serving.predictor import Predictor
@@ -30,16 +29,16 @@ def test_the_command_line_takes_as_many_images_as_the_task(
 ) -> None:
     asked: list[Any] = []
 
-    def predict(task: str, images: list[Any], texts: list[str] | None, model: str) -> list[dict[str, Any]]:
+    def predictions(task: str, images: list[Any], texts: list[str] | None, model: str) -> list[dict[str, Any]]:
         asked.append((task, images, texts))
         return [{"prediction": True, "p_true": 0.9, "caption": "a cup"}]
 
-    monkeypatch.setattr(commands, "predict", predict)
+    monkeypatch.setattr(cli, "predictions", predictions)
     cli.judge(["a.png"], "one cup")
     cli.judge(["a.png", "b.png"], "two cups")
-    cli.predict_task("nlvr2", ["a.png", "b.png", "two cups"])
-    cli.predict_task("nlvr", ["a.png", "one cup"])
-    cli.predict_task("captioning", ["a.png"])
+    cli.predict("nlvr2", ["a.png", "b.png", "two cups"])
+    cli.predict("nlvr", ["a.png", "one cup"])
+    cli.predict("captioning", ["a.png"])
     assert asked == [
         ("nlvr", ["a.png"], ["one cup"]),
         ("nlvr2", [["a.png", "b.png"]], ["two cups"]),
@@ -48,13 +47,13 @@ def test_the_command_line_takes_as_many_images_as_the_task(
         ("captioning", ["a.png"], None),
     ]
     assert capsys.readouterr().out.startswith("true  (p = 0.90)")
-    for task, given, said in (
-        ("nlvr2", ["a.png", "b.png"], "vlp predict nlvr2 IMAGE IMAGE TEXT: the text is missing, its statement"),
-        ("nlvr2", ["a.png"], "vlp predict nlvr2 IMAGE IMAGE TEXT: 1 arguments are given"),
-        ("nlvr", ["a.png", "b.png", "two cups"], "vlp predict nlvr IMAGE TEXT: 3 arguments are given"),
+    for task, given, message in (
+        ("nlvr2", ["a.png", "b.png"], "vlp predict nlvr2 IMAGE IMAGE TEXT: the text is missing: statement"),
+        ("nlvr2", ["a.png"], "vlp predict nlvr2 IMAGE IMAGE TEXT: got 1 arguments"),
+        ("nlvr", ["a.png", "b.png", "two cups"], "vlp predict nlvr IMAGE TEXT: got 3 arguments"),
         ("nlvr", ["a.png", ""], "the text is missing"),
     ):
-        with pytest.raises(ParamsError, match=said):
-            cli.predict_task(task, given)
-    with pytest.raises(ParamsError, match="3 images; a statement is about one or two"):
+        with pytest.raises(ParamsError, match=message):
+            cli.predict(task, given)
+    with pytest.raises(ParamsError, match="got 3 images; a statement is about one or two"):
         cli.judge(["a.png"] * 3, "three cups")

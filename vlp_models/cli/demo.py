@@ -1,4 +1,4 @@
-"""`vlp demo`: finds the versions that answer in the registry, and serves the page (serving/page)."""
+"""`vlp demo`: serve the demo page (serving/page) with versions from the registry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import signal
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from vlp_models.errors import DataError, Terminated, VLPError
 
@@ -21,43 +23,49 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TASKS = ("captioning", "vqa", "retrieval")
 
 
-def run(*, host: str, port: int, runs: Sequence[str], split: str) -> None:
-    """
-    Raises:
-        MissingToolError: Gradio is not installed.
-        DataError: no version answers anything, or a run of `runs` has none.
+def demo(
+    runs: Annotated[
+        list[str] | None, typer.Option("--run", help="Use the newest version of this run instead of the champion.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
+    split: Annotated[str, typer.Option(help="The images to search: train, val or test.")] = "test",
+) -> None:
+    """Try the champion models on a web page: caption an image, ask about it, search images by text.
+
+    Needs Gradio. Example: `vlp demo --run tden-vqa`
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.serving.page.app import check_installed, serving
 
     check_installed()
-    page = make_page(load_params(), Workspace(), runs=runs, split=split)
+    page = make_page(load_params(), Workspace(), runs=runs or (), split=split)
     for task, reason in page.missing.items():
         print(f"{task}: {reason}")
-    signal.signal(signal.SIGTERM, _end)  # so that dropped photos are deleted
+    signal.signal(signal.SIGTERM, _terminate)  # so that uploaded images are deleted
     with serving(page, host=host, port=port) as address:
-        print(f"the page is at {address}; Ctrl-C ends it", flush=True)
+        print(f"the demo is at {address}; press Ctrl-C to stop", flush=True)
         if host not in LOOPBACK:
-            print("whoever reaches this address can use the page: it asks for no password", flush=True)
+            print("anyone who can reach this address can use the page: it has no password", flush=True)
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
 
 
-def _end(received: int, frame: Any) -> None:
+def _terminate(received: int, frame: Any) -> None:
     raise Terminated()
 
 
 def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (), split: str = "test") -> Page:
-    """The page of each task's champion, or of the newest version of one of `runs`. What can't be loaded is said on the
-    page in its place.
+    """Return the page with each task's champion, or the newest version of one of `runs`.
+
+    The page shows a message in place of a model that cannot be loaded.
 
     Raises:
-        DataError: see `run`.
+        DataError: no model can be loaded, or a run has no registered version.
     """
-    from vlp_models.pipeline.promote import mlflow_errors
-    from vlp_models.registry.client import connect
-    from vlp_models.registry.versions import checked_bundle
+    from vlp_models.registry.client import connect, mlflow_errors
+    from vlp_models.registry.versions import download_verified_bundle
     from vlp_models.serving.page.handlers import Eye, Page
     from vlp_models.serving.page.photos import PhotoSearch
     from vlp_models.serving.predictor import Predictor
@@ -70,32 +78,32 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
         for task in TASKS:
             if task not in versions:
                 missing[task] = (
-                    f"No champion yet: `vlp promote {task}` makes one, or `vlp demo --run NAME` takes a run's version."
+                    f"No champion yet: run `vlp promote {task}`, or use a run's version with `vlp demo --run NAME`."
                 )
                 continue
             version, chosen = versions[task]
             try:
-                bundle = checked_bundle(version)
+                bundle = download_verified_bundle(version)
                 origin = _origin(client, version, chosen, bundle)
                 if task == "retrieval":
                     made |= {"search": PhotoSearch(bundle, workspace, split), "search_origin": origin}
                 else:
                     made["captioner" if task == "captioning" else "answerer"] = Eye(Predictor(bundle), origin)
             except VLPError as error:
-                missing[task] = f"{version.name} version {version.version} can't be used: {error}"
+                missing[task] = f"{version.name} version {version.version} cannot be used: {error}"
     if not made:
-        raise DataError(f"vlp demo: nothing to show. {' '.join(f'{task}: {why}' for task, why in missing.items())}")
+        raise DataError(f"vlp demo: no model to show. {' '.join(f'{task}: {why}' for task, why in missing.items())}")
     return Page(**made, missing=missing)
 
 
 def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tuple[Any, str]]:
-    """Task -> the version that answers, and how it was chosen."""
-    from vlp_models.registry.versions import CHAMPION, by_alias, model_name, run_alias
+    """Return task -> (version, how it was chosen)."""
+    from vlp_models.registry.versions import CHAMPION, find_version_by_alias, model_name, run_alias
 
     found: dict[str, tuple[Any, str]] = {}
     names = {task: model_name(params.tracking, task) for task in TASKS}
     for run in runs:
-        known = {task: by_alias(client, name, run_alias(run)) for task, name in names.items()}
+        known = {task: find_version_by_alias(client, name, run_alias(run)) for task, name in names.items()}
         own = {task: (version, f"run {run}") for task, version in known.items() if version is not None}
         if not own:
             raise DataError(
@@ -103,10 +111,10 @@ def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tup
                 "shows what is registered"
             )
         if own.keys() & found.keys():
-            raise DataError(f"vlp demo: two runs for {', '.join(own.keys() & found.keys())}; name one")
+            raise DataError(f"vlp demo: two runs for {', '.join(own.keys() & found.keys())}; give one")
         found |= own
     for task, name in names.items():
-        champion = by_alias(client, name, CHAMPION) if task not in found else None
+        champion = find_version_by_alias(client, name, CHAMPION) if task not in found else None
         if champion is not None:
             found[task] = (champion, CHAMPION)
     return found

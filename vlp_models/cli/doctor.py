@@ -1,4 +1,4 @@
-"""`vlp doctor`: what this machine lacks, in plain words."""
+"""`vlp doctor`: check the machine and the installation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+import typer
+
 from vlp_models.common.source_hash import ROOT, other_package
 
-# Releases that must not run: what is wrong with them, and the way out.
+# Releases that must not run, and why.
 KNOWN_BAD = {
     "lightning": {"2.6.2": "a malicious upload", "2.6.3": "a malicious upload"},
     "pytorch-lightning": {"2.6.2": "a malicious upload", "2.6.3": "a malicious upload"},
 }
-# First release that breaks another package we need.
+# First release that breaks another required package.
 BREAKS_FROM = {
     "fastapi": ("0.151", "every Prefect 3.8 server call with a null field fails"),
-    "sqlalchemy": ("2.1", "Prefect 3.8's scheduler stops making runs, silently"),
+    "sqlalchemy": ("2.1", "Prefect 3.8's scheduler silently stops creating runs"),
 }
 NEEDED_GB = 10
 PORTS = {5000: "mlflow server", 4200: "prefect server"}
@@ -35,8 +37,26 @@ class Finding:
     text: str
 
 
+def print_findings() -> None:
+    """Check this machine: packages, Java, git, disk space, accelerator, ports.
+
+    Exit code 1: there is a problem to fix.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
+    console, failed = Console(), False
+    for finding in examine(Path.cwd()):
+        console.print(
+            Text(f"{finding.level:8}", styles[finding.level]), Text(f"{finding.subject:18}", "bold"), finding.text
+        )
+        failed |= finding.level == "problem"
+    raise typer.Exit(int(failed))
+
+
 def examine(root: Path) -> Iterator[Finding]:
-    """Yields one finding per subject: python, code, packages, java, git, disk, accelerator, ports."""
+    """Yield one finding per subject: python, code, packages, java, git, disk, accelerator, ports."""
     yield _python()
     yield _code(root)
     yield from _packages()
@@ -54,8 +74,8 @@ def _python() -> Finding:
 def _code(root: Path) -> Finding:
     theirs = other_package(root)
     if theirs is not None:
-        text = f"{ROOT} is running, not this folder's code: run `make install` here, or set PYTHONPATH={theirs.parent}"
-        return Finding("problem", "code", text)
+        fix = f"run `make install` here, or set PYTHONPATH={theirs.parent}"
+        return Finding("problem", "code", f"{ROOT} is running instead of the code in this folder: {fix}")
     return Finding("ok", "code", str(ROOT))
 
 
@@ -76,12 +96,12 @@ def _packages() -> Iterator[Finding]:
             good = False
             yield Finding("problem", name, "not installed; run `make install`")
     if good:
-        yield Finding("ok", "packages", "no release with a known hole or break")
+        yield Finding("ok", "packages", "no release with a known vulnerability or incompatibility")
 
 
 def _java() -> Finding:
     java = shutil.which("java")
-    missing = "METEOR and the PTB tokenizer will say 'not computed'; install a Java runtime (8 or newer)"
+    missing = "METEOR and the PTB tokenizer will be 'not computed'; install a Java runtime (8 or newer)"
     if java is None:
         return Finding("note", "java", f"not found: {missing}")
     try:
@@ -97,14 +117,14 @@ def _git(root: Path) -> Finding:
     if shutil.which("git") is None:
         return Finding("problem", "git", "not found: DVC needs it")
     if not (root / ".dvc").is_dir():
-        return Finding("problem", "dvc", f"{root}: no .dvc folder; run from the project's root, or `dvc init`")
+        return Finding("problem", "dvc", f"{root}: no .dvc folder; run in the project root, or run `dvc init`")
     return Finding("ok", "git and dvc", "a DVC project")
 
 
 def _disk(root: Path) -> Finding:
     free = shutil.disk_usage(root).free / 1e9
     if free < NEEDED_GB:
-        return Finding("problem", "disk", f"{free:.1f} GB free; packages and the demo take about {NEEDED_GB} GB")
+        return Finding("problem", "disk", f"{free:.1f} GB free; packages and the demo need about {NEEDED_GB} GB")
     return Finding("ok", "disk", f"{free:.0f} GB free")
 
 
@@ -112,7 +132,7 @@ def _accelerator() -> Finding:
     try:
         import torch
     except ImportError:
-        return Finding("problem", "torch", "does not import; run `make install`")
+        return Finding("problem", "torch", "cannot be imported; run `make install`")
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         return Finding("ok", "accelerator", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
@@ -125,7 +145,9 @@ def _ports() -> Iterator[Finding]:
             probe.settimeout(0.5)
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 yield Finding(
-                    "note", f"port {port}", f"in use; if that is not your {server}, start it with `--port {port + 1}`"
+                    "note",
+                    f"port {port}",
+                    f"in use; if not by your {server}, start it with `--port {port + 1}`",
                 )
 
 

@@ -1,4 +1,4 @@
-"""`vlp status`: what is stale, what runs, who is champion. Reads files and asks DVC; fails on nothing it can't find."""
+"""`vlp status`: stale stages, running stages, champions. Whatever cannot be determined becomes a note."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from vlp_models.common.redaction import redact
 from vlp_models.errors import VLPError
-from vlp_models.registry.receipts import Receipt, challenger_of, lost, read_registered, value_of
+from vlp_models.registry.receipts import Receipt, find_challenger, find_lost_versions, read_registered, read_value
 
 if TYPE_CHECKING:
     from vlp_models.params import Params
@@ -22,7 +24,7 @@ DVC_SECONDS = 60.0  # a workspace of millions of files takes DVC a while
 
 @dataclass(kw_only=True)
 class Status:
-    """stale: stage -> what changed. running: one line each. tasks: a row each. notes: what could not be found out."""
+    """stale: stage -> what changed. running: one line each. tasks: one row each. notes: what is unknown, and why."""
 
     stale: dict[str, list[str]] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)
@@ -31,7 +33,12 @@ class Status:
     notes: list[str] = field(default_factory=list)
 
 
-def print_status(*, ask_mlflow: bool = False) -> None:
+def print_status(
+    ask_mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="Read aliases from MLflow, not from the ledger.")
+    ] = False,
+) -> None:
+    """Show stale stages, running stages, champions and challengers, and the last decision."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -40,7 +47,7 @@ def print_status(*, ask_mlflow: bool = False) -> None:
     console = Console()
     if found.stale:
         console.print(
-            Text("stale     ", "yellow"), Text(f"{len(found.stale)} stages; `dvc repro` brings them up to date")
+            Text("stale     ", "yellow"), Text(f"{len(found.stale)} stages; `vlp run` brings them up to date")
         )
         for name, reasons in list(found.stale.items())[:12]:
             console.print(Text(f"            {name:24} {', '.join(reasons)}"))
@@ -65,7 +72,7 @@ def print_status(*, ask_mlflow: bool = False) -> None:
 
 
 def status(root: Path, *, ask_mlflow: bool = False) -> Status:
-    """Everything `vlp status` shows; what can't be found out becomes a note."""
+    """Return everything that `vlp status` shows; whatever cannot be determined becomes a note."""
     found = Status()
     _running(root, found)
     _stale(root, found)
@@ -81,12 +88,12 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
 
 
 def describe_entry(entry: dict[str, Any]) -> str:
-    """A ledger entry in one line."""
-    from vlp_models.cli.history import describe
+    """Return a ledger entry as one line."""
+    from vlp_models.cli.history import describe_action
 
     reasons = "; ".join(entry.get("decision", {}).get("reasons", []))
     version = f" version {entry['version']}" if entry["version"] else ""
-    return f"{entry['time']} {entry['model']}{version} {describe(entry)} by {entry['by']}" + (
+    return f"{entry['time']} {entry['model']}{version} {describe_action(entry)} by {entry['by']}" + (
         f": {reasons}" if reasons else ""
     )
 
@@ -103,11 +110,11 @@ def _stale(root: Path, found: Status) -> None:
         )
         stages = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        found.notes.append(f"dvc status takes longer than {DVC_SECONDS:.0f} s")
+        found.notes.append(f"dvc status takes more than {DVC_SECONDS:.0f} s")
     except (OSError, ValueError):
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no answer"]
         busy = any("busy" in line for line in lines)
-        found.notes.append("dvc status: a stage is being written" if busy else f"dvc status: {lines[0]}")
+        found.notes.append("dvc status: a stage is running" if busy else f"dvc status: {lines[0]}")
     else:
         for name, changes in stages.items():
             reasons = [kind for change in changes for kind in (change if isinstance(change, dict) else [change])]
@@ -115,7 +122,7 @@ def _stale(root: Path, found: Status) -> None:
 
 
 def _running(root: Path, found: Status) -> None:
-    """Live processes that work in this folder, and what the DVC lock file says they hold."""
+    """Collect the stages that run in this folder, and the holders of DVC's lock file."""
     import psutil
 
     here = os.fspath(root.resolve())
@@ -137,16 +144,16 @@ def _running(root: Path, found: Status) -> None:
             for entry in [*(held.get("read") or []), *([write] if write else [])]:
                 holders[int(entry["pid"])] = str(entry.get("cmd", "dvc"))
         for pid, command_line in sorted(holders.items()):
-            state = "" if psutil.pid_exists(pid) else " (dead: DVC will let go of its lock)"
+            state = "" if psutil.pid_exists(pid) else " (dead: DVC will release its lock)"
             found.running.append(f"pid {pid}: {command_line}, holds DVC's lock{state}")
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        found.notes.append("dvc: .dvc/tmp/rwlock can't be read; if no DVC runs, delete it")
+        found.notes.append("dvc: .dvc/tmp/rwlock cannot be read; if DVC is not running, delete it")
 
 
 def _progress(root: Path, stage: str) -> str:
-    """The trainer's last logged step."""
+    """Return the last step that the trainer logged."""
     logs = sorted((root / ".work" / stage).glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
     if not logs:
         return ""
@@ -176,7 +183,7 @@ def _champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> N
         metric = params.promotion.gate(task).metric or params.tracking.metric.get(task, "")
         champion = states[model].champion if model in states else None
         receipts = registered.get(task, [])
-        challenger = (challenger_of(receipts) or {}).get("version")
+        challenger = (find_challenger(receipts) or {}).get("version")
         if aliases is not None:
             champion, challenger = (aliases.get(model, {}).get(name) for name in ("champion", "challenger"))
         if challenger == champion:
@@ -185,11 +192,11 @@ def _champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> N
         if champion is not None:
             row["champion"] = f"version {champion}{_maker(receipts, champion)}{_value(entries, model, champion)}"
         if challenger is not None:
-            value = next((value_of(reports, r, metric) for r in receipts if r["version"] == challenger), None)
+            value = next((read_value(reports, r, metric) for r in receipts if r["version"] == challenger), None)
             row["challenger"] = f"version {challenger}{_maker(receipts, challenger)}{_figure(value)}"
         others = [r for r in receipts if r["version"] not in (champion, challenger)]
         row["candidates"] = "; ".join(
-            f"version {r['version']}{_maker(receipts, r['version'])}{_figure(value_of(reports, r, metric))}"
+            f"version {r['version']}{_maker(receipts, r['version'])}{_figure(read_value(reports, r, metric))}"
             for r in others
         )
         found.tasks.append(row)
@@ -199,7 +206,7 @@ def _aliases(root: Path, params: Params, found: Status) -> dict[str, dict[str, i
     try:
         from vlp_models.registry.client import connect
 
-        if gone := lost(params.tracking, root):
+        if gone := find_lost_versions(params.tracking, root):
             found.notes.append(f"MLflow has lost {', '.join(gone)}; `vlp run register` registers again")
         client = connect(params.tracking, root)
         return {m.name: {k: int(v) for k, v in m.aliases.items()} for m in client.search_registered_models()}
@@ -209,7 +216,7 @@ def _aliases(root: Path, params: Params, found: Status) -> dict[str, dict[str, i
 
 
 def _value(entries: list[dict[str, Any]], model: str, version: int) -> str:
-    """The champion's figure when it was last measured, from the ledger."""
+    """Return the champion's last measured value, from the ledger."""
     for entry in reversed(entries):
         numbers = entry.get("decision", {}).get("numbers", {})
         if entry["model"] != model:
@@ -222,7 +229,7 @@ def _value(entries: list[dict[str, Any]], model: str, version: int) -> str:
 
 
 def _maker(receipts: list[Receipt], version: int) -> str:
-    """Run and model of a version that this workspace registered."""
+    """Return run and model of a version that this workspace registered."""
     receipt = next((r for r in receipts if r["version"] == version), {})
     names = [str(receipt[name]) for name in ("run", "model") if receipt.get(name)]
     return f" ({', '.join(dict.fromkeys(names))})" if names else ""

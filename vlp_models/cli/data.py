@@ -1,0 +1,91 @@
+"""Commands on new and unwanted data: ingest, drift, forget."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from vlp_models.errors import ParamsError
+
+
+def ingest(
+    check: Annotated[
+        bool, typer.Option("--check", help="Only list what is in the inbox and whether it is complete.")
+    ] = False,
+) -> None:
+    """Add new image-caption pairs from the inbox to the dataset, without duplicates and leaks.
+
+    Each folder in data/inbox becomes a batch: deduplicated and checked against every evaluation split.
+    """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.ingest.ingest import run
+    from vlp_models.params import load_params
+
+    run(load_params(), Workspace(), check)
+
+
+def drift() -> None:
+    """Compare new pairs with the training data of the last model.
+
+    Exit code 4: they differ, and `drift.gate` is true.
+    """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.ingest.drift import run
+    from vlp_models.params import load_params
+
+    report = run(load_params(), Workspace())
+    raise typer.Exit(4 if report["drifted"] and report["gate"] else 0)
+
+
+def forget(
+    images: Annotated[list[str], typer.Argument(help="Image ids (scenes/17), paths in a dataset, or image files.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    exact: Annotated[bool, typer.Option(help="Only match equal bytes or pixels, not near-duplicates.")] = False,
+    keep_fingerprint: Annotated[
+        bool, typer.Option(help="Keep a 32 x 32 thumbnail, to recognize cropped and rotated copies later.")
+    ] = False,
+    withdraw_versions: Annotated[
+        bool, typer.Option(help="Remove all aliases, including champion, from versions trained on the images.")
+    ] = False,
+    retrain: Annotated[bool, typer.Option(help="Then run the pipeline: only affected runs are trained again.")] = False,
+    by: Annotated[str, typer.Option(help="The name to record in the ledger; default: the current user.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """List the models trained on an image or its copies, and erase it from the data.
+
+    Example: `vlp forget photo.jpg --dry-run`
+    """
+    from vlp_models.cli.pipeline import run_lock, run_pipeline, write_plan
+    from vlp_models.common.workspace import WITHDRAWN, Workspace
+    from vlp_models.forgetting.forget import look, remove_aliases, withdraw_images
+    from vlp_models.forgetting.report import lines, plain
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.promote import current_user
+
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise ParamsError("vlp forget: not a terminal: pass --dry-run or --yes")
+    params, workspace = load_params(), Workspace()
+    with nullcontext() if dry_run else run_lock(workspace):
+        report = look(params, workspace, images, exact=exact)
+        if as_json:
+            print(json.dumps(plain(report, params), indent=2, ensure_ascii=False))
+        else:
+            print("\n".join(lines(report, params, workspace)))
+        if dry_run:
+            return
+        if not (yes or typer.confirm("Erase these images from the data?")):
+            print("nothing changed", file=sys.stderr)
+            raise typer.Exit(1)
+        new = withdraw_images(params, workspace, report, keep_fingerprint=keep_fingerprint, by=by or current_user())
+        print(f"{WITHDRAWN}: {new} new entries; commit it with `git add {WITHDRAWN} dvc.yaml`", file=sys.stderr)
+        for line in remove_aliases(params, workspace, report, by=by or current_user()) if withdraw_versions else ():
+            print(line, file=sys.stderr)
+        write_plan()
+    if retrain:
+        raise typer.Exit(run_pipeline([]))
+    print("data and models stay as they are until the next `vlp run`", file=sys.stderr)

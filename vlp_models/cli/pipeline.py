@@ -1,0 +1,283 @@
+"""Commands that change and run the pipeline: run, use, plan, stage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlp_models.common.redaction import redact
+from vlp_models.errors import ParamsError, TrackingError
+
+if TYPE_CHECKING:
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import Params
+
+ON_CLUSTER = ("features", "shards")
+
+
+def run(
+    targets: Annotated[list[str] | None, typer.Argument(help="DVC stages to bring up to date; default: all.")] = None,
+) -> None:
+    """Bring the whole pipeline up to date, then show the results.
+
+    Runs `dvc repro`: if nothing changed, it exits within seconds. Example: `vlp run evaluate@tden-vqa`
+    """
+    raise typer.Exit(run_pipeline(targets or []))
+
+
+def use(
+    preset: Annotated[str, typer.Argument(help="A preset to merge into params.yaml, e.g. presets/nlvr.yaml.")] = "",
+    assign: Annotated[list[str] | None, typer.Option("--set", "-S", help="`key.path=value`, after the preset.")] = None,
+) -> None:
+    """Apply a preset or single values to params.yaml, and update dvc.yaml.
+
+    The result is checked before anything is written; comments are kept. Example: `vlp use presets/vlmo.yaml --set
+    trainer.devices=4`
+    """
+    from vlp_models.cli.presets import apply_overlay
+
+    for line in apply_overlay(Path("params.yaml"), Path(preset) if preset else None, assign or []):
+        print(line)
+    if write_plan():
+        print("dvc.yaml updated")
+
+
+def plan() -> None:
+    """Check params.yaml and update dvc.yaml, after you edited models, runs or datasets."""
+    print("dvc.yaml updated" if write_plan() else "dvc.yaml is up to date")
+
+
+def complete_stage() -> list[str]:
+    from vlp_models.pipeline.dvc.graph import STAGES
+
+    return list(STAGES)
+
+
+def stage(
+    name: Annotated[
+        str, typer.Argument(help="A stage of dvc.yaml: prepare, pretrain, ...", autocompletion=complete_stage)
+    ],
+    key: Annotated[str, typer.Argument(help="The dataset, model or run, for stages that have several.")] = "",
+    params: Annotated[str, typer.Option(help="The params file.")] = "params.yaml",
+) -> None:
+    """Run a single stage, as `dvc repro` does.
+
+    Example: `vlp stage pretrain tden`
+    """
+    run_stage(name, key, params)
+
+
+def run_stage(name: str, key: str, params_file: str) -> None:
+    """Run one stage; features and shards on the cluster of params.yaml, if it names one (flows/cluster.py).
+
+    Raises:
+        ParamsError: no such stage, or its params were edited while it ran, so that DVC would record the new ones.
+        DataError: the dataset that `prepare` read was changed while it ran.
+    """
+    import importlib
+
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.params.schema import nearest
+    from vlp_models.pipeline.dvc.consistency import unchanged_inputs
+    from vlp_models.pipeline.dvc.graph import STAGES
+    from vlp_models.pipeline.guard import guarded, run_by_dvc
+
+    if name not in STAGES:
+        raise ParamsError(f"no stage `{name}`{nearest(name, STAGES)}")
+    params, workspace = load_params(params_file), Workspace()
+    unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
+    with guarded(workspace, f"{name}@{key}" if key else name), unchanged as params:
+        if name in ON_CLUSTER and params.cluster.address:
+            # A subprocess, because imports point down: vlp_models does not import flows.
+            command = [sys.executable, "-m", "flows.cluster", name, "--params", params_file]
+            code = subprocess.run(command).returncode
+            if code:
+                raise SystemExit(code)
+        else:
+            importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
+
+
+def write_plan() -> bool:
+    """Write dvc.yaml from params.yaml and record the packages it uses. Return whether dvc.yaml changed.
+
+    Raises:
+        ParamsError: params.yaml is invalid, or a run in it is not possible.
+        MissingToolError: a package it names is not installed.
+    """
+    from vlp_models.common.io import write_text
+    from vlp_models.common.packages import record_packages
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.models.meta_model import image_kinds
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.check_params import check_runs
+    from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours
+    from vlp_models.pipeline.dvc.external import packages
+    from vlp_models.pipeline.stages.plan import planned
+
+    params, workspace = load_params(), Workspace()
+    check_runs(params)
+    record_packages(packages(params, regions="regions" in image_kinds(params).values()), workspace.root)
+    if not is_ours(workspace.root):
+        print(f"{FILE} is hand-written, as its first line says, and is not updated", file=sys.stderr)
+        return False
+    text, file = planned(params, workspace), workspace.root / FILE
+    if file.exists() and file.read_text(encoding="utf-8") == text:
+        return False
+    write_text(file, text)
+    return True
+
+
+def run_lock(workspace: Workspace) -> AbstractContextManager[int]:
+    """Return the lock that `vlp run` and `vlp forget` hold, so that only one of them uses a workspace."""
+    from vlp_models.common.lock import file_lock
+
+    return file_lock(workspace.root / ".work" / "run.lock", "`vlp run`")
+
+
+def run_pipeline(targets: list[str]) -> int:
+    """Run `dvc repro`, then print the results, the report's path and the command that opens MLflow.
+
+    Returns DVC's exit code.
+
+    Raises:
+        DataError: another `vlp run` is using this workspace.
+    """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
+    from vlp_models.pipeline.dvc.lock_file import repair
+
+    start = time.perf_counter()
+    params, workspace = load_params(), Workspace()
+    with run_lock(workspace):
+        if write_plan():
+            print("dvc.yaml updated from params.yaml", file=sys.stderr)
+        for line in repair(workspace.root):
+            print(line, file=sys.stderr)
+        clear_records(workspace.root)
+        code = _run_dvc(params, workspace, targets)
+        if edited := remove_wrong_entries(workspace.root):
+            print(explain_removal(edited), file=sys.stderr)
+            code = code or 1
+        if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):  # metrics of runs that ended while MLflow was down
+            from vlp_models.registry.logger import send_unsent
+
+            send_unsent(params.tracking, workspace.root)
+        if not code and (not targets or "register" in targets):
+            code = _restore_versions(params, workspace)
+        if not code:
+            print(f"took       {time.perf_counter() - start:.0f} s")
+        return code
+
+
+def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
+    from vlp_models.pipeline.parallel_finetune import finetune_beside
+
+    began = time.time()
+    environment = _dvc_environment()
+    code = finetune_beside(params, workspace.root, environment, _run_supervised) if not targets else 0
+    code = code or _run_supervised([[sys.executable, "-m", "dvc", "repro", *targets]], environment)
+    if code:
+        print(
+            "\nThe pipeline stopped at the stage above. Finished stages are kept; run the same command again to "
+            "continue (training resumes from its last checkpoint).",
+            file=sys.stderr,
+        )
+        for line in _missing_checkpoints(params, workspace):
+            print(line, file=sys.stderr)
+        return code
+    summary = workspace.reports / "summary.json"
+    if summary.exists():
+        if summary.stat().st_mtime < began:  # otherwise the stage `report` has just printed it
+            from vlp_models.evaluation.report.records import print_results
+
+            print_results(summary)
+        print(f"\nreport     {workspace.reports / 'index.html'}")
+    print(f"MLflow UI  mlflow ui --backend-store-uri {redact(params.tracking.uri)} --host 127.0.0.1 --port 5000")
+    return 0
+
+
+def _missing_checkpoints(params: Params, workspace: Workspace) -> list[str]:
+    """Return an error for each initial checkpoint that is missing: DVC would name only the path."""
+    from vlp_models.common.packages import weights_dependency
+
+    lost = {
+        f"models.{name}.{key}": source
+        for name, model in params.models.items()
+        for key, source in (("init", model.init), ("image_init", model.image_init))
+        if weights_dependency(source) and not (workspace.root / weights_dependency(source)).exists()
+    }
+    return [
+        f"params.yaml: `{where}`: {weights} not found; "
+        + (
+            "the path is relative to the project root"
+            if where.endswith(".image_init")
+            else f"create it with `vlp import-checkpoint ... --name {Path(weights).name}`"
+        )
+        for where, weights in lost.items()
+    ]
+
+
+def _restore_versions(params: Params, workspace: Workspace) -> int:
+    """Register again what the registry has lost since `register` ran, which DVC cannot see. Return DVC's exit code."""
+    from vlp_models.registry.receipts import find_lost_versions
+
+    try:
+        lost = find_lost_versions(params.tracking, workspace.root)
+    except TrackingError as error:
+        print(f"cannot check whether the registered versions still exist: {error}", file=sys.stderr)
+        return 0
+    if not lost:
+        return 0
+    print(f"MLflow has lost {', '.join(lost)}; registering again", file=sys.stderr)
+    command = [sys.executable, "-m", "dvc", "repro", "--force", "--single-item", "register"]
+    return _run_supervised([command], _dvc_environment())
+
+
+def _dvc_environment() -> dict[str, str]:
+    """Return the environment of DVC and the stages it runs."""
+    environment = dict(os.environ)
+    # A stage's command is `vlp ...`: use the one next to this interpreter, even if the venv is not activated.
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
+    environment.setdefault("GX_ANALYTICS_ENABLED", "false")
+    environment.setdefault(
+        "VLP_GRACE", "600"
+    )  # seconds to save: there is no scheduler that kills, and models are large
+    return environment
+
+
+def _run_supervised(commands: list[list[str]], environment: dict[str, str], at_once: int = 1) -> int:
+    """Run commands, each under a supervisor that passes on SIGINT and SIGTERM and gives a trainer time to save.
+
+    Returns the first exit code that is not 0; no further command starts after it.
+    """
+    waiting, running, code = list(reversed(commands)), list[subprocess.Popen[bytes]](), 0
+
+    def stop(received: int, frame: Any) -> None:
+        waiting.clear()
+        for process in running:
+            process.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            command = [sys.executable, "-m", "vlp_models.common.supervise", "--", *waiting.pop()]
+            running.append(subprocess.Popen(command, env=environment))
+        with suppress(subprocess.TimeoutExpired):
+            running[0].wait(timeout=0.2)
+        for process in [process for process in running if process.poll() is not None]:
+            running.remove(process)
+            code = code or process.returncode
+            if code:
+                waiting.clear()
+    return code

@@ -1,0 +1,117 @@
+"""Commands on registered versions: promote, rollback, history, lineage, verify, evaluate-alias."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from vlp_models.common.redaction import redact, redacted
+from vlp_models.tasks import TASKS
+
+Task = Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.")]
+User = Annotated[str, typer.Option(help="The name to record in the ledger; default: the current user.")]
+
+
+def promote(
+    task: Task,
+    version: Annotated[int, typer.Option(help="The version to promote; default: the best of all runs.")] = 0,
+    force_first: Annotated[
+        bool, typer.Option(help="Accept a first champion that misses floors or has no validation.")
+    ] = False,
+    by: User = "",
+) -> None:
+    """Promote a task's challenger to champion if it passes the gate.
+
+    Exit code 3: refused; the reasons are printed. Example: `vlp promote vqa`
+    """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.promote import REFUSED, explain, promote_task
+
+    decision = promote_task(load_params(), Workspace(), task, version=version or None, force_first=force_first, by=by)
+    print("\n".join(explain(decision)))
+    raise typer.Exit(REFUSED if decision.action == "refused" else 0)
+
+
+def rollback(task: Task, by: User = "") -> None:
+    """Restore the previous champion.
+
+    The withdrawn version can only be promoted again by its number.
+    """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.promote import explain, rollback_task
+
+    print("\n".join(explain(rollback_task(load_params(), Workspace(), task, by=by))))
+
+
+def history(
+    task: Task,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the entries as JSON lines.")] = False,
+) -> None:
+    """List every promotion decision of a task, and verify the ledger."""
+    from vlp_models.cli.history import print_history
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.promote import history_rows
+
+    print_history(history_rows(load_params(), Workspace(), task), as_json=as_json)
+
+
+def lineage(
+    model: Annotated[str, typer.Argument(help="A task or version: vqa, vlp-vqa@challenger, vlp-vqa/3.")],
+    file: Annotated[str, typer.Option(help="Print a file stored with the version instead, e.g. params.yaml.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+) -> None:
+    """Show the data, code and parents of a registered version, and how to rebuild it.
+
+    Example: `vlp lineage vlp-vqa@champion`
+    """
+    from vlp_models.cli.history import print_lineage
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+
+    print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json)
+
+
+def verify(
+    version: Annotated[str, typer.Argument(help="A task or version: vqa, vlp-vqa/3, vlp-vqa@champion.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Verify the files, code, data and scores of a registered version against its lineage.
+
+    Exit code 1: something differs.
+    """
+    from vlp_models.cli.history import resolve_version
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.registry.client import connect, mlflow_errors
+    from vlp_models.registry.verify import verify
+
+    params, workspace = load_params(), Workspace()
+    with mlflow_errors(params):
+        client = connect(params.tracking, workspace.root)
+        found = resolve_version(client, params, version)
+        checks = verify(client, workspace, found)
+    name = f"{found.name} version {found.version}"
+    if as_json:
+        print(json.dumps({"version": name, "checks": [redacted(vars(check)) for check in checks]}, indent=2))
+    else:
+        print(name)
+        for check in checks:
+            print(f"  {check.state:8} {check.subject:8} {redact(check.text)}")
+    raise typer.Exit(int(any(check.state == "differs" for check in checks)))
+
+
+def evaluate_alias(
+    task: Task,
+    alias: Annotated[str, typer.Argument(help="champion, challenger or previous.")] = "champion",
+) -> None:
+    """Evaluate a registered model on the current test split; writes to reports/aliases/."""
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.reevaluate import evaluate_alias
+
+    evaluate_alias(load_params(), Workspace(), task, alias)
