@@ -75,7 +75,7 @@ def test_a_file_a_split_gives_the_same_questions(tmp_path: Path) -> None:
     assert {row["image_id"]: row["split"] for row in divided["images"]} == {"d/image1": "train", "d/image3": "train"}
     divided = load(tmp_path, split_files={"val": ["mine.txt"], "train": ["train_images_list.txt"]})
     assert {row["image_id"]: row["split"] for row in divided["images"]} == {"d/image1": "train", "d/image3": "val"}
-    assert divided.skipped["questions about photos that no list has"] == 1
+    assert divided.skipped["questions about unlisted photos"] == 1
 
 
 def test_a_missing_line_costs_its_own_pair(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_missing_line_costs_its_own_pair(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    with pytest.raises(DataError, match=r"holds neither all_qa_pairs\.txt nor qa\.894"):
+    with pytest.raises(DataError, match=r"contains neither all_qa_pairs\.txt nor qa\.894"):
         load(tmp_path)
     (tmp_path / "d" / "all_qa_pairs.txt").write_text("a text\nand another\n")
     (tmp_path / "d" / "train_images_list.txt").write_text("image1\n")

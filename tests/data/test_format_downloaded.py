@@ -53,7 +53,7 @@ def test_conceptual_captions_go_by_their_rows(tmp_path: Path) -> None:
         "text": "a red barn",
         "provenance": "Train_GCC-training.tsv:6",
     }
-    assert tables.skipped == {"pairs of train without a picture": 1}
+    assert tables.skipped == {"pairs of train without an image": 1}
     assert [(row["row_id"], row["provenance"]) for row in tables["quarantine"]] == [
         ("d/train-2", "Train_GCC-training.tsv:3"),
         ("d/train-3", "Train_GCC-training.tsv:4"),
@@ -87,8 +87,8 @@ def test_sbu_is_one_object_of_parallel_lists(tmp_path: Path) -> None:
 
 def test_without_any_picture_the_place_they_belong_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    with pytest.raises(DataError, match=r"holds none of Train_GCC-training\.tsv"):
+    with pytest.raises(DataError, match=r"contains none of Train_GCC-training\.tsv"):
         load(tmp_path, "conceptual_captions")
     (tmp_path / "d" / "Train_GCC-training.tsv").write_text(LINES[0] + "\n")
-    with pytest.raises(DataError, match=r"no row of it has a picture in .*/images/train; .*00012/000123456\.jpg"):
+    with pytest.raises(DataError, match=r"no row has an image in .*/images/train; .*00012/000123456\.jpg"):
         load(tmp_path, "conceptual_captions")

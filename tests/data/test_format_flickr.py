@@ -58,7 +58,7 @@ def test_both_layouts_of_flickr8k_are_the_same_dataset(tmp_path: Path) -> None:
     sent, copied = load(tmp_path / "one"), load(tmp_path / "two")
     for tables, folder in ((sent, "Flicker8k_Dataset"), (copied, "Images")):
         assert not tables["quarantine"]
-        assert tables.skipped == Counter({"captions of photos that no list has": 5})
+        assert tables.skipped == Counter({"captions of unlisted photos": 5})
         found = {(row["image_id"], row["split"], Path(row["path"]).parts[-2:]) for row in tables["images"]}
         assert found == {
             ("f/100_ab", "train", (folder, "100_ab.jpg")),
@@ -162,10 +162,10 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="comes on request"):
         load(tmp_path)
     (tmp_path / "f").mkdir()
-    with pytest.raises(DataError, match=r"holds none of Flickr8k\.token\.txt, captions\.txt"):
+    with pytest.raises(DataError, match=r"contains none of Flickr8k\.token\.txt, captions\.txt"):
         load(tmp_path)
     (tmp_path / "f" / "captions.txt").write_text("file,text\n")
-    with pytest.raises(DataError, match="without a list of photos"):
+    with pytest.raises(DataError, match="which define the splits"):
         load(tmp_path)
     write_lists(tmp_path / "f")
     with pytest.raises(DataError, match=r"captions\.txt:1: the first line must name the columns image, caption"):

@@ -134,5 +134,5 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"test1\.json: no such file"):
         load(tmp_path, splits=["test1"])
     (tmp_path / "nlvr2" / "data" / "dev.json").unlink()
-    with pytest.raises(DataError, match=r"holds none of train\.json, dev\.json"):
+    with pytest.raises(DataError, match=r"contains none of train\.json, dev\.json"):
         load(tmp_path)

@@ -73,7 +73,7 @@ def test_what_annotators_did_not_agree_on_is_left_out_and_counted(tmp_path: Path
     del hidden["gold_label"]
     write(tmp_path / "ve", "test", [line("1.jpg#0r1e", gold_label="-"), hidden])
     tables = load(tmp_path)
-    assert tables.skipped["hypotheses that annotators did not agree on"] == 1 and not tables["quarantine"]
+    assert tables.skipped["hypotheses without a majority label"] == 1 and not tables["quarantine"]
     (row,) = tables["hypotheses"]
     assert row["gold_label"] is None and row["annotator_labels"] == ["entailment"]
 
@@ -107,5 +107,5 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"snli_ve_test\.jsonl: no such file"):
         load(tmp_path, splits=["test"])
     (tmp_path / "ve" / "snli_ve_train.jsonl").unlink()
-    with pytest.raises(DataError, match=r"holds none of snli_ve_train\.jsonl"):
+    with pytest.raises(DataError, match=r"contains none of snli_ve_train\.jsonl"):
         load(tmp_path)

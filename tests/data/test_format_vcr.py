@@ -86,12 +86,12 @@ def test_test_lines_hide_their_labels(tmp_path: Path) -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "tag_known": ({"rationale_choices": [["a"], ["b"], [[4], "c"], ["d"]]}, "the tag 4 has no object: the line has 4"),
     "record_readable": ({"question": ["Why", [], "?"]}, "expected a word or a list of object numbers"),
-    "four_choices": ({"answer_choices": [["a"], ["b"], ["c"]]}, "`answer_choices` does not hold 4"),
+    "four_choices": ({"answer_choices": [["a"], ["b"], ["c"]]}, "`answer_choices` does not have 4"),
     "label_known": ({"answer_label": 4}, "`answer_label` is 4"),
-    "id_unique": ({"annot_id": "train-0"}, "stood already in train.jsonl:1"),
+    "id_unique": ({"annot_id": "train-0"}, "is already used in train.jsonl:1"),
     "path_inside": ({"img_id": "train-9", "img_fn": "../../x.jpg"}, "not a path inside"),
     "image_id_unique": ({"img_fn": "lsmdc_X/other.jpg"}, "img_id train-5 is lsmdc_X/other.jpg here"),
-    "objects_match": ({"objects": ["person"]}, "other objects than in the first line"),
+    "objects_match": ({"objects": ["person"]}, "objects differ from the first line"),
     "metadata_readable": ({"img_id": "train-9", "metadata_fn": "lsmdc_X/no.json"}, "no such file"),
 }
 
@@ -132,10 +132,10 @@ def test_metadata_that_does_not_fit_costs_every_line_of_the_image(
 
 
 def test_many_persons_share_names_and_what_is_missing_is_named(tmp_path: Path) -> None:
-    from vlp_models.data.formats.vcr import NAMES, names_of
+    from vlp_models.data.formats.vcr import NAMES, name_objects
 
     assert len(set(NAMES)) == len(NAMES) == 13
-    assert names_of(["cup", *["person"] * 14]) == ["cup", *NAMES, NAMES[0]]
+    assert name_objects(["cup", *["person"] * 14]) == ["cup", *NAMES, NAMES[0]]
     with pytest.raises(DataError, match=r"visualcommonsense\.com"):
         load(tmp_path)
     write(tmp_path / "vcr", "val", [line(), line("train-1")])

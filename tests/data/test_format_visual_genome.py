@@ -65,7 +65,7 @@ def test_phrases_become_captions(tmp_path: Path, root: Path) -> None:
         ("vg/904", "vg/8", "a dog sleeps"),
         ("vg/905", "vg/10", "a cat sleeps"),
     ]
-    assert tables.skipped == {"phrases said of their image before": 1}
+    assert tables.skipped == {"repeated phrases of an image": 1}
     assert [row["row_id"] for row in tables["quarantine"]] == ["vg/903"]
 
 
@@ -75,7 +75,7 @@ def test_what_karpathy_tests_on_is_left_out_and_counted(tmp_path: Path, root: Pa
     tables = load(tmp_path, exclude=[file])
     assert [row["image_id"] for row in tables["images"]] == ["vg/7", "vg/8"]
     assert {row["image_id"] for row in tables["captions"]} == {"vg/7", "vg/8"}
-    assert tables.skipped["images that are COCO's and excluded"] == 2
+    assert tables.skipped["excluded COCO images"] == 2
 
 
 def test_objects_with_their_attributes(tmp_path: Path, root: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, root: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.json: no such file"):
         load(tmp_path, exclude=["nowhere.json"])
     (root / "ids.txt").write_text("43\nforty\n")
-    with pytest.raises(DataError, match=r"ids\.txt:2: 'forty' is no id of COCO"):
+    with pytest.raises(DataError, match=r"ids\.txt:2: 'forty' is not a COCO id"):
         load(tmp_path, exclude=["ids.txt"])
     with pytest.raises(DataError, match="has no splits"):
         load(tmp_path, instances={"train": ["objects.json"]})

@@ -20,7 +20,7 @@ from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.data.shards.order import EpochOrder, GroupedOrder, choose_order, first_positions
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
-from vlp_models.forgetting.order import Updates, first_sight
+from vlp_models.forgetting.replay import Updates, find_first_exposure
 from vlp_models.params import StreamParams
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.module import _non_finite_inputs
@@ -118,9 +118,9 @@ def test_when_a_picture_was_first_seen_is_known_of_this_order_too(toy: Toy) -> N
     names = dataset.image_ids()
     batches = list(order.batches(0))
     for wanted in sorted(set(names))[:5]:
-        told = first_sight(dataset, {wanted}, order, Updates(count=len(batches)))
+        replayed = find_first_exposure(dataset, {wanted}, order, Updates(count=len(batches)))
         first = next(n for n, batch in enumerate(batches) if wanted in {names[i] for i in batch})
-        assert told is not None and told.update == first + 1
+        assert replayed is not None and replayed.update == first + 1
 
 
 def test_streamed_blocks_and_this_order_exclude_each_other(toy: Toy) -> None:

@@ -1,11 +1,10 @@
-"""What every reader of a public format shares: the tables it fills, and how it sets unreadable records aside.
+"""Shared code of the readers of public formats: tables, record fields, and the quarantine of bad records.
 
 A reader is a function `read(name, params, base) -> Tables`: `name` is the dataset's name, `base` the directory that
-`params.root` is relative to. It opens no image. It raises `DataError` for a file that is missing or not in the
-format at all; a single record it can't read becomes a quarantine row and the rest goes on.
+`params.root` is relative to. It opens no image. It raises `DataError` for a file that is missing or not in the format;
+a single record it cannot read becomes a quarantine row, and reading continues.
 
-A reader appends rows and does not look at them again, so that they need not stay in memory: within `spooled`, they go
-to files.
+A reader appends rows and never reads them back, so they need not stay in memory: within `spooled` they go to files.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from vlp_models.data.views import OTHER_IMAGES
 
 Row = dict[str, Any]
 TRUTH = "truth.jsonl"
-LARGE = 2**31  # above which no number of pixels is meant
+LARGE = 2**31  # numbers of pixels are below this
 
 
 class Rows(Protocol):
-    """Rows of one table: a list, or a file in the making."""
+    """Rows of one table: a list, or a file that is being written."""
 
     def append(self, row: Row, /) -> None: ...
     def extend(self, rows: Iterable[Row], /) -> None: ...
@@ -44,7 +43,7 @@ _spool: ContextVar[Path | None] = ContextVar("spool", default=None)
 
 @contextmanager
 def spooled(directory: Path) -> Iterator[None]:
-    """The next `Tables` made within writes its rows to files of `directory` instead of holding them."""
+    """Make the next `Tables` write its rows to files in `directory` instead of holding them in memory."""
     token = _spool.set(directory)
     try:
         yield
@@ -66,7 +65,7 @@ def _rows(directory: Path | None) -> dict[str, Rows]:
 
 
 class _Lines:
-    """`Rows` without a schema: a JSON object a line; no file where there is none."""
+    """`Rows` without a schema: one JSON object per line; no file if there are no rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,7 +87,7 @@ class _Lines:
             self._file.close()
 
     def moved_aside(self) -> _Lines:
-        """Empty lines in its place; its own file gets another name."""
+        """Rename its own file and return an empty replacement."""
         self.close()
         place = self._path
         self._path = place.rename(place.with_name(f".{place.name}.whole"))
@@ -109,14 +108,16 @@ class _Lines:
 
 @dataclass
 class Tables:
-    """Rows of the canonical tables, by the names and with the keys of `tables.SCHEMAS`: `tables["captions"]`.
+    """Rows of the canonical tables, with the names and keys of `tables.SCHEMAS`: `tables["captions"]`.
 
-    `images` rows hold the file's path under `path` (`base`-joined, as text) and None for width, height and sha256:
-    the prepare stage fills these in from the file itself. `truth` rows hold `image_id` and whatever the source knows.
+    `images` rows have the file's path under `path` (joined with `base`, as text) and None for width, height and sha256,
+    which the prepare stage reads from the file. `truth` rows have `image_id` and any other keys of the source.
     """
 
-    directory: Path | None = field(default_factory=_take_spool)  # of the files; None: rows are lists
-    skipped: Counter[str] = field(default_factory=Counter)  # sound records of no use here, by kind: crowd regions
+    directory: Path | None = field(default_factory=_take_spool)  # None: rows are lists
+    skipped: Counter[str] = field(
+        default_factory=Counter
+    )  # valid records that are not used, by kind, e.g. crowd regions
     rows: dict[str, Rows] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,13 +127,13 @@ class Tables:
         return self.rows[table]
 
     def close(self) -> None:
-        """Ends the files, where rows go to files."""
+        """Close the files, if rows go to files."""
         for rows in self.rows.values():
             if isinstance(rows, TableWriter | _Lines):
                 rows.close()
 
     def keep_truth(self, of: Callable[[str], bool]) -> None:
-        """Takes out the lines of ground truth about other images."""
+        """Remove the ground truth of all images for which `of` is false."""
         before = self["truth"]
         if isinstance(before, _Lines) and len(before):
             after = before.moved_aside()
@@ -144,7 +145,7 @@ class Tables:
             self.rows["truth"] = [row for row in before if of(row["image_id"])]
 
     def quarantine(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
-        """Counts one bad row. `row_id` may be empty where the record has no readable id."""
+        """Add one bad row to the quarantine. `row_id` may be empty if the record has no readable id."""
         self["quarantine"].append(
             {
                 "table": table,
@@ -157,7 +158,7 @@ class Tables:
 
     @contextmanager
     def record(self, table: str, provenance: str, row_id: str = "") -> Iterator[None]:
-        """Around the reading of one record: a `RecordError` inside becomes a quarantine row."""
+        """Turn a `RecordError` raised while one record is read into a quarantine row."""
         try:
             yield
         except RecordError as error:
@@ -165,7 +166,7 @@ class Tables:
 
 
 class RecordError(ValueError):
-    """One record can't be read. `rule` is the name it is counted under."""
+    """One record cannot be read. `rule` is the name it is counted under."""
 
     def __init__(self, reason: str, rule: str = "record_readable") -> None:
         super().__init__(reason)
@@ -173,7 +174,7 @@ class RecordError(ValueError):
 
 
 def join_id(source: str, local: str | int) -> str:
-    """`<source>/<id>`: unique over datasets."""
+    """Return `<source>/<id>`, which is unique over all datasets."""
     return f"{source}/{local}"
 
 
@@ -187,13 +188,13 @@ def image_row(
     width: int | None = None,
     height: int | None = None,
 ) -> Row:
-    """A row of `images`, before the prepare stage has looked into the file.
+    """Return a row of `images`; the prepare stage fills in what the file shows.
 
     Raises:
-        RecordError: a width or height that no column holds.
+        RecordError: width or height do not fit into the column.
     """
     if not all(side is None or abs(side) < LARGE for side in (width, height)):
-        raise RecordError(f"no picture has {_short(width)} x {_short(height)} pixels")
+        raise RecordError(f"invalid image size: {_short(width)} x {_short(height)} pixels")
     return {
         "image_id": image_id,
         "source": source,
@@ -207,12 +208,16 @@ def image_row(
 
 
 def printable(text: str) -> str:
-    """`text` with bytes that were not UTF-8 written out, so that it can be stored and shown."""
+    """Return `text` with bytes that are not UTF-8 escaped, so that it can be stored and shown."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def get(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
-    """A field of the given type; `RecordError` says what is there instead."""
+    """Return a field of the given type.
+
+    Raises:
+        RecordError: the field is missing or has another type.
+    """
     if not isinstance(record, dict):
         raise RecordError(f"expected an object, found {_short(record)}")
     if key not in record:
@@ -225,12 +230,12 @@ def get(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Of a coordinate in JSON, where whole numbers have as many digits as somebody wrote."""
+    """Return whether a JSON value is a usable coordinate: a float, or a whole number below `LARGE`."""
     return isinstance(value, float) or (type(value) is int and abs(value) < LARGE)
 
 
 def get_id(record: Any, key: str) -> str:
-    """An id as text. Public files hold whole numbers or strings."""
+    """Return an id as text. Public files have whole numbers or strings."""
     value = str(get(record, key, (int, str)))
     if not value or not is_utf8(value):
         raise RecordError(f"`{key}` is not an id: {_short(value)}")
@@ -238,7 +243,11 @@ def get_id(record: Any, key: str) -> str:
 
 
 def get_text(record: Any, key: str) -> str:
-    """A text field, as written; `RecordError` under the rule `text_utf8` if its bytes were not UTF-8."""
+    """Return a text field unchanged.
+
+    Raises:
+        RecordError: under the rule `text_utf8` if its bytes are not UTF-8.
+    """
     value: str = get(record, key, str)
     if not is_utf8(value):
         raise RecordError(f"`{key}` is not UTF-8: {_short(value)}", rule="text_utf8")
@@ -246,12 +255,12 @@ def get_text(record: Any, key: str) -> str:
 
 
 def get_sentence(record: Any, key: str) -> str:
-    """`get_text` with every run of white space, line breaks included, as one space: COCO captions end in newlines."""
+    """Return `get_text` with all white space, including line breaks, collapsed: COCO captions end in newlines."""
     return " ".join(get_text(record, key).split())
 
 
 def is_utf8(text: str) -> bool:
-    """False where `surrogateescape` had to carry a byte over, or JSON escaped half a character."""
+    """Return False if `surrogateescape` had to carry over a byte, or if JSON escaped half a character."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -268,39 +277,42 @@ BEFORE = ".whole.parquet"
 
 
 def remove_images(tables: Tables, images: Set[str]) -> int:
-    """Takes out every row of these images, and of pairs of which one is among them, but for the table `images`, whose
-    rows are the caller's. Returns how many there were."""
+    """Remove all rows about these images, also pairs with one of them, from all tables except `images`.
+
+    Returns:
+        How many rows were removed.
+    """
     count = 0
     for name, schema in SCHEMAS.items():
         if name == "images" or "image_id" not in schema.names:
             continue
         before = len(tables[name])
-        tables.rows[name] = _without(name, tables, images)
+        tables.rows[name] = _filter_rows(name, tables, images)
         count += before - len(tables[name])
     tables.keep_truth(lambda image: image not in images)
     return count
 
 
-def _without(name: str, tables: Tables, images: Set[str]) -> Rows:
+def _filter_rows(name: str, tables: Tables, images: Set[str]) -> Rows:
     rows = tables[name]
     if not isinstance(rows, TableWriter):
-        return [row for row in rows if images.isdisjoint(_images_of(row))]
+        return [row for row in rows if images.isdisjoint(_image_ids(row))]
     rows.close()
     whole = rows.path.rename(rows.path.with_name(BEFORE))
     kept = TableWriter(name, rows.path.parent)
     for batch in read_batches([whole], BATCH_ROWS):
-        kept.write(batch.filter(pc.invert(_names(batch, images))))
+        kept.write(batch.filter(pc.invert(_mask_rows(batch, images))))
     kept.close()
     whole.unlink()
     return kept
 
 
-def _images_of(row: Row) -> list[str]:
+def _image_ids(row: Row) -> list[str]:
     return [row["image_id"], *(row.get(OTHER_IMAGES.name) or ())]
 
 
-def _names(batch: pa.Table, images: Set[str]) -> pa.Array:
-    """Which rows are about one of the images."""
+def _mask_rows(batch: pa.Table, images: Set[str]) -> pa.Array:
+    """Return which rows are about one of the images."""
     found = pc.is_in(batch["image_id"], value_set=pa.array(sorted(images), pa.string()))
     if OTHER_IMAGES.name not in batch.column_names:
         return found

@@ -1,8 +1,10 @@
-"""MSCOCO captions and instances, with a Karpathy split file and VQA v2 questions where the dataset has them.
+"""MSCOCO captions and instances, with an optional Karpathy split file, and VQA v2 questions.
 
-The split of an image is the key its file stands under in params (`train`, `val`, `test`), or, where there is a
-Karpathy file, what that file says; files that hold every split stand under `all` and need one. Boxes come as
-x, y, width, height and leave as corners. Crowd regions mark groups, not objects, and are left out.
+The split of an image is the key of its file in params (`train`, `val`, `test`) or, with a Karpathy file, the split in
+that file; files with all splits have the key `all` and need one. Boxes are x, y, width, height and become corners.
+Crowd regions are groups, not objects, and are skipped.
+
+VQA v2 has a questions file and, unless the answers are hidden, an annotations file with ten answers each.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from vlp_models.params import SourceParams
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
-    """Reads a dataset in COCO form; `params.limit` keeps the first images of each split.
+    """Read a dataset in COCO format; `params.limit` keeps the first images of each split.
 
     Raises:
         DataError: a file is missing or not in the format, or files under `all` have no Karpathy file.
@@ -64,21 +66,21 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 
 def _check(name: str, params: SourceParams) -> None:
     if not (params.captions or params.instances or params.karpathy):
-        raise DataError(f"params: data.{name} lists no images; give captions, instances or a karpathy file")
+        raise DataError(f"params.yaml: data.{name} lists no images; give captions, instances or a karpathy file")
     for section in ("captions", "instances", "questions", "annotations"):
         for key in getattr(params, section):
             if key not in (*SPLITS, "all"):
-                raise DataError(f"params: data.{name}.{section}.{key}: expected one of {', '.join(SPLITS)}, all")
+                raise DataError(f"params.yaml: data.{name}.{section}.{key}: expected one of {', '.join(SPLITS)}, all")
             if key == "all" and section in ("captions", "instances") and not params.karpathy:
                 raise DataError(
-                    f"params: data.{name}.{section}.all: files of every split need data.{name}.karpathy, "
-                    f"the file that tells the splits apart; without one use the keys {', '.join(SPLITS)}"
+                    f"params.yaml: data.{name}.{section}.all: files of every split need data.{name}.karpathy, "
+                    f"the file with the splits; without one use the keys {', '.join(SPLITS)}"
                 )
 
 
 @dataclass(kw_only=True)
 class _Images:
-    """The images met so far; `cut` holds the ids that `limit` dropped, so that their captions go with them."""
+    """The images read so far; `cut` has the ids that `limit` dropped, whose captions are dropped too."""
 
     name: str
     root: Path
@@ -92,15 +94,15 @@ class _Images:
     listings: dict[Path, frozenset[str]] = field(default_factory=dict)
 
     def read(self, path: Path, key: str) -> None:
-        """Adds the `images` list of one annotation file; captions and instances files list the same images."""
-        folder = path.stem.rpartition("_")[2]  # the images of captions_train2017.json lie in train2017/
+        """Add the `images` list of one annotation file; captions and instances files list the same images."""
+        folder = path.stem.rpartition("_")[2]  # the images of captions_train2017.json are in train2017/
         here: set[str] = set()
         for provenance, record in read_records(path, "images", "a COCO annotation file"):
             with self.tables.record("images", provenance):
                 local = get_id(record, "id")
                 file_name = safe_name(get_text(record, "file_name"))
                 entry = self.entries.get(local) if self.entries is not None else None
-                # an image the Karpathy file does not know gets no split, which validation reports
+                # an image that is not in the Karpathy file gets no split, which validation reports
                 split = key if self.entries is None else entry.split if entry else ""
                 repeated = local not in here and self.known.get(local) == (file_name, split)
                 here.add(local)
@@ -109,7 +111,7 @@ class _Images:
                     self.add(local, file_name, [entry.filepath if entry else "", folder], split, size, provenance)
 
     def add_entries(self) -> None:
-        """Adds the images and captions of a Karpathy file that stands alone."""
+        """Add the images and captions of a Karpathy file that has no captions file."""
         for local, entry in (self.entries or {}).items():
             self.add(local, entry.filename, [entry.filepath], entry.split, None, entry.provenance)
             if local in self.cut:
@@ -127,7 +129,7 @@ class _Images:
     def add(
         self, local: str, file_name: str, folders: list[str], split: str, size: tuple[int, int] | None, provenance: str
     ) -> None:
-        """Adds one image; a second one of the same id is kept here and reported by validation."""
+        """Add one image; a second one of the same id is kept here and reported by validation."""
         self.known.setdefault(local, (file_name, split))
         if self.limit and self.counts.get(split, 0) >= self.limit:
             self.cut.add(local)
@@ -146,11 +148,11 @@ class _Images:
         )
 
     def find(self, file_name: str, folders: list[str]) -> Path:
-        """Where the file lies: in `images` or the dataset's root, or in one of `folders` below these."""
+        """Return the file's path: in `images` or the dataset's root, or in one of `folders` below these."""
         for parent in (self.directory, self.root):
             for folder in [*folders, ""]:
                 path = Path(os.path.normpath(parent / folder / file_name))
-                if path.parent not in self.listings:  # one listing of a directory, not a look per image
+                if path.parent not in self.listings:  # list each directory once, not once per image
                     files = path.parent.iterdir() if path.parent.is_dir() else ()
                     self.listings[path.parent] = frozenset(file.name for file in files)
                 if path.name in self.listings[path.parent]:
@@ -211,7 +213,7 @@ def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
 
 
 def _attributes(record: Any) -> list[str] | None:
-    """A list of words, as some datasets add to COCO's fields; any other use of the name is not ours."""
+    """Return a list of words, which some datasets add to COCO's fields; ignore any other use of the key."""
     value = record.get("attributes")
     return value if isinstance(value, list) and all(isinstance(word, str) and word for word in value) else None
 
@@ -225,31 +227,31 @@ def _corners(record: Any) -> tuple[float, float, float, float]:
 
 
 def _read_truth(path: Path, images: _Images, tables: Tables) -> None:
-    """Ground truth, one object a line, whose `image_id` is the dataset's own or already carries its name."""
+    """Read ground truth, one object per line; `image_id` may already have the dataset's name."""
     for provenance, record in read_lines(path, tables, "truth", "ground truth as JSON lines"):
         with tables.record("truth", provenance):
             local = get_id(record, "image_id").removeprefix(f"{images.name}/")
             if not is_utf8(json.dumps(record, ensure_ascii=False)):
-                raise RecordError("holds bytes that are not UTF-8, or half a character", rule="text_utf8")
+                raise RecordError("contains bytes that are not UTF-8, or half a character", rule="text_utf8")
             if local not in images.cut:
                 tables["truth"].append({**record, "image_id": join_id(images.name, local)})
 
 
 def read_vqa(name: str, params: SourceParams, root: Path, cut: Set[str], tables: Tables) -> None:
-    """Adds the questions of every key of `params.questions`, joined with the annotations under the same key.
+    """Add the questions of every key of `params.questions`, joined with the annotations under the same key.
 
-    A question without an annotation where its key has annotation files is set aside, and so is an annotation without
-    a question. Questions on the images `cut` are skipped. Answers stay as the annotators typed them: the metric and
-    the answer vocabulary normalise them in their own ways.
+    Questions without an annotation (if their key has annotation files) and annotations without a question are
+    quarantined. Questions about the images `cut` are skipped. Answers stay as the annotators typed them: the metric and
+    the answer vocabulary normalize them in different ways.
 
     Raises:
         DataError: a file is missing or not in the format, or annotations have no questions.
     """
     for key in params.annotations:
         if key not in params.questions:
-            raise DataError(f"params: data.{name}.annotations has `{key}`, but data.{name}.questions has not")
+            raise DataError(f"params.yaml: data.{name}.annotations has `{key}`, but data.{name}.questions has not")
     for key, files in params.questions.items():
-        labelled = bool(params.annotations.get(key))
+        labeled = bool(params.annotations.get(key))
         annotations: dict[str, tuple[str, Any]] = {}
         for file in params.annotations.get(key, []):
             _read_annotations(root / file, name, annotations, tables)
@@ -263,7 +265,7 @@ def read_vqa(name: str, params: SourceParams, root: Path, cut: Set[str], tables:
                         continue
                     with tables.record("questions", provenance, join_id(name, local)):
                         annotation = annotations.get(local)
-                        if labelled and annotation is None:
+                        if labeled and annotation is None:
                             raise RecordError("no annotation has its question_id", rule="annotation_found")
                         tables["questions"].append(
                             _row(name, record, annotation[1] if annotation else None, provenance)
@@ -301,6 +303,6 @@ def _row(name: str, question: Any, annotation: Any, provenance: str) -> dict[str
         row["question_type"] = get_text(annotation, "question_type")
         row["answer_type"] = get_text(annotation, "answer_type")
         row["answers"] = [get_text(answer, "answer") for answer in get(annotation, "answers", list)]
-        if len(row["answers"]) == 1:  # elsewhere that is a question with one right answer
+        if len(row["answers"]) == 1:  # in other formats one answer means the only right one
             raise RecordError("1 answer, expected 10", rule="ten_answers")
     return row

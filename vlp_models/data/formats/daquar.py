@@ -1,13 +1,13 @@
 """DAQUAR (Malinowski and Fritz 2014): questions about indoor photos of NYU Depth v2, each with one right answer.
 
-A file has two lines a question: `what is on the desk in the image3 ?` and `book, tape_dispenser`. `all_qa_pairs.txt`
-has all of them, and `train_images_list.txt` and `test_images_list.txt` divide the photos; or files as
-`qa.894.raw.train.txt` hold a split each (`params.questions` names others, the 37 classes' for instance). Photos are
-`<params.images>/image3.jpg` or .png, or lie in `nyu_depth_images/`. There is no official val: `val_fraction: 0.1` keeps
+A file has two lines per question: `what is on the desk in the image3 ?` and `book, tape_dispenser`. `all_qa_pairs.txt`
+has all of them, and `train_images_list.txt` and `test_images_list.txt` divide the photos; or files such as
+`qa.894.raw.train.txt` have one split each (`params.questions` names others, e.g. those of 37 classes). Photos are
+`<params.images>/image3.jpg` or .png, or in `nyu_depth_images/`. There is no official val: `val_fraction: 0.1` holds out
 a tenth of train's photos.
 
-`image3` becomes `image` in a question: the number is an address, and would let a model without eyes learn a photo's
-answers. An answer of several things is a set: they are sorted, so that equal sets are equal texts.
+`image3` in a question becomes `image`: the number would let a text-only model memorize a photo's answers. An answer
+with several things is a set: they are sorted, so that equal sets are equal texts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PHOTO = re.compile(r"\b(image)\s*([0-9]+)\b")
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
-    """`params.limit` keeps the first questions of each split.
+    """Read DAQUAR; `params.limit` keeps the first questions of each split.
 
     Raises:
         DataError: the folder or its files are missing, or a file has no question about a photo.
@@ -43,12 +43,12 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     )
     tables = Tables()
     files = _files(name, params, root)
-    listed = "all" in files or bool(params.split_files) or bool(params.karpathy)  # else a file tells the split
+    listed = "all" in files or bool(params.split_files) or bool(params.karpathy)  # else the split is that of the file
     lists = read_lists(name, params, root, LISTS, tables).splits if listed else {}
     folder = next((root / f for f in (params.images, PHOTO_FOLDER) if (root / f).is_dir()), root / params.images)
     endings = {path.stem: path.suffix for path in sorted(folder.iterdir())} if folder.is_dir() else {}
     kept: Counter[str] = Counter()
-    splits: dict[str, str] = {}  # of the photos met
+    splits: dict[str, str] = {}  # photo -> split
     for own, several in files.items():
         for file in several:
             for number, question, answer in _pairs(root / file, tables):
@@ -57,12 +57,12 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                 with tables.record("questions", provenance, row_id):
                     photo = f"image{PHOTO.findall(question)[-1][1]}"
                     if listed and photo not in lists:
-                        tables.skipped["questions about photos that no list has"] += 1
+                        tables.skipped["questions about unlisted photos"] += 1
                         continue
                     held = own == "train" and is_held_out(photo, params.val_fraction)
                     split = lists[photo] if listed else "val" if held else own
                     if splits.get(photo, split) != split:
-                        raise RecordError(f"{photo} is {split} here, and {splits[photo]} before", rule="split_disjoint")
+                        raise RecordError(f"{photo} is {split} here and {splits[photo]} before", rule="split_disjoint")
                     if params.limit and kept[split] >= params.limit:
                         continue
                     parts = get_text({"answer": answer}, "answer").split(",")
@@ -92,23 +92,25 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 
 
 def _files(name: str, params: SourceParams, root: Path) -> dict[str, list[str]]:
-    """Split, or `all`, -> files."""
+    """Return split, or `all`, -> files."""
     for split in params.questions:
         if split not in (*SPLITS, "all"):
-            raise DataError(f"params: data.{name}.questions.{split}: expected one of {', '.join(SPLITS)}, all")
+            raise DataError(f"params.yaml: data.{name}.questions.{split}: expected one of {', '.join(SPLITS)}, all")
     if params.questions:
         return params.questions
     if (root / ALL).is_file():
         return {"all": [ALL]}
     found = {split: [file] for split, file in FILES.items() if (root / file).is_file()}
     if not found:
-        raise DataError(f"{root}: holds neither {ALL} nor {', '.join(FILES.values())}; is it DAQUAR's folder?")
+        raise DataError(f"{root}: contains neither {ALL} nor {', '.join(FILES.values())}; is it DAQUAR's folder?")
     return found
 
 
 def _pairs(path: Path, tables: Tables) -> Iterator[tuple[int, str, str]]:
-    """(line of the question, question, answer). A question names its photo and an answer does not, so that a missing
-    line costs its own pair and not all that follow."""
+    """Yield (line number of the question, question, answer).
+
+    A question names its photo and an answer does not, so a missing line costs its own pair and not all that follow.
+    """
     lines = read_text(path, "DAQUAR's questions and answers").split("\n")
     numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     place = found = 0
@@ -128,8 +130,8 @@ def _pairs(path: Path, tables: Tables) -> Iterator[tuple[int, str, str]]:
 
 
 def _kind(question: str) -> str:
-    """By which answers differ most."""
+    """Return the type of a question, by which answers differ most."""
     words = question.lower().split()
     if words[:2] == ["how", "many"]:
         return "how many"
-    return "what color" if {"color", "colour"} & set(words[:4]) else words[0]
+    return "what color" if {"color", "colour"} & set(words[:4]) else words[0]  # plain-ok

@@ -1,8 +1,16 @@
-"""Pictures that a dataset gives the addresses of, once somebody has downloaded them: where the picture of a row is.
+"""Conceptual Captions and SBU: datasets of image addresses, whose images you download yourself.
 
-A row goes by its number, from 0. Its picture is looked for as img2dataset names it (`00012/000123456.jpg`: nine
-digits, in a folder of their first five) and as plain `123456.jpg`. Addresses die, so a row without a picture is no
-fault of the download; whoever reads such a dataset leaves it out, and counts it.
+The image of a row is found by the row's number, from 0: as img2dataset names it (`00012/000123456.jpg`: nine digits, in
+a folder of their first five) or as plain `123456.jpg`. Addresses go stale, so a row without an image is not an error:
+it is skipped and counted.
+
+Conceptual Captions (Sharma et al. 2018): lines of `caption<tab>address` without a header or ids.
+`Train_GCC-training.tsv` is train, `Validation_GCC-1.1.0-Validation.tsv` is val; `params.captions` names other files by
+split. The id of a pair is its row, `train-17`; its image is below `<params.images>/<split>/`.
+
+SBU Captioned Photos (Ordonez et al. 2011): `sbu-captions-all.json`, one object of parallel lists, `{"image_urls":
+[...], "user_ids": [...], "captions": [...]}`, a million each. The id of a pair is its index from 0; its photo is below
+`params.images`. SBU has no splits: all is train, except for `params.val_fraction` of it.
 """
 
 from __future__ import annotations
@@ -20,14 +28,15 @@ from vlp_models.params import SourceParams
 
 
 class Downloaded:
-    """The pictures below one folder."""
+    """The images below one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._found = 0
-        self._listings: dict[str, dict[str, str]] = {}  # folder -> name without its ending -> name
+        self._listings: dict[str, dict[str, str]] = {}  # folder -> name without its suffix -> name
 
     def find(self, row: int) -> Path | None:
+        """Return the image file of a row, or None."""
         nine = f"{row:09d}"
         for folder, name in ((nine[:5], nine), ("", nine), ("", str(row))):
             file = self._listing(folder).get(name)
@@ -36,14 +45,15 @@ class Downloaded:
                 return self._folder / folder / file
         return None
 
-    def need_any(self, where: str) -> None:
-        """
+    def require_any(self, where: str) -> None:
+        """Check that some row had an image.
+
         Raises:
-            DataError: no row had a picture.
+            DataError: no row had one.
         """
         if not self._found:
             raise DataError(
-                f"{where}: no row of it has a picture in {self._folder}; they are looked for as img2dataset names them "
+                f"{where}: no row has an image in {self._folder}; images are named as by img2dataset "
                 "(00012/000123456.jpg, by the row's number from 0), or as 123456.jpg"
             )
 
@@ -52,7 +62,7 @@ class Downloaded:
             path = self._folder / folder
             files = sorted(path.iterdir()) if path.is_dir() else []
             listing = {f.stem: f.name for f in files if f.suffix.lower() in FORMATS}
-            # rows come in order: a folder that is left is not asked for again
+            # rows come in order: only the current folder's listing is kept
             self._listings = {name: held for name, held in self._listings.items() if not name} | {folder: listing}
         return self._listings[folder]
 
@@ -62,10 +72,10 @@ LISTS = ("image_urls", "captions")
 
 
 def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
-    """`params.limit` keeps the first pairs with a photo.
+    """Read SBU; `params.limit` keeps the first pairs with a photo.
 
     Raises:
-        DataError: the folder or the file is missing, its lists are not there or not parallel, or no pair has a photo.
+        DataError: the folder or the file is missing, its lists are missing or not parallel, or no pair has a photo.
     """
     root = require_directory(base, params.root, f"get {FILE} from SBU's page and set data.{name}.root to its folder")
     path = root / FILE
@@ -75,7 +85,7 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
             raise DataError(f"{path}: no list `{key}`; this should be one object of the lists {', '.join(LISTS)}")
     captions, addresses = document["captions"], document["image_urls"]
     if len(captions) != len(addresses):
-        raise DataError(f"{path}: {len(captions):,} captions and {len(addresses):,} image_urls: it is damaged")
+        raise DataError(f"{path}: {len(captions):,} captions and {len(addresses):,} image_urls; the file is damaged")
     tables, photos = Tables(), Downloaded(root / params.images)
     for place in range(len(captions)):
         if params.limit and len(tables["images"]) >= params.limit:
@@ -91,7 +101,7 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
             image: Row = {"image_id": pair_id, "provenance": provenance}
             tables["images"].append(image_row(**image, source=name, split=split, path=os.path.normpath(photo)))
             tables["captions"].append({**image, "caption_id": pair_id, "text": text})
-    photos.need_any(f"data.{name}: {path}")
+    photos.require_any(f"data.{name}: {path}")
     return tables
 
 
@@ -99,21 +109,25 @@ FILES = {"train": "Train_GCC-training.tsv", "val": "Validation_GCC-1.1.0-Validat
 
 
 def read_conceptual_captions(name: str, params: SourceParams, base: Path) -> Tables:
-    """`params.limit` keeps the first pairs with a picture of each split; `params.val_fraction` of train becomes val.
+    """Read Conceptual Captions.
+
+    `params.limit` keeps the first pairs with an image of each split; `params.val_fraction` of train becomes val.
 
     Raises:
-        DataError: the folder or a file is missing, two files of one split are named, or no pair has a picture.
+        DataError: the folder or a file is missing, two files of one split are named, or no pair has an image.
     """
     root = require_directory(base, params.root, "get the tsv files from ai.google.com/research/ConceptualCaptions")
     files = params.captions or {split: [file] for split, file in FILES.items() if (root / file).is_file()}
     if not files:
-        raise DataError(f"{root}: holds none of {', '.join(FILES.values())}; name yours in data.{name}.captions")
+        raise DataError(f"{root}: contains none of {', '.join(FILES.values())}; name yours in data.{name}.captions")
     tables = Tables()
     for split, several in files.items():
         if split not in SPLITS:
-            raise DataError(f"params: data.{name}.captions.{split}: expected one of {', '.join(SPLITS)}")
+            raise DataError(f"params.yaml: data.{name}.captions.{split}: expected one of {', '.join(SPLITS)}")
         if len(several) != 1:
-            raise DataError(f"params: data.{name}.captions.{split}: one file a split, since rows are its ids")
+            raise DataError(
+                f"params.yaml: data.{name}.captions.{split}: only one file per split, since ids are row numbers"
+            )
         _read_tsv(root / several[0], name, params, split, Downloaded(root / params.images / split), tables)
     return tables
 
@@ -127,12 +141,12 @@ def _read_tsv(path: Path, name: str, params: SourceParams, split: str, pictures:
         if not line.strip():
             continue
         with tables.record("captions", provenance, join_id(name, local)):
-            parts = line.rstrip("\r").split("\t")  # no csv: captions hold lone quotes
+            parts = line.rstrip("\r").split("\t")  # not csv: captions contain unpaired quotes
             if len(parts) != 2:
                 raise RecordError(f"{len(parts) - 1} tabs, expected one, between caption and address")
             picture = pictures.find(row)
             if picture is None:
-                tables.skipped[f"pairs of {split} without a picture"] += 1
+                tables.skipped[f"pairs of {split} without an image"] += 1
                 continue
             kept += 1
             ours = "val" if split == "train" and is_held_out(local, params.val_fraction) else split
@@ -140,4 +154,4 @@ def _read_tsv(path: Path, name: str, params: SourceParams, split: str, pictures:
             text = get_sentence({"caption": parts[0]}, "caption")
             tables["images"].append(image_row(**image, source=name, split=ours, path=os.path.normpath(picture)))
             tables["captions"].append({**image, "caption_id": join_id(name, local), "text": text})
-    pictures.need_any(f"data.{name}: {path}")
+    pictures.require_any(f"data.{name}: {path}")

@@ -1,4 +1,8 @@
-"""TODO: say what this file is."""
+"""Read the files of public formats: text lines, JSON, JSON lines, and CSV with a header.
+
+All of them keep the provenance of each record and name the file in every error. Malformed lines go to quarantine, one
+by one; a file that is missing or in another format raises `DataError`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ from vlp_models.errors import DataError
 
 
 def read_text(path: Path, purpose: str) -> str:
-    """The file's text without a byte-order mark; bytes that are not UTF-8 survive as surrogates (see `is_utf8`)."""
+    """Return the file's text without a byte-order mark; bytes that are not UTF-8 become surrogates (see `is_utf8`)."""
     with _readable(path, purpose):
         return path.read_bytes().decode("utf-8-sig", "surrogateescape")
 
 
 def open_lines(path: Path, purpose: str, *, universal: bool = False) -> Iterator[str]:
-    """The lines of `read_text(path).split("\\n")`, one at a time: what a large file is read by.
+    """Yield the lines of `read_text(path).split("\\n")` one at a time, for large files.
 
     universal: `\\r` and `\\r\\n` end lines as well.
     """
@@ -47,11 +51,15 @@ def _readable(path: Path, purpose: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file ({purpose}); check the paths of this dataset in params.yaml") from None
     except OSError as error:
-        raise DataError(f"{path}: can't be read ({purpose}): {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read ({purpose}): {error.strerror}") from None
 
 
 def read_json(path: Path, purpose: str) -> Any:
-    """A JSON file; `DataError` names it and the place where it stops being JSON."""
+    """Read a JSON file.
+
+    Raises:
+        DataError: names the file and the position where it stops being JSON.
+    """
     try:
         return json.loads(read_text(path, purpose))
     except json.JSONDecodeError as error:
@@ -61,12 +69,12 @@ def read_json(path: Path, purpose: str) -> Any:
         ) from None
     except RecursionError:
         raise DataError(f"{path}: nested too deeply for {purpose}") from None
-    except ValueError as error:  # a whole number of thousands of digits
+    except ValueError as error:  # an integer with thousands of digits
         raise DataError(f"{path}: not {purpose}: {error}") from None
 
 
 def read_records(path: Path, key: str, purpose: str) -> Iterator[tuple[str, Any]]:
-    """(provenance, record) of the list under `key` of a JSON file: `captions.json#annotations[17]`."""
+    """Yield (provenance, record) of the list under `key` of a JSON file: `captions.json#annotations[17]`."""
     document = read_json(path, purpose)
     if not isinstance(document, dict) or not isinstance(document.get(key), list):
         found = f"the keys {', '.join(map(str, document))}" if isinstance(document, dict) else type(document).__name__
@@ -76,13 +84,13 @@ def read_records(path: Path, key: str, purpose: str) -> Iterator[tuple[str, Any]
 
 
 def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(provenance, object) of each line of a JSON-lines file: `dev.json:12`. Malformed lines go to quarantine.
+    """Yield (provenance, object) of each line of a JSON-lines file: `dev.json:12`. Malformed lines go to quarantine.
 
     Raises:
         DataError: the file is missing, or none of its lines is a JSON object.
     """
     good = bad = 0
-    # split on "\n" alone: str.splitlines also breaks at U+2028, which JSON strings may hold
+    # split on "\n" alone: str.splitlines also splits at U+2028, which JSON strings may contain
     for number, line in enumerate(open_lines(path, purpose), start=1):
         if not line.strip():
             continue
@@ -102,14 +110,18 @@ def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator
 
 
 def require_directory(base: Path, root: str, way_out: str) -> Path:
-    """The dataset's directory, or a `DataError` that says where it was looked for and how to get it."""
+    """Return the dataset's directory.
+
+    Raises:
+        DataError: it does not exist; the message ends with `way_out`, how to get the data.
+    """
     path = base / root
     if not path.is_dir():
         raise DataError(f"{path.absolute()}: no such directory; {way_out}")
     return path
 
 
-MAX_RECORD_LINES = 50  # of a text that has line breaks
+MAX_RECORD_LINES = 50  # for a text with line breaks
 
 
 def read_csv(
@@ -121,8 +133,9 @@ def read_csv(
     *,
     delimiter: str = ",",
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """(provenance, row) of each record: `captions.txt:12`, its first line. White space around the names of columns does
-    not count, nor does the case of those that are `needed` or `optional`.
+    """Yield (provenance, row) of each record: `captions.txt:12`, its first line.
+
+    White space around column names is ignored, and so is the case of `needed` and `optional` ones.
 
     Raises:
         DataError: the file is missing or empty, or lacks one of the `needed` columns.
@@ -143,7 +156,7 @@ def read_csv(
                     f"{delimiter!r}; found {', '.join(map(repr, cells))[:200]}"
                 )
         elif len(cells) != len(header):
-            reason = f"{len(cells)} fields, the header has {len(header)}; a text that holds {delimiter!r} needs quotes"
+            reason = f"{len(cells)} fields, the header has {len(header)}; a text with {delimiter!r} needs quotes"
             tables.quarantine(table, "", "record_readable", reason, provenance)
         else:
             yield provenance, dict(zip(header, cells, strict=True))
@@ -154,8 +167,11 @@ def read_csv(
 def _parse(
     lines: Iterator[str], delimiter: str, path: Path, tables: Tables, table: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields) of each record. A line with broken quoting costs that line, not those its quote swallows. Between
-    tabs it is taken as written: most that write them know no quoting, and a text may begin with what somebody says."""
+    """Yield (line number, fields) of each record.
+
+    A line with broken quoting costs only that line, not the lines its quote swallows. With tabs such a line is read as
+    written: most tools that write tabs know no quoting, and a text may start with a quotation mark.
+    """
     ahead = _Ahead(lines)
     while ahead:
         reader = csv.reader(ahead, delimiter=delimiter, strict=True)
@@ -175,17 +191,17 @@ def _parse(
 
 
 class _Ahead:
-    """Lines, of which those of the record under way are kept, so that they can be read again."""
+    """An iterator over lines that keeps those of the current record, so that they can be read again."""
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines = lines
-        self._record: list[str] = []  # the lines of the record under way that were read
-        self._place = 0  # how many of them this pass has seen
-        self._dropped = 0  # lines of finished records, in this pass
-        self.first = 1  # the number of the record's first line
+        self._record: list[str] = []  # lines of the current record that were read
+        self._place = 0  # how many of them this pass has returned
+        self._dropped = 0  # lines of completed records, in this pass
+        self.first = 1  # line number of the record's first line
 
     def __bool__(self) -> bool:
-        """Whether any line is left."""
+        """Return whether any line is left."""
         self._place = self._dropped = 0
         if not self._record:
             self._record = [line for line in (next(self._lines, None),) if line is not None]
@@ -195,7 +211,10 @@ class _Ahead:
         return self
 
     def __next__(self) -> str:
-        """The next line; a record that reaches too far is broken, or each open quote would cost all that follows."""
+        """Return the next line.
+
+        A record of too many lines is broken; otherwise an open quote would consume the rest of the file.
+        """
         if self._place >= MAX_RECORD_LINES:
             raise csv.Error(f"a quote is open for {MAX_RECORD_LINES} lines")
         if self._place == len(self._record):
@@ -204,13 +223,13 @@ class _Ahead:
         return self._record[self._place - 1]
 
     def drop(self, read: int) -> None:
-        """A record ends; `read` lines were read since this pass began."""
+        """End a record; `read` lines were read since this pass began."""
         count = read - self._dropped
         self._record, self._place, self._dropped = self._record[count:], self._place - count, read
         self.first += count
 
     def drop_one(self) -> str:
-        """The record's first line is broken, and returned: the next one begins another."""
+        """Return the record's first line, which is broken; the next line starts another record."""
         broken, *self._record = self._record
         self.first += 1
         return broken

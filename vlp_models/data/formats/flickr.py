@@ -1,7 +1,19 @@
-"""What Flickr8k and Flickr30k share: five captions a photo, by the photo's file name, in one of three kinds of file.
+"""Flickr8k (Hodosh et al. 2013) and Flickr30k (Young et al. 2014): five captions per photo, a list of photos per split.
 
-A `.token` file has lines of `<file>#<0-4><tab><caption>`. A csv with quotes has the columns `image,caption`, without
-numbers. A csv of Flickr30k has `image_name| comment_number| comment` and no quotes.
+Captions come in one of three kinds of file. A `.token` file has lines of `<file>#<0-4><tab><caption>`, a csv with
+quotes has the columns `image,caption` without numbers, and a csv of Flickr30k has `image_name| comment_number| comment`
+without quotes.
+
+Flickr8k: as its authors send it, `Flickr8k.token.txt` and the official split
+`Flickr_8k.{trainImages,devImages,testImages}.txt`, one file name per line; these may be in `Flickr8k_text/`, the photos
+in `Flicker8k_Dataset/` (sic). As copies have it: `captions.txt` and `Images/`, to which you add the official lists.
+Official dev is val here. `split_files: {train: [Flickr_8k.trainImages.txt], test: [Flickr_8k.devImages.txt]}` with
+`val_fraction: 0.1` report on dev and validate on a tenth of train. The token file has captions of photos that are in no
+list; they are skipped and counted.
+
+Flickr30k: `results_20130124.token`, or `results.csv` in copies. The splits are those of Flickr30k Entities
+(`train.txt`, `val.txt`, `test.txt`, ids without a suffix) or of the Karpathy file `params.karpathy` (29,000, 1,014 and
+1,000 photos). The photos are in `flickr30k-images/` or in `params.images`.
 """
 
 from __future__ import annotations
@@ -21,7 +33,7 @@ from vlp_models.params import SourceParams
 
 @dataclass(frozen=True, kw_only=True)
 class Captioned:
-    """One line. `number` is the caption's among those of its photo, as written."""
+    """One caption. `number` is its number among the photo's captions, as written."""
 
     file: str
     number: str
@@ -30,21 +42,21 @@ class Captioned:
 
 
 def read_tokens(path: Path, tables: Tables) -> Iterator[Captioned]:
-    """The lines of a `.token` file; a line of another form is set aside.
+    """Yield the lines of a `.token` file; malformed lines are quarantined.
 
     Raises:
-        DataError: the file is missing, or none of its lines is of the form.
+        DataError: the file is missing, or no line has the format.
     """
     return _lines(path, tables, _token)
 
 
 def read_piped(path: Path, tables: Tables) -> Iterator[Captioned]:
-    """The lines of Flickr30k's `results.csv`, behind its header; a line of another form is set aside."""
+    """Yield the lines of Flickr30k's `results.csv` after its header; malformed lines are quarantined."""
     return _lines(path, tables, _piped, header=True)
 
 
 def read_quoted(path: Path, tables: Tables) -> Iterator[Captioned]:
-    """The rows of a csv with the columns image and caption; they are numbered photo by photo, in their order."""
+    """Yield the rows of a csv with the columns image and caption; captions are numbered per photo, in their order."""
     numbers: Counter[str] = Counter()
     for provenance, row in read_csv(path, tables, "captions", ("image", "caption")):
         file = row["image"].strip()
@@ -55,14 +67,16 @@ def read_quoted(path: Path, tables: Tables) -> Iterator[Captioned]:
 def fill(
     tables: Tables, name: str, params: SourceParams, lines: Iterator[Captioned], splits: Mapping[str, str], folder: Path
 ) -> None:
-    """Adds photos and captions. A photo that no list has is left out and counted, as is a listed one without a caption;
-    `params.limit` keeps the first photos of each split.
+    """Add photos and captions.
+
+    Photos that are in no list, and listed photos without a caption, are skipped and counted; `params.limit` keeps the
+    first photos of each split.
 
     Args:
         splits: photo id -> split.
-        folder: of the photos.
+        folder: directory of the photos.
     """
-    files: dict[str, str] = {}  # photo -> the file it was first met as
+    files: dict[str, str] = {}  # photo -> its first file name
     kept: Counter[str] = Counter()  # split -> photos
     cut: set[str] = set()  # photos beyond the limit
     for line in lines:
@@ -70,12 +84,12 @@ def fill(
             file = safe_name(get_id({"file": line.file}, "file"))
             photo, image_id = photo_id(file), join_id(name, stem(file))
             if photo not in splits:
-                tables.skipped["captions of photos that no list has"] += 1
+                tables.skipped["captions of unlisted photos"] += 1
                 continue
             caption_id = f"{image_id}#{line.number}"
             with tables.record("captions", line.provenance, caption_id):
                 if files.get(photo, file) != file:
-                    raise RecordError(f"photo {photo} was {files[photo]} before, and is {file} here", rule="id_unique")
+                    raise RecordError(f"photo {photo} was {files[photo]} before and is {file} here", rule="id_unique")
                 if photo not in files:
                     files[photo], split = file, splits[photo]
                     if params.limit and kept[split] >= params.limit:
@@ -125,7 +139,7 @@ def _token(line: str) -> tuple[str, str, str]:
 def _piped(line: str) -> tuple[str, str, str]:
     parts = [part.strip() for part in line.split("|", 2)]
     if len(parts) != 3 or not (parts[0] and parts[1].isascii() and parts[1].isdigit()):
-        raise RecordError("not a file, a number and a caption with | between")
+        raise RecordError("not a file, a number and a caption separated by |")
     return parts[0], parts[1], parts[2]
 
 
@@ -135,42 +149,46 @@ FLICKR8K_LISTS = {
     "test": "Flickr_8k.testImages.txt",
 }
 FLICKR8K_CAPTIONS = {"Flickr8k.token.txt": read_tokens, "captions.txt": read_quoted}
-
-
-def read_flickr8k(name: str, params: SourceParams, base: Path) -> Tables:
-    """
-    Raises:
-        DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither form.
-    """
-    root = require_directory(base, params.root, "Flickr8k comes on request; set data.<name>.root to its folder")
-    tables = Tables()
-    there = [(folder / file, reader) for file, reader in FLICKR8K_CAPTIONS.items() for folder in text_folders(root)]
-    found = next(((path, reader) for path, reader in there if path.is_file()), None)
-    if found is None:
-        raise DataError(f"{root}: holds none of {', '.join(FLICKR8K_CAPTIONS)}; is it Flickr8k's folder?")
-    path, reader = found
-    listed = read_lists(name, params, root, FLICKR8K_LISTS, tables)
-    fill(tables, name, params, reader(path, tables), listed.splits, photo_folder(root, params.images))
-    return tables
-
-
 FLICKR30K_LISTS = {"train": "train.txt", "val": "val.txt", "test": "test.txt"}
 FLICKR30K_CAPTIONS = {"results_20130124.token": read_tokens, "results.csv": read_piped}
 
 
-def read_flickr30k(name: str, params: SourceParams, base: Path) -> Tables:
-    """
+def read_flickr8k(name: str, params: SourceParams, base: Path) -> Tables:
+    """Read Flickr8k.
+
     Raises:
-        DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither form.
+        DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither format.
+    """
+    root = require_directory(base, params.root, "Flickr8k comes on request; set data.<name>.root to its folder")
+    files = {folder / file: reader for file, reader in FLICKR8K_CAPTIONS.items() for folder in text_folders(root)}
+    return _read(name, params, root, "Flickr8k", files, FLICKR8K_LISTS)
+
+
+def read_flickr30k(name: str, params: SourceParams, base: Path) -> Tables:
+    """Read Flickr30k.
+
+    Raises:
+        DataError: the folder, the captions or the lists of photos are missing, or the captions are in neither format.
     """
     root = require_directory(base, params.root, "Flickr30k comes on request; set data.<name>.root to its folder")
+    files = {root / file: reader for file, reader in FLICKR30K_CAPTIONS.items()}
+    return _read(name, params, root, "Flickr30k", files, FLICKR30K_LISTS)
+
+
+def _read(
+    name: str,
+    params: SourceParams,
+    root: Path,
+    dataset: str,
+    files: Mapping[Path, Callable[[Path, Tables], Iterator[Captioned]]],
+    lists: Mapping[str, str],
+) -> Tables:
+    """Read the first caption file that exists, and the photos' splits."""
     tables = Tables()
-    found = next(
-        ((root / file, reader) for file, reader in FLICKR30K_CAPTIONS.items() if (root / file).is_file()), None
-    )
-    if found is None:
-        raise DataError(f"{root}: holds none of {', '.join(FLICKR30K_CAPTIONS)}; is it Flickr30k's folder?")
-    path, reader = found
-    listed = read_lists(name, params, root, FLICKR30K_LISTS, tables)
-    fill(tables, name, params, reader(path, tables), listed.splits, photo_folder(root, params.images))
+    path = next((path for path in files if path.is_file()), None)
+    if path is None:
+        names = ", ".join(dict.fromkeys(path.name for path in files))
+        raise DataError(f"{root}: contains none of {names}; is it {dataset}'s folder?")
+    listed = read_lists(name, params, root, lists, tables)
+    fill(tables, name, params, files[path](path, tables), listed.splits, photo_folder(root, params.images))
     return tables

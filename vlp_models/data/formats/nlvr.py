@@ -1,12 +1,21 @@
-"""NLVR v1 (Suhr et al. 2017): `<root>/<split>/<split>.json`, JSON lines, and `<split>/images/<directory>/*.png`.
+"""NLVR v1 (Suhr et al. 2017) and NLVR2 (Suhr et al. 2019): statements about images, true or false.
 
-A line holds one sentence, one label and three boxes of items; it has six images `<split>-n-m-k.png`, one for each
-order k of the boxes. Each image becomes a row and a statement of its own: the official accuracy counts all six.
-Sentences that are true of a training image become its captions, the pairs that pretraining sees.
+NLVR: `<root>/<split>/<split>.json`, JSON lines, and `<split>/images/<directory>/*.png`. A line has one sentence, one
+label and three boxes of items; it has six images `<split>-n-m-k.png`, one for each order k of the boxes. Each image
+becomes a row and a statement of its own: the official accuracy counts all six. Sentences that are true of a training
+image become its captions, the pairs for pretraining. Official train is train here, except for the directories in
+`validation_directories`, which are val (no sentence spans two directories); dev, test and hidden are all test, and ids
+keep the official name: `nlvr/dev-1373-0-0`. The synthetic boxes (synthetic/boxes/dataset.py) have the same layout and a
+val of their own.
 
-Official train is train here, less the directories in `validation_directories`, which are val (no sentence spans two
-directories); dev, test and hidden are all test, and ids keep the official name: `nlvr/dev-1373-0-0`. The synthetic
-boxes (worlds/boxes/dataset.py) have the same layout and a val of their own.
+NLVR2: `<root>/data/<split>.json`, JSON lines: a sentence about two photographs, and its label. A line is `{"sentence":
+..., "left_url": ..., "right_url": ..., "label": "True", "identifier": "dev-850-0-0", ...}`, with `directory` in train.
+Without a label it is hidden. The identifier is `split-set-pair-sentence`: the pair's images are
+`split-set-pair-img0.png` (left) and `-img1.png` (right), shared by all sentences about the pair, and a sentence is
+about several pairs of its set, which are its group. The photographs are handed out on request. They are below
+`params.images`, in `train/<directory>/`, `dev/`, `test1/` and `test2/`, or, as they come, the last three next to that
+folder. `prepare` finds missing files; the statements about them then go to quarantine too. Splits are as in NLVR, with
+dev, test1 and test2 as test.
 """
 
 from __future__ import annotations
@@ -30,37 +39,31 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import read_lines, require_directory
-from vlp_models.data.formats.splits import safe_name
-from vlp_models.errors import DataError
+from vlp_models.data.formats.splits import safe_name, select_splits
 from vlp_models.params import SourceParams
 
 SPLITS = {"train": "train", "val": "val", "dev": "test", "test": "test", "hidden": "test"}
 ORDERS = tuple(itertools.permutations(range(3)))  # image k shows box ORDERS[k][0] leftmost
 BOX_STRIDE = 150  # pixels from one box's left edge to the next one's
-COLOURS = {"yellow": "yellow", "black": "black", "#0099ff": "blue", "blue": "blue"}
+COLORS = {"yellow": "yellow", "black": "black", "#0099ff": "blue", "blue": "blue"}
 SHAPES = ("square", "circle", "triangle")
 SIZES = {10: "small", 20: "medium", 30: "big"}
 SLOTS = ("left", "middle", "right")
-BOX = 100  # pixels a side
+BOX = 100  # pixels per side
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
-    """Reads NLVR's splits: `params.splits`, or all whose file is there; `params.limit` keeps the first lines of each.
+    """Read NLVR's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 
     Raises:
-        DataError: the directory or a split asked for is missing, or a file is no JSON lines.
+        DataError: the directory or a requested split is missing, or a file is not JSON lines.
     """
     root = require_directory(
         base, params.root, "clone github.com/lil-lab/nlvr and set data.<name>.root to its folder nlvr/"
     )
-    for split in params.splits:
-        if split not in SPLITS:
-            raise DataError(f"params: data.{name}.splits: NLVR has no split {split!r}; known: {', '.join(SPLITS)}")
-    splits = params.splits or [split for split in SPLITS if (root / split / f"{split}.json").is_file()]
-    if not splits:
-        raise DataError(f"{root}: holds none of {', '.join(f'{s}/{s}.json' for s in SPLITS)}; is it NLVR's folder?")
+    files = {split: root / split / f"{split}.json" for split in SPLITS}
     tables = Tables()
-    for split in splits:
+    for split in select_splits(name, "NLVR", params, SPLITS, files):
         _read_split(tables, name, split, root / split, params)
     return tables
 
@@ -68,7 +71,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 def _read_split(tables: Tables, name: str, split: str, directory: Path, params: SourceParams) -> None:
     held_out = {str(d) for d in params.validation_directories}
     seen: dict[str, str] = {}
-    # by name, not by `directory`: hidden.json has none, and a path taken from a record could lead anywhere
+    # by name, not by `directory`: hidden.json has none, and a path in a record could point anywhere
     files = {path.name: path for path in (directory / "images").rglob("*.png")}
     lines = read_lines(directory / f"{split}.json", tables, "statements", f"NLVR's {split} split, JSON lines")
     for number, (provenance, record) in enumerate(lines):
@@ -78,7 +81,7 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
         with tables.record("statements", provenance):
             identifier = get_id(record, "identifier")
             if identifier in seen:
-                raise RecordError(f"identifier {identifier} stood already in {seen[identifier]}", rule="id_unique")
+                raise RecordError(f"identifier {identifier} is already used in {seen[identifier]}", rule="id_unique")
             seen[identifier] = provenance
             ours = SPLITS[split]
             folder = str(record.get("directory", ""))
@@ -97,7 +100,7 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
 def _images(
     tables: Tables, name: str, split: str, files: dict[str, Path], stem: str, orders: int, provenance: str
 ) -> list[tuple[str, int]]:
-    """(image id, k) of the example's images that exist; the others are set aside."""
+    """Return (image id, k) of the example's images that exist; the others are quarantined."""
     found = []
     for k in range(orders):
         image_id = join_id(name, f"{stem}-{k}")
@@ -122,16 +125,16 @@ def _statements(
     *,
     captions: bool,
 ) -> None:
-    """The line's sentence, and those under `more` (ours; genuine files have none), for each of its images."""
+    """Add the line's sentence, and those under `more` (synthetic files only), for each of its images."""
     more = record.get("more", [])
     if not isinstance(more, list):
         raise RecordError(f"`more` is {more!r}, expected a list")
     presentation = identifier.partition("-")[0]
-    for index, said in enumerate([record, *more]):
+    for index, statement in enumerate([record, *more]):
         suffix = f"-s{index}" if index else ""
         with tables.record("statements", provenance, f"{source}-{identifier}{suffix}"):
-            text, label = get_sentence(said, "sentence"), _label(said)
-            number = f".{said['number']}" if "number" in said else ""
+            text, label = get_sentence(statement, "sentence"), _label(statement)
+            number = f".{statement['number']}" if "number" in statement else ""
             for image_id, _ in images:
                 tables["statements"].append(
                     {
@@ -155,10 +158,10 @@ def _statements(
 
 
 def _descriptions(tables: Tables, images: list[tuple[str, int]], record: Row, provenance: str) -> None:
-    """Captions that list what image k shows, `descriptions[k]` (ours; genuine files have none)."""
+    """Add captions that list the content of image k, `descriptions[k]` (synthetic files only)."""
     described = record.get("descriptions", [])
     if not isinstance(described, list) or not all(isinstance(texts, list) for texts in described):
-        raise RecordError("`descriptions` is no list of lists")
+        raise RecordError("`descriptions` is not a list of lists")
     for image_id, k in images:
         for index, text in enumerate(described[k] if k < len(described) else []):
             with tables.record("captions", provenance, f"{image_id}-d{index}"):
@@ -175,10 +178,10 @@ def _descriptions(tables: Tables, images: list[tuple[str, int]], record: Row, pr
 
 
 def _label(record: Row) -> bool | None:
-    """None where the split hides it."""
+    """Return the label, which files have as text; None if the split hides it."""
     if "label" not in record:
         return None
-    label = str(record["label"]).strip().lower()
+    label = get_text(record, "label").strip().lower()
     if label not in ("true", "false"):
         raise RecordError(f'`label` is {record["label"]!r}, expected "true" or "false"', rule="label_known")
     return label == "true"
@@ -190,7 +193,7 @@ def _objects(tables: Tables, images: list[tuple[str, int]], record: Row, provena
     with tables.record("objects", provenance, images[0][0]):
         boxes = get(record, "structured_rep", list)
         if len(boxes) != 3 or not all(isinstance(box, list) for box in boxes):
-            raise RecordError("`structured_rep` does not hold three boxes")
+            raise RecordError("`structured_rep` does not have three boxes")
         items = []
         for index, box in enumerate(boxes):
             for item in box:
@@ -216,16 +219,16 @@ def _objects(tables: Tables, images: list[tuple[str, int]], record: Row, provena
 
 
 def _item(item: Any) -> tuple[str, int, int, int]:
-    """(category, x, y, size): "blue circle", pixels within its box."""
-    colour, shape = str(get(item, "color", str)).lower(), str(get(item, "type", str)).lower()
-    if colour not in COLOURS or shape not in SHAPES:
-        raise RecordError(f"unknown item {colour!r} {shape!r}", rule="category_known")
+    """Return (category, x, y, size): "blue circle", pixels within its box."""
+    color, shape = str(get(item, "color", str)).lower(), str(get(item, "type", str)).lower()
+    if color not in COLORS or shape not in SHAPES:
+        raise RecordError(f"unknown item {color!r} {shape!r}", rule="category_known")
     x, y, size = (get(item, key, (int, float)) for key in ("x_loc", "y_loc", "size"))
-    return f"{COLOURS[colour]} {shape}", x, y, size
+    return f"{COLORS[color]} {shape}", x, y, size
 
 
 def _attributes(x: float, y: float, size: float) -> list[str]:
-    """Its size, and which walls of its box it touches: what sentences speak of and a pixel decides."""
+    """Return its size and the walls of its box that it touches: what sentences mention and a pixel decides."""
     walls = {"wall-left": x, "wall-right": BOX - x - size, "roof": y, "base": BOX - y - size}
     touched = [name for name, distance in walls.items() if distance <= 0]
     sizes = [word for pixels, word in SIZES.items() if pixels == size]
@@ -233,32 +236,24 @@ def _attributes(x: float, y: float, size: float) -> list[str]:
 
 
 NLVR2_SPLITS = {"train": "train", "dev": "test", "test1": "test", "test2": "test"}
-FOLDERS = ("data", "nlvr2/data")  # of the annotations: root is the repository's folder nlvr2/, or what holds that
+FOLDERS = ("data", "nlvr2/data")  # of annotations: root is the repository's folder nlvr2/ or its parent
 IDENTIFIER = re.compile(r"(train|dev|test1|test2)-([0-9]+)-([0-9]+)-([0-9]+)")
-LABELS = {"true": True, "false": False}
 
 
 def read_nlvr2(name: str, params: SourceParams, base: Path) -> Tables:
-    """Reads NLVR2's splits: `params.splits`, or all whose file is there; `params.limit` keeps the first lines of each.
+    """Read NLVR2's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 
     Raises:
-        DataError: the directory or a split asked for is missing, or a file is no JSON lines.
+        DataError: the directory or a requested split is missing, or a file is not JSON lines.
     """
     root = require_directory(
         base, params.root, "clone github.com/lil-lab/nlvr and set data.<name>.root to its folder nlvr2/"
     )
-    for split in params.splits:
-        if split not in NLVR2_SPLITS:
-            raise DataError(
-                f"params: data.{name}.splits: NLVR2 has no split {split!r}; known: {', '.join(NLVR2_SPLITS)}"
-            )
     folder = next((root / folder for folder in FOLDERS if (root / folder).is_dir()), root / FOLDERS[0])
-    splits = params.splits or [split for split in NLVR2_SPLITS if (folder / f"{split}.json").is_file()]
-    if not splits:
-        raise DataError(f"{folder}: holds none of {', '.join(f'{s}.json' for s in SPLITS)}; is it NLVR2's folder?")
+    files = {split: folder / f"{split}.json" for split in NLVR2_SPLITS}
     tables = Tables()
-    for split in splits:
-        _read_nlvr2_split(tables, name, split, folder / f"{split}.json", root, params)
+    for split in select_splits(name, "NLVR2", params, NLVR2_SPLITS, files):
+        _read_nlvr2_split(tables, name, split, files[split], root, params)
     return tables
 
 
@@ -274,7 +269,9 @@ def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: P
             identifier = get_id(record, "identifier")
             with tables.record("image_pairs", provenance, join_id(name, identifier)):
                 if identifier in seen:
-                    raise RecordError(f"identifier {identifier} stood already in {seen[identifier]}", rule="id_unique")
+                    raise RecordError(
+                        f"identifier {identifier} is already used in {seen[identifier]}", rule="id_unique"
+                    )
                 seen[identifier] = provenance
                 of_set, pair, sentence = _parts(identifier, split)
                 directory = safe_name(get_id(record, "directory")) if split == "train" else ""
@@ -285,7 +282,7 @@ def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: P
                     "image_id": left,
                     "other_image_ids": [right],
                     "text": get_sentence(record, "sentence"),
-                    "label": _nlvr2_label(record),
+                    "label": _label(record),
                     "group": join_id(name, f"{split}-{of_set}-{sentence}"),
                     "provenance": provenance,
                 }
@@ -301,24 +298,15 @@ def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: P
 
 
 def _parts(identifier: str, split: str) -> tuple[str, str, str]:
-    """The numbers of the set, of the pair in it, and of the sentence."""
+    """Return the numbers of the set, of the pair in it, and of the sentence."""
     found = IDENTIFIER.fullmatch(identifier)
     if found is None or found[1] != split:
         raise RecordError(f"identifier {identifier!r} is not {split}-SET-PAIR-SENTENCE", rule="identifier_form")
     return found[2], found[3], found[4]
 
 
-def _nlvr2_label(record: Row) -> bool | None:
-    if "label" not in record:
-        return None
-    said = get_text(record, "label")
-    if said.lower() not in LABELS:
-        raise RecordError(f'`label` is {said!r}, expected "True" or "False"', rule="label_known")
-    return LABELS[said.lower()]
-
-
 def _path(root: Path, images: str, split: str, directory: str, file: str) -> str:
-    """The first place where the file is; where it is at none, the first one that it could be at."""
+    """Return the first path where the file exists; if none, the first possible one."""
 
     def places() -> Iterator[Path]:
         yield root / images / split / directory / file

@@ -1,13 +1,16 @@
-"""One's own image-text pairs: a CSV (or TSV) with a header, or JSON lines, of `image`, `caption` and perhaps `split`.
+"""Your own data: image-text pairs, or texts without images.
 
-An image may stand in several rows, one caption each. Image paths are relative to the file. Where no row names a
-split, images are divided 80/10/10 by a hash of their path: the same file gives the same split on every machine, and
-new images do not move old ones (except where a handful would leave a split empty).
+Pairs are a CSV (or TSV) with a header, or JSON lines, with `image`, `caption` and optionally `split`. An image may be
+in several rows, one caption each. Image paths are relative to the file. If no row names a split, images are divided
+80/10/10 by a hash of their path: the same file gives the same split on every machine, and new images do not move old
+ones (except if a split of a handful of images would be empty).
 
-`pairs` may be a pattern (`*/pairs.jsonl`): the files it matches are read in the order of their names, and ids begin
-with the folder of the file. A dataset in batches grows without a file being rewritten.
+`pairs` may be a pattern (`*/pairs.jsonl`): matching files are read in the order of their names, and ids start with the
+folder of the file. So a dataset of batches grows without rewriting a file. Memory does not grow with the rows: they are
+read one by one, and a join on disk finds the rows of the same image.
 
-Memory does not grow with the rows: they are read one by one, and which of them name the same image is a join on disk.
+Texts are for pretraining on text alone, files with one text per line, by split:
+`data.books: {format: texts, root: data/raw/books, texts: {train: [part-1.txt, part-2.txt], val: [held-out.txt]}}`.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ MENTIONS = pa.schema(
         *((name, pa.string()) for name in ("path", "caption_id", "text", "provenance")),
     ]
 )
-# of each image, its first mention; and each mention beside it
+# the first mention of each image; and each mention with the image's first one
 _FIRST = "SELECT key, min(number) AS number FROM mentions GROUP BY key"
 _IMAGES = f"SELECT m.* FROM mentions m JOIN ({_FIRST}) f ON m.number = f.number ORDER BY m.number"
 _CAPTIONS = f"""
@@ -50,13 +53,13 @@ _CAPTIONS = f"""
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
-    """Reads a file of pairs; `params.limit` keeps the first rows.
+    """Read files of pairs; `params.limit` keeps the first rows.
 
     Raises:
         DataError: the file is missing, of an unknown kind, or lacks the columns `image` and `caption`.
     """
     if not params.pairs:
-        raise DataError(f"params: data.{name}.pairs: name the CSV or JSONL file, relative to data.{name}.root")
+        raise DataError(f"params.yaml: data.{name}.pairs: name the CSV or JSONL file, relative to data.{name}.root")
     tables = Tables()
     with tempfile.TemporaryDirectory(prefix=".pairs-", dir=tables.directory) as place:
         with TableWriter("mentions", Path(place), MENTIONS) as mentions:
@@ -70,7 +73,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 
 
 def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, mentions: TableWriter) -> None:
-    """A row for each pair that can be read."""
+    """Write a row for each readable pair."""
     files = _files(name, base / params.root, params.pairs)
     rows = ((path, prefix, *found) for path, prefix in files for found in read_pairs(path, tables))
     for number, (path, prefix, provenance, record) in enumerate(rows, start=1):
@@ -137,9 +140,9 @@ def _add_captions(name: str, tables: Tables, database: Database) -> None:
 
 
 class _Divided:
-    """`split_by_hash`, name by name: only where a split would stay empty must all names be at hand."""
+    """`split_by_hash` name by name; only if a split might be empty must all names be known."""
 
-    MANY = 1000  # of so many names one split is empty once in 10^45 times
+    MANY = 1000  # with this many names a split is empty with probability 1e-45
 
     def __init__(self, names: Iterable[str]) -> None:
         few: list[str] = []
@@ -155,10 +158,10 @@ class _Divided:
 
 
 def split_by_hash(names: list[str]) -> dict[str, str]:
-    """name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
+    """Return name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
     order = sorted(names, key=bucket_of)
     splits = {name: _split(name) for name in order}
-    # val twice: what is taken for train may have been the only one of val.
+    # val twice: the name taken for train may have been the only one of val.
     for wanted, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
         if len(order) >= 3 and wanted not in splits.values():
             splits[order[candidate]] = wanted
@@ -170,7 +173,7 @@ def _split(name: str) -> str:
 
 
 def _files(name: str, root: Path, pattern: str) -> list[tuple[Path, str]]:
-    """The files of pairs, each with what its ids begin with."""
+    """Return the files of pairs, each with the prefix of its ids."""
     if "*" not in pattern:
         return [(root / pattern, "")]
     found = sorted(path for path in root.glob(pattern) if path.is_file() and not _hidden(path.relative_to(root)))
@@ -184,7 +187,7 @@ def _hidden(path: Path) -> bool:
 
 
 def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
-    """(provenance, record) of each row, fields as written; lines that can't be read go to `tables["quarantine"]`.
+    """Yield (provenance, record) of each row, fields as written; unreadable lines go to quarantine.
 
     Raises:
         DataError: the file is missing, of an unknown kind, or lacks the columns `image` and `caption`.
@@ -200,18 +203,18 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
 
 
 def read_texts(name: str, params: SourceParams, base: Path) -> Tables:
-    """Empty lines are passed over; `params.limit` keeps the first texts of each split.
+    """Read one text per line and skip empty lines; `params.limit` keeps the first texts of each split.
 
     Raises:
         DataError: the directory or a file is missing, a split is unknown, or no file is named.
     """
     root = require_directory(base, params.root, f"put the text files there, or set data.{name}.root to where they are")
     if not params.texts:
-        raise DataError(f"params: data.{name}.texts names no file; e.g. texts: {{train: [sentences.txt]}}")
+        raise DataError(f"params.yaml: data.{name}.texts names no file; e.g. texts: {{train: [sentences.txt]}}")
     tables = Tables()
     for split, files in params.texts.items():
         if split not in SPLITS:
-            raise DataError(f"params: data.{name}.texts.{split}: expected one of {', '.join(SPLITS)}")
+            raise DataError(f"params.yaml: data.{name}.texts.{split}: expected one of {', '.join(SPLITS)}")
         kept = 0
         for file in files:
             for number, line in enumerate(open_lines(root / file, "texts, one a line"), start=1):

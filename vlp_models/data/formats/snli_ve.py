@@ -1,10 +1,25 @@
-"""SNLI-VE (Xie et al. 2019): `<root>/snli_ve_<split>.jsonl`, one hypothesis a line, and Flickr30k's images.
+"""SNLI-VE (Xie et al. 2019) and e-SNLI-VE (Kayser et al. 2021): hypotheses about Flickr30k's photos.
 
-A line is one of SNLI 1.0 with its image's id: `{"Flikr30kID": "111222.jpg", "pairID": "111222.jpg#2r1e", "gold_label":
-"entailment", "annotator_labels": ["entailment"], "sentence2": "Children are eating.", ...}`. The published files spell
-the id's key without its c; files made anew by the authors' script have `Flickr30K_ID`, and the value may lack ".jpg".
-`sentence1` is the caption that SNLI's annotators saw in place of the image; it is no caption here. Annotators' labels
-that are none of the three are dropped. What splits may be besides the files' own: formats/hypotheses.py.
+SNLI-VE has `<root>/snli_ve_<split>.jsonl`, one hypothesis per line: a record of SNLI 1.0 with its image's id:
+`{"Flikr30kID": "111222.jpg", "pairID": "111222.jpg#2r1e", "gold_label": "entailment", "annotator_labels":
+["entailment"], "sentence2": "Children are eating.", ...}`. The published files spell the id's key without its c; files
+made by the authors' script have `Flickr30K_ID`, and the value may lack ".jpg". `sentence1` is the caption that SNLI's
+annotators read in place of the image; it is not used as a caption. Annotators' labels that are none of the three are
+dropped.
+
+e-SNLI-VE has the same hypotheses as csv, some of them corrected: `esnlive_{train,dev,test}.csv`, or one `esnlive.csv`
+with a column `split`, with the columns `pairID, Flickr30kID, hypothesis, gold_label` and `explanation`; the last one is
+not read. A photo is `<Flickr30kID>` below `params.images`, unless a column `image` names its file: Flickr8k calls
+`2181846120.jpg` `2181846120_3744ca3942.jpg`.
+
+Splits: with `params.split_files` (lists of photos) or a Karpathy file, a hypothesis is in its photo's split. SNLI-VE
+divides Flickr's photos differently from Flickr8k, and this keeps one's test photos out of the other's training data.
+Hypotheses about unlisted photos are then skipped and counted. A photo is the file that its record names; if there is no
+such file, the one in its list: Flickr8k's files have longer names. `params.val_fraction` holds out a share of train's
+photos, with all their hypotheses, as val.
+
+A `gold_label` of "-" means that the annotators did not agree: such a line is skipped and counted, as in the published
+evaluation.
 """
 
 from __future__ import annotations
@@ -18,11 +33,18 @@ from typing import Any
 
 from vlp_models.data.formats.base import RecordError, Row, Tables, get_id, get_sentence, get_text, image_row, join_id
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
-from vlp_models.data.formats.splits import is_held_out, photo_folder, photo_id, read_lists, safe_name, stem
+from vlp_models.data.formats.splits import (
+    is_held_out,
+    photo_folder,
+    photo_id,
+    read_lists,
+    safe_name,
+    select_splits,
+    stem,
+)
 from vlp_models.data.images import FORMATS
 from vlp_models.data.tables import SPLITS
 from vlp_models.data.views import ENTAILMENT
-from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 FILES = {"train": "snli_ve_train.jsonl", "val": "snli_ve_dev.jsonl", "test": "snli_ve_test.jsonl"}
@@ -30,22 +52,17 @@ IMAGE_KEYS = ("Flikr30kID", "Flickr30K_ID")
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
-    """Reads the files of `params.splits`, or all that are there; `params.limit` keeps the first lines of each split.
+    """Read the files of `params.splits`, or all that exist; `params.limit` keeps the first lines of each split.
 
     Raises:
-        DataError: the directory or a split asked for is missing, or a file is no JSON lines.
+        DataError: the directory or a requested split is missing, or a file is not JSON lines.
     """
     root = require_directory(
         base,
         params.root,
         "get it from github.com/necla-ml/SNLI-VE and set data.<name>.root to the folder of its files",
     )
-    for split in params.splits:
-        if split not in SPLITS:
-            raise DataError(f"params: data.{name}.splits: SNLI-VE has no split {split!r}; known: {', '.join(SPLITS)}")
-    splits = params.splits or [split for split in SPLITS if (root / FILES[split]).is_file()]
-    if not splits:
-        raise DataError(f"{root}: holds none of {', '.join(FILES.values())}; is it SNLI-VE's folder?")
+    splits = select_splits(name, "SNLI-VE", params, SPLITS, {split: root / file for split, file in FILES.items()})
     tables = Tables()
 
     def records() -> Iterator[tuple[str, Row, str]]:
@@ -61,13 +78,13 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 def _hypothesis(local: str, record: Row) -> Hypothesis:
     given: Any = record.get("annotator_labels", [])
     if not isinstance(given, list):
-        raise RecordError("`annotator_labels` is no list")
+        raise RecordError("`annotator_labels` is not a list")
     return Hypothesis(
         local=local,
         file=photo_file(record, IMAGE_KEYS),
         text=get_sentence(record, "sentence2"),
         label=known_label(get_text(record, "gold_label")) if "gold_label" in record else None,
-        annotators=[said for said in given if said in ENTAILMENT],
+        annotators=[label for label in given if label in ENTAILMENT],
     )
 
 
@@ -76,7 +93,7 @@ UNDECIDED = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """One record. file: of its photo, as `safe_name` gives it. label: None where it is hidden."""
+    """One record. file: of its photo, as `safe_name` returns it. label: None if it is hidden."""
 
     local: str
     file: str
@@ -93,32 +110,32 @@ def fill(
     records: Iterator[tuple[str, Row, str]],
     parse: Callable[[str, Row], Hypothesis],
 ) -> None:
-    """Adds photos and hypotheses; `params.limit` keeps the first hypotheses of each split.
+    """Add photos and hypotheses; `params.limit` keeps the first hypotheses of each split.
 
     Args:
-        records: (provenance, record, the split its file says).
-        parse: (its id, a record) -> what it says; raises `RecordError`.
+        records: (provenance, record, split of its file).
+        parse: (id, record) -> hypothesis; raises `RecordError`.
     """
     listed = read_lists(name, params, root, {}, tables) if params.split_files or params.karpathy else None
     folder = photo_folder(root, params.images)
     seen: dict[str, str] = {}
-    files: dict[str, str] = {}  # of the photos met: as the record names it -> where it is
-    splits: dict[str, str] = {}  # of the images met
+    files: dict[str, str] = {}  # file name in the record -> existing file name
+    splits: dict[str, str] = {}  # image -> split
     kept: Counter[str] = Counter()
     for provenance, record, own in records:
         with tables.record("hypotheses", provenance):
             local = get_id(record, "pairID")
             with tables.record("hypotheses", provenance, join_id(name, local)):
                 if local in seen:
-                    raise RecordError(f"pairID {local} stood already in {seen[local]}", rule="id_unique")
+                    raise RecordError(f"pairID {local} is already used in {seen[local]}", rule="id_unique")
                 seen[local] = provenance
                 if record.get("gold_label") == UNDECIDED:
-                    tables.skipped["hypotheses that annotators did not agree on"] += 1
+                    tables.skipped["hypotheses without a majority label"] += 1
                     continue
                 hypothesis = parse(local, record)
                 photo = photo_id(hypothesis.file)
                 if listed is not None and photo not in listed.splits:
-                    tables.skipped["hypotheses about photos that no list has"] += 1
+                    tables.skipped["hypotheses about unlisted photos"] += 1
                     continue
                 held = listed is None and own == "train" and is_held_out(photo, params.val_fraction)
                 split = listed.splits[photo] if listed else "val" if held else own
@@ -130,9 +147,7 @@ def fill(
                     file = files[file]
                 image_id = join_id(name, stem(file))
                 if splits.get(image_id, split) != split:
-                    raise RecordError(
-                        f"its photo is {split} here, and {splits[image_id]} before", rule="split_disjoint"
-                    )
+                    raise RecordError(f"its photo is {split} here and {splits[image_id]} before", rule="split_disjoint")
                 if params.limit and kept[split] >= params.limit:
                     continue
                 kept[split] += 1
@@ -154,13 +169,18 @@ def fill(
 
 
 def known_label(label: str) -> str:
+    """Return the label unchanged.
+
+    Raises:
+        RecordError: it is none of the three.
+    """
     if label not in ENTAILMENT:
         raise RecordError(f"`gold_label` is {label!r}, expected {', '.join(ENTAILMENT)}", rule="gold_label_known")
     return label
 
 
 def photo_file(record: Row, keys: tuple[str, ...]) -> str:
-    """The file that the first of `keys` names which is there; some files lack the ending."""
+    """Return the file name in the first of `keys` that the record has; some names lack the suffix."""
     key = next((key for key in keys if key in record), keys[0])
     name = safe_name(get_id(record, key))
     return name if Path(name).suffix.lower() in FORMATS else f"{name}.jpg"
@@ -173,22 +193,19 @@ COLUMNS = ("pairID", "Flickr30kID", "hypothesis", "gold_label")
 
 
 def read_esnli_ve(name: str, params: SourceParams, base: Path) -> Tables:
-    """Reads `esnlive.csv` where it is there, else the files of `params.splits` or all; `params.limit` keeps the first
-    hypotheses of each split.
+    """Read `esnlive.csv` if it exists, else the files of `params.splits` or all.
+
+    `params.limit` keeps the first hypotheses of each split.
 
     Raises:
-        DataError: the folder or a split asked for is missing, or a file lacks one of the columns.
+        DataError: the folder or a requested split is missing, or a file lacks one of the columns.
     """
     root = require_directory(
         base, params.root, "its files are in github.com/maximek3/e-ViL; the photos are Flickr30k's"
     )
-    for split in params.splits:
-        if split not in SPLITS:
-            raise DataError(f"params: data.{name}.splits: e-SNLI-VE has no split {split!r}; known: {', '.join(SPLITS)}")
-    splits = params.splits or [split for split in SPLITS if (root / ESNLI_FILES[split]).is_file()]
     whole = root / WHOLE
-    if not splits and not whole.is_file():
-        raise DataError(f"{root}: holds neither {WHOLE} nor one of {', '.join(ESNLI_FILES.values())}")
+    files = {split: whole if whole.is_file() else root / file for split, file in ESNLI_FILES.items()}
+    splits = select_splits(name, "e-SNLI-VE", params, SPLITS, files)
     tables = Tables()
 
     def records() -> Iterator[tuple[str, Row, str]]:
@@ -203,7 +220,7 @@ def read_esnli_ve(name: str, params: SourceParams, base: Path) -> Tables:
                         f"split {row['split']!r} is none of {', '.join(OURS)}",
                         provenance,
                     )
-                elif not params.splits or own in params.splits:
+                elif own in splits:
                     yield provenance, row, own
             return
         for split in splits:

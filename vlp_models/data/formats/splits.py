@@ -1,14 +1,19 @@
-"""Which photo is in which split, where a dataset has lists of photo names, and which of train are held out.
+"""Splits: lists of photos, Karpathy's split files, and hashes.
 
-A photo goes by its Flickr id, which is its file name up to the first `_` or the ending: Flickr8k calls a photo
+A photo is identified by its Flickr id: its file name up to the first `_` or the suffix. Flickr8k calls a photo
 `2181846120_3744ca3942.jpg`, Flickr30k and SNLI-VE call the same one `2181846120.jpg`. So one list divides them all
-alike, and what is held out of one is held out of the others.
+alike, and photos held out of one are held out of the others.
+
+A Karpathy file (dataset_coco.json, dataset_flickr30k.json) lists the images of each split. `restval`, the part of
+COCO's val2014 that is neither val nor test, is read as train, as in every paper. Flickr30k's file has no `cocoid`:
+there an image's id is its file name without the suffix, and the file has the captions too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,7 +26,33 @@ from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 FOLDERS = ("Images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "flickr30k_images")
-TEXT_FOLDERS = ("", "Flickr8k_text")  # where lists and captions lie
+TEXT_FOLDERS = ("", "Flickr8k_text")  # of lists and captions
+
+
+def select_splits(
+    name: str, dataset: str, params: SourceParams, known: Iterable[str], files: Mapping[str, Path]
+) -> list[str]:
+    """Return `params.splits`, or all splits whose file exists.
+
+    Args:
+        dataset: the format's name, for errors.
+        known: names that `params.splits` may have.
+        files: file of each split.
+
+    Raises:
+        DataError: an unknown split, or no split has a file.
+    """
+    for split in params.splits:
+        if split not in known:
+            raise DataError(
+                f"params.yaml: data.{name}.splits: {dataset} has no split {split!r}; known: {', '.join(known)}"
+            )
+    splits = params.splits or [split for split, file in files.items() if file.is_file()]
+    if not splits:
+        root = Path(os.path.commonpath([file.parent for file in files.values()]))
+        missing = ", ".join(str(file.relative_to(root)) for file in files.values())
+        raise DataError(f"{root}: contains none of {missing}; is it {dataset}'s folder?")
+    return splits
 
 
 def text_folders(root: Path) -> list[Path]:
@@ -29,47 +60,49 @@ def text_folders(root: Path) -> list[Path]:
 
 
 def photo_id(file: str) -> str:
-    """`2181846120` of `2181846120_3744ca3942.jpg`; `image12` of `image12.png`."""
+    """Return `2181846120` for `2181846120_3744ca3942.jpg`, `image12` for `image12.png`."""
     return stem(Path(file).name).partition("_")[0]
 
 
 def stem(file: str) -> str:
-    """A file's name without the ending of a picture; other dots are part of the name."""
+    """Return a file name without an image suffix; other dots are part of the name."""
     path = Path(file)
     return path.stem if path.suffix.lower() in FORMATS else path.name
 
 
 def is_held_out(photo: str, share: float) -> bool:
-    """Whether a photo of train is among the `share` that is kept for choosing: by a hash of its id, so the same photos
-    on every machine and in every dataset."""
+    """Return whether a training photo is in the `share` held out for validation.
+
+    Decided by a hash of its id: the same photos on every machine and in every dataset.
+    """
     return bucket_of(photo) < share
 
 
 def photo_folder(root: Path, images: str) -> Path:
-    """`images` below `root`, or the first of the names that Flickr's photos come under."""
+    """Return `images` below `root`, or the first existing folder with one of the usual names of Flickr's photos."""
     return next((root / folder for folder in (images, *FOLDERS) if (root / folder).is_dir()), root / images)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """By photo id. files: as far as the lists have names with an ending."""
+    """Splits and file names by photo id. files: only if the lists have names with a suffix."""
 
     splits: dict[str, str]
     files: dict[str, str]
 
 
 def read_lists(name: str, params: SourceParams, root: Path, official: Mapping[str, str], tables: Tables) -> Listed:
-    """The photos with their splits: by the Karpathy file, `params.split_files`, or the official lists that are there.
+    """Return the photos with their splits, from the Karpathy file, `params.split_files`, or the official lists.
 
-    A photo that two lists have is of the first one, and the other mention is set aside. `params.val_fraction` of train
+    A photo in two lists belongs to the first one; the second mention is quarantined. `params.val_fraction` of train
     becomes val.
 
     Args:
-        root: the dataset's; lists are looked for there and in `Flickr8k_text`.
-        official: split -> the name its list goes by.
+        root: the dataset's directory; lists are looked for there and in `Flickr8k_text`.
+        official: split -> name of its list.
 
     Raises:
-        DataError: no list is there, or one that `split_files` names is not.
+        DataError: no list exists, or one that `split_files` names does not.
     """
     folders = text_folders(root)
     if params.karpathy:
@@ -82,13 +115,13 @@ def read_lists(name: str, params: SourceParams, root: Path, official: Mapping[st
         }
         if not files:
             raise DataError(
-                f"data.{name}: none of {', '.join(official.values())} is in {root}: without a list of photos "
-                f"there are no splits; put the official lists there, or name your own in data.{name}.split_files"
+                f"data.{name}: {root} contains none of {', '.join(official.values())}, which define the "
+                f"splits; put the official lists there, or name your own in data.{name}.split_files"
             )
         found, names = {}, {}
         for split, several in files.items():
             if split not in SPLITS:
-                raise DataError(f"params: data.{name}.split_files.{split}: expected one of {', '.join(SPLITS)}")
+                raise DataError(f"params.yaml: data.{name}.split_files.{split}: expected one of {', '.join(SPLITS)}")
             for file in several:
                 _read_list(_find(file, folders), split, found, names, tables)
     if params.val_fraction:
@@ -109,7 +142,7 @@ def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, s
         if not is_utf8(line):
             tables.quarantine("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
         elif found.setdefault(photo, split) != split:
-            reason = f"photo {photo} is listed as {found[photo]} already"
+            reason = f"photo {photo} is already listed as {found[photo]}"
             tables.quarantine("images", "", "split_disjoint", reason, provenance)
         elif Path(line.strip()).suffix.lower() in FORMATS:
             names.setdefault(photo, line.strip())
@@ -127,7 +160,9 @@ class KarpathyEntry:
 
 
 def read_karpathy(path: Path, tables: Tables, sentences: bool) -> dict[str, KarpathyEntry]:
-    """Image id -> entry; `sentences=False` skips the captions, for datasets that have them in a file of their own.
+    """Return image id -> entry.
+
+    sentences: False skips the captions, for datasets that have them in a separate file.
 
     Raises:
         DataError: the file is missing or not a Karpathy split file.
@@ -156,7 +191,11 @@ def read_karpathy(path: Path, tables: Tables, sentences: bool) -> dict[str, Karp
 
 
 def safe_name(name: str) -> str:
-    """A relative path as an annotation file writes it; one that leaves the dataset's directory is refused."""
+    """Return the relative path of an annotation file unchanged.
+
+    Raises:
+        RecordError: it leaves the dataset's directory.
+    """
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise RecordError(f"{name!r} is not a path inside the dataset", rule="path_inside")
@@ -172,6 +211,6 @@ def _sentences(record: Any, tables: Tables, provenance: str) -> list[tuple[str, 
 
 
 def bucket_of(name: str) -> float:
-    """In [0, 1), by a hash of the name, the same on every machine: what a dataset without splits is divided by."""
+    """Return a number in [0, 1) by a hash of the name, the same on every machine, to divide data without splits."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

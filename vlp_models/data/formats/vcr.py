@@ -1,12 +1,12 @@
-"""VCR (Zellers et al. 2019): `<root>/<split>.jsonl`, one question a line, and images with a metadata JSON each.
+"""VCR (Zellers et al. 2019): `<root>/<split>.jsonl`, one question per line, and images with a metadata JSON each.
 
 A line names its image, the objects in it, a question, four answers and four rationales. Texts are lists of tokens; a
-token that is a list of numbers, a tag, points at objects: `["Why", "is", [0], "near", [1, 2], "?"]`. Tags are written
-out here as names: a person by a name that tells no gender, anything else by its category, several joined by "and".
-The n-th person of an image has the n-th name, so that one person is called the same in all of an image's texts (r2c
-counts all objects for this; the public TDEN code runs one counter over the whole file). Test lines hide their labels.
+token that is a list of numbers, a tag, refers to objects: `["Why", "is", [0], "near", [1, 2], "?"]`. Tags are replaced
+by names: a person gets a gender-neutral name, anything else its category, several are joined by "and". The n-th person
+of an image has the n-th name, so that one person has the same name in all of an image's texts (r2c counts all objects
+for this; the public TDEN code runs one counter over the whole file). Test lines hide their labels.
 
-The metadata (`names`, `boxes` as x1 y1 x2 y2 and a confidence, `width`, `height`) gives the objects' boxes.
+The metadata (`names`, `boxes` as x1 y1 x2 y2 and a confidence, `width`, `height`) has the objects' boxes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import read_json, read_lines, require_directory
-from vlp_models.data.formats.splits import safe_name
+from vlp_models.data.formats.splits import safe_name, select_splits
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -54,25 +54,21 @@ NAMES = (
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
-    """Reads VCR's splits: `params.splits`, or all whose file is there; `params.limit` keeps the first lines of each.
+    """Read VCR's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 
     Raises:
-        DataError: the directory or a split asked for is missing, or a file is no JSON lines.
+        DataError: the directory or a requested split is missing, or a file is not JSON lines.
     """
     root = require_directory(
         base, params.root, "get VCR from visualcommonsense.com and set data.<name>.root to the folder of train.jsonl"
     )
-    for split in params.splits:
-        if split not in SPLITS:
-            raise DataError(f"params: data.{name}.splits: VCR has no split {split!r}; known: {', '.join(SPLITS)}")
-    splits = params.splits or [split for split in SPLITS if (root / f"{split}.jsonl").is_file()]
-    if not splits:
-        raise DataError(f"{root}: holds none of {', '.join(f'{s}.jsonl' for s in SPLITS)}; is it VCR's folder?")
+    files = {split: root / f"{split}.jsonl" for split in SPLITS}
+    splits = select_splits(name, "VCR", params, SPLITS, files)
     tables = Tables()
     images = _Images(name=name, directory=root / params.images, tables=tables)
     seen: dict[str, str] = {}
     for split in splits:
-        lines = read_lines(root / f"{split}.jsonl", tables, "choices", f"VCR's {split} split, JSON lines")
+        lines = read_lines(files[split], tables, "choices", f"VCR's {split} split, JSON lines")
         for number, (provenance, record) in enumerate(lines):
             if params.limit and number >= params.limit:
                 break
@@ -80,9 +76,9 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                 local = get_id(record, "annot_id")
                 with tables.record("choices", provenance, join_id(name, local)):
                     if local in seen:
-                        raise RecordError(f"annot_id {local} stood already in {seen[local]}", rule="id_unique")
+                        raise RecordError(f"annot_id {local} is already used in {seen[local]}", rule="id_unique")
                     seen[local] = provenance
-                    image = images.of(record, split, provenance)
+                    image = images.find(record, split, provenance)
                     tables["choices"].append(_row(join_id(name, local), image, record, provenance))
     return tables
 
@@ -96,15 +92,15 @@ class _Image:
 
 @dataclass(kw_only=True)
 class _Images:
-    """The images met so far; an image's metadata is read once, and what is wrong with it said of each of its lines."""
+    """The images read so far. Metadata is read once per image; its errors are reported for each of its lines."""
 
     name: str
     directory: Path
     tables: Tables
     known: dict[str, tuple[str, _Image | RecordError]] = field(default_factory=dict)  # img_id -> file, image
 
-    def of(self, record: Row, split: str, provenance: str) -> _Image:
-        """The line's image; at its first line, its rows are added to the tables."""
+    def find(self, record: Row, split: str, provenance: str) -> _Image:
+        """Return the line's image; for its first line, add its rows to the tables."""
         local = get_id(record, "img_id")
         file_name = safe_name(get_text(record, "img_fn"))
         if local not in self.known:
@@ -120,7 +116,7 @@ class _Images:
         if isinstance(image, RecordError):
             raise RecordError(str(image), rule=image.rule)
         if _objects(record) != image.objects:
-            raise RecordError(f"other objects than in the first line of image {local}", rule="objects_match")
+            raise RecordError(f"objects differ from the first line of image {local}", rule="objects_match")
         return image
 
     def _add(self, record: Row, local: str, file_name: str, split: str, provenance: str) -> _Image:
@@ -133,7 +129,7 @@ class _Images:
         if names != objects or len(boxes) != len(objects):
             raise RecordError(
                 f"{metadata_file} has {len(names)} names and {len(boxes)} boxes for the line's {len(objects)} objects, "
-                "or other names",
+                "or different names",
                 rule="objects_match",
             )
         image_id = join_id(self.name, local)
@@ -179,11 +175,11 @@ def _corners(box: Any, where: str) -> list[float]:
 
 
 def _row(choice_id: str, image: _Image, record: Row, provenance: str) -> Row:
-    names = names_of(image.objects)
+    names = name_objects(image.objects)
     question = get(record, "question", list)
     answers, rationales = _choices(record, "answer_choices"), _choices(record, "rationale_choices")
-    # What question and answers speak of first, then the other objects as they stand: what only a rationale speaks of
-    # must not be told to who has to choose an answer.
+    # Objects of the question and the answers come first, then all others in their order: which objects only a
+    # rationale mentions must not leak to a model that chooses an answer.
     first = {tag for text in (question, *answers) for tag in _tags(text, len(names))}
     for text in rationales:
         _tags(text, len(names))
@@ -191,18 +187,18 @@ def _row(choice_id: str, image: _Image, record: Row, provenance: str) -> Row:
     return {
         "choice_id": choice_id,
         "image_id": image.image_id,
-        "text": written(question, names),
-        "answers": [written(text, names) for text in answers],
+        "text": write_out(question, names),
+        "answers": [write_out(text, names) for text in answers],
         "answer_label": _label(record, "answer_label"),
-        "rationales": [written(text, names) for text in rationales],
+        "rationales": [write_out(text, names) for text in rationales],
         "rationale_label": _label(record, "rationale_label"),
         "boxes": [image.boxes[number] for number in order],
         "provenance": provenance,
     }
 
 
-def names_of(objects: list[str]) -> list[str]:
-    """What each object is called in a text."""
+def name_objects(objects: list[str]) -> list[str]:
+    """Return the name of each object in a text."""
     names, persons = [], 0
     for category in objects:
         if category == PERSON:
@@ -213,20 +209,24 @@ def names_of(objects: list[str]) -> list[str]:
     return names
 
 
-def written(tokens: list[Any], names: list[str]) -> str:
-    """The tokens as text, tags written out; `_tags` must have passed them."""
+def write_out(tokens: list[Any], names: list[str]) -> str:
+    """Return the tokens as text with tags replaced; `_tags` must have accepted them."""
     return " ".join(t if isinstance(t, str) else " and ".join(names[number] for number in t) for t in tokens)
 
 
 def _choices(record: Row, key: str) -> list[list[Any]]:
     choices = get(record, key, list)
     if len(choices) != CHOICES or not all(isinstance(choice, list) for choice in choices):
-        raise RecordError(f"`{key}` does not hold {CHOICES} lists of tokens", rule="four_choices")
+        raise RecordError(f"`{key}` does not have {CHOICES} lists of tokens", rule="four_choices")
     return choices
 
 
 def _tags(tokens: list[Any], objects: int) -> set[int]:
-    """The objects a text points at; refuses what is neither a word nor a tag, and a tag without an object."""
+    """Return the objects that a text refers to.
+
+    Raises:
+        RecordError: a token that is neither a word nor a tag, or a tag without an object.
+    """
     found: set[int] = set()
     for token in tokens:
         if isinstance(token, str):
@@ -243,7 +243,7 @@ def _tags(tokens: list[Any], objects: int) -> set[int]:
 
 
 def _label(record: Row, key: str) -> int | None:
-    """None where the split hides it."""
+    """Return the label; None if the split hides it."""
     if record.get(key) is None:
         return None
     label: int = get(record, key, int)

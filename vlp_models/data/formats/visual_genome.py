@@ -1,14 +1,13 @@
-"""Visual Genome (Krishna et al. 2017): what is said of regions as captions of their images, and objects with
-attributes.
+"""Visual Genome (Krishna et al. 2017): region descriptions as captions of their images, and objects with attributes.
 
-`image_data.json` lists the images, of `VG_100K/` and `VG_100K_2/`: the folder is the last but one part of their
+`image_data.json` lists the images of `VG_100K/` and `VG_100K_2/`: the folder is the second to last part of their
 address. `region_descriptions.json` has their phrases; older releases call a region's id `id`. `attributes.json` or
-`objects.json` becomes objects where `params.instances` names it, under `all`. Boxes are x, y, w, h; those of regions
-are not used.
+`objects.json` becomes objects if `params.instances` names it under `all`. Boxes are x, y, w, h; those of regions are
+not used.
 
-51,208 of the images are COCO's. Where COCO is captioned, those of its val and test must not be learnt from: `exclude`
-names Karpathy's `dataset_coco.json` (its val and test are left out, and counted) or files of COCO's ids, one a line. A
-path is relative to `root`. All else is train, but for `params.val_fraction` of it.
+51,208 of the images are COCO's. If you evaluate on COCO, do not train on those of its val and test: `exclude` names
+Karpathy's `dataset_coco.json` (its val and test are skipped and counted) or files of COCO ids, one per line, relative
+to `root`. All other images are train, except for `params.val_fraction` of them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ IMAGES, REGIONS = "image_data.json", "region_descriptions.json"
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
-    """`params.limit` keeps the first images.
+    """Read Visual Genome; `params.limit` keeps the first images.
 
     Raises:
         DataError: the folder or a file is missing, or a file is not in the format.
@@ -48,7 +47,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     root = require_directory(base, params.root, f"get it from visualgenome.org and set data.{name}.root to its folder")
     for key in params.instances:
         if key != "all":
-            raise DataError(f"params: data.{name}.instances.{key}: Visual Genome has no splits; use the key `all`")
+            raise DataError(f"params.yaml: data.{name}.instances.{key}: Visual Genome has no splits; use the key `all`")
     tables = Tables()
     cut = _read_images(name, params, root, tables)
     _read_regions(root / REGIONS, name, cut, tables)
@@ -58,7 +57,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 
 
 def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) -> set[str]:
-    """Adds the images; returns the ids of those that are listed and not taken."""
+    """Add the images; return the ids of those that are listed but skipped."""
     excluded = _excluded(root, params, tables)
     kept: set[str] = set()
     cut: set[str] = set()
@@ -70,7 +69,7 @@ def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) ->
                     raise RecordError(f"image {local} is listed again", rule="id_unique")
                 if record.get("coco_id") is not None and get_id(record, "coco_id") in excluded:
                     cut.add(local)
-                    tables.skipped["images that are COCO's and excluded"] += 1
+                    tables.skipped["excluded COCO images"] += 1
                     continue
                 if params.limit and len(kept) >= params.limit:
                     cut.add(local)
@@ -98,7 +97,7 @@ def _path(root: Path, images: str, file: str) -> str:
 
 
 def _excluded(root: Path, params: SourceParams, tables: Tables) -> set[str]:
-    """COCO's ids."""
+    """Return the COCO ids of excluded images."""
     found: set[str] = set()
     for file in params.exclude:
         if file.endswith(".json"):
@@ -107,7 +106,7 @@ def _excluded(root: Path, params: SourceParams, tables: Tables) -> set[str]:
             continue
         for number, line in enumerate(read_text(root / file, "COCO's ids, one a line").split("\n"), start=1):
             if line.strip() and not line.strip().isdigit():
-                raise DataError(f"{root / file}:{number}: {line.strip()[:40]!r} is no id of COCO, which are numbers")
+                raise DataError(f"{root / file}:{number}: {line.strip()[:40]!r} is not a COCO id, which are numbers")
             found |= {str(int(line))} if line.strip() else set()
     return found
 
@@ -118,17 +117,17 @@ def _read_regions(path: Path, name: str, cut: set[str], tables: Tables) -> None:
             owner = get_id(record, "id" if "id" in record else "image_id")
             if owner in cut:
                 continue
-            said: set[str] = set()
+            phrases: set[str] = set()
             for number, region in enumerate(get(record, "regions", list)):
                 where = f"{provenance}.regions[{number}]"
                 with tables.record("captions", where):
                     local = get_id(region, "region_id" if "region_id" in region else "id")
                     with tables.record("captions", where, join_id(name, local)):
                         text = get_sentence(region, "phrase")
-                        if text.casefold() in said:
-                            tables.skipped["phrases said of their image before"] += 1
+                        if text.casefold() in phrases:
+                            tables.skipped["repeated phrases of an image"] += 1
                             continue
-                        said.add(text.casefold())
+                        phrases.add(text.casefold())
                         tables["captions"].append(
                             {
                                 "caption_id": join_id(name, local),
@@ -157,10 +156,10 @@ def _read_objects(path: Path, name: str, cut: set[str], tables: Tables) -> None:
 def _object(name: str, local: str, owner: str, item: Any) -> Row:
     names = [word for word in get(item, "names", list) if isinstance(word, str) and word.strip()]
     if not names:
-        raise RecordError("an object without a name")
+        raise RecordError("object without a name")
     box = [get(item, key, (int, float)) for key in ("x", "y", "w", "h")]
     if not all(map(is_number, box)):
-        raise RecordError(f"its box is {str(box)[:60]}")
+        raise RecordError(f"invalid box {str(box)[:60]}")
     x, y, w, h = map(float, box)
     words = item.get("attributes")
     listed = isinstance(words, list) and all(isinstance(word, str) for word in words)
