@@ -1,0 +1,70 @@
+"""`vlp run`: what it adds to `dvc repro`. tests/test_pipeline.py runs the real pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlp_models.cli import pipeline
+from vlp_models.cli.presets import apply_overlay
+from vlp_models.errors import TrackingError
+from vlp_models.registry import receipts
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "write_plan", lambda: False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("lost", "targets", "code", "registers"),
+    [
+        (["vlp-vqa/1"], [], 0, True),
+        (["vlp-vqa/1"], ["register"], 0, True),
+        (["vlp-vqa/1"], ["evaluate"], 0, False),
+        (["vlp-vqa/1"], [], 1, False),
+        ([], [], 0, False),
+        (None, [], 0, False),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_versions_that_mlflow_lost_are_registered_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, lost: list[str] | None, targets: list[str], code: int, registers: bool
+) -> None:
+    commands: list[list[str]] = []
+
+    def find_lost_versions(params: Any, root: Path) -> list[str]:
+        if lost is None:
+            raise TrackingError("MLflow does not answer")
+        return lost
+
+    monkeypatch.setattr(receipts, "find_lost_versions", find_lost_versions)
+    monkeypatch.setattr(pipeline, "_run_dvc", lambda params, workspace, targets: code)
+    monkeypatch.setattr(pipeline, "_run_supervised", lambda wanted, env: commands.extend(wanted) or 0)
+    assert pipeline.run_pipeline(targets) == code
+    expected = [["repro", "--force", "--single-item", "register"]] if registers else []
+    assert [command[-4:] for command in commands] == expected
+    error = capsys.readouterr().err
+    assert ("MLflow has lost vlp-vqa/1; registering again" in error) == registers
+    unknown = "cannot check whether the registered versions still exist" in error
+    assert unknown == (lost is None), "a server that is down does not fail a finished run"
+
+
+def test_a_missing_initial_checkpoint_is_named_with_the_command_that_creates_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    hint = "create it with `vlp import-checkpoint ... --name resnet`"
+    apply_overlay(project / "params.yaml", None, ["models.tden.init=checkpoints/imported/resnet"])
+    monkeypatch.setattr(pipeline, "_run_supervised", lambda wanted, env: 1)
+    assert pipeline.run_pipeline(["initial@tden"]) == 1
+    assert f"`models.tden.init`: checkpoints/imported/resnet not found; {hint}" in capsys.readouterr().err
+    (project / "checkpoints" / "imported" / "resnet").mkdir(parents=True)
+    assert pipeline.run_pipeline(["initial@tden"]) == 1
+    assert hint not in capsys.readouterr().err
