@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.curation.validation.columns import derive
 from vlp_models.curation.validation.crossing import CrossFacts
 from vlp_models.curation.validation.rules import passes, rules_for
-from vlp_models.curation.validation.text import caption_key, derive
+from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
 from vlp_models.params import ValidateParams
 from vlp_models.pipeline.stages import validate

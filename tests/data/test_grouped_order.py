@@ -51,7 +51,7 @@ def test_orders_differ_by_seed_and_epoch_and_one_image_has_one_draw() -> None:
     found = [order(seed).permutation(epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert len({tuple(f) for f in found}) == 3
     assert all(len(set(images[f[:30]])) > 4 for f in found), "runs of different images are mixed"
-    draws = {(epoch, index): order(1).draw(epoch, index) for epoch in (0, 1) for index in range(60)}
+    draws = {(epoch, index): order(1).sample_seed(epoch, index) for epoch in (0, 1) for index in range(60)}
     assert len(set(draws.values())) == 20
     assert len({draws[0, index] for index in range(6)}) == 1
 
@@ -61,7 +61,7 @@ def test_a_loader_gives_one_image_for_several_questions_and_goes_on_where_it_was
     dataset = doubled(toy)
 
     def loader(**more: Any) -> ResumableLoader:
-        arguments = {"batch_size": 6, "seed": 1, "shuffle": True, "draws": True} | more
+        arguments = {"batch_size": 6, "seed": 1, "shuffle": True, "sample_seeds": True} | more
         return ResumableLoader(dataset, collate=task.collate, make_order=choose_order(dataset, None, 2), **arguments)
 
     batches = list(loader())
@@ -76,7 +76,7 @@ def test_a_loader_gives_one_image_for_several_questions_and_goes_on_where_it_was
     assert [b.sample_ids for b in going_on] == [b.sample_ids for b in batches[3:]]
     shares = [[b.sample_ids for b in loader(rank=rank, world_size=2)] for rank in (0, 1)]
     assert [one + other for one, other in zip(*shares, strict=True)] == [b.sample_ids for b in batches]
-    alone = ResumableLoader(dataset, collate=task.collate, batch_size=6, seed=1, shuffle=True, draws=True)
+    alone = ResumableLoader(dataset, collate=task.collate, batch_size=6, seed=1, shuffle=True, sample_seeds=True)
     assert alone.order == EpochOrder(length=len(dataset), batch_size=6, seed=1)
     assert not any(batch.shares_images for batch in alone), "each text has a draw, and so an image, of its own"
 
@@ -88,7 +88,7 @@ def test_what_is_computed_of_a_shared_image_is_what_each_text_would_get(toy: Toy
     samples = [dataset[i] for i in (0, len(dataset) // 2, 1, len(dataset) // 2 + 1, 2)]
     shared = task.collate(samples)
     assert len(shared.image) == 3 and shared.text.owner_N.tolist() == [0, 0, 1, 1, 2]
-    apart = task.collate([replace(sample, draw=number) for number, sample in enumerate(samples)])
+    apart = task.collate([replace(sample, seed=number) for number, sample in enumerate(samples)])
     assert len(apart.image) == 5
     losses = []
     for batch in (apart, shared):

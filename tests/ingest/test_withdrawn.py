@@ -16,7 +16,7 @@ from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, WithdrawnList, read_withdrawn, withdraw
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.forgetting.pictures import Catalogue, find, resolve, rules_of
+from vlp_models.forgetting.catalog import Catalog, find_copies, near_rules, resolve_queries
 from vlp_models.ingest import ingest
 from vlp_models.pipeline.stages import prepare, validate
 
@@ -101,21 +101,21 @@ def test_copies_found_by_id_path_or_file_are_left_out_of_the_tables(workspace: W
     everything = prepared(workspace)
     (workspace.root / "data/accepted").mkdir()
     (tmp_path / "sent.jpg").write_bytes(encoded(photo(1), quality=60))
-    catalogue = Catalogue(params_only_tested(workspace), workspace)
+    catalog = Catalog(params_only_tested(workspace), workspace)
     for name in ("tested/3.png", "data/raw/tested/3.png", str(tmp_path / "sent.jpg")):
-        asked = resolve([name], catalogue, params, Workspace(workspace.root))
-        found = find(asked, catalogue, rules_of(params))
-        assert [one.picture.image_id for one in found] == ["tested/3.png", "tested/6.png"]
+        asked = resolve_queries([name], catalog, params, Workspace(workspace.root))
+        found = find_copies(asked, catalog, near_rules(params))
+        assert [one.image.image_id for one in found] == ["tested/3.png", "tested/6.png"]
         assert found[1].how.startswith("mirrored and changed; ") and found[1].of == name
-    assert [one.picture.image_id for one in find(asked, catalogue, rules_of(params), exact=True)] == []
+    assert [one.image.image_id for one in find_copies(asked, catalog, near_rules(params), exact=True)] == []
     with pytest.raises(DataError, match=r"^tested/99\.png: neither the id nor the path"):
-        resolve(["tested/99.png", "tested/3.png"], catalogue, params, workspace)
+        resolve_queries(["tested/99.png", "tested/3.png"], catalog, params, workspace)
 
     withdraw(
         workspace.withdrawn,
         [
             WithdrawnImage.create(p.sha256, p.pixels, p.fingerprint, [p.image_id], keep_fingerprint=False)
-            for p in (one.picture for one in found)
+            for p in (one.image for one in found)
         ],
     )
     assert prepared(workspace) == everything - {"tested/3.png", "tested/6.png"}

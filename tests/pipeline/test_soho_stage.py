@@ -121,7 +121,7 @@ def train(root: Path, work: Path, *, accumulate: int = 1, tracker: Any = None) -
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_killed_after_any_update_it_ends_the_same(toys: Path, tmp_path: Path, accumulate: int) -> None:
+def test_resume_after_kill_is_bitwise_equal(toys: Path, tmp_path: Path, accumulate: int) -> None:
     """Crops, captions, masks, other images' texts, hidden codes, dropout, dictionary: drawn or moved the same."""
     whole, result = train(toys, tmp_path / "whole", accumulate=accumulate)
     assert result.steps == 6
@@ -135,7 +135,7 @@ def test_killed_after_any_update_it_ends_the_same(toys: Path, tmp_path: Path, ac
         assert untimed(after.rows) == untimed(result.rows)
 
 
-def test_the_stage_keeps_a_frozen_cnn_and_writes_what_the_codes_gather(tmp_path: Path) -> None:
+def test_stage_keeps_a_frozen_cnn_and_writes_code_figures(tmp_path: Path) -> None:
     write_pixels(tmp_path / "data" / "shards")
     write_tokenizer(tmp_path / "data" / "tokenizer")
     raw = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
@@ -175,7 +175,7 @@ def with_eyes(root: Path, model: dict[str, Any]) -> tuple[Any, Workspace]:
     return load_params(root / "params.yaml"), Workspace(root)
 
 
-def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_path: Path) -> None:
+def test_vision_warmup_runs_first_and_records_its_images(tmp_path: Path) -> None:
     """Six pictures to learn from, four a step; the same again gives the same files."""
     make_workspace(tmp_path)
     write_pixels(tmp_path / "data" / "shards")
@@ -201,7 +201,7 @@ def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_pat
     data = SimpleNamespace(here=lambda: SimpleNamespace(images=frozenset({f"drawn/{seen.index(1)}"})))
     asked = CheckpointExposures(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
     verdict = asked.of("initial/soho")
-    assert (verdict.state, verdict.how) == ("saw", "by its eyes, first in step 1")
+    assert (verdict.state, verdict.how) == ("exposed", "in its vision warm-up, first in step 1")
     write_objects([], workspace)
     asked = CheckpointExposures(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
     assert asked.of("initial/soho").state == "unknown"
@@ -209,7 +209,7 @@ def test_eyes_are_opened_before_the_first_step_and_who_saw_what_is_known(tmp_pat
         initial.run(params, workspace, "soho")
 
 
-def test_eyes_are_for_fresh_models_of_pixels(tmp_path: Path) -> None:
+def test_vision_warmup_needs_random_weights_and_pixels(tmp_path: Path) -> None:
     params, _ = with_eyes(tmp_path, {"vision_warmup": {"steps": 1}, "init": "somewhere"})
     with pytest.raises(ParamsError, match=r"`models.soho.vision_warmup` is for a freshly"):
         check_runs(params)
@@ -220,7 +220,7 @@ def test_eyes_are_for_fresh_models_of_pixels(tmp_path: Path) -> None:
         build_model("soho", CONFIG | {"backbone": "small", "backbone_stage": 0}, DataFacts(vocab_size=9, mask_id=4))
 
 
-def test_several_captions_are_for_the_view_of_images_and_a_model_that_takes_them() -> None:
+def test_captions_per_image_needs_the_image_view_and_a_supporting_model() -> None:
     raw = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     raw["pretrain"]["tden"]["captions_per_image"] = 2
     from vlp_models.params import parse_params

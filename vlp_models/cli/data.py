@@ -62,8 +62,8 @@ def forget(
     """
     from vlp_models.cli.pipeline import run_lock, run_pipeline, write_plan
     from vlp_models.common.workspace import WITHDRAWN, Workspace
-    from vlp_models.forgetting.forget import look, remove_aliases, withdraw_images
-    from vlp_models.forgetting.report import lines, plain
+    from vlp_models.forgetting.forget import find_exposure, remove_aliases, withdraw_images
+    from vlp_models.forgetting.report import report_json, report_lines
     from vlp_models.params import load_params
     from vlp_models.pipeline.promote import current_user
 
@@ -71,11 +71,11 @@ def forget(
         raise ParamsError("vlp forget: not a terminal: pass --dry-run or --yes")
     params, workspace = load_params(), Workspace()
     with nullcontext() if dry_run else run_lock(workspace):
-        report = look(params, workspace, images, exact=exact)
+        report = find_exposure(params, workspace, images, exact=exact)
         if as_json:
-            print(json.dumps(plain(report, params), indent=2, ensure_ascii=False))
+            print(json.dumps(report_json(report, params), indent=2, ensure_ascii=False))
         else:
-            print("\n".join(lines(report, params, workspace)))
+            print("\n".join(report_lines(report, params, workspace)))
         if dry_run:
             return
         if not (yes or typer.confirm("Erase these images from the data?")):

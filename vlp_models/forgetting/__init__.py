@@ -1,1 +1,1 @@
-"""`vlp forget`: which models saw a picture, the picture out of the datasets, the models made again without it."""
+"""`vlp forget`: find the models that were trained on an image, and withdraw the image."""

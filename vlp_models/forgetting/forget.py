@@ -1,150 +1,158 @@
-"""`vlp forget`: looks, and says what it found; takes the pictures out; puts it on record."""
+"""`vlp forget`: report which models were trained on images, withdraw the images, and record it in the ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
+from vlp_models.forgetting.catalog import Catalog, FoundImage, Query, find_copies, near_rules, resolve_queries
 from vlp_models.forgetting.data_versions import DataVersions
-from vlp_models.forgetting.pictures import Asked, Catalogue, Found, find, resolve, rules_of
-from vlp_models.forgetting.record import affected_champions, record
-from vlp_models.forgetting.saw import Checkpoints, Leftover, Verdict, at_step, leftovers
-from vlp_models.forgetting.versions import Registered, lineages, registered
+from vlp_models.forgetting.exposure import CheckpointExposures, Exposure, Leftover, leftovers, resume_state_exposure
+from vlp_models.forgetting.find_registered import RegisteredVersion, find_registered, read_lineages
 from vlp_models.params import Params
-from vlp_models.pipeline.promote import ledger_of
+from vlp_models.pipeline.promote import open_ledger
 from vlp_models.registry.client import mlflow_errors
+from vlp_models.registry.promotion.ledger import Ledger
+from vlp_models.registry.promotion.promote import PromotionContext
 from vlp_models.registry.promotion.promote import withdraw as withdraw_versions
+from vlp_models.registry.versions import CHAMPION
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked:
-    """What was found. Nothing has changed yet.
+class ForgetReport:
+    """What was found; nothing has changed yet.
 
-    found: the pictures asked for and their copies, in the datasets. states: of interrupted or just finished trainings.
-    client: of the registry; None where there is none.
+    queries      the images asked for
+    found        those images and their copies in the datasets
+    checkpoints  exposure of everything in the workspace
+    states       exposure of resume states
+    versions     registered versions with their exposure
+    client       of the registry; None without a registry
     """
 
-    asked: list[Asked]
-    found: list[Found]
-    checkpoints: list[Verdict]
-    states: list[tuple[Leftover, Verdict]]
-    versions: list[Registered]
-    asks: Checkpoints
+    queries: list[Query]
+    found: list[FoundImage]
+    checkpoints: list[Exposure]
+    states: list[tuple[Leftover, Exposure]]
+    versions: list[RegisteredVersion]
+    exposures: CheckpointExposures
     client: MlflowClient | None = field(repr=False)
 
     @property
-    def pictures(self) -> list[str]:
-        """sha256 of each picture asked for, and of each copy."""
-        every = [one.sha256 for one in self.asked] + [one.picture.sha256 for one in self.found]
+    def images(self) -> list[str]:
+        """sha256 of each queried image and each copy."""
+        every = [one.sha256 for one in self.queries] + [one.image.sha256 for one in self.found]
         return list(dict.fromkeys(every))
 
     @property
-    def champions(self) -> list[Registered]:
-        """Those that saw it, or of which it can't be told."""
+    def champions(self) -> list[RegisteredVersion]:
+        """Champions that were, or may have been, trained on an image."""
         return affected_champions(self.versions)
 
 
-def look(params: Params, workspace: Workspace, names: Sequence[str], *, exact: bool = False) -> Looked:
-    """
+def find_exposure(params: Params, workspace: Workspace, names: Sequence[str], *, exact: bool = False) -> ForgetReport:
+    """Find the images, their copies, and every model that was trained on them.
+
     Args:
-        names: ids, paths in a dataset, or picture files.
-        exact: copies are equal bytes or pixels only.
+        names: ids, paths in a dataset, or image files.
+        exact: only equal bytes or pixels count as copies.
 
     Raises:
-        DataError: a name that means no picture, or a dataset that is not prepared yet.
-        TrackingError: MLflow can't be reached.
+        DataError: a name is not an image, or a dataset is not prepared yet.
+        TrackingError: MLflow is unreachable.
     """
-    pictures = Catalogue(params, workspace)
-    asked = resolve(names, pictures, params, workspace)
-    rules = rules_of(params)
-    found = find(asked, pictures, rules, exact=exact)
+    images = Catalog(params, workspace)
+    queries = resolve_queries(names, images, params, workspace)
+    rules = near_rules(params)
+    found = find_copies(queries, images, rules, exact=exact)
     with mlflow_errors(params):
         client = _client(params, workspace)
-        records = lineages(client, params) if client is not None else {}
+        records = read_lineages(client, params) if client is not None else {}
         data = DataVersions(
             workspace=workspace,
-            asked=asked,
+            queries=queries,
             found=found,
             rules=rules,
-            catalogue=pictures,
+            catalog=images,
             exact=exact,
             known=[record.get("dvc", {}) for record in records.values()],
         )
-        asks = Checkpoints(params, workspace, data)
-        versions = registered(client, params, workspace, asks, data, records) if client is not None else []
-    return Looked(
-        asked=asked,
+        exposures = CheckpointExposures(params, workspace, data)
+        versions = find_registered(client, params, workspace, exposures, data, records) if client is not None else []
+    return ForgetReport(
+        queries=queries,
         found=found,
-        checkpoints=asks.all(),
-        states=[(left, at_step(left, asks)) for left in leftovers(workspace)],
+        checkpoints=exposures.all(),
+        states=[(left, resume_state_exposure(left, exposures)) for left in leftovers(workspace)],
         versions=versions,
-        asks=asks,
+        exposures=exposures,
         client=client,
     )
 
 
-def take_out(params: Params, workspace: Workspace, looked: Looked, *, keep_fingerprint: bool, by: str) -> int:
-    """Lists the pictures as withdrawn, and puts it on record; returns how many were not listed before.
+def withdraw_images(
+    params: Params, workspace: Workspace, report: ForgetReport, *, keep_fingerprint: bool, by: str
+) -> int:
+    """Add the images to the withdrawn list and record it in the ledger; return how many are new.
 
     Raises:
-        DataError: the list is damaged. LedgerError: the ledger was changed.
+        DataError: the list is damaged.
+        LedgerError: the ledger was changed.
     """
     entries = {
         one.sha256: WithdrawnImage.create(
             one.sha256, one.pixels, one.fingerprint, [], keep_fingerprint=keep_fingerprint
         )
-        for one in looked.asked
+        for one in report.queries
     }
     ids: dict[str, list[str]] = {}
-    for one in looked.found:
-        ids.setdefault(one.picture.sha256, []).append(one.picture.image_id)
-    for one in looked.found:
-        own = one.picture
+    for one in report.found:
+        ids.setdefault(one.image.sha256, []).append(one.image.image_id)
+    for one in report.found:
+        own = one.image
         entries[own.sha256] = WithdrawnImage.create(
             own.sha256, own.pixels, own.fingerprint, ids[own.sha256], keep_fingerprint=keep_fingerprint
         )
     new = withdraw(workspace.withdrawn, entries.values())
     with mlflow_errors(params):
-        record(
-            looked.client,
-            ledger_of(params, workspace),
-            pictures=looked.pictures,
-            checkpoints=looked.checkpoints,
-            versions=looked.versions,
+        record_withdrawal(
+            open_ledger(params, workspace),
+            images=report.images,
+            checkpoints=report.checkpoints,
+            versions=report.versions,
             by=by,
         )
     return new
 
 
-def take_aliases(params: Params, workspace: Workspace, looked: Looked, *, by: str) -> list[str]:
-    """Takes all aliases off the versions that saw a picture, or may have; returns what is so now, in lines.
+def remove_aliases(params: Params, workspace: Workspace, report: ForgetReport, *, by: str) -> list[str]:
+    """Remove all aliases of versions that were, or may have been, trained on an image; return a line per model.
 
     Raises:
         LedgerError: the ledger was changed.
     """
     lines = []
-    for model in sorted({one.model for one in looked.versions if not one.verdict.clean}):
-        dirty = [one for one in looked.versions if one.model == model and not one.verdict.clean]
-        if looked.client is None or not any(one.aliases for one in dirty):
+    for model in sorted({one.model for one in report.versions if not one.exposure.clean}):
+        dirty = [one for one in report.versions if one.model == model and not one.exposure.clean]
+        if report.client is None or not any(one.aliases for one in dirty):
             continue
         with mlflow_errors(params):
-            state = withdraw_versions(
-                looked.client,
-                ledger_of(params, workspace),
+            context = PromotionContext(
+                client=report.client,
+                ledger=open_ledger(params, workspace),
                 task=dirty[0].task,
                 model=model,
-                versions={one.version for one in dirty},
-                why="forget",
-                by=by,
+                user=by,
             )
-        champion = f"version {state.champion}" if state.champion else "none, until `vlp promote`"
-        lines.append(f"{model}: {len(dirty)} versions have no alias any more; champion is {champion}")
+            number = withdraw_versions(context, {one.version for one in dirty}, "forget")
+        champion = f"version {number}" if number else "none, until `vlp promote`"
+        lines.append(f"{model}: {len(dirty)} versions lost their aliases; champion is {champion}")
     return lines
 
 
@@ -154,3 +162,48 @@ def _client(params: Params, workspace: Workspace) -> MlflowClient | None:
     if not params.tracking.uri or not database_exists(tracking_uri(params.tracking, workspace.root)):
         return None
     return connect(params.tracking, workspace.root)
+
+
+def record_withdrawal(
+    ledger: Ledger,
+    *,
+    images: Sequence[str],
+    checkpoints: Sequence[Exposure],
+    versions: Sequence[RegisteredVersion],
+    by: str,
+) -> int:
+    """Append a ledger line with the images that have none yet; return how many those are.
+
+    Args:
+        images: sha256 of each.
+
+    Raises:
+        LedgerError: the ledger was changed.
+    """
+    affected: dict[str, list[dict[str, Any]]] = {}
+    for one in versions:
+        if not one.exposure.clean:
+            about = {"version": one.version, "aliases": list(one.aliases), "content": one.content}
+            affected.setdefault(one.model, []).append({**about, "state": one.exposure.state})
+    entry = {
+        "action": "forgotten",
+        "task": "",
+        "model": "",  # of all
+        "version": None,
+        "from": None,
+        "by": by,
+        "checkpoints": {exposure.name: exposure.state for exposure in checkpoints if not exposure.clean},
+        "versions": affected,
+        "champions": [f"{one.model}/{one.version}" for one in affected_champions(versions)],
+    }
+    with ledger.locked():
+        known = {sha256 for line in ledger.entries() for sha256 in line.get("images", [])}
+        new = [sha256 for sha256 in dict.fromkeys(images) if sha256 not in known]
+        if new:
+            ledger.append({**entry, "images": new})
+    return len(new)
+
+
+def affected_champions(versions: Sequence[RegisteredVersion]) -> list[RegisteredVersion]:
+    """Return the champions that are not clean."""
+    return [one for one in versions if CHAMPION in one.aliases and not one.exposure.clean]

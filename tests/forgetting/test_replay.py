@@ -1,4 +1,4 @@
-"""When a training first saw a picture: what the arithmetic says is what the real batches have."""
+"""When a training first used an image: the replay equals the batches of a real loader."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pytest
 from PIL import Image
 
 from vlp_models.common.io import write_json
-from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, Written
+from vlp_models.data.shards.dataset import AugmentedDataset, GeneratedCaption, ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.data.shards.order import BlockOrder
 from vlp_models.data.shards.stream import Layout
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
-from vlp_models.forgetting.learning import Learning
-from vlp_models.forgetting.order import Sight, Updates, first_sight
+from vlp_models.forgetting.replay import FirstExposure, TrainingRun, Updates, find_first_exposure
 from vlp_models.params import StreamParams, load_params, to_plain
 from vlp_models.training.data import LoaderFactory, Windows
 
@@ -27,7 +26,7 @@ IMAGES = 13
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirteen pictures of two datasets with one to three captions each, and a pair of every two."""
+    """Thirteen images of two datasets with one to three captions each, and a pair of every two."""
     directory = tmp_path_factory.mktemp("shards")
     for split in ("train", "val", "test"):
         writer = ShardWriter(directory, split, images_per_shard=4)
@@ -56,8 +55,10 @@ def image(number: int) -> str:
     return f"{'ab'[number % 2]}/{number}"
 
 
-def as_trained(samples: Any, wanted: str, updates: Updates, make_order: Any = None, **order: Any) -> Sight | None:
-    """By a real loader's batches, one after the other."""
+def as_trained(
+    samples: Any, wanted: str, updates: Updates, make_order: Any = None, **order: Any
+) -> FirstExposure | None:
+    """Find the first exposure by iterating over a real loader's batches."""
     more = {} if make_order is None else {"make_order": make_order}
     loader = ResumableLoader(samples, collate=list, shuffle=True, **more, **order)
     windows = Windows(loader, updates.accumulate, updates.repeats)
@@ -65,7 +66,7 @@ def as_trained(samples: Any, wanted: str, updates: Updates, make_order: Any = No
     while done < updates.count:
         for batch in windows:
             if any(wanted in s.image_ids for s in batch) and done < updates.count:
-                return Sight(epoch=windows.epoch + 1, update=done + 1)
+                return FirstExposure(epoch=windows.epoch + 1, update=done + 1)
             done += not windows.remaining
     return None
 
@@ -74,7 +75,7 @@ def as_trained(samples: Any, wanted: str, updates: Updates, make_order: Any = No
     ("view", "sources", "batch_size", "updates"),
     [
         ("captions", {}, 5, Updates(count=12)),
-        ("captions", {"b": 2}, 4, Updates(count=3)),  # a part of an epoch, and half of the pictures
+        ("captions", {"b": 2}, 4, Updates(count=3)),  # part of an epoch, and half of the images
         ("captions", {}, 4, Updates(count=11, accumulate=3)),
         ("images", {}, 3, Updates(count=9, repeats=3)),
         ("images", {"a": 1, "b": 3}, 2, Updates(count=14, accumulate=2, repeats=2)),
@@ -82,21 +83,21 @@ def as_trained(samples: Any, wanted: str, updates: Updates, make_order: Any = No
     ],
 )
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_first_update_is_that_of_the_real_batches(
+def test_first_exposure_equals_that_of_real_batches(
     shards: Path, view: str, sources: dict[str, int], batch_size: int, updates: Updates, seed: int
 ) -> None:
     samples = ShardDataset(shards, "train", view, sources, regions=False, pixels=True)
     order = ResumableLoader(samples, batch_size=batch_size, collate=list, seed=seed, shuffle=True).order
-    told = {image(n): first_sight(samples, {image(n)}, order, updates) for n in range(IMAGES)}
-    found = {name: as_trained(samples, name, updates, batch_size=batch_size, seed=seed) for name in told}
-    assert told == found
-    assert len(set(told.values())) > 1, "at different updates"
+    replayed = {image(n): find_first_exposure(samples, {image(n)}, order, updates) for n in range(IMAGES)}
+    found = {name: as_trained(samples, name, updates, batch_size=batch_size, seed=seed) for name in replayed}
+    assert replayed == found
+    assert len(set(replayed.values())) > 1, "images differ in their first update"
 
 
-def test_a_streamed_order_and_written_captions_are_known_as_well(shards: Path) -> None:
+def test_streamed_order_and_generated_captions_are_replayed(shards: Path) -> None:
     base = ShardDataset(shards, "train", "captions", regions=False, pixels=True)
     base.layout = Layout.of(base.places, 1024)
-    written = [Written(caption_id=f"{image(n)}!", image_id=image(n), text="more") for n in (3, 3, 8)]
+    written = [GeneratedCaption(caption_id=f"{image(n)}!", image_id=image(n), text="more") for n in (3, 3, 8)]
     samples = AugmentedDataset(base, written, control=False)
     arguments: dict[str, Any] = {"batch_size": 4, "seed": 5}
 
@@ -105,29 +106,27 @@ def test_a_streamed_order_and_written_captions_are_known_as_well(shards: Path) -
 
     order = streamed(length=len(samples), **arguments)
     for n in range(IMAGES):
-        told = first_sight(samples, {image(n)}, order, Updates(count=20))
-        assert told == as_trained(samples, image(n), Updates(count=20), streamed, **arguments)
+        replayed = find_first_exposure(samples, {image(n)}, order, Updates(count=20))
+        assert replayed == as_trained(samples, image(n), Updates(count=20), streamed, **arguments)
 
 
-def test_a_run_is_read_from_what_its_checkpoint_says(shards: Path) -> None:
-    """Another dataset's run never saw it; one that stops early may not have come to it."""
+def test_run_is_replayed_from_its_settings(shards: Path) -> None:
     params = load_params(ROOT / "params.yaml")
     plain = to_plain(params.pretrain["tden"])
 
-    def sight(**changes: Any) -> Sight | None:
-        learning = Learning.of("pretrain/tden", plain | changes)
-        return learning.sight(shards, {image(4)}, stream=StreamParams(), regions=False)
+    def replay(**changes: Any) -> FirstExposure | None:
+        run = TrainingRun.from_settings("pretrain/tden", plain | changes)
+        return run.find_first_exposure(shards, {image(4)}, stream=StreamParams(), regions=False)
 
-    first = sight(batch_size=2, max_epochs=2)
+    first = replay(batch_size=2, max_epochs=2)
     assert first is not None and first.epoch == 1 and first.update > 1
-    assert sight(batch_size=2, max_steps=first.update) == first
-    assert sight(batch_size=2, max_steps=first.update - 1) is None
-    assert sight(sources={"b": 1}) is None, "image 4 is of a"
-    assert sight(view="texts") is None
+    assert replay(batch_size=2, max_steps=first.update) == first
+    assert replay(batch_size=2, max_steps=first.update - 1) is None
+    assert replay(sources={"b": 1}) is None, "image 4 is of a"
+    assert replay(view="texts") is None
 
 
-def test_a_run_with_texts_beside_each_other_is_read_with_its_own_order(shards: Path) -> None:
-    """Retrieval by pairs learns from captions; what its loader hands out is what is told."""
+def test_grouped_order_of_several_texts_per_image_is_replayed(shards: Path) -> None:
     plain = to_plain(load_params(ROOT / "params.yaml").finetune["tden-vqa"])
     changes: dict[str, Any] = {"task": "retrieval", "options": {"scorer": "pairs"}, "sources": {"a": 2, "b": 1}}
     settings = plain | changes | {"batch_size": 4, "accumulate": 2, "max_epochs": 2, "texts_per_image": 3}
@@ -144,11 +143,13 @@ def test_a_run_with_texts_beside_each_other_is_read_with_its_own_order(shards: P
         texts_per_image=3,
     )
     batches = list(loaders(0, 1)[0])
-    told = {}
+    replayed = {}
     for wanted in map(image, range(IMAGES)):
-        of = Learning.of("finetune/x", settings)
-        told[wanted] = of.sight(shards, {wanted}, stream=StreamParams(), regions=False)
+        run = TrainingRun.from_settings("finetune/x", settings)
+        replayed[wanted] = run.find_first_exposure(shards, {wanted}, stream=StreamParams(), regions=False)
         number = next(i for i, batch in enumerate(batches) if any(s.image_id == wanted for s in batch))
-        assert told[wanted] == Sight(epoch=1, update=number // 2 + 1)
-    other = Learning.of("finetune/x", settings | {"texts_per_image": 1})
-    assert told != {name: other.sight(shards, {name}, stream=StreamParams(), regions=False) for name in told}
+        assert replayed[wanted] == FirstExposure(epoch=1, update=number // 2 + 1)
+    other = TrainingRun.from_settings("finetune/x", settings | {"texts_per_image": 1})
+    assert replayed != {
+        name: other.find_first_exposure(shards, {name}, stream=StreamParams(), regions=False) for name in replayed
+    }

@@ -1,4 +1,4 @@
-"""What a detector and a vocabulary saw, and what follows for whatever is made of them."""
+"""The exposure of a detector and a tokenizer, and of what is trained with them."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from drawn_workspace import make_workspace, params_with
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError
-from vlp_models.forgetting.saw import Verdict, worst
+from vlp_models.forgetting.exposure import Exposure, worst
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.stages import tokenizer
 from vlp_models.pipeline.stages.detector import first_step_with
 
 
-def verdict(name: str, state: Any) -> Verdict:
-    return Verdict(name=name, state=state, how=f"how of {name}")
+def exposure(name: str, state: Any) -> Exposure:
+    return Exposure(name=name, state=state, how=f"how of {name}")
 
 
 @pytest.mark.parametrize(
     ("states", "expected", "how"),
     [
-        (("saw", "saw"), "saw", "how of own"),
-        (("never", "never"), "never", "how of own"),
-        (("never", "saw"), "through", "before: how of before"),
-        (("unknown", "through"), "through", "before: how of before"),
-        (("unknown", "never"), "unknown", "how of own"),
-        (("never", "unknown"), "unknown", "before: how of before"),
+        (("exposed", "exposed"), "exposed", "how of own"),
+        (("clean", "clean"), "clean", "how of own"),
+        (("clean", "exposed"), "inherited", "before: how of before"),
+        (("unknown", "inherited"), "inherited", "before: how of before"),
+        (("unknown", "clean"), "unknown", "how of own"),
+        (("clean", "unknown"), "unknown", "before: how of before"),
     ],
 )
-def test_a_checkpoint_is_what_it_learnt_and_what_it_was_made_of(states: Any, expected: str, how: str) -> None:
+def test_exposure_combines_a_run_and_its_inputs(states: Any, expected: str, how: str) -> None:
     own, before = states
-    told = worst("own", [verdict("own", own), verdict("words", "never"), verdict("before", before)])
-    assert (told.name, told.state, told.how) == ("own", expected, how)
+    combined = worst("own", [exposure("own", own), exposure("words", "clean"), exposure("before", before)])
+    assert (combined.name, combined.state, combined.how) == ("own", expected, how)
 
 
-def test_a_detector_saw_the_training_images_that_its_steps_came_to(tmp_path: Path) -> None:
-    """Six images to learn from, two a step: each in one of the first three steps."""
+def test_detector_is_exposed_to_the_images_of_its_steps(tmp_path: Path) -> None:
+    """Six training images, two a step: each is in one of the first three steps."""
     workspace = make_workspace(tmp_path)
 
     def step(number: int, **detector: Any) -> int | None:
@@ -60,8 +60,8 @@ def test_a_detector_saw_the_training_images_that_its_steps_came_to(tmp_path: Pat
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> tuple[Params, Workspace]:
-    """Twenty pictures; of the first alone a zebra is told, twice, and of the others all the same."""
+def vocabulary(tmp_path: Path) -> tuple[Params, Workspace]:
+    """Twenty images; only the captions of the first mention a zebra, all others are equal."""
     workspace = Workspace(tmp_path)
     workspace.validated.mkdir(parents=True)
     texts = {0: ["a zebra stands here", "the zebra again"]} | {n: ["a dog stands here"] * 2 for n in range(1, 20)}
@@ -80,22 +80,22 @@ def words(tmp_path: Path) -> tuple[Params, Workspace]:
     return params, workspace
 
 
-def test_a_vocabulary_saw_the_texts_without_which_it_would_be_another(words: tuple[Params, Workspace]) -> None:
-    params, workspace = words
+def test_vocabulary_is_exposed_to_texts_that_change_it(vocabulary: tuple[Params, Workspace]) -> None:
+    params, workspace = vocabulary
     assert tokenizer.shaped_by(params.tokenizer, workspace, {"a/0"})
     assert not tokenizer.shaped_by(params.tokenizer, workspace, {"a/1"})
     assert tokenizer.shaped_by(params.tokenizer, workspace, {f"a/{n}" for n in range(20)}), "no text would be left"
 
 
-def test_texts_that_a_vocabulary_was_not_learnt_from_did_not_shape_it(words: tuple[Params, Workspace]) -> None:
-    params, workspace = words
+def test_texts_of_unused_datasets_do_not_shape_the_vocabulary(vocabulary: tuple[Params, Workspace]) -> None:
+    params, workspace = vocabulary
     only = dataclasses.replace(params.tokenizer, sources=["a"])
     captions = read_table("captions", workspace.validated).to_pylist()
     images = read_table("images", workspace.validated).to_pylist()
     other = {"image_id": "b/0", "source": "b"}
     write_table([*images, {**images[0], **other}], "images", workspace.validated)
-    told = [{**captions[0], **other, "caption_id": f"b/0#{n}", "text": "a yak stands here"} for n in range(2)]
-    write_table([*captions, *({k: row[k] for k in captions[0]} for row in told)], "captions", workspace.validated)
+    rows = [{**captions[0], **other, "caption_id": f"b/0#{n}", "text": "a yak stands here"} for n in range(2)]
+    write_table([*captions, *({k: row[k] for k in captions[0]} for row in rows)], "captions", workspace.validated)
     assert not tokenizer.shaped_by(only, workspace, {"b/0"}) and tokenizer.shaped_by(only, workspace, {"a/0"})
     with pytest.raises(DataError, match=r"not what params\.yaml makes"):
         tokenizer.shaped_by(params.tokenizer, workspace, {"b/0"})

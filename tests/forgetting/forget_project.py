@@ -1,7 +1,7 @@
-"""A project of two models that learn from different datasets, and a picture that one of them has seen twice.
+"""A project with two models on different datasets, and an image that one of them is trained on twice.
 
-`scenes` and `mine` are learnt from by the model a, `other` by b. A training picture of `scenes` lies in `mine` as well,
-mirrored, in a file of its own.
+Model a is trained on `scenes` and `mine`, model b on `other`. A training image of `scenes` is in `mine` as well,
+mirrored, in another file.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vlp_models.synthetic.scenes.dataset import write as write_scenes
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-WORLD = {"generator": "objects", "train": 10, "val": 3, "test": 3, "questions_per_image": 0, "side": 96}
+SCENES = {"generator": "objects", "train": 10, "val": 3, "test": 3, "questions_per_image": 0, "side": 96}
 RUN = {"max_epochs": 2, "batch_size": 8}
 
 
 def make_project(root: Path) -> Path:
-    """Writes a git and DVC project with code, params and data; returns the picture's file."""
+    """Write a git and DVC project with code, params and data; return the image's file."""
     root.mkdir()
     shutil.copytree(ROOT / "vlp_models", root / "vlp_models", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / ".gitignore", root)
@@ -74,9 +74,9 @@ def make_project(root: Path) -> Path:
 def _scenes(root: Path, name: str, seed: int, like: dict[str, Any]) -> dict[str, Any]:
     folder = root / "data" / "raw" / name
     folder.mkdir(parents=True)
-    write_scenes(GeneratorParams(**WORLD, seed=seed), folder)
-    asked = ("questions", "annotations")
-    return {k: v for k, v in like.items() if k not in asked} | {"root": f"data/raw/{name}"}
+    write_scenes(GeneratorParams(**SCENES, seed=seed), folder)
+    unused = ("questions", "annotations")
+    return {k: v for k, v in like.items() if k not in unused} | {"root": f"data/raw/{name}"}
 
 
 def _write_pairs(folder: Path, picture: Path) -> None:
@@ -92,7 +92,7 @@ def _write_pairs(folder: Path, picture: Path) -> None:
 
 
 def vlp(root: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command of the venv, as a user of the project would run it."""
+    """Run a command of the venv as a user of the project would."""
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     env |= {"PYTHONPATH": str(root), "DVC_SITE_CACHE_DIR": str(root / ".dvc" / "site"), "TMPDIR": str(root.parent)}
     env.pop("MLFLOW_TRACKING_URI", None)

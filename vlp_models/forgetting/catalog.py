@@ -1,6 +1,6 @@
-"""The pictures that are meant, and their copies in every dataset: by the rules that every door asks by.
+"""Find the images a user names, and their copies in every dataset, by the rules of near-duplicates.
 
-A picture is named by its id, by where it lies, or by a file that shows it.
+An image is named by its id, by its path in a dataset, or by any image file that shows it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from vlp_models.data.images import ImageError
 from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError
 from vlp_models.ingest.index import FINGERPRINTS as BATCH_FINGERPRINTS
-from vlp_models.ingest.index import MANIFEST, PAIRS, read_prints
+from vlp_models.ingest.index import MANIFEST, PAIRS, read_fingerprints
 from vlp_models.ingest.ingest import dataset_name
 from vlp_models.params import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """What a picture is known by."""
+class ImageIdentity:
+    """The hashes that identify an image."""
 
     sha256: str
     pixels: str
@@ -37,52 +37,54 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known(Picture):
-    """A picture of a dataset."""
+class DatasetImage(ImageIdentity):
+    """An image of a dataset."""
 
     image_id: str
     source: str
     split: str
-    path: str  # relative to the project where it lies inside it
+    path: str  # relative to the project root if it is inside
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Picture):
-    """A picture that is to be forgotten. name: as it was given."""
+class Query(ImageIdentity):
+    """An image that the user asked to forget; `name` as it was given."""
 
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A picture of a dataset that is one of those asked for, or a copy of it. how: it is known to be one."""
+class FoundImage:
+    """A dataset image that is a queried image or a copy of it; `how` describes the match."""
 
-    picture: Known
+    image: DatasetImage
     of: str
     how: str
 
 
-def rules_of(params: Params) -> NearRules:
+def near_rules(params: Params) -> NearRules:
+    """Return the near-duplicate rules of params.yaml."""
     near = params.validate.near_duplicates
     return NearRules(max_hash_distance=near.max_hash_distance, keypoints=near.keypoints)
 
 
 @dataclass(frozen=True)
-class Catalogue:
-    """Every picture of the workspace's datasets, as `prepare` last saw them, and of batches that it has not seen. Read
-    anew each time: prints are too many to be held.
+class Catalog:
+    """All images of the workspace's datasets: as `prepare` last read them, plus batches ingested since.
 
-    Iterating raises:
-        DataError: a dataset is not prepared yet, or what `prepare` left is damaged.
+    Iterating reads the files each time: fingerprints are too many to keep in memory.
+
+    Raises (while iterating):
+        DataError: a dataset is not prepared yet, or the output of `prepare` is damaged.
     """
 
     params: Params
     workspace: Workspace
 
-    def __iter__(self) -> Iterator[Known]:
+    def __iter__(self) -> Iterator[DatasetImage]:
         own, seen = dataset_name(self.params), set[str]()
         for name in self.params.data:
-            for known in prepared(require_output(self.workspace.interim(name), f"prepare@{name}")):
+            for known in read_prepared(require_output(self.workspace.interim(name), f"prepare@{name}")):
                 if known.source == own:
                     seen.add(known.image_id.removeprefix(f"{own}/").partition("/")[0])
                 yield known
@@ -92,11 +94,11 @@ class Catalogue:
                 yield from _of_batch(batch, own, self.workspace)
 
 
-def prepared(directory: Path) -> Iterator[Known]:
-    """The pictures in data/interim/NAME.
+def read_prepared(directory: Path) -> Iterator[DatasetImage]:
+    """Yield the images in data/interim/NAME.
 
     Raises:
-        DataError: damaged, or of an earlier version, without prints.
+        DataError: a file is damaged or missing.
     """
     fingerprints, images = directory / FINGERPRINTS, directory / "images.parquet"
     columns = ["image_id", "source", "split", "path", "sha256"]
@@ -105,13 +107,13 @@ def prepared(directory: Path) -> Iterator[Known]:
         for row, fingerprint in rows:
             if row["image_id"] != fingerprint["image_id"]:
                 raise ValueError(f"{fingerprint['image_id']} where {row['image_id']} is expected")
-            yield Known(
+            yield DatasetImage(
                 **row,
                 pixels=fingerprint["pixels"].hex(),
                 fingerprint=Fingerprint.from_bytes(fingerprint["fingerprint"]),
             )
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{fingerprints}: {error}; `dvc repro -f prepare@{directory.name}` makes it anew") from None
+        raise DataError(f"{fingerprints}: {error}; run `dvc repro -f prepare@{directory.name}`") from None
 
 
 def _rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -120,18 +122,13 @@ def _rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str
             yield from batch.to_pylist()
 
 
-def _of_batch(batch: Path, name: str, workspace: Workspace) -> Iterator[Known]:
-    fingerprints, last = read_prints(batch / BATCH_FINGERPRINTS), ""
-    if fingerprints is None:
-        raise DataError(
-            f"{batch}: of an earlier version, without prints; with `vlp use presets/ingest.yaml` and `dvc repro "
-            "prepare@ingested` its pictures are looked at"
-        )
+def _of_batch(batch: Path, name: str, workspace: Workspace) -> Iterator[DatasetImage]:
+    fingerprints, last = read_fingerprints(batch / BATCH_FINGERPRINTS), ""
     with (batch / PAIRS).open(encoding="utf-8") as lines:
         for row in map(json.loads, lines):
-            if row["image"] != last:  # captions of one picture are neighbours
+            if row["image"] != last:  # captions of one image are adjacent
                 last, (_, fingerprint) = row["image"], next(fingerprints)
-                yield Known(
+                yield DatasetImage(
                     image_id=f"{name}/{batch.name}/{last}",
                     source=name,
                     split=row["split"],
@@ -142,74 +139,78 @@ def _of_batch(batch: Path, name: str, workspace: Workspace) -> Iterator[Known]:
                 )
 
 
-def resolve(names: Sequence[str], pictures: Iterable[Known], params: Params, workspace: Workspace) -> list[Asked]:
-    """What is meant by an id, a path in a dataset, or a picture file.
+def resolve_queries(
+    names: Sequence[str], images: Iterable[DatasetImage], params: Params, workspace: Workspace
+) -> list[Query]:
+    """Resolve ids, paths in a dataset and image files to images.
 
     Raises:
-        DataError: a name is none of them; it names them all.
+        DataError: names that are none of them.
     """
     wanted: dict[str, str] = {}
     for name in names:
         wanted[name] = name
         wanted[workspace.relative(Path(name))] = name
-    known: dict[str, Known] = {}
-    for picture in pictures:
-        for key in (picture.image_id, picture.path):
+    known: dict[str, DatasetImage] = {}
+    for image in images:
+        for key in (image.image_id, image.path):
             if key in wanted:
-                known[wanted[key]] = picture
-    asked, lost = [], []
+                known[wanted[key]] = image
+    queries, lost = [], []
     for name in dict.fromkeys(names):
         file = workspace.root / known[name].path if name in known else Path(name)
-        shown = _look(name, file, params) if file.is_file() else None
+        shown = _hash_query(name, file, params) if file.is_file() else None
         if name in known and (shown is None or shown.sha256 != known[name].sha256):
             own = known[name]
-            shown = Asked(name=name, sha256=own.sha256, pixels=own.pixels, fingerprint=own.fingerprint)
+            shown = Query(name=name, sha256=own.sha256, pixels=own.pixels, fingerprint=own.fingerprint)
         if shown is None:
             lost.append(name)
         else:
-            asked.append(shown)
+            queries.append(shown)
     if lost:
         raise DataError(
-            f"{', '.join(lost)}: neither the id nor the path of a picture in a dataset of params.yaml, nor a picture "
-            "file. An id is as in data/interim/NAME/images.parquet, such as scenes/17"
+            f"{', '.join(lost)}: not an image id, an image path in a dataset of params.yaml or an image file. "
+            "Ids are listed in data/interim/NAME/images.parquet, for example scenes/17"
         )
-    return asked
+    return queries
 
 
-def _look(name: str, file: Path, params: Params) -> Asked:
+def _hash_query(name: str, file: Path, params: Params) -> Query:
     limits = params.validate
     try:
-        # as of what is tested on: its mirrored copies must be known, too
+        # held_out: describe the mirror image as well, so that mirrored copies are found
         found = hash_image_file(
             file, limits.max_image_pixels, keypoints=limits.near_duplicates.keypoints, held_out=True
         )
     except ImageError as error:
         raise DataError(f"{file}: {error.reason}") from None
-    return Asked(name=name, sha256=found.sha256.hex(), pixels=found.pixels.hex(), fingerprint=found.fingerprint)
+    return Query(name=name, sha256=found.sha256.hex(), pixels=found.pixels.hex(), fingerprint=found.fingerprint)
 
 
-def find(asked: Sequence[Asked], pictures: Iterable[Known], rules: NearRules, *, exact: bool = False) -> list[Found]:
-    """Every picture that is one of those asked for, or a copy; by image id.
+def find_copies(
+    queries: Sequence[Query], images: Iterable[DatasetImage], rules: NearRules, *, exact: bool = False
+) -> list[FoundImage]:
+    """Find every dataset image that is a queried image or a copy of one, sorted by image id.
 
     Args:
-        exact: equal bytes or pixels only.
+        exact: only equal bytes or pixels count.
     """
-    by_bytes, by_pixels = {one.sha256: one for one in asked}, {one.pixels: one for one in asked}
-    names, near = [one.name for one in asked], NearDuplicateIndex([one.fingerprint for one in asked], rules)
-    found: dict[str, Found] = {}
-    for held, fingerprints in batches((picture, picture.fingerprint) for picture in pictures):
-        for picture in held:
-            if picture.sha256 in by_bytes:
-                one, how = by_bytes[picture.sha256], "byte for byte"
-            elif picture.pixels in by_pixels:
-                one, how = by_pixels[picture.pixels], "pixel for pixel"
+    by_bytes, by_pixels = {one.sha256: one for one in queries}, {one.pixels: one for one in queries}
+    names, index = [one.name for one in queries], NearDuplicateIndex([one.fingerprint for one in queries], rules)
+    found: dict[str, FoundImage] = {}
+    for batch, fingerprints in batches((image, image.fingerprint) for image in images):
+        for image in batch:
+            if image.sha256 in by_bytes:
+                one, how = by_bytes[image.sha256], "byte for byte"
+            elif image.pixels in by_pixels:
+                one, how = by_pixels[image.pixels], "pixel for pixel"
             else:
                 continue
-            how = "as asked" if one.name in (picture.image_id, picture.path) else how
-            found[picture.image_id] = Found(picture=picture, of=one.name, how=how)
-        for match in () if exact else near.search(fingerprints):
-            picture = held[match.query]
+            how = "as named" if one.name in (image.image_id, image.path) else how
+            found[image.image_id] = FoundImage(image=image, of=one.name, how=how)
+        for match in () if exact else index.search(fingerprints):
+            image = batch[match.query]
             found.setdefault(
-                picture.image_id, Found(picture=picture, of=names[match.indexed], how=describe_match(match))
+                image.image_id, FoundImage(image=image, of=names[match.indexed], how=describe_match(match))
             )
     return [found[name] for name in sorted(found)]

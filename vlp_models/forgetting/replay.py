@@ -1,0 +1,195 @@
+"""When a training run first used an image: replay its sample order from the settings in its checkpoint.
+
+The order of samples is a function of seed and epoch, so the answer is exact and reads nothing but the shards' index.
+`Windows` (training/data.py) assigns batches to updates; here is the same arithmetic without the batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, read_generated
+from vlp_models.data.shards.order import EpochOrder, choose_order
+from vlp_models.data.shards.stream import Layout
+from vlp_models.data.views import VIEWS
+from vlp_models.errors import DataError
+from vlp_models.params import FinetuneParams, PretrainParams, StreamParams, build, split_start
+from vlp_models.params.runs import TrainingParams
+from vlp_models.tasks import task_class
+from vlp_models.tasks.base import read_options
+from vlp_models.training.recipe import make_recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """What decides a training run's samples and their order.
+
+    run                       `pretrain/NAME` or `finetune/NAME`
+    start                     the checkpoint it started from
+    view, captioned           what it read of the data; `captioned`: only images with captions
+    texts_per_image           consecutive texts of one image
+    captioner                 `augment.NAME`; empty: none
+    control                   it trained on shuffled generated captions
+    repeats                   updates that use the same batches, one after the other
+    rewards_use_all_captions  its reward uses the captions of all training images from the first update on
+    """
+
+    run: str
+    start: str
+    params: TrainingParams
+    view: str
+    captioned: bool = False
+    texts_per_image: int = 1
+    captioner: str = ""
+    control: bool = False
+    repeats: int = 1
+    rewards_use_all_captions: bool = False
+
+    @staticmethod
+    def from_settings(run: str, settings: Mapping[str, Any]) -> TrainingRun:
+        """Build from a run's settings.
+
+        Args:
+            settings: the run's section of params.yaml, or of a checkpoint's `provenance.params`.
+
+        Raises:
+            VLPError: the settings are invalid.
+        """
+        kind, name = split_start(run)
+        if kind == "pretrain":
+            p = build(PretrainParams, dict(settings), where=f"pretrain.{name}", file=run)
+            recipe = make_recipe(p.recipe, known=p.recipe.objectives, section=run)
+            return TrainingRun(
+                run=run,
+                start=p.start or f"initial/{p.model}",
+                params=p,
+                view=p.view,
+                captioned=p.captions_per_image > 0,
+                repeats=recipe.updates_per_batch,
+            )
+        f = build(FinetuneParams, dict(settings), where=f"finetune.{name}", file=run)
+        task = task_class(f.task)
+        options = read_options(task, f.options, where=f"{run}.options")
+        return TrainingRun(
+            run=run,
+            start=f.start,
+            params=f,
+            view=task.training_view(options),
+            captioned=task.needs_captions(options),
+            texts_per_image=f.texts_per_image,
+            captioner=f.augment.captions,
+            control=f.augment.control,
+            rewards_use_all_captions=getattr(options, "self_critical", None) is not None,
+        )
+
+    def find_first_exposure(
+        self, shards: Path, image_ids: Set[str], *, stream: StreamParams, regions: bool, augmented: Path | None = None
+    ) -> FirstExposure | None:
+        """Return when the run first trained on one of these images; None: never.
+
+        Args:
+            shards: a folder with the manifest and the indices it trained on; the tars are not read.
+            stream: how the shards were streamed, if they were.
+            regions: whether the model reads regions; pixels otherwise.
+            augmented: the generated captions, if the run used them.
+
+        Raises:
+            DataError: the index is damaged, or the generated captions are missing.
+        """
+        if not VIEWS[self.view].has_image:
+            return None
+        p = self.params
+        samples: ShardDataset | AugmentedDataset = ShardDataset(
+            shards, "train", self.view, p.sources, regions=regions, pixels=not regions, captioned=self.captioned
+        )
+        if stream.address:
+            samples.layout = Layout.of(samples.places, stream.block_mb << 20)  # type: ignore[misc, union-attr]
+        if self.captioner:
+            if augmented is None or not augmented.exists():
+                raise DataError(f"{self.run} was trained on generated captions that are missing")
+            samples = AugmentedDataset(samples, read_generated(augmented, shards), control=self.control)  # type: ignore[arg-type]
+        arguments: dict[str, Any] = {"length": len(samples), "batch_size": p.batch_size, "seed": p.seed}
+        order: EpochOrder = choose_order(samples, stream, self.texts_per_image)(**arguments)
+        return find_first_exposure(samples, image_ids, order, self._updates(order))
+
+    def _updates(self, order: EpochOrder) -> Updates:
+        """Count the updates as training does."""
+        p = self.params
+        found = Updates(count=0, accumulate=p.accumulate, repeats=self.repeats)
+        count = found.per_epoch(order.steps) * p.max_epochs
+        count = min(count, p.max_steps) if p.max_steps else count
+        return Updates(count=count, accumulate=p.accumulate, repeats=self.repeats)
+
+
+def run_settings(run: str, provenance: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the run's own settings from a checkpoint's provenance; None if they are missing."""
+    kind, name = split_start(run)
+    found = provenance.get("params", {}).get(kind, {}).get(name)
+    return found if isinstance(found, Mapping) else None
+
+
+class Samples(Protocol):
+    """The samples of an epoch."""
+
+    def __len__(self) -> int: ...
+    def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """How a training turns batches into updates.
+
+    count       updates in total
+    accumulate  batches per update
+    repeats     updates that use the same batches, one after the other
+    """
+
+    count: int
+    accumulate: int = 1
+    repeats: int = 1
+
+    def per_epoch(self, batches: int) -> int:
+        windows = batches // self.accumulate if self._drops_rest else math.ceil(batches / self.accumulate)
+        return windows * self.repeats
+
+    def first_update_of(self, batch: int) -> int:
+        """Return the first update of its epoch that uses this batch, from 0."""
+        return batch // self.accumulate * self.repeats
+
+    @property
+    def _drops_rest(self) -> bool:
+        return self.repeats > 1 and self.accumulate > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstExposure:
+    """The first epoch and update, from 1, that used an image; the weights before that update never did."""
+
+    epoch: int
+    update: int
+
+
+def find_first_exposure(
+    samples: Samples, image_ids: Set[str], order: EpochOrder, updates: Updates
+) -> FirstExposure | None:
+    """Return the first update that uses one of these images; None: no update does."""
+    wanted = samples.find_samples(image_ids)
+    per_epoch = updates.per_epoch(order.steps)
+    if not len(wanted) or not per_epoch:
+        return None
+    for epoch in range(math.ceil(updates.count / per_epoch)):
+        for number, batch in enumerate(order.batches(epoch)):
+            within = updates.first_update_of(number)
+            update = epoch * per_epoch + within
+            if within >= per_epoch or update >= updates.count:
+                break  # the incomplete end of an epoch, or beyond the last update
+            if np.isin(batch, wanted).any():
+                return FirstExposure(epoch=epoch + 1, update=update + 1)
+    return None
