@@ -46,7 +46,7 @@ class WholePrefix:
         ids_NT = torch.cat([prefix_NT, token_N[:, None]], dim=1)
         mask_NT = torch.ones_like(ids_NT, dtype=torch.bool)
         words = Packing.of(mask_NT)
-        memory = self.model.remember(visual.last_KD, visual.packing, None)
+        memory = self.model.project_memory(visual.last_KD, visual.packing, None)
         decoded = self.model.decode(self.model.encode_text(ids_NT, words, GENERATION), words, memory)
         return self.model.predict_words(words.pad(decoded)[:, -1]), (visual, ids_NT)
 

@@ -109,7 +109,7 @@ def pretraining(found: ImportedModel, dtype: torch.dtype) -> Numbers:
         visual, packing = model.encode_corrupted(batch, corruption), Packing.of(batch.text.mask_BT)
         states = [model.encode_text(corruption.ids_BT, packing, stream) for stream in (0, GENERATION)]
         text, crossed = model.cross_encode(states[0], packing, visual)
-        memory = model.remember(*model.decoder_reads(visual, None, (crossed[-1], visual.packing)))
+        memory = model.project_memory(*model.decoder_input(visual, None, (crossed[-1], visual.packing)))
         decoded = model.decode(states[1], packing, memory)
         ids, positions = packing.pack(corruption.ids_BT), packing.positions_M
         for stream, name in enumerate(("understanding", "generation")):
@@ -231,7 +231,7 @@ def _said(name: str, length: int) -> list[str]:
 def rewards() -> Numbers:
     """CIDEr-D of three candidates, the last of an image outside the corpus."""
     images, candidates = reward_words()
-    scorer = CiderD(DocumentFrequencies.of(images[:5]), lambda name: images[int(name)])
+    scorer = CiderD(DocumentFrequencies.count(images[:5]), lambda name: images[int(name)])
     return {"cider_d": torch.tensor([scorer.score(n, [c])[0] for n, c in zip("015", candidates, strict=True)])}
 
 

@@ -231,7 +231,7 @@ def _renamed(folder: Path) -> None:
         (_renamed, "not a BERT of these sizes:\n.*missing: encoder.layer.0"),
         (_pickle([torch.zeros(2)]), r"pytorch_model\.bin: not a state dict"),
         (_pickle({"a": Hostile()}), "holds more than tensors"),
-        (_bytes(b""), r"pytorch_model\.bin: an empty file"),
+        (_bytes(b""), r"pytorch_model\.bin: the file is empty"),
         (_bytes(b"."), r"pytorch_model\.bin: damaged, or not a weights file \(starts with b'\.'"),
         (_bytes(b"hello"), r"pytorch_model\.bin: damaged, or not a weights file \(starts with b'hello'"),
         (_bytes(pickle.dumps({"a": 1})), r"pytorch_model\.bin: damaged, or not a weights file"),

@@ -162,7 +162,7 @@ def test_a_vqa_or_vcr_model_gives_what_the_public_code_computes(make_batch: Call
         assert not torch.allclose(plain.pooled_BP, fused.pooled_BP), "the segments' types matter"
         assert "cross_decoder.0.attention.qkv.weight" not in converted.weights
         return
-    memory = model.remember(images[-1], regions, None)
+    memory = model.project_memory(images[-1], regions, None)
     decoded = packing.pad(model.decode(packing.pack(words), packing, memory, padding_mask(mask)))
     got = fused.decoder_BP @ weights["decoder.weight"].T + weights["decoder.bias"]
     expected = public_logits(state, "g", public_pooler(state, "g_pooler", decoded, mask))

@@ -237,7 +237,7 @@ def test_rows_stand_where_their_packing_says():
     assert torch.equal(packing.mask_BT, MASK)
     assert packing.rows_at(torch.arange(6).expand(3, 6) == 3).tolist() == [3, 9]
     other = Packing.of(torch.tensor([[True, False], [True, True], [True, True]]))
-    joint = packing.beside(other)
+    joint = packing.concat(other)
     assert joint.shape == (3, 8) and joint.split == 11
     assert joint.mask_BT.sum(1).tolist() == [7, 6, 3]
     assert joint.positions_M[11:].tolist() == [6, 6, 7, 6, 7]
@@ -277,9 +277,9 @@ def test_a_second_pass_computes_the_changed_ends_alone():
     def total(reuse):
         block.zero_grad()
         memory, everything = block.cross.project(source), torch.ones(3, 1, 1, 4, dtype=torch.bool)
-        first = Packing.of(MASK).keeping()
+        first = Packing.of(MASK).caching()
         y = block(first.pack(table[words]), causal_mask(6), memory, everything, first, first)
-        again = Packing.of(MASK & changed_from(later, words)).after(first) if reuse else Packing.of(MASK)
+        again = Packing.of(MASK & changed_from(later, words)).continuing(first) if reuse else Packing.of(MASK)
         z = block(again.pack(table[later]), causal_mask(6), memory, everything, again, again)
         if reuse:
             assert len(again) == 3 + 4

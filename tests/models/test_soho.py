@@ -273,7 +273,7 @@ def test_an_image_is_encoded_once_however_many_texts_it_has(monkeypatch) -> None
 def test_a_process_without_rows_takes_part() -> None:
     model = build().train()
     batch = batch_of(2)
-    found = losses(model, batch.none())
+    found = losses(model, batch.empty())
     assert {name: loss.count for name, loss in found.items()} == {"mlm": 0, "mvm": 0, "itm": 0}
     sum(loss.sum for loss in found.values()).backward()
     assert all(buffer.isfinite().all() for buffer in model.buffers())
@@ -288,12 +288,12 @@ def test_where_statistics_are_shared_a_process_without_images_sends_nothing_but_
     model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(build())
     seen = []
     model.backbone.register_forward_hook(lambda module, given, found: seen.append(len(given[0])))
-    found = losses(model.train(), batch_of(2).none())
+    found = losses(model.train(), batch_of(2).empty())
     sum(loss.sum for loss in found.values()).backward()
     assert seen == [0]
     kernels = [module.weight for module in model.backbone.modules() if isinstance(module, torch.nn.Conv2d)]
     assert kernels and all(not kernel.grad.any() for kernel in kernels)  # there, so the others' backward passes go on
-    model.eval().extract_features(batch_of(2).none().image)
+    model.eval().extract_features(batch_of(2).empty().image)
     assert seen == [0]
 
 
@@ -322,7 +322,7 @@ def test_another_dictionary_or_head_is_adopted_as_far_as_it_fits() -> None:
     target = build(seed=2, dictionary_size=CODES + 1, fusion_hidden=24)
     assert target.fused_dim == 24
     done = load_partial(target, source.state_dict(), vars(source.config))
-    assert set(done.fresh) == {
+    assert set(done.missing) == {
         "code_head.bias",
         "code_head.weight",
         "dictionary.codes",

@@ -130,5 +130,5 @@ def test_idle_codes_are_counted_and_revived_on_features_when_asked():
 def test_many_features_are_looked_up_in_parts(monkeypatch):
     made, values = dictionary(), features(50)
     whole = made.nearest(values)
-    monkeypatch.setattr("vlp_models.models.soho.dictionary.AT_ONCE", 7)
+    monkeypatch.setattr("vlp_models.models.soho.dictionary.CHUNK", 7)
     assert torch.equal(made.nearest(values), whole)

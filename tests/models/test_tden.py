@@ -166,11 +166,11 @@ def test_sizes_equal_the_public_model():
         ({"hiden": 64}, "did you mean `hidden`"),
         ({"hidden": 130, "heads": 4}, "multiple of heads"),
         ({"decoder_visual_source": "object_encoders"}, "did you mean `object_encoder`"),
-        ({"vocab_size": 31}, "the data at hand has 30"),
+        ({"vocab_size": 31}, "the data has 30"),
         ({"decoder_layers": 0}, "at least one layer"),
         ({"mask_id": 30}, "outside the vocabulary"),
-        ({"structure": "two_stream", "separate_ffn": True}, "does not go with `structure: two_stream`"),
-        ({"ism_source": "cross_modal", "fusion": "product"}, "`fusion: product` is the public code's"),
+        ({"structure": "two_stream", "separate_ffn": True}, "cannot be combined with `structure: two_stream`"),
+        ({"ism_source": "cross_modal", "fusion": "product"}, "`fusion: product` is for the authors' code"),
     ],
 )
 def test_wrong_configs_are_explained(config, message):

@@ -261,7 +261,7 @@ def test_a_batch_of_one_is_no_error_where_what_reads_words_is_frozen(tiny, make_
 
 
 def test_unknown_objectives_are_explained(tiny, batch):
-    with pytest.raises(ParamsError, match=r"can't learn \['itm'\]"):
+    with pytest.raises(ParamsError, match=r"has no objective \['itm'\]"):
         losses(tiny(), batch, ["mlm", "itm"])
 
 

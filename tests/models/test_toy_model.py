@@ -17,7 +17,7 @@ from vlp_models.data.batch import Batch, Pixels, Text
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import to_plain
-from vlp_models.pipeline.training_job import start_from
+from vlp_models.pipeline.prepared_data import load_start
 
 SMALL = ToyConfig(vocab_size=20, side=8, patch=4, hidden=16, heads=2, image_layers=1, text_layers=1, max_positions=8)
 IDS = ("a", "b", "a", "c")
@@ -96,7 +96,7 @@ def test_without_adopt_a_start_must_fit_whole(tmp_path: Path) -> None:
     before = made()
     info = CheckpointInfo(family="toy", name="toy", model_config=to_plain(SMALL), max_text_len=8)
     seeing = made(dataclasses.replace(SMALL, augment=False, init_std=0.5))
-    assert start_from(seeing, info, before.state_dict(), tmp_path) == []
+    assert load_start(seeing, info, before.state_dict(), tmp_path) == []
     torch.testing.assert_close(seeing.patches.weight, before.patches.weight)
     with pytest.raises(CheckpointError, match="of another shape"):
-        start_from(made(dataclasses.replace(SMALL, hidden=32)), info, before.state_dict(), tmp_path)
+        load_start(made(dataclasses.replace(SMALL, hidden=32)), info, before.state_dict(), tmp_path)

@@ -300,7 +300,7 @@ def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
     absolute = build_tiny(positions="absolute")
     bigger = build_tiny(positions="absolute", side=24, interpolate_positions=True)
     found = load_partial(bigger, absolute.state_dict(), to_plain(absolute.config))
-    assert not found.left_out and not found.fresh
+    assert not found.left_out and not found.missing
 
 
 def test_the_second_of_two_images_may_have_a_type_of_its_own() -> None:

@@ -97,8 +97,8 @@ def test_weights_of_another_cnn_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"patch": 4}, rf"patch \(4\) must be a multiple of 8, the pixels of a cell of `stem_backbone: {CNN}`"),
-        ({"stem_backbone": ""}, "stem_backbone .* must be timm's name"),
+        ({"patch": 4}, rf"patch \(4\) must be a multiple of 8, the stride of `stem_backbone: {CNN}`"),
+        ({"stem_backbone": ""}, "stem_backbone .* must be a CNN of timm"),
         ({"stem_backbone": "small"}, "the small CNN is `stem: convolutions`"),
         ({"stem_backbone": "test_efficientnt"}, f"did you mean `{CNN}`"),
         ({"stem_stage": 9}, "feature maps 0 to 4; stem_stage is 9"),

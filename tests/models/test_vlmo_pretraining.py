@@ -21,7 +21,7 @@ from vlp_models.data.batch import Batch, Pixels
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.vlmo.image_tokens import nearest_codes, random_codes
-from vlp_models.models.vlmo.pretraining import masked_words
+from vlp_models.models.vlmo.pretraining import mask_words
 from vlp_models.objectives.contrastive import EmbeddedPairs, image_text_contrast
 from vlp_models.objectives.masked_modeling import select_blocks, select_words
 from vlp_models.objectives.matching import different_image_mask, draw_hard_negatives
@@ -84,7 +84,7 @@ def test_itc_and_mlm_and_itm_are_their_definitions() -> None:
     torch.testing.assert_close(result["itc"].mean, itc.mean)
 
     generator = torch.Generator().manual_seed(0)
-    masked, ids = masked_words(batch.text, model.config, {"mlm": None}, generator, 0.3)
+    masked, ids = mask_words(batch.text, model.config, {"mlm": None}, generator, 0.3)
     fused = model.fuse(batch.image, dataclasses.replace(batch.text, ids_BT=ids))
     logits = model.word_head(fused.text_BTD[masked])
     torch.testing.assert_close(result["mlm"].mean, F.cross_entropy(logits, batch.text.ids_BT[masked]))
@@ -196,7 +196,7 @@ def test_texts_alone_and_images_alone() -> None:
     model, batch = build_tiny(), random_batch()
     texts = dataclasses.replace(batch, image=None)
     loss = losses(model, texts, ("mlm",))["mlm"]
-    masked, ids = masked_words(texts.text, model.config, {"mlm": None}, torch.Generator().manual_seed(0), 0.3)
+    masked, ids = mask_words(texts.text, model.config, {"mlm": None}, torch.Generator().manual_seed(0), 0.3)
     words = Packing.of(batch.text.mask_BT)
     states = words.pad(model.text_states(ids, words, model.biases(9, image=False)))
     torch.testing.assert_close(loss.mean, F.cross_entropy(model.word_head(states[masked]), batch.text.ids_BT[masked]))
@@ -231,7 +231,7 @@ def test_a_small_batch_is_no_error_and_no_nan(size: int) -> None:
     """Without a row; with one image, so without a negative; with a single negative each."""
     model = build_tiny(contrast="both").train()
     batch = random_batch(max(size, 1))
-    batch = batch if size else batch.none()
+    batch = batch if size else batch.empty()
     result = losses(model, batch)
     torch.stack([loss.mean for loss in result.values()]).sum().backward()
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())

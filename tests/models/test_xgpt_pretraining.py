@@ -150,7 +150,7 @@ def test_samples_that_do_not_learn_have_no_part(make_batch: Any, name: str) -> N
     others = losses(model, batch, {name: ~learners})[name]
     assert some.count + others.count == everybody.count == losses(model, batch, [name])[name].count
     torch.testing.assert_close(some.sum + others.sum, everybody.sum)
-    assert losses(model, batch.none(), [name])[name].count == 0
+    assert losses(model, batch.empty(), [name])[name].count == 0
 
 
 def test_of_texts_alone_imlm_is_mass(make_batch: Any) -> None:

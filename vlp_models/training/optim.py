@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vlp_models.common.device import has_native_bfloat16
 from vlp_models.errors import ParamsError
-from vlp_models.models.layers.blocks import WITH_MATRICES
+from vlp_models.models.layers.blocks import MUON_BLOCKS
 from vlp_models.models.protocols import GroupsParameters
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import nearest
@@ -194,7 +194,7 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 
 def block_matrices(module: nn.Module) -> list[Tensor]:
     """Return the weights of the linear layers in transformer blocks: no embeddings, heads or poolers."""
-    blocks = [m for m in module.modules() if isinstance(m, WITH_MATRICES)]
+    blocks = [m for m in module.modules() if isinstance(m, MUON_BLOCKS)]
     layers = dict.fromkeys(m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
     return [layer.weight for layer in layers if layer.weight.requires_grad]
 

@@ -1,9 +1,12 @@
-"""Multi-head attention: self, cross and one token at a time.
+"""Multi-head attention (self, cross, one token at a time) and its masks.
 
-One matrix holds the query, key and value projections, in this order, so that self-attention is one product and a
-model that shares the weights of self- and cross-attention (XGPT) needs nothing more.
+One matrix holds the query, key and value projections, in this order, so self-attention is a single product, and a model
+that shares the weights of self- and cross-attention (XGPT) needs nothing else.
 
-Shape suffixes: B batch, Q queries, K keys, D hidden, H heads, E head dimension, M packed tokens, N hypotheses.
+Masks are bool, True where a query may attend, broadcastable to [B, H, Q, K].
+
+Shape suffixes: B batch, Q queries, K keys, D hidden, H heads, E head dimension, T tokens, M packed tokens,
+N hypotheses or sequences, L places of a sequence.
 """
 
 from __future__ import annotations
@@ -19,9 +22,8 @@ from vlp_models.models.layers.packing import Packing
 class MultiHeadAttention(nn.Module):
     """Scaled dot-product attention with biases (Vaswani et al. 2017, section 3.2.2).
 
-    Tokens come padded, [B, Q, D], or packed, [M, D], with the `Packing` that says where they stand. A mask is bool,
-    True where a query may attend, and broadcasts to [B, H, Q, K]; a float mask is added to the scores. Every query
-    needs at least one key it may attend to.
+    Tokens are padded, [B, Q, D], or packed, [M, D], with their `Packing`. A float mask is added to the scores. Every
+    query needs at least one key that it may attend to.
     """
 
     def __init__(self, hidden: int, heads: int, dropout: float = 0.0) -> None:
@@ -32,7 +34,7 @@ class MultiHeadAttention(nn.Module):
         self.out = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, packing: Packing | None = None) -> Tensor:
-        """Self-attention."""
+        """Self-attention: [B, Q, D] or [M, D], as `x`."""
         projected = self.qkv(x)
         if packing is not None:
             projected = packing.pad(projected, self)
@@ -41,8 +43,10 @@ class MultiHeadAttention(nn.Module):
         return self.out(y_BQD if packing is None else packing.pack(y_BQD))
 
     def cross(self, x: Tensor, memory: KeyValues, mask: Tensor | None = None, packing: Packing | None = None) -> Tensor:
-        """Attention over projected `memory`, of B images. Packed, the rows of all texts of an image stand side by side
-        (`Packing.by_owner`), so no image's memory is copied."""
+        """Attention over the projected `memory` of B images.
+
+        packing: of the rows of all texts of an image side by side (`Packing.by_owner`), so no image's memory is copied.
+        """
         hidden = x.shape[-1]
         query = F.linear(x, self.qkv.weight[:hidden], self.qkv.bias[:hidden])
         if packing is not None:
@@ -51,7 +55,7 @@ class MultiHeadAttention(nn.Module):
         return self.out(y_BQD if packing is None else packing.pack(y_BQD))
 
     def step(self, x_ND: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
-        """Causal self-attention of one new token over itself and the `past` ones; returns the grown past, too."""
+        """Causal self-attention of one new token over `past` and itself. Returns the extended past as well."""
         query, keys, values = (self._split(part) for part in self.qkv(x_ND)[:, None].chunk(3, dim=-1))
         present = KeyValues(keys, values)
         if past is not None:
@@ -59,7 +63,7 @@ class MultiHeadAttention(nn.Module):
         return self.out(self._attend(query, present, None)[:, 0]), present
 
     def project(self, context: Tensor, packing: Packing | None = None) -> KeyValues:
-        """The keys and values of `context`, for `cross`."""
+        """Return the keys and values of `context`, for `cross`."""
         hidden = context.shape[-1]
         both = F.linear(context, self.qkv.weight[hidden:], self.qkv.bias[hidden:])
         if packing is not None:
@@ -68,18 +72,22 @@ class MultiHeadAttention(nn.Module):
         return KeyValues(keys, values)
 
     def _split(self, x_BQD: Tensor) -> Tensor:
+        """[B, Q, D] -> [B, H, Q, E]"""
         return x_BQD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def _attend(self, query_BHQE: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
-        """What the heads found, side by side: `out` is still to come."""
+        """Return the heads' outputs side by side, [B, Q, D], before the projection `out`."""
         dropout = self.dropout if self.training else 0.0
         x = scaled_dot_product(query_BHQE, memory.keys, memory.values, mask, dropout)
         return x.transpose(1, 2).flatten(2)
 
 
 def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """What each query finds, [B, H, Q, E]. In a CPU's mixed precision it is computed in float32: there torch's kernel
-    takes up to three times as long for bfloat16, and the products around it gain less than that."""
+    """Return attention's output, [B, H, Q, E].
+
+    In mixed precision on a CPU it is computed in float32: torch's CPU kernel takes up to three times as long for
+    bfloat16, and the matrix products around it gain less than that.
+    """
     if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
             query, keys, values = query.float(), keys.float(), values.float()
@@ -88,24 +96,27 @@ def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 
 
 def padding_mask(mask_BT: Tensor) -> Tensor:
-    """Every query sees every real token. [B, 1, 1, T]"""
+    """Return the mask with which every query attends to every real token. [B, 1, 1, T]"""
     return mask_BT[:, None, None, :]
 
 
 def causal_mask(length: int, device: torch.device | str = "cpu") -> Tensor:
-    """Every query sees itself and the tokens before it. Padding stands behind, where no real token looks.
-    [1, 1, T, T]"""
+    """Return the mask with which every query attends to itself and the tokens before it. [1, 1, T, T]
+
+    Padding needs no mask: it comes last, where no real token attends."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]
 
 
 def prefix_mask(mask_NL: Tensor, prefix: int, causal_N: Tensor | None = None) -> Tensor:
-    """A sequence of which the first `prefix` places are seen by all; the places behind them see each other, or, of the
-    causal sequences, what stands before them. Built where the arguments are, from a bool a sequence.
+    """Return the mask of sequences that start with `prefix` places to which every query attends.
 
-    mask_NL bool: the real tokens. causal_N bool; None: no sequence is. [N, 1, 1, L] or [N, 1, L, L]
+    After the prefix, all places attend to each other, or, in causal sequences, to earlier ones and themselves. Built on
+    the arguments' device.
+
+    mask_NL bool: the real tokens. causal_N bool: the causal sequences; None: none. [N, 1, 1, L] or [N, 1, L, L]
     """
     if causal_N is None:
         return padding_mask(mask_NL)
     places_L = torch.arange(mask_NL.shape[1], device=mask_NL.device)
-    before_LL = (places_L < prefix) | (places_L <= places_L[:, None])  # one row a query
+    before_LL = (places_L < prefix) | (places_L <= places_L[:, None])  # one row per query
     return ((before_LL | ~causal_N[:, None, None]) & mask_NL[:, None])[:, None]

@@ -1,7 +1,7 @@
-"""Any of timm's CNNs as a trainable visual encoder: one of its feature maps, under timm's own names of weights. SOHO
-sees through it; VLMo may, before its patches.
+"""Any of timm's CNNs as a trainable visual encoder that returns one feature map, with timm's names of weights.
 
-`small` is none of timm's: the small detector's CNN (vision/small_backbone.py), which learns from nothing in minutes.
+It is SOHO's image encoder, and can precede VLMo's patches. `small` is the small detector's CNN
+(vision/small_backbone.py), not one of timm's; it trains from scratch within minutes.
 
 Shape suffixes: B images, H/W pixels, C channels, h/w cells of the feature map.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vlp_models.errors import ParamsError
 from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
-# What a ResNet learns first and keeps longest: frozen for the whole run where only the rest is to move.
+# The first layers of ResNets and timm's other CNNs, which may stay frozen for a whole run
 STEM = ("conv1.", "bn1.", "layer1.", "stem.", "stages.0.")
 SMALL, SMALL_STEM = "small", ("blocks.0.", "blocks.1.")
 
@@ -26,18 +26,18 @@ FETCHES = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint
 
 
 class Backbone(nn.Module):
-    """`net` is timm's model, without what stands behind the feature map that is asked for. Weights are random."""
+    """`net` is timm's model with random weights, without the layers after the requested feature map."""
 
     def __init__(self, name: str, stage: int, options: Mapping[str, Any], keys: tuple[str, str] = KEYS) -> None:
         """
         Args:
-            name: of timm's model, or `small`.
-            stage: which of its feature maps, as `timm.create_model(name).feature_info` lists them.
+            name: of a timm model, or `small`.
+            stage: the index of its feature map, as `timm.create_model(name).feature_info` lists them.
             options: for `timm.create_model`.
-            keys: what the family's config calls name and stage, for messages.
+            keys: the config keys of name and stage, for messages.
 
         Raises:
-            ParamsError: timm knows no such model, it takes no such options, or gives no such feature map.
+            ParamsError: timm has no such model, the model has no such options, or no such feature map.
         """
         super().__init__()
         self._stem: tuple[str, ...] = STEM
@@ -49,12 +49,12 @@ class Backbone(nn.Module):
         if forbidden or ":" in name:
             raise ParamsError(
                 f"config: {keys[0]} `{name}`{' with ' + ', '.join(forbidden) if forbidden else ''}: weights are not "
-                "fetched from elsewhere; `vlp import-checkpoint` takes them from a file"
+                "downloaded; `vlp import-checkpoint` reads them from a file"
             )
         try:
             net: Any = timm.create_model(name, pretrained=False, **{"num_classes": 0, **options})
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-            raise ParamsError(f"config: {keys[0]} `{name}`: {error}; `timm.list_models()` has the names") from None
+            raise ParamsError(f"config: {keys[0]} `{name}`: {error}; `timm.list_models()` lists the names") from None
         info = net.feature_info
         maps = [info[i] for i in range(len(info))] if not isinstance(info, list) else info
         if not hasattr(net, "forward_intermediates") or not -len(maps) <= stage < len(maps):
@@ -63,12 +63,12 @@ class Backbone(nn.Module):
             )
         self.stage = stage % len(maps)
         self.channels = int(maps[self.stage]["num_chs"])
-        self.stride = int(maps[self.stage]["reduction"])  # pixels to a cell
+        self.stride = int(maps[self.stage]["reduction"])  # pixels per cell
         net.prune_intermediate_layers([self.stage], prune_norm=False, prune_head=True)
         self.net = net
 
     def forward(self, pixels_B3HW: Tensor) -> Tensor:
-        """[B, C, h, w]"""
+        """[B, 3, H, W] -> [B, C, h, w]"""
         if isinstance(self.net, SmallBackbone):
             return cast(Tensor, self.net(pixels_B3HW))
         found = self.net.forward_intermediates(
@@ -89,7 +89,7 @@ def _small(options: Mapping[str, Any], stage: int) -> SmallBackbone:
     known = isinstance(channels, list) and len(channels) == 3 and all(type(n) is int and n > 0 for n in channels)
     if not known or set(options) - {"channels"} or stage not in (0, -1):
         raise ParamsError(
-            f"config: backbone `{SMALL}` has one feature map, and takes `channels: [24, 48, 96]`, of its three blocks; "
+            f"config: backbone `{SMALL}` has one feature map, and an option `channels: [24, 48, 96]` (three blocks); "
             f"got {dict(options)} and backbone_stage {stage}"
         )
     return SmallBackbone(tuple(channels))

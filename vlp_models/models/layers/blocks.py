@@ -1,6 +1,6 @@
-"""Transformer blocks with the normalisation after each residual sum (post-LN), as in BERT.
+"""Transformer blocks that normalize after each residual sum (post-LN), as in BERT, and BERT's initialization.
 
-Tokens come padded, [B, T, D], or packed, [M, D], with their `Packing`.
+Tokens are padded, [B, T, D], or packed, [M, D], with their `Packing`.
 
 Shape suffixes: B batch, T tokens, D hidden, M packed tokens, N hypotheses.
 """
@@ -15,13 +15,13 @@ from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
 
 
-class OwnBlock(nn.Module):
-    """What marks a transformer block that one family alone has, for those that treat blocks apart (Muon, FSDP)."""
+class FamilyBlock(nn.Module):
+    """Base class of a family's own transformer block, for code that treats blocks specially (Muon, FSDP)."""
 
 
-class ManyWayBlock(nn.Module):
-    """Likewise, of a block that is entered by other methods than `forward`. Its matrices are Muon's; it is no unit of
-    FSDP's, which gathers weights where `forward` begins."""
+class MultiEntryBlock(nn.Module):
+    """Base class of a block with entry points other than `forward`. Muon optimizes its matrices; FSDP does not shard it
+    as a unit, because it gathers weights at the start of `forward`."""
 
 
 class FeedForward(nn.Sequential):
@@ -32,7 +32,7 @@ class FeedForward(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """LayerNorm(x + dropout(y)): the end of every sub-layer."""
+    """LayerNorm(x + dropout(y)), at the end of every sub-layer."""
 
     def __init__(self, hidden: int, dropout: float, eps: float) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class TransformerBlock(nn.Module):
         return self.ffn_end(x, self.ffn(x))
 
     def step(self, x_ND: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
-        """One more token of a causal sequence whose earlier tokens left `past`."""
+        """Process one more token of a causal sequence with the cached `past`. Returns the extended past as well."""
         y, past = self.attention.step(x_ND, past)
         x = self.attention_end(x_ND, y)
         return self.ffn_end(x, self.ffn(x)), past
 
 
 class ModalityBlock(nn.Module):
-    """Self-attention over text and image together, then one feed-forward net for each of the two."""
+    """Self-attention over text and image together, then a separate feed-forward net for each."""
 
     def __init__(
         self, hidden: int, heads: int, intermediate: int, *, dropout: float, attention_dropout: float, eps: float
@@ -81,7 +81,7 @@ class ModalityBlock(nn.Module):
         self.image_end = Residual(hidden, dropout, eps)
 
     def forward(self, x_MD: Tensor, mask: Tensor | None, packing: Packing) -> Tensor:
-        """Packed tokens, those before `packing.split` text, the rest image."""
+        """[M, D] -> [M, D]. The first `packing.split` rows are text, the rest image."""
         x = self.attention_end(x_MD, self.attention(x_MD, mask, packing))
         text, image = x[: packing.split], x[packing.split :]
         text = self.text_end(text, self.text_ffn(text))
@@ -112,7 +112,10 @@ class DecoderBlock(nn.Module):
         packing: Packing | None = None,
         by_image: Packing | None = None,
     ) -> Tensor:
-        """`memory` comes from `self.cross.project`. Of packed tokens, `by_image` says where they stand by image."""
+        """Decode tokens, all at once.
+
+        memory: of `self.cross.project`. by_image: packed tokens by the image they attend to (`Packing.by_owner`).
+        """
         x = self.attention_end(x, self.attention(x, mask, packing))
         x = self.cross_end(x, self.cross.cross(x, memory, memory_mask, by_image))
         return self.ffn_end(x, self.ffn(x))
@@ -120,25 +123,24 @@ class DecoderBlock(nn.Module):
     def step(
         self, x_ND: Tensor, past: KeyValues | None, memory: KeyValues, memory_mask: Tensor, by_image: Packing
     ) -> tuple[Tensor, KeyValues]:
-        """One more token of each hypothesis."""
+        """Process one more token of each hypothesis. Returns the extended past as well."""
         y, past = self.attention.step(x_ND, past)
         x = self.attention_end(x_ND, y)
         x = self.cross_end(x, self.cross.cross(x, memory, memory_mask, by_image))
         return self.ffn_end(x, self.ffn(x)), past
 
 
-BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock, OwnBlock)
-WITH_MATRICES = (*BLOCKS, ManyWayBlock)
+BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock, FamilyBlock)
+MUON_BLOCKS = (*BLOCKS, MultiEntryBlock)
 
 
-def init_weights(module: nn.Module, std: float = 0.02, *, but: tuple[str, ...] = ()) -> None:
-    """Matrices N(0, std), biases 0, LayerNorm and BatchNorm 1 and 0. Draws from torch's global generator.
+def init_weights(module: nn.Module, std: float = 0.02, *, skip: tuple[str, ...] = ()) -> None:
+    """Initialize as BERT: matrices N(0, std), biases 0, norms' weights 1. Draws from torch's global generator.
 
-    A parameter that is one number (a temperature, a gate) keeps the value that its module gave it, and so does what is
-    named like one of `but` at its beginning.
+    Scalars (a temperature, a gate) and parameters whose name starts with one of `skip` keep their value.
     """
     for name, parameter in module.named_parameters():
-        if name.startswith(but):
+        if name.startswith(skip):
             continue
         if name.endswith("bias"):
             nn.init.zeros_(parameter)

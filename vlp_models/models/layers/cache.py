@@ -1,4 +1,7 @@
-"""TODO: say what this file is."""
+"""What step-by-step decoding keeps: keys and values of each layer, and the state of N hypotheses.
+
+Shape suffixes: B images, R regions, H heads, K keys, E head dimension, N hypotheses.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,19 @@ class KeyValues(NamedTuple):
     def select(self, index_N: Tensor) -> KeyValues:
         return KeyValues(self.keys.index_select(0, index_N), self.values.index_select(0, index_N))
 
-    def without_last(self) -> KeyValues:
-        """But for the last token's."""
+    def drop_last(self) -> KeyValues:
+        """Return all but the last token's keys and values."""
         return KeyValues(self.keys[:, :, :-1], self.values[:, :, :-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingState:
-    """Everything read so far, for N hypotheses that continue descriptions of some images.
+    """The tokens read so far, for N hypotheses that describe B images.
 
-    past      keys and values of each layer that looks back; empty before the first step
-    memory    of the images, of which it knows how many (`images`); never copied, whatever becomes of the hypotheses
-    by_image  where each hypothesis stands among its image's
+    past      keys and values of each layer that attends to earlier tokens; empty before the first step
+    memory    of the images; it has their number, `images`, and is never copied when hypotheses are reordered
+    owner_N   int64: the image of each hypothesis
+    by_image  the hypotheses packed by image
     """
 
     length: int
@@ -46,23 +50,24 @@ class DecodingState:
 
     @classmethod
     def begin(cls, memory: Any, mask_BR: Tensor, *, max_len: int) -> DecodingState:
-        """One hypothesis for each image, nothing read. mask_BR: of as many rows as images, on their device."""
+        """Start with one hypothesis per image and no token. mask_BR: any mask with one row per image."""
         owner_N = torch.arange(len(mask_BR), device=mask_BR.device)
-        by_image = hypotheses_by_image(owner_N, len(mask_BR))
+        by_image = pack_by_image(owner_N, len(mask_BR))
         return cls(length=0, max_len=max_len, past=(), memory=memory, owner_N=owner_N, by_image=by_image)
 
     def reorder(self, index_N: Tensor) -> DecodingState:
+        """Return the state in which hypothesis i continues hypothesis index[i]; their number may change."""
         if torch.equal(index_N, torch.arange(len(self.owner_N), device=index_N.device)):
-            return self  # every hypothesis goes on by itself: no cache is copied
+            return self  # every hypothesis continues itself: no cache is copied
         owner_N = self.owner_N[index_N]
         past = tuple(layer.select(index_N) for layer in self.past)
-        if torch.equal(owner_N, self.owner_N):  # as in a beam search, once it has begun
+        if torch.equal(owner_N, self.owner_N):  # the usual case in a beam search after its first step
             return replace(self, past=past)
-        by_image = hypotheses_by_image(owner_N, self.memory.images)
+        by_image = pack_by_image(owner_N, self.memory.images)
         return replace(self, past=past, owner_N=owner_N, by_image=by_image)
 
 
-def hypotheses_by_image(owner_N: Tensor, images: int) -> Packing:
-    """One row for each hypothesis; those of an image side by side."""
+def pack_by_image(owner_N: Tensor, images: int) -> Packing:
+    """Pack one row per hypothesis, those of an image side by side: [images, the most hypotheses of an image]."""
     rows_N = torch.arange(len(owner_N), device=owner_N.device)
     return Packing(rows_N, (len(owner_N), 1)).by_owner(owner_N, images)

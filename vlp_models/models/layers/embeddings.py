@@ -1,6 +1,7 @@
-"""Token embeddings.
+"""Embeddings of words and regions, and sine positions of an image's grid.
 
-Shape suffixes: B batch, R regions, S regions and [IMG], F feature dimension, D hidden, M packed tokens.
+Shape suffixes: B images, R regions, S regions and [IMG], F feature dimension, D hidden, M packed tokens; H and W cells
+of a grid, P half of the hidden dimension.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ class TextEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor, types: Tensor, positions: Tensor) -> Tensor:
-        """int64 each, of one shape or broadcastable to it: padded, packed, or one token of each hypothesis."""
+        """Embed int64 ids: padded, packed, or one token per hypothesis. types, positions: broadcastable to `ids`."""
         return self.dropout(self.norm(self.words(ids) + self.positions(positions) + self.types(types)))
 
 
 class FeatureDropout(nn.Dropout1d):
     """Drops entries of the detector's features, [B, R, F], before they are projected.
 
-    The same ones in all regions of an image: else another region, or their mean, tells what was dropped. No paper has
-    it. A few thousand photos are soon known by heart.
+    The same entries in all regions of an image: otherwise another region, or the mean of all, would reveal what was
+    dropped. It is in none of the papers; it delays overfitting on a few thousand photos.
     """
 
     def forward(self, features_BRF: Tensor) -> Tensor:
@@ -46,10 +47,8 @@ class FeatureDropout(nn.Dropout1d):
 class RegionEmbedding(nn.Module):
     """Linear(feature) + Linear(location) -> LayerNorm -> dropout, with [IMG] in front.
 
-    A location is x1, y1, x2, y2 as fractions of the image and the area they enclose; [IMG] is the mean of the
-    regions' features, at the location of the whole image.
-
-    feature_dropout: see `FeatureDropout`.
+    A location is x1, y1, x2, y2 as fractions of the image, and the area they enclose; [IMG] is the mean of the regions'
+    features, at the location of the whole image. feature_dropout: see `FeatureDropout`.
     """
 
     def __init__(
@@ -74,14 +73,15 @@ class RegionEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, regions: Regions, hidden_BR: Tensor | None = None) -> tuple[Tensor, Packing]:
-        """The packed tokens, [M, D], and where they stand in [B, S], with S = 1 + R and [IMG] at 0.
+        """Return the packed tokens, [M, D], and their packing in [B, S], with S = 1 + R and [IMG] first.
 
-        hidden_BR bool: regions to hide. Their features become zero and stay out of [IMG]'s mean; their locations
-        remain. An image without regions is [IMG] alone, its feature zero.
+        hidden_BR bool: regions to hide. Their features become zero and are left out of [IMG]'s mean; their locations
+        remain. An image without regions is [IMG] alone, with a zero feature.
         """
         visible_BR = regions.mask_BR if hidden_BR is None else regions.mask_BR & ~hidden_BR
         features_BRF = self.feature_dropout(regions.features_BRF)
         features_BRF = features_BRF * visible_BR[..., None]
+        # (B, R, F) -> (B, F): [IMG] is the mean of the visible regions, at the box of the whole image.
         mean_BF = features_BRF.sum(1) / visible_BR.sum(1, keepdim=True).clamp(min=1)
         whole_B14 = regions.boxes_BR4.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(regions), 1, 4)
 
@@ -92,8 +92,8 @@ class RegionEmbedding(nn.Module):
         locations_M5 = torch.cat([boxes_M4, ((x2 - x1) * (y2 - y1))[:, None]], dim=-1)
 
         if self.separate_norms:
-            # From -1 to 1: with fractions, near and far places differ in length more than in direction, and a norm
-            # takes the length away.
+            # Scaled to -1 .. 1: as fractions, distant places differ in length more than in direction, and a norm
+            # removes the length.
             locations = self.location_norm(self.locations(2 * locations_M5 - 1))
             x = self.feature_norm(self.features(features_MF)) + locations
         else:
@@ -102,12 +102,13 @@ class RegionEmbedding(nn.Module):
 
 
 def sine_positions(mask_BHW: Tensor, dimension: int, *, temperature: float = 10000.0) -> Tensor:
-    """[B, H, W, D], float32: the row in the first half, the column in the second, sines and cosines in turns.
+    """Return sine position encodings of a grid's cells, [B, H, W, D] float32.
 
-    Rows and columns count from one to the last valid one, which is 2 pi (DETR, Carion et al. 2020, appendix A.4, as
-    its code normalises them). Images of different sizes thus have their lower right corner at the same place.
+    The first half encodes the row, the second the column, sines and cosines alternating. Rows and columns are counted
+    from 1 and scaled so that the last valid one is 2 pi (DETR, Carion et al. 2020, appendix A.4, normalized as in its
+    code). So the lower right corners of images of different sizes have the same encoding.
 
-    mask_BHW: bool, True where there is picture. dimension: a multiple of 4.
+    mask_BHW bool: True inside the image. dimension: a multiple of 4.
     """
     valid_BHW = mask_BHW.float()
     waves_P = torch.arange(dimension // 2, device=mask_BHW.device)

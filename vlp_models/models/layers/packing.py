@@ -1,13 +1,14 @@
-"""Real tokens as rows, so that nothing is computed in a batch's padding.
+"""Packed tokens: real tokens as rows, so that nothing is computed for a batch's padding.
 
-Sequences of different lengths are padded to [B, T, D]. In a batch of captions half of these places are empty. Packed,
-[M, D], only the real tokens are there: linear layers, norms and feed-forward nets work on rows and never notice.
-Attention alone needs to know which rows belong together; it pads for itself (`layers/attention.py`).
+Sequences of different lengths are padded to [B, T, D]; in a batch of captions half of these places are empty. Packed,
+[M, D], only the real tokens are left. Linear layers, norms and feed-forward nets work on rows and need not know; only
+attention needs the sequences, and pads its own inputs (layers/attention.py).
 
-A causal state depends on the words up to its own alone. So where a second pass over the same sentences reads other
-words from some place on, what was computed before that place still holds, with its gradients. The second pass packs
-the rest and looks back at what the first one kept of each layer (`keeping`, `after`). With dropout the two passes share
-what was dropped before the change; either alone is distributed as ever.
+Packing also lets a second pass over the same sentences reuse the first. A causal state depends on its own and earlier
+words only, so if the second pass reads other words from some place on, what the first one computed before that place is
+still valid, with its gradients. The second pass packs the rest and attends to the keys and values that the first one
+cached in each layer (`caching`, `continuing`). With dropout, the two passes share what was dropped before the change;
+each alone has its usual distribution.
 
 Shape suffixes: B sequences, T places, D hidden, M packed tokens, N sequences with an owner among B.
 """
@@ -23,49 +24,50 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where the rows of [M, ...] stand in [B, T, ...].
+    """The places of the rows of [M, ...] in [B, T, ...].
 
-    places_M  int64: among the B * T places, each at most once
+    places_M  int64: indices into the B * T places, without duplicates
     shape     B and T
-    split     of two sequences side by side (`beside`): rows before it are the first one's
-    full      every place has its row, in order: nothing has to be copied
-    kept      of a pass that another may follow: what each layer computed, padded
-    before    the pass that this one follows
+    split     of two sequences joined by `concat`: the number of rows that belong to the first
+    full      every place has its row, in order: nothing needs to be copied
+    cache     of a pass that another one may continue: each layer's padded projections
+    previous  the packing of the pass that this one continues
     """
 
     places_M: Tensor
     shape: tuple[int, int]
     split: int = 0
     full: bool = False
-    kept: dict[nn.Module, Tensor] | None = None
-    before: Packing | None = None
+    cache: dict[nn.Module, Tensor] | None = None
+    previous: Packing | None = None
 
     @classmethod
     def of(cls, mask_BT: Tensor) -> Packing:
-        """The True places, in row-major order. Waits for a GPU once: their number has to be known."""
+        """Pack the True places, in row-major order. Synchronizes with a GPU once, to get their number."""
         places_M = mask_BT.flatten().nonzero().squeeze(1)
         return cls(places_M, (mask_BT.shape[0], mask_BT.shape[1]), full=len(places_M) == mask_BT.numel())
 
-    def keeping(self) -> Packing:
-        """The same, for a pass that another one follows."""
-        return replace(self, kept={})
+    def caching(self) -> Packing:
+        """Return the same packing for a pass that another one may continue."""
+        return replace(self, cache={})
 
-    def after(self, before: Packing) -> Packing:
-        """The same, for a pass that follows `before`. In each sequence its rows must be every token from the first
-        changed one on that anybody will ask for."""
-        return replace(self, kept={}, before=before)
+    def continuing(self, previous: Packing) -> Packing:
+        """Return the same packing for a pass that continues `previous`.
+
+        In each sequence it must hold all tokens that are needed from the first changed one on."""
+        return replace(self, cache={}, previous=previous)
 
     def __len__(self) -> int:
         return self.places_M.shape[0]
 
     @property
     def sequences_M(self) -> Tensor:
-        """Which sequence each row belongs to."""
+        """The sequence of each row."""
         return self.places_M // self.shape[1]
 
     @property
     def positions_M(self) -> Tensor:
-        """Which place of its sequence each row has."""
+        """The position of each row in its sequence."""
         return self.places_M % self.shape[1]
 
     @property
@@ -81,48 +83,50 @@ class Packing:
         return take(x_BT.flatten(0, 1), self.places_M)
 
     def pad(self, x_M: Tensor, layer: nn.Module | None = None) -> Tensor:
-        """[M, ...] -> [B, T, ...]. In the other places zeros, or what an earlier pass kept of `layer`."""
+        """[M, ...] -> [B, T, ...]; the other places are zero, or what the previous pass cached for `layer`."""
         if self.full:
             padded = x_M.unflatten(0, self.shape)
-        elif self.before is not None and layer is not None:
-            assert self.before.kept is not None, "the earlier pass kept nothing"
-            earlier = self.before.kept[layer].flatten(0, 1)
+        elif self.previous is not None and layer is not None:
+            assert self.previous.cache is not None, "the previous pass cached nothing"
+            earlier = self.previous.cache[layer].flatten(0, 1)
             padded = earlier.index_copy(0, self.places_M, x_M).unflatten(0, self.shape)
         else:
             zeros = x_M.new_zeros(self.shape[0] * self.shape[1], *x_M.shape[1:])
             padded = zeros.index_copy(0, self.places_M, x_M).unflatten(0, self.shape)
-        if self.kept is not None and layer is not None:
-            self.kept[layer] = padded
+        if self.cache is not None and layer is not None:
+            self.cache[layer] = padded
         return padded
 
     def rows_at(self, selected_BT: Tensor) -> Tensor:
-        """int64: the rows that stand in the selected places."""
+        """Return the rows at the selected places, int64."""
         return selected_BT.flatten().index_select(0, self.places_M).nonzero().squeeze(1)
 
-    def beside(self, other: Packing) -> Packing:
-        """Each sequence and, behind it, the one of `other`. Rows: all of this, then all of the other."""
+    def concat(self, other: Packing) -> Packing:
+        """Join each sequence with the same sequence of `other`, placed after it. Rows: first all of this packing, then
+        all of `other`; `split` is their boundary."""
         width = self.shape[1] + other.shape[1]
-        own = self.sequences_M * width + self.positions_M
-        behind = other.sequences_M * width + self.shape[1] + other.positions_M
-        return Packing(torch.cat([own, behind]), (self.shape[0], width), split=len(self))
+        first = self.sequences_M * width + self.positions_M
+        second = other.sequences_M * width + self.shape[1] + other.positions_M
+        return Packing(torch.cat([first, second]), (self.shape[0], width), split=len(self))
 
     def by_owner(self, owner_N: Tensor | None, owners: int) -> Packing:
-        """The same rows, side by side by owner: [owners, Q]. None: sequence i belongs to owner i."""
+        """Place the same rows side by side by owner: [owners, Q]. owner_N None: sequence i belongs to owner i."""
         if owner_N is None:
             return self
         owner_M = owner_N.index_select(0, self.sequences_M)
         counts = torch.bincount(owner_M, minlength=owners)
         order_M = owner_M.argsort(stable=True)
+        # The rank of each row among its owner's rows is its new position.
         rank_M = torch.arange(len(self), device=owner_M.device) - (counts.cumsum(0) - counts)[owner_M[order_M]]
         width = max(1, int(counts.max())) if owners else 1
         places_M = owner_M * width + torch.empty_like(rank_M).index_copy(0, order_M, rank_M)
-        # As many of each, those of one together: beams, and texts as most tasks give them.
+        # Full if every owner has equally many rows and they are together already: beams, and most tasks' texts.
         full = len(self) == owners * width and bool((places_M[1:] > places_M[:-1]).all())
         return Packing(places_M, (owners, width), full=full)
 
 
 def take(x_R: Tensor, rows_M: Tensor) -> Tensor:
-    """Rows of [R, ...], none of them twice: so the gradient is a copy, where `index_select` would have to add."""
+    """Select distinct rows of [R, ...]. The gradient is a copy, where that of `index_select` has to add."""
     taken: Tensor = _Take.apply(x_R, rows_M)
     return taken
 
@@ -141,5 +145,5 @@ class _Take(torch.autograd.Function):
 
 
 def changed_from(ids_BT: Tensor, before_BT: Tensor) -> Tensor:
-    """Each sentence's tokens from the first on that is not what it was. bool [B, T]"""
+    """Return which tokens are at or after the first changed token of their sentence. bool [B, T]"""
     return torch.cumsum(ids_BT != before_BT, dim=1) > 0

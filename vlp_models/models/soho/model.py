@@ -299,7 +299,7 @@ class SOHO(nn.Module):
         types_M = torch.zeros_like(words.places_M)
         text_MD = self.text_embedding(words.pack(ids_PT), types_M, words.positions_M)
         cells = Packing.of(visual.mask_BR)
-        joint = words.beside(cells)
+        joint = words.concat(cells)
         mask = padding_mask(joint.mask_BT)
         # Packed rows: all pairs' words first, then all pairs' cells; `joint` maps both to their sequences.
         x = torch.cat([text_MD, cells.pack(visual.tokens_BRD).to(text_MD.dtype)])

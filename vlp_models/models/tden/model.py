@@ -1,7 +1,7 @@
 """TDEN: the two-stream decoupled encoder-decoder.
 
 Y. Li, Y. Pan, T. Yao, J. Chen, T. Mei: "Scheduled Sampling in Vision-Language Pretraining with Decoupled
-Encoder-Decoder Network", AAAI 2021. Public code: YehLi/xmodaler (its release, YehLi/TDEN, holds no model).
+Encoder-Decoder Network", AAAI 2021. Authors' code: YehLi/xmodaler (its release, YehLi/TDEN, contains no model).
 
     regions  [IMG] r1 .. rn ── object encoder (K_I) ──┬─────────────── cross-modal encoder (K_E) ── MLM, MOC
                                                       ├── ISM ──┐        │
@@ -9,30 +9,31 @@ Encoder-Decoder Network", AAAI 2021. Public code: YehLi/xmodaler (its release, Y
                     the same, run causally ───────────────────── cross-modal decoder (K_D) ── MSG
                                                                    └ attends to the object encoder's output
 
-What the paper says: four stacks of transformer blocks. [IMG], the mean of all regions, begins the visual tokens.
-The cross-modal encoder runs over the two encoded sequences joined; each decoder layer attends to the past words,
-then to all visual tokens. MLM: 15% of the words become [MASK], classified by cross-entropy. MOC: 15% of the regions
-become a mask token, classified by KL divergence to the detector's distribution. ISM: attention-pooled outputs of the
-object and the sentence encoder (not of the cross-modal encoder), triplet ranking loss, Multibatch negatives. MSG: the
-sentence word by word from the past words and the image. All four are summed, in one pass or two.
+The paper: four stacks of transformer blocks. The visual tokens start with [IMG], the mean of all regions. The
+cross-modal encoder runs over the two encoded sequences joined; each decoder layer attends to the past words, then to
+all visual tokens. MLM: 15% of the words become [MASK], classified by cross-entropy. MOC: 15% of the regions become a
+mask token, classified by KL divergence to the detector's distribution. ISM: attention-pooled outputs of the object and
+the sentence encoder (not of the cross-modal encoder), triplet ranking loss, Multibatch negatives. MSG: the sentence
+word by word from the past words and the image. All four losses are summed, in one pass or two.
 
-Where the paper is silent, what is done here:
-- Sizes are "as in ViLBERT"; the defaults are the public code's, 768 wide throughout. Post-LN, GELU, N(0, 0.02).
-- The sentence encoder serves both paths, so for generation it must be causal, too: each sentence is encoded twice,
-  with type 0 and all words visible, with type 1 and only the past visible.
-- The decoder attends to the object encoder's output, which is what "conditioned on the input image" asks for.
+Choices where the paper is silent:
+- Sizes are "as in ViLBERT"; the defaults are the authors' code's, 768 wide throughout. Post-LN, GELU, N(0, 0.02).
+- The sentence encoder serves both paths, so for generation it must be causal as well: each sentence is encoded twice,
+  with type 0 and full attention, and with type 1 and causal attention.
+- The decoder attends to the object encoder's output, which matches "conditioned on the input image".
 - MSG reads the sentence that MLM masked and predicts every token, [SEP] included.
-- [MASK] always replaces a masked word; BERT replaces 80% (`mask_scheme`). The mask token of a region is a zero
-  feature with its location kept, left out of [IMG]'s mean; the public code hides overlapping regions as well
-  (`zero_overlapping_regions`). A region without class probabilities has nothing to be told, so MOC leaves it alone.
-- ISM sees the masked input, as there is one pass. It pools the last object layer, margin 0.2, all violating negatives.
+- [MASK] always replaces a masked word; BERT replaces 80% (`mask_scheme`). A region's mask token is a zero feature with
+  its location kept, and is left out of [IMG]'s mean; the authors' code also hides overlapping regions
+  (`zero_overlapping_regions`). A region without class probabilities has no target, so MOC skips it.
+- ISM reads the masked input, because there is one pass. It pools the last object layer, with margin 0.2 and all
+  violating negatives.
 - MLM and MSG share one head, tied to the word embeddings as in BERT (`tie_lm_head`).
 - The holistic feature for VQA is "based on the outputs of encoder and decoder via attention" after MCAN: pooled image,
-  pooled text and pooled decoder output are added and normalised. The decoder stays causal as in pretraining.
+  pooled text and pooled decoder output are added and normalized. The decoder stays causal as in pretraining.
 
-Where the public code does otherwise: public/. The paper's ablations: ablations.py. Two-pass scheduled sampling calls
-`masked_pass` twice with one `VisualStates` (training/scheduled_sampling.py); the second pass computes a sentence in the
-decoder's path from its first sampled word on only. Only real tokens are computed (layers/packing.py).
+variants.py has the paper's ablations and the deviations of the authors' code. Two-pass scheduled sampling calls
+`masked_pass` twice with one `VisualStates` (training/scheduled_sampling.py); in the decoder's path the second pass
+computes each sentence only from its first sampled word on. Only real tokens are computed (layers/packing.py).
 
 Shape suffixes: B images, R regions, S visual tokens ([IMG] and R regions), K packed visual tokens; N texts (or
 hypotheses), T text tokens, M packed ones; D hidden, P pooled dimension, V vocabulary.
@@ -60,7 +61,7 @@ from vlp_models.models.layers.packing import Packing, changed_from, take
 from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import Fused, MaskedPass
 from vlp_models.models.tden.config import TDENConfig
-from vlp_models.models.tden.state import Memory, Told, VisualStates
+from vlp_models.models.tden.state import GenerationPass, Memory, VisualStates
 from vlp_models.objectives.generation import sentence_generation
 from vlp_models.objectives.loss import Loss, first_trainable, zero_loss
 from vlp_models.objectives.masked_modeling import (
@@ -76,11 +77,11 @@ from vlp_models.objectives.matching import match_in_batch
 from vlp_models.objectives.ranks import number_over_ranks
 
 UNDERSTANDING, GENERATION = 0, 1  # the sentence encoder's streams, and their token types
-Learners = Mapping[str, Tensor | None]  # objective -> bool [N], which samples learn it; None: all
+Learners = Mapping[str, Tensor | None]  # objective -> bool [N], the samples that train it; None: all
 
 
 class TDEN(nn.Module):
-    """Meets every protocol of models/protocols.py, on regions. `from_config` makes the variants, too."""
+    """Implements the protocols of understanding, generation and pretraining (models/protocols.py), on regions."""
 
     config_class: ClassVar[type] = TDENConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
@@ -90,7 +91,7 @@ class TDEN(nn.Module):
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("mlm", "moc"), "decoder": ("msg",)}
     objectives: tuple[str, ...]
     fused_dim: int
-    decoder_dim: int = 0  # of a second holistic feature: the public code's
+    decoder_dim: int = 0  # of a second holistic feature, which only the authors' code has
 
     def __init__(self, config: TDENConfig) -> None:
         super().__init__()
@@ -125,6 +126,7 @@ class TDEN(nn.Module):
         init_weights(self, config.init_std)
 
     def stack(self, block: type[nn.Module], layers: int) -> nn.ModuleList:
+        """Build a stack of blocks of the config's sizes."""
         config = self.config
         sizes = (config.hidden, config.heads, config.intermediate)
         drop = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
@@ -136,7 +138,7 @@ class TDEN(nn.Module):
     # ---- The four modules ------------------------------------------------------------------------------------
 
     def encode_image(self, image: Image, hidden_BR: Tensor | None = None) -> VisualStates:
-        """The object encoder. hidden_BR bool: regions that MOC hides."""
+        """Run the object encoder. hidden_BR bool: regions that MOC hides."""
         if not isinstance(image, Regions):
             raise DataError("TDEN reads region features: run the features stage, or choose a model that reads pixels")
         x_KD, packing = self.region_embedding(image, hidden_BR)
@@ -149,8 +151,11 @@ class TDEN(nn.Module):
     def encode_text(
         self, ids_NT: Tensor, words: Packing, stream: int = UNDERSTANDING, types_NT: Tensor | None = None
     ) -> Tensor:
-        """The sentence encoder: `words` of the sentences, [M, D], in the light of all words (UNDERSTANDING) or of the
-        past ones (GENERATION). types_NT int64: token types other than the stream's own."""
+        """Run the sentence encoder over the packed `words` of the sentences. [M, D]
+
+        Words attend to all words (UNDERSTANDING) or to past ones (GENERATION). types_NT int64: token types, if not the
+        stream's own.
+        """
         length = words.shape[1]
         if length > self.config.max_positions:
             raise ParamsError(f"{length} tokens of text, but config.max_positions is {self.config.max_positions}")
@@ -162,11 +167,11 @@ class TDEN(nn.Module):
         return x_MD
 
     def cross_encode(self, text_MD: Tensor, words: Packing, visual: VisualStates) -> tuple[Tensor, list[Tensor]]:
-        """The cross-modal encoder over [words; regions], an image a text.
+        """Run the cross-modal encoder over [words; regions], one image per text.
 
-        Returns the words' last states, and the regions' after each layer: [M, D] and [K, D]s.
+        Returns the words' last states, [M, D], and the regions' states after each layer, [K, D] each.
         """
-        joint = words.beside(visual.packing)
+        joint = words.concat(visual.packing)
         mask = padding_mask(joint.mask_BT)
         x = torch.cat([text_MD, visual.last_KD])
         image_layers = []
@@ -175,13 +180,16 @@ class TDEN(nn.Module):
             image_layers.append(x[joint.split :])
         return x[: joint.split], image_layers
 
-    def remember(self, image_KD: Tensor, regions: Packing, owner_N: Tensor | None) -> Any:
-        """What the decoder attends to of these states of images. owner_N: whose image each text is about."""
+    def project_memory(self, image_KD: Tensor, regions: Packing, owner_N: Tensor | None) -> Any:
+        """Project images' states to what the decoder attends to. owner_N: the image of each text."""
         layers = tuple(block.cross.project(image_KD, regions) for block in self._decoder_blocks())
         return Memory(layers=layers, mask=padding_mask(regions.mask_BT), owner_N=owner_N, source=image_KD)
 
     def decode(self, text_MD: Tensor, words: Packing, memory: Any, mask: Tensor | None = None) -> Tensor:
-        """The cross-modal decoder: the words' last states. mask: which words see which; by default the past ones."""
+        """Run the cross-modal decoder; returns the words' last states, [M, D].
+
+        mask: of self-attention; default: causal.
+        """
         mask = causal_mask(words.shape[1], text_MD.device) if mask is None else mask
         by_image = words.by_owner(memory.owner_N, memory.images)
         for block, projected in zip(self._decoder_blocks(), memory.layers, strict=True):
@@ -189,7 +197,7 @@ class TDEN(nn.Module):
         return text_MD
 
     def predict_words(self, x_D: Tensor) -> Tensor:
-        """Vocabulary logits; any leading dimensions. Gather the positions that need them first."""
+        """Return vocabulary logits, [..., D] -> [..., V]. Gather the positions that need them first."""
         return self.word_head(x_D, self.text_embedding.words.weight if self.config.tie_lm_head else None)
 
     def _decoder_blocks(self) -> list[DecoderBlock]:
@@ -200,10 +208,10 @@ class TDEN(nn.Module):
     def pretraining_losses(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Loss]:
-        """One unweighted loss per objective; one corruption of the batch and one pass serve them all.
+        """Return one unweighted loss per objective, all from one corruption of the batch and one pass.
 
         Raises:
-            ParamsError: an objective is unknown, or MOC is asked for without class probabilities.
+            ParamsError: an unknown objective, or MOC without class probabilities.
         """
         corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
         return self.masked_pass(batch, corruption, self.encode_corrupted(batch, corruption), objectives).losses
@@ -211,15 +219,15 @@ class TDEN(nn.Module):
     def corrupt(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> Corruption:
-        """What the objectives hide of the batch: words for MLM and MSG, regions for MOC.
+        """Draw what the objectives hide of the batch: words for MLM and MSG, regions for MOC.
 
         Raises:
-            ParamsError: an objective is unknown, or MOC is asked for without class probabilities.
+            ParamsError: an unknown objective, or MOC without class probabilities.
         """
         unknown = set(objectives) - set(self.objectives)
         if unknown:
             why = "; `moc` needs features with class probabilities" if "moc" in unknown else ""
-            raise ParamsError(f"TDEN can't learn {sorted(unknown)}, only {list(self.objectives)}{why}")
+            raise ParamsError(f"TDEN has no objective {sorted(unknown)}, only {list(self.objectives)}{why}")
         config, text, image = self.config, batch.text, batch.image
         words_NT = select_tokens(text.mask_BT, mask_probability, generator)
         if not {"mlm", "msg"} & set(objectives):
@@ -245,7 +253,7 @@ class TDEN(nn.Module):
         return Corruption(ids_BT=ids_NT, words_BT=words_NT, regions_BR=regions_BR, hidden_BR=hidden_BR)
 
     def encode_corrupted(self, batch: Batch, corruption: Corruption) -> VisualStates:
-        """The image without its hidden regions, once for all passes."""
+        """Encode the images without their hidden regions, once for all passes."""
         return self.encode_image(batch.image, corruption.hidden_BR)
 
     def masked_pass(
@@ -257,18 +265,19 @@ class TDEN(nn.Module):
         ids: Mapping[str, Tensor] | None = None,
         after: MaskedPass | None = None,
     ) -> MaskedPass:
-        """One pass for these objectives; only the paths that they need run.
+        """Run one pass for these objectives, and only the paths that they need.
 
-        ids: what the `encoder` and the `decoder` path read (S_E and S_D in the paper); the masked sentences where it
-            says nothing.
-        after: an earlier pass over the same batch and image. The decoder recomputes each sentence only from its first
-            changed word on.
+        Args:
+            ids: what the `encoder` and the `decoder` path read (S_E and S_D in the paper); default: the masked
+                sentences.
+            after: an earlier pass over the same batch and image. The decoder recomputes each sentence only from its
+                first changed word on.
         """
         ids, text, words = ids or {}, batch.text, Packing.of(batch.text.mask_BT)
         owner_N = text.owners(len(batch.image))
         losses: dict[str, Loss] = {}
         word_logits: dict[str, Tensor] = {}
-        told: Told | None = None
+        generated: GenerationPass | None = None
         crossed: tuple[Tensor, Packing] | None = None
         if {"mlm", "moc", "ism"} & set(objectives):
             understood_MD = self.encode_text(ids.get("encoder", corruption.ids_BT), words, UNDERSTANDING)
@@ -277,7 +286,7 @@ class TDEN(nn.Module):
                 text_MD, (*_, image_KD) = self.cross_encode(understood_MD, words, visual)
                 crossed = image_KD, visual.packing
                 if "mlm" in objectives:
-                    masked_NT = _learnt(corruption.words_BT, objectives["mlm"])
+                    masked_NT = _select_learners(corruption.words_BT, objectives["mlm"])
                     logits = self.predict_words(take(text_MD, words.rows_at(masked_NT)))
                     losses["mlm"] = masked_language_modeling(logits, text.ids_BT[masked_NT])
                     word_logits["encoder"] = logits.detach()
@@ -286,74 +295,91 @@ class TDEN(nn.Module):
             if "ism" in objectives:
                 losses["ism"] = self.matching_loss(understood_MD, words, batch, image, objectives["ism"])
         if "msg" in objectives:
-            told = self.tell(
+            generated = self.generation_pass(
                 ids.get("decoder", corruption.ids_BT),
-                _learnt(text.has_next_BT, objectives["msg"]),
-                self.decoder_reads(image, owner_N, crossed),
+                _select_learners(text.has_next_BT, objectives["msg"]),
+                self.decoder_input(image, owner_N, crossed),
                 after.output if after is not None else None,
             )
-            losses["msg"] = sentence_generation(told.logits_MV, text.next_tokens(told.at_BT))
-            masked_NT = _learnt(corruption.words_BT, objectives["msg"])
-            before_masked_NT = F.pad(masked_NT[:, 1:], (0, 1))  # a masked word is told from where the one before stands
-            word_logits["decoder"] = told.logits_MV.detach()[before_masked_NT[told.at_BT]]
-        return MaskedPass(losses=losses, word_logits=word_logits, output=told)
+            losses["msg"] = sentence_generation(generated.logits_MV, text.next_tokens(generated.at_BT))
+            masked_NT = _select_learners(corruption.words_BT, objectives["msg"])
+            # A masked word is predicted at the position before it.
+            before_masked_NT = F.pad(masked_NT[:, 1:], (0, 1))
+            word_logits["decoder"] = generated.logits_MV.detach()[before_masked_NT[generated.at_BT]]
+        return MaskedPass(losses=losses, word_logits=word_logits, output=generated)
 
     def needs_cross_encoder(self, objectives: Learners) -> bool:
+        """Return whether a pass for these objectives runs the cross-modal encoder."""
         return bool({"mlm", "moc"} & set(objectives))
 
-    def decoder_reads(
+    def decoder_input(
         self, image: VisualStates, owner_N: Tensor | None, crossed: tuple[Tensor, Packing] | None
     ) -> tuple[Tensor, Packing, Tensor | None]:
-        """What `remember` takes: the object encoder's output. crossed: the cross-modal encoder's, of a pass that has
-        it."""
+        """Return the arguments of `project_memory`: the object encoder's output.
+
+        crossed: the cross-modal encoder's output, if the pass has it.
+        """
         return image.last_KD, image.packing, owner_N
 
-    def tell(
-        self, ids_NT: Tensor, at_NT: Tensor, reads: tuple[Tensor, Packing, Tensor | None], before: Told | None
-    ) -> Told:
-        """MSG's part of a pass: the generation stream and the decoder, up to the places whose next word is predicted.
+    def generation_pass(
+        self,
+        ids_NT: Tensor,
+        at_NT: Tensor,
+        image: tuple[Tensor, Packing, Tensor | None],
+        before: GenerationPass | None,
+    ) -> GenerationPass:
+        """Run MSG's part of a pass: the generation stream and the decoder.
 
-        before: an earlier pass's. From the same image, each sentence is computed from its first changed word on only.
+        Args:
+            at_NT bool: the positions whose next word is predicted.
+            image: of `decoder_input`.
+            before: the same part of an earlier pass. If it used the same image states, each sentence is computed only
+                from its first changed word on.
         """
-        if before is not None and (before.memory.source is not reads[0] or not torch.equal(before.at_BT, at_NT)):
+        if before is not None and (before.memory.source is not image[0] or not torch.equal(before.at_BT, at_NT)):
             before = None
         if before is None:
-            memory, words = self.remember(*reads), Packing.of(at_NT).keeping()
+            memory, words = self.project_memory(*image), Packing.of(at_NT).caching()
         else:
             memory = before.memory
-            words = Packing.of(at_NT & changed_from(ids_NT, before.ids_BT)).after(before.packing)
+            words = Packing.of(at_NT & changed_from(ids_NT, before.ids_BT)).continuing(before.packing)
         logits = self.predict_words(self.decode(self.encode_text(ids_NT, words, GENERATION), words, memory))
         if before is not None:
             rows_M = words.mask_BT[at_NT].nonzero().squeeze(1)
             logits = before.logits_MV.index_copy(0, rows_M, logits)
-        return Told(logits_MV=logits, at_BT=at_NT, ids_BT=ids_NT, memory=memory, packing=words)
+        return GenerationPass(logits_MV=logits, at_BT=at_NT, ids_BT=ids_NT, memory=memory, packing=words)
 
     def object_loss(
         self, image_KD: Tensor, regions: Packing, batch: Batch, corruption: Corruption, learners: Tensor | None
     ) -> Loss:
-        """MOC, on the regions' states of the cross-modal encoder."""
+        """Return MOC's loss, on the regions' states of the cross-modal encoder."""
         assert corruption.regions_BR is not None and self.object_head is not None and isinstance(batch.image, Regions)
         masked, class_probs, owner_N = corruption.regions_BR, batch.image.class_probs_BRC, batch.text.owner_N
         if owner_N is not None:
             masked, class_probs = masked[owner_N], class_probs[owner_N]
-        masked = _learnt(masked, learners)
-        logits = self.object_head(take(image_KD, regions.rows_at(F.pad(masked, (1, 0)))))  # [IMG] stands in front
+        masked = _select_learners(masked, learners)
+        logits = self.object_head(take(image_KD, regions.rows_at(F.pad(masked, (1, 0)))))  # [IMG] is at 0
         return masked_object_classification(logits, class_probs[masked])
 
-    def no_matching(self, understood_MD: Tensor) -> Loss:
+    def empty_matching_loss(self, understood_MD: Tensor) -> Loss:
+        """Return a zero loss over no pair, connected to trainable parameters."""
         return zero_loss(understood_MD if understood_MD.requires_grad else first_trainable(self), "ism")
 
     def matching_loss(
         self, understood_MD: Tensor, words: Packing, batch: Batch, image: VisualStates, learners: Tensor | None
     ) -> Loss:
-        """ISM on the outputs of the sentence encoder (understanding stream) and of the object encoder. A batch of one
-        image has nothing to tell apart: zero."""
+        """Return ISM's loss on the outputs of the sentence encoder (understanding stream) and the object encoder.
+
+        It is zero for a batch of a single image, which has no negatives.
+        """
         image_ids, rows_N = batch.image_ids, None
         if learners is not None:
             rows_N = learners.nonzero().squeeze(1)
             image_ids = tuple(image_ids[i] for i in rows_N.tolist())
-        if len(number_over_ranks(image_ids)[0].unique()) <= 1:  # and batch normalisation could not take a batch of one
-            return self.no_matching(understood_MD)
+        if (
+            len(number_over_ranks(image_ids)[0].unique()) <= 1
+        ):  # batch normalization could not process a batch of one either
+            return self.empty_matching_loss(understood_MD)
         texts_NP, images_NP = self.pool_text(understood_MD, words), self.pool_image(image)
         if batch.text.owner_N is not None:
             images_NP = images_NP.index_select(0, batch.text.owner_N)
@@ -364,13 +390,13 @@ class TDEN(nn.Module):
         )
 
     def pool_image(self, visual: VisualStates) -> Tensor:
-        """[B, P], unit length."""
+        """Return image vectors of unit length, [B, P]: the sum of the pooled layers."""
         layers = visual.layers[-len(self.image_poolers) :]
         pooled = [pool(x_KD, visual.packing) for pool, x_KD in zip(self.image_poolers, layers, strict=True)]
         return F.normalize(torch.stack(pooled).sum(0), dim=-1)
 
     def pool_text(self, text_MD: Tensor, words: Packing) -> Tensor:
-        """[N, P], unit length."""
+        """Return text vectors of unit length, [N, P]."""
         return F.normalize(self.text_pooler(text_MD, words), dim=-1)
 
     # ---- Understanding ---------------------------------------------------------------------------------------
@@ -383,17 +409,20 @@ class TDEN(nn.Module):
         return self.pool_text(self.encode_text(text.ids_BT, words), words)
 
     def score(self, state: VisualStates, text: Text, image_of_text_N: Tensor) -> Tensor:
-        """How well each text and its image match, as in ISM: a cosine. [N]"""
+        """Return how well each text and its image match, [N]: the cosine of ISM."""
         return (self.pool_image(state).index_select(0, image_of_text_N) * self.embed_text(text)).sum(-1)
 
     def fuse(self, image: Image, text: Text) -> Fused:
-        """The holistic feature of VQA, VCR and NLVR, of each text. `image_BRD` has [IMG] at 0, so R + 1 tokens. Images
-        are encoded once, also where several texts share one."""
+        """Return the holistic feature of VQA, VCR and NLVR for each text.
+
+        `image_BRD` has R + 1 tokens, [IMG] first. An image is encoded once even if several texts share it.
+        """
         visual, words, owner_N = self.encode_image(image), Packing.of(text.mask_BT), text.owners(len(image))
         each, pool = visual.last().select(owner_N), self.fusion_poolers
         text_MD, (*_, image_KD) = self.cross_encode(self.encode_text(text.ids_BT, words), words, each)
-        memory = self.remember(visual.last_KD, visual.packing, owner_N)
+        memory = self.project_memory(visual.last_KD, visual.packing, owner_N)
         decoded_MD = self.decode(self.encode_text(text.ids_BT, words, GENERATION), words, memory)
+        # The sum of pooled text, image and decoder output, normalized: [N, P]
         pooled_NP = pool["text"](text_MD, words) + pool["image"](image_KD, each.packing)
         pooled_NP = pooled_NP + pool["decoder"](decoded_MD, words)
         return Fused(
@@ -403,27 +432,30 @@ class TDEN(nn.Module):
     # ---- Generation ------------------------------------------------------------------------------------------
 
     def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
-        """[N, T, V], or [M, V] at the True positions of `at_NT`; position t predicts token t + 1. Images are encoded
-        once, also where several texts share one."""
+        """Return logits, [N, T, V], or [M, V] at the True positions of `at_NT`; position t predicts token t + 1.
+
+        An image is encoded once even if several texts share it.
+        """
         visual, owner_N = self.encode_image(image), text.owners(len(image))
-        needed_NT = text.mask_BT if at_NT is None else at_NT.flip(1).cumsum(1).flip(1) > 0  # nothing behind the last
+        # Tokens after the last requested position are not computed.
+        needed_NT = text.mask_BT if at_NT is None else at_NT.flip(1).cumsum(1).flip(1) > 0
         words = Packing.of(needed_NT)
-        memory = self.remember(visual.last_KD, visual.packing, owner_N)
+        memory = self.project_memory(visual.last_KD, visual.packing, owner_N)
         decoded_MD = self.decode(self.encode_text(text.ids_BT, words, GENERATION), words, memory)
         if at_NT is None:
             return words.pad(self.predict_words(decoded_MD))
         return self.predict_words(take(decoded_MD, words.rows_at(at_NT)))
 
     def start(self, image: Image, *, max_len: int) -> DecodingState:
-        """Encodes each image once; up to `max_len` steps may follow, the first with [CLS]."""
+        """Encode each image once. Up to `max_len` steps may follow; the first reads [CLS]."""
         if max_len > self.config.max_positions:
             raise ParamsError(f"max_len is {max_len}, but config.max_positions is {self.config.max_positions}")
         visual = self.encode_image(image)
-        memory = self.remember(visual.last_KD, visual.packing, None)
+        memory = self.project_memory(visual.last_KD, visual.packing, None)
         return DecodingState.begin(memory, visual.packing.mask_BT, max_len=max_len)
 
     def step(self, token_N: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        """Reads one more token of each hypothesis. Returns the next token's logits, [N, V]."""
+        """Read one more token of each hypothesis. Returns the next token's logits, [N, V]."""
         position = torch.full_like(token_N, state.length)
         x_ND = self.text_embedding(token_N, torch.full_like(token_N, GENERATION), position)
         past: list[KeyValues] = []
@@ -437,13 +469,13 @@ class TDEN(nn.Module):
         return self.predict_words(x_ND), replace(state, length=state.length + 1, past=tuple(past))
 
     def reorder(self, state: DecodingState, index_N: Tensor) -> DecodingState:
-        """Hypothesis i continues hypothesis index[i]; their number may change."""
+        """Let hypothesis i continue hypothesis index[i]; their number may change."""
         return state.reorder(index_N)
 
-    # ---- What training asks ----------------------------------------------------------------------------------
+    # ---- Training ----------------------------------------------------------------------------------------------
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """By module, each with its embedding; `heads` is all that only an objective or a task has."""
+        """Group parameters by module, each with its embedding; `heads` has all that only objectives and tasks use."""
         groups: dict[str, list[nn.Parameter]] = {}
         embedding_of = {"region_embedding": "object_encoder", "text_embedding": "sentence_encoder"}
         modules = ("object_encoder", "sentence_encoder", "cross_encoder", "cross_decoder")
@@ -453,21 +485,20 @@ class TDEN(nn.Module):
         return {name: parameters for name, parameters in groups.items() if parameters}
 
     def fit_weights(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Adapt another TDEN's weights: where its LM head is tied and this one is not, the head starts as the word
-        embeddings."""
+        """Adapt the weights of another TDEN: if only its LM head is tied, this one's starts as the word embeddings."""
         fitted, words = dict(weights), "text_embedding.words.weight"
         if not self.config.tie_lm_head and words in fitted:
             fitted.setdefault("word_head.weight", fitted[words])
         return fitted
 
 
-def _learnt(places: Tensor, learners: Tensor | None) -> Tensor:
-    """Of these places in [N, ...] those of the samples that learn."""
+def _select_learners(places: Tensor, learners: Tensor | None) -> Tensor:
+    """Return the places, [N, ...] bool, of the samples that train an objective."""
     return places if learners is None else places & learners[:, None]
 
 
 def _any_learner(objectives: Learners, names: tuple[str, ...], like_NT: Tensor) -> Tensor:
-    """bool, broadcastable to [N, T]: which samples learn one of these objectives."""
+    """Return which samples train one of these objectives: bool, broadcastable to [N, T]."""
     masks = [objectives[name] for name in names if name in objectives]
     if any(mask is None for mask in masks):
         return torch.ones_like(like_NT[:1, :1])

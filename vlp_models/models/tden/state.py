@@ -1,4 +1,4 @@
-"""What TDEN hands from one of its modules, passes or decoding steps to the next.
+"""What TDEN passes between its modules, passes and decoding steps.
 
 Shape suffixes: B images, S visual tokens ([IMG] and R regions), K packed visual tokens, D hidden, V vocabulary,
 N texts or hypotheses, M packed words.
@@ -17,8 +17,7 @@ from vlp_models.objectives.ranks import previous_rows
 
 @dataclass(frozen=True, kw_only=True)
 class VisualStates:
-    """The object encoder's outputs, [K, D] each, one per layer (the embeddings if it has none), and where they stand in
-    [B, S], [IMG] at 0.
+    """The object encoder's outputs, [K, D] per layer (the embeddings if it has none), packed in [B, S], [IMG] first.
 
     Nothing in it depends on text, so one encoding serves every pass over an image.
     """
@@ -30,21 +29,21 @@ class VisualStates:
     def last_KD(self) -> Tensor:
         return self.layers[-1]
 
+    def last(self) -> VisualStates:
+        """Return the last layer only."""
+        return VisualStates(layers=self.layers[-1:], packing=self.packing)
+
     def select(self, index_N: Tensor | None) -> VisualStates:
-        """The images of these numbers; None: all of them."""
+        """Return the images at these indices; None: all of them."""
         if index_N is None:
             return self
         packing = Packing.of(self.packing.mask_BT.index_select(0, index_N))
-        # Whole images are copied, so that the gradient adds images, not tokens.
+        # Whole images are copied, so the gradient adds images and not tokens.
         layers = (packing.pack(self.packing.pad(x).index_select(0, index_N)) for x in self.layers)
         return VisualStates(layers=tuple(layers), packing=packing)
 
-    def last(self) -> VisualStates:
-        """The last layer alone."""
-        return VisualStates(layers=self.layers[-1:], packing=self.packing)
-
     def rolled(self) -> VisualStates:
-        """Every sample gets the image of the sample before it in the whole batch, over all processes."""
+        """Give every sample the image of the sample before it in the whole batch, across all processes."""
         packing = Packing.of(previous_rows(self.packing.mask_BT))
         layers = (packing.pack(previous_rows(self.packing.pad(x))) for x in self.layers)
         return VisualStates(layers=tuple(layers), packing=packing)
@@ -54,8 +53,9 @@ class VisualStates:
 class Memory:
     """What the cross-modal decoder attends to: the image's keys and values in each of its layers.
 
-    owner_N  int64: whose memory each text or hypothesis reads; None: text i that of image i
-    source   the states it was projected from
+    mask     bool [B, 1, 1, S]
+    owner_N  int64: the image of each text or hypothesis; None: text i belongs to image i
+    source   the states that it was projected from
     """
 
     layers: tuple[KeyValues, ...]
@@ -69,13 +69,13 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """MSG's part of a pass: what a second one takes over.
+class GenerationPass:
+    """MSG's part of a pass, which a second pass may continue.
 
-    logits_MV  of every word that is predicted, from the words before it, in row-major order of the batch
-    at_BT      where it is predicted
+    logits_MV  of every predicted word from the words before it, in row-major order of the batch
+    at_BT      bool: the positions that predict their next word
     ids_BT     what the generation stream read
-    packing    what its layers kept
+    packing    with the cache of its layers
     """
 
     logits_MV: Tensor

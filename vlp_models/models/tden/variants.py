@@ -1,9 +1,15 @@
-"""The paper's ablations of TDEN: other structures (table 1), and ISM after the cross-modal encoder (*, table 2).
+"""TDEN's variants: the paper's ablations, and the model of the authors' code.
 
-Li et al. 2021, "Comparison with VL Pretraining Approaches": TDEN (Two-stream) and TDEN (Single-stream) share one stack
-across the proxy tasks. The paper does not say how one stack generates; here as in Unified VLP (Zhou et al. 2020,
-section 3.2): words see the past words and all regions, regions see regions only, so that no word reaches another
-through the image. VQA's feature has no decoder's part.
+Ablations (table 1: other structures; *, table 2: ISM after the cross-modal encoder). Li et al. 2021, "Comparison with
+VL Pretraining Approaches": TDEN (Two-stream) and TDEN (Single-stream) share one stack across the proxy tasks. The paper
+does not say how one stack generates; here as in Unified VLP (Zhou et al. 2020, section 3.2): words attend to past words
+and all regions, regions attend to regions only, so no word reaches another one through the image. VQA's feature has no
+decoder part.
+
+Authors' code (YehLi/xmodaler), switch by switch, for its checkpoints: one feed-forward net per modality in the
+cross-modal encoder; ISM's poolers on every object layer, normalized over the batch; the decoder's memory from the
+cross-modal encoder in pretraining; VQA's feature as a product of poolers after each cross-modal layer, with a second
+feature from the decoder. Each switch can be set alone.
 
 Shape suffixes as in model.py.
 """
@@ -24,7 +30,7 @@ from vlp_models.models.layers.packing import Packing
 from vlp_models.models.protocols import Fused
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.model import GENERATION, TDEN, UNDERSTANDING, Learners
-from vlp_models.models.tden.state import Told, VisualStates
+from vlp_models.models.tden.state import GenerationPass, VisualStates
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.matching import binary_matching
 from vlp_models.objectives.ranks import number_over_ranks
@@ -32,9 +38,10 @@ from vlp_models.objectives.ranks import number_over_ranks
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemory:
-    """The image's states for one stack that reads words and regions together.
+    """An image's states for one stack that reads words and regions together.
 
-    layers  the regions' keys and values in every block, for decoding step by step
+    source  the states that it was made from
+    layers  the regions' keys and values in every block, for step-by-step decoding
     """
 
     visual: VisualStates
@@ -48,7 +55,7 @@ class SharedMemory:
 
 
 class AblatedTDEN(TDEN):
-    """`structure` and `ism_source` other than the paper's choice."""
+    """TDEN with another `structure` or `ism_source`."""
 
     def __init__(self, config: TDENConfig) -> None:
         super().__init__(config)
@@ -68,20 +75,19 @@ class AblatedTDEN(TDEN):
     # ---- Matching after the cross-modal encoder --------------------------------------------------------------
 
     def match(self, understood_MD: Tensor, words: Packing, visual: VisualStates) -> Tensor:
-        """How much each sentence and its image belong together, from [CLS] and [IMG] after the cross-modal encoder, as
-        in ViLBERT; logits, [N]."""
+        """Return matching logits, [N], from [CLS] and [IMG] after the cross-modal encoder, as in ViLBERT."""
         x_MD, (*_, image_KD) = self.cross_encode(understood_MD, words, visual)
         return self.matching_head(words.pad(x_MD)[:, 0] * visual.packing.pad(image_KD)[:, 0]).squeeze(-1)
 
     def matching_loss(
         self, understood_MD: Tensor, words: Packing, batch: Batch, image: VisualStates, learners: Tensor | None
     ) -> Loss:
-        """Each sentence meets its own image and that of the sample before it."""
+        """Return ISM's loss: each sentence is matched with its own image and that of the previous sample."""
         if self.config.ism_source == "unimodal":
             return super().matching_loss(understood_MD, words, batch, image, learners)
         numbers_G, own = number_over_ranks(batch.image_ids)
-        if len(numbers_G.unique()) <= 1:  # no negative
-            return self.no_matching(understood_MD)
+        if len(numbers_G.unique()) <= 1:  # no negatives
+            return self.empty_matching_loss(understood_MD)
         visual = image.last().select(batch.text.owner_N)
         matched_N, mismatched_N = (self.match(understood_MD, words, v) for v in (visual, visual.rolled()))
         differs_N = (numbers_G != numbers_G.roll(1))[own].to(understood_MD.device)
@@ -90,7 +96,7 @@ class AblatedTDEN(TDEN):
         return binary_matching(matched_N, mismatched_N[differs_N])
 
     def score(self, state: VisualStates, text: Text, image_of_text_N: Tensor) -> Tensor:
-        """A logit, if cross-modal. [N]"""
+        """Return [N] scores: logits if `ism_source` is cross_modal, else cosines."""
         if self.config.ism_source == "unimodal":
             return super().score(state, text, image_of_text_N)
         words = Packing.of(text.mask_BT)
@@ -98,9 +104,9 @@ class AblatedTDEN(TDEN):
 
     # ---- One stack for understanding and generation ----------------------------------------------------------
 
-    def remember(self, image_KD: Tensor, regions: Packing, owner_N: Tensor | None) -> Any:
+    def project_memory(self, image_KD: Tensor, regions: Packing, owner_N: Tensor | None) -> Any:
         if not self.shares:
-            return super().remember(image_KD, regions, owner_N)
+            return super().project_memory(image_KD, regions, owner_N)
         visual = VisualStates(layers=(image_KD,), packing=regions)
         return SharedMemory(visual=visual, owner_N=owner_N, source=image_KD)
 
@@ -108,18 +114,22 @@ class AblatedTDEN(TDEN):
         if not self.shares:
             return super().decode(text_MD, words, memory, mask)
         visual = memory.visual.select(memory.owner_N)
-        joint = words.beside(visual.packing)
+        joint = words.concat(visual.packing)
         x = torch.cat([text_MD, visual.last_KD])
         mask = one_way_mask(words, visual.packing)
         for block in self.cross_encoder:
             x = block(x, mask, joint)
         return x[: joint.split]
 
-    def tell(
-        self, ids_NT: Tensor, at_NT: Tensor, reads: tuple[Tensor, Packing, Tensor | None], before: Told | None
-    ) -> Told:
-        """A shared stack computes every pass as a whole."""
-        return super().tell(ids_NT, at_NT, reads, None if self.shares else before)
+    def generation_pass(
+        self,
+        ids_NT: Tensor,
+        at_NT: Tensor,
+        image: tuple[Tensor, Packing, Tensor | None],
+        before: GenerationPass | None,
+    ) -> GenerationPass:
+        # A shared stack computes every pass completely.
+        return super().generation_pass(ids_NT, at_NT, image, None if self.shares else before)
 
     def fuse(self, image: Image, text: Text) -> Fused:
         if not self.shares:
@@ -137,7 +147,7 @@ class AblatedTDEN(TDEN):
             return state
         visual = state.memory.visual
         x_KD, mask, layers = visual.last_KD, padding_mask(visual.packing.mask_BT), []
-        for block in self._shared_blocks():  # regions see regions only, so they are known before any word
+        for block in self._shared_blocks():  # regions attend to regions only, so they do not depend on words
             layers.append(block.attention.project(x_KD, visual.packing))
             x_KD = block(x_KD, mask, visual.packing)
         return replace(state, memory=replace(state.memory, layers=tuple(layers)))
@@ -161,22 +171,24 @@ class AblatedTDEN(TDEN):
 
 
 def one_way_mask(words: Packing, regions: Packing) -> Tensor:
-    """Words see past words and all regions of their image, regions see regions. [N, 1, T + S, T + S]"""
+    """Return the mask with which words attend to past words and all regions, and regions to regions.
+
+    [N, 1, T + S, T + S]"""
     (texts, length), width = words.shape, regions.shape[1]
     past = causal_mask(length, words.places_M.device).expand(texts, 1, length, length)
-    sees_regions = padding_mask(regions.mask_BT)
-    of_words = torch.cat([past, sees_regions.expand(texts, 1, length, width)], dim=3)
-    blind = past.new_zeros(texts, 1, width, length)
-    of_regions = torch.cat([blind, sees_regions.expand(texts, 1, width, width)], dim=3)
-    return torch.cat([of_words, of_regions], dim=2)
+    to_regions = padding_mask(regions.mask_BT)
+    from_words = torch.cat([past, to_regions.expand(texts, 1, length, width)], dim=3)
+    none = past.new_zeros(texts, 1, width, length)
+    from_regions = torch.cat([none, to_regions.expand(texts, 1, width, width)], dim=3)
+    return torch.cat([from_words, from_regions], dim=2)
 
 
 def _shared_step(
     block: TransformerBlock, x_ND: Tensor, past: KeyValues | None, regions: KeyValues, mask: Tensor
 ) -> tuple[Tensor, KeyValues]:
-    """One more word of each hypothesis through one block; returns its state and the grown past.
+    """Run one more word of each hypothesis through one block; returns its state and the extended past.
 
-    regions: of each hypothesis's own image.
+    regions: keys and values of each hypothesis's image.
     """
     present = block.attention.project(x_ND[:, None])
     if past is not None:
@@ -215,15 +227,15 @@ class PublicTDEN(TDEN):
     # ---- Pretraining: the decoder attends to the image after the cross-modal encoder ------------------------
 
     def needs_cross_encoder(self, objectives: Learners) -> bool:
-        reads_it = self.config.decoder_visual_source == "cross_encoder" and "msg" in objectives
-        return reads_it or super().needs_cross_encoder(objectives)
+        reads_crossed = self.config.decoder_visual_source == "cross_encoder" and "msg" in objectives
+        return reads_crossed or super().needs_cross_encoder(objectives)
 
-    def decoder_reads(
+    def decoder_input(
         self, image: VisualStates, owner_N: Tensor | None, crossed: tuple[Tensor, Packing] | None
     ) -> tuple[Tensor, Packing, Tensor | None]:
         if self.config.decoder_visual_source == "cross_encoder" and crossed is not None:
-            return *crossed, None  # there, every text has an image of its own
-        return super().decoder_reads(image, owner_N, crossed)
+            return *crossed, None  # there every text has its own copy of the image
+        return super().decoder_input(image, owner_N, crossed)
 
     # ---- VQA, VCR --------------------------------------------------------------------------------------------
 
@@ -244,12 +256,16 @@ class PublicTDEN(TDEN):
         decoder_NP = None
         if config.use_decoder_in_fusion:
             crossed = config.decoder_visual_source == "cross_encoder"
-            reads = (image_layers[-1], each.packing, None) if crossed else (visual.last_KD, visual.packing, owner_N)
+            memory_input = (
+                (image_layers[-1], each.packing, None) if crossed else (visual.last_KD, visual.packing, owner_N)
+            )
             if config.understanding_decoder_mask == "causal":
                 decoded_MD, mask = self.encode_text(text.ids_BT, words, GENERATION), None
             else:
                 decoded_MD, mask = understood_MD, padding_mask(words.mask_BT)
-            pooled_decoder_NP = pool["decoder"](self.decode(decoded_MD, words, self.remember(*reads), mask), words)
+            pooled_decoder_NP = pool["decoder"](
+                self.decode(decoded_MD, words, self.project_memory(*memory_input), mask), words
+            )
             if self.decoder_dim:
                 decoder_NP = self.fusion_decoder_norm(pooled_decoder_NP)
             else:

@@ -446,7 +446,7 @@ class UnifiedVLP(nn.Module):
         before = iter(state.past or [None] * len(self.stack))
         for block, memory in zip(self._blocks(), state.memory.layers, strict=True):
             x_NQD, present = block.step_behind(x_NQD, next(before), memory, prefix_mask_BP, state.by_image)
-            past.append(present.without_last())
+            past.append(present.drop_last())
         logits_NV = self.predict_words(x_NQD[:, -1])
         return logits_NV, replace(state, length=place + 1, past=tuple(past) if place else ())
 

@@ -9,8 +9,8 @@ its code's. A CNN detects a shape at any position from the start; projected patc
   of ViT (A. Dosovitskiy et al.: "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale", ICLR
   2021, arXiv 2010.11929, section 3.1).
 
-Shape suffixes: B images, S image tokens ([CLS] and N patches), C channels, h/w cells of a feature map, M packed words, D
-hidden.
+Shape suffixes: B images, S image tokens ([CLS] and N patches), C channels, h/w cells of a feature map, M packed words,
+D hidden.
 """
 
 from __future__ import annotations

@@ -8,39 +8,41 @@ Pre-Training with Mixture-of-Modality-Experts", arXiv 2111.02358. Public code: m
     pair   [CLS] patches [CLS] words [SEP]                                 ┌── masked words ── MLM
              └─ vision and language experts, each its own ── VL experts ───┴── [CLS] of the text ── ITM, classifiers
 
-What the paper says: pre-LN blocks in which attention is shared, and a feed-forward net is chosen by modality and layer
-(section 3.2); in the last layers a pair's tokens all go through a vision-language expert. Three losses are summed
-(3.3): image-text contrast on the two [CLS]; matching of true pairs against negatives drawn by contrastive similarity;
-masked language modelling, 15% as BERT, the image in full sight. Beforehand (3.4) the vision experts and attention learn
-from images alone as in BEiT, then the language experts from texts alone while vision experts and attention are frozen.
-Fine-tuned, it embeds apart for retrieval, or reads [CLS] of the text after fusion for classification (3.5).
+The paper: pre-LN blocks with shared attention and a feed-forward net chosen by modality and layer (section 3.2). In the
+last layers all tokens of a pair go through a vision-language expert. Three losses are summed (3.3): image-text contrast
+on the two [CLS]; matching of true pairs against negatives drawn by contrastive similarity; masked language modeling of
+15% of the words as in BERT, with the whole image visible. Before that (3.4), the vision experts and attention learn
+from images alone as in BEiT, then the language experts from texts alone with vision experts and attention frozen.
+Fine-tuned, the model embeds images and texts separately for retrieval, or classifies from the text's [CLS] after fusion
+(3.5).
 
-Where the paper is silent, or its code does otherwise, what is done here:
-- Section 3.1 adds learnt positions. Base and large of the public code have relative position biases instead, as BEiT
-  has, without which BEiT's weights could not be taken over; so have we. `positions: absolute` is the formula.
-- The last 2 (base) or 3 (large) layers have a vision-language expert (`vl_start`); it starts fresh.
-- The two sub-layers' outputs are scaled by learnt vectors, 0.1 at first, and dropped by stochastic depth
+Where the paper is silent or its code differs, this model does the following:
+- Section 3.1 adds learned positions. Base and large in the public code have relative position biases instead, as BEiT
+  does, which BEiT's weights require; so do these. `positions: absolute` is the formula.
+- The last 2 (base) or 3 (large) layers have a vision-language expert (`vl_start`), randomly initialized.
+- The two sub-layers' outputs are scaled by learned vectors, initially 0.1, and dropped by stochastic depth
   (`layer_scale`, `drop_path`). All experts of a layer share its scales.
-- `stem` may put a CNN before the patches' projection, a small one or one of timm's, for models that learn to see from
-  little; it is neither the paper's nor its code's (`embeddings.py`, `cnn_stem.py`).
-- Text embeddings are normalised before the type is added, as BERT's are. A text's norm is the embedding's.
-- A linear layer with tanh stands between [CLS] and the matching classifier, as in BERT; so it does for tasks.
-- Contrast has one projection of each modality and a learnt temperature, starting at 0.07; one divided by it is limited
-  to 100 (CLIP). Pairs of one image are no negatives of each other. The candidates are those of all processes, and the
-  gradient is the whole batch's; in the public code that of the embeddings is divided by the number of processes.
+- `stem` may put a CNN before the patch projection, for models that train on few images; neither the paper nor its code
+  has one (embeddings.py).
+- Text embeddings are normalized before the type is added, as in BERT.
+- A linear layer with tanh lies between [CLS] and the matching classifier, as in BERT, and likewise for tasks.
+- Contrast has one projection per modality and a learned temperature, initially 0.07; 1 / temperature is limited to 100
+  (CLIP). Pairs of the same image are not each other's negatives. Candidates come from all processes, and the gradient
+  is the whole batch's; in the public code the embeddings' gradient is divided by the number of processes.
 - Matching has 3 pairs for each given one: itself, its text with another image, its image with another text. Negatives
-  are drawn from all processes. A pair without any (a batch of one image) is told right alone.
+  are drawn from all processes. A pair without negatives (a batch of one image) is used only as a true pair.
 - Masked words follow BERT's 80/10/10 (`mask_scheme`); matching reads the unmasked text.
-- Images alone: `image_tokens.py` says what is told of a hidden patch.
+- Images alone: image_tokens.py defines the targets of hidden patches.
 
-Where the public code does otherwise: public/. Its sum weighs MLM by 0.25; the paper's has no weights.
+`PublicSwitches` in config.py lists what the public code does differently. Its sum weighs MLM by 0.25, as a recipe's
+`objectives: {itc: 1.0, itm: 1.0, mlm: 0.25}`; the paper's has no weights.
 
-MLM and matching run as one pass over pairs, words are told apart at masked places only, position biases are gathered
-once a step, and only real tokens are computed (layers/packing.py). An image's tokens come first, so that a shorter
-text's biases are a corner of a longer one's.
+MLM and matching share one pass over pairs, words are predicted only at masked positions, position biases are gathered
+once per step, and only real tokens are computed (layers/packing.py). Image tokens come first, so that a shorter text's
+biases are a corner of a longer one's.
 
 Shape suffixes: B images, S image tokens ([CLS] and N patches), N texts or pairs, T text tokens, M packed tokens; D
-hidden, E embedding, H heads, V vocabulary, G the pairs of all processes.
+hidden, E embedding, H heads, V vocabulary, R pairs or rows, G the pairs of all processes.
 """
 
 from __future__ import annotations
@@ -66,15 +68,16 @@ from vlp_models.models.partial_load import PartialLoad, check_same_config
 from vlp_models.models.protocols import Figure, Fused
 from vlp_models.models.vlmo.config import HALF, VLMoConfig
 from vlp_models.models.vlmo.embeddings import PatchEmbedding, WordEmbedding
+from vlp_models.models.vlmo.expert_usage import ExpertUsage
 from vlp_models.models.vlmo.image_tokens import ImageTokens
 from vlp_models.models.vlmo.interpolation import fit_weights
 from vlp_models.models.vlmo.pretraining import (
     FusionPairs,
     Learners,
+    add_matching_pairs,
     check_objectives,
-    draw_pairs,
-    hidden_patches,
-    masked_words,
+    mask_words,
+    select_patches,
 )
 from vlp_models.models.vlmo.transformer import MoMEBlock, PositionBias, Route
 from vlp_models.objectives.contrastive import EmbeddedPairs, image_text_contrast
@@ -83,14 +86,14 @@ from vlp_models.objectives.masked_modeling import masked_language_modeling
 from vlp_models.objectives.matching import different_image_mask
 from vlp_models.objectives.ranks import sizes_over_ranks
 
-Biases = tuple[Tensor, ...]  # of each layer [H, tokens, tokens]; empty: positions are absolute
-Way = Literal["vision", "language", "pair"]
-TIMMS = "image_embedding.stem.backbone."  # with `stem: timm`: begins as timm has it, and is a group of its own
+Biases = tuple[Tensor, ...]  # per layer [H, tokens, tokens]; empty if positions are absolute
+Stream = Literal["vision", "language", "pair"]
+TIMM_STEM = "image_embedding.stem.backbone."  # keeps timm's initialization; a parameter group of its own
 
 
 class VLMo(nn.Module):
-    """Meets `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `LoadsPartially`,
-    `EncodesCells`, `HasFigures`, on pixels."""
+    """Implements `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `LoadsPartially`,
+    `EncodesCells`, `HasFigures`, for pixels."""
 
     config_class: ClassVar[type] = VLMoConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
@@ -123,7 +126,7 @@ class VLMo(nn.Module):
         self.fused_dim = 2 * hidden if config.classifier == "mlp" else hidden
         mlp = (nn.Linear(hidden, 2 * hidden), nn.LayerNorm(2 * hidden), nn.GELU())
         self.before_classifier = nn.Sequential(*(mlp if config.classifier == "mlp" else ()))
-        init_weights(self, config.init_std, but=(TIMMS,))
+        init_weights(self, config.init_std, skip=(TIMM_STEM,))
 
         for block in self._blocks():
             block.reset_scales()
@@ -162,13 +165,13 @@ class VLMo(nn.Module):
     # ---- The transformer: an image, a text, or a pair --------------------------------------------------------
 
     def encode_image(self, image: Image, hidden_BN: Tensor | None = None) -> Tensor:
-        """All that can be known of images before any text: [B, S, D], before the first layer."""
+        """Return the input of the first layer, [B, S, D]; it does not depend on the text."""
         if not isinstance(image, Pixels):
             raise DataError("VLMo reads pixels, not region features")
         return self.image_embedding(image, hidden_BN)
 
     def image_states(self, patches_BSD: Tensor, biases: Biases) -> Tensor:
-        """[B, S, D]: images alone, through the vision experts."""
+        """Encode images alone, with the vision experts: [B, S, D]."""
         x_MD, packing = self._packed(patches_BSD)
         return packing.pad(self.norm(self.run(x_MD, packing, "vision", biases)))
 
@@ -177,60 +180,61 @@ class VLMo(nn.Module):
         return self.config.patch
 
     def cells(self, image: Pixels) -> Tensor:
-        """[B, rows, columns, D]: the patches, as they leave the stem or, without, the vision experts."""
+        """Return a map of the image, [B, rows, columns, D]: of the stem if there is one, else the last layer."""
         grid = (self.config.grid, self.config.grid)
         if self.config.stem != "linear":
-            return self.image_embedding.look(image.pixels_B3HW).unflatten(1, grid)
+            return self.image_embedding.embed_patches(image.pixels_B3HW).unflatten(1, grid)
         states_BSD = self.image_states(self.encode_image(image), self.biases(0))
         return states_BSD[:, 1:].unflatten(1, grid)
 
     def text_states(self, ids_NT: Tensor, words: Packing, biases: Biases) -> Tensor:
-        """[M, D]: texts alone, through the language experts."""
+        """Encode texts alone, with the language experts: [M, D]."""
         return self.norm(self.run(self.text_embedding(ids_NT, words), words, "language", biases))
 
     def pair_states(self, patches_NSD: Tensor, ids_NT: Tensor, words: Packing, biases: Biases) -> tuple[Tensor, Tensor]:
-        """An image and a text together: [N, S, D] and [M, D]."""
+        """Encode an image and a text together: [N, S, D] and [M, D]."""
         image_MD, images = self._packed(patches_NSD)
-        joint = images.beside(words)
+        joint = images.concat(words)
         x = self.norm(self.run(torch.cat([image_MD, self.text_embedding(ids_NT, words)]), joint, "pair", biases))
         return images.pad(x[: joint.split]), x[joint.split :]
 
     def run(
-        self, x_MD: Tensor, packing: Packing, way: Way, biases: Biases, first: int = 0, last: int | None = None
+        self, x_MD: Tensor, packing: Packing, stream: Stream, biases: Biases, first: int = 0, last: int | None = None
     ) -> Tensor:
-        """Layers `first` to `last` (excluded), without the norm behind them."""
+        """Run layers `first` to `last` (excluded), without the final norm. [M, D] -> [M, D]"""
         keys = None if packing.full else padding_mask(packing.mask_BT)
         for layer, block in enumerate(self._blocks()[first:last], first):
             mask = keys
             if biases:
                 bias = biases[layer][None].to(x_MD.dtype)
                 mask = bias if keys is None else bias.masked_fill(~keys, float("-inf"))
-            x_MD = block(x_MD, mask, packing, self.route(way, layer))
+            x_MD = block(x_MD, mask, packing, self.route(stream, layer))
         return x_MD
 
-    def route(self, way: Way, layer: int) -> Route:
-        if way == "pair":
+    def route(self, stream: Stream, layer: int) -> Route:
+        """Return the expert for a layer: in a pair, each modality's own in lower layers, the shared one in the last."""
+        if stream == "pair":
             return "vision_language" if layer >= self.config.vl_start else "each"
-        return way
+        return stream
 
     def biases(self, text_len: int, *, image: bool = True) -> Biases:
-        """What attention adds for a text of this many tokens, alone or behind an image.
+        """Return the position biases for a text of this many tokens, alone or after an image.
 
         Raises:
-            ParamsError: a text is too long.
+            ParamsError: the text is too long.
         """
         if text_len > self.config.max_positions:
             raise ParamsError(f"{text_len} tokens of text, but config.max_positions is {self.config.max_positions}")
         return () if self.position_bias is None else self.position_bias(text_len, image=image)
 
     def _corner(self, biases: Biases, text_len: int, *, image: bool = True) -> Biases:
-        """Of a pair's biases those of a shorter text, of the image alone (0), or of the text alone."""
+        """Return the part of a pair's biases for a shorter text, the image alone (text_len 0), or the text alone."""
         start, image_tokens = 0 if image else 1 + self.config.grid**2, 1 + self.config.grid**2
         end = image_tokens + text_len
         return tuple(bias[:, start:end, start:end] for bias in biases)
 
     def _packed(self, patches_BSD: Tensor) -> tuple[Tensor, Packing]:
-        """Every patch is a real token."""
+        """Pack image tokens, all of which are real: [B, S, D] -> [B * S, D]."""
         rows, shape = patches_BSD.flatten(0, 1), (patches_BSD.shape[0], patches_BSD.shape[1])
         return rows, Packing(torch.arange(len(rows), device=rows.device), shape, full=True)
 
@@ -249,25 +253,25 @@ class VLMo(nn.Module):
         return F.normalize(self.text_projection(take(states_MD, first_rows(words))), dim=-1)
 
     def contrast_scale(self) -> Tensor:
-        """One divided by the temperature."""
-        return self._scale(self.log_scale)
+        """Return 1 / temperature."""
+        return self._limited_scale(self.log_scale)
 
-    def _scale(self, log_scale: Tensor) -> Tensor:
+    def _limited_scale(self, log_scale: Tensor) -> Tensor:
         scale = log_scale.exp()
         if not self.config.max_scale:
             return scale
-        # Clamping alone would have no gradient: once beyond its limit, a temperature could never come back.
+        # A plain clamp has no gradient beyond the limit, so a temperature could never return from there.
         return scale + (scale.clamp(max=self.config.max_scale) - scale).detach()
 
     # ---- The fusion encoder ----------------------------------------------------------------------------------
 
     def fuse(self, image: Image, text: Text) -> Fused:
-        """`image_BRD` has [CLS] of the image at 0. Images are embedded once, also where several texts share one."""
+        """Fuse images and texts. `image_BRD` starts with [CLS]. An image with several texts is embedded once."""
         patches, owner_N = self.encode_image(image), text.owners(len(image))
         return self._fuse(patches if owner_N is None else patches.index_select(0, owner_N), text)
 
     def score(self, state: Tensor, text: Text, image_of_text_N: Tensor) -> Tensor:
-        """How much likelier each text and its image match than not, as the matching head has it: [N]."""
+        """Return the matching head's log odds that each text matches its image, [N]."""
         pooled_ND = self._fuse(state.index_select(0, image_of_text_N), text, classify=False).pooled_BP
         return self.match_head(pooled_ND) @ pooled_ND.new_tensor([-1.0, 1.0])
 
@@ -283,7 +287,7 @@ class VLMo(nn.Module):
         )
 
     def pool(self, text_MD: Tensor, words: Packing) -> Tensor:
-        """[N, D]: of a pair, from [CLS] of the text."""
+        """Return each pair's feature, [N, D], from the text's [CLS]."""
         return self.pooler(take(text_MD, first_rows(words))).tanh()
 
     # ---- Pretraining -----------------------------------------------------------------------------------------
@@ -297,16 +301,16 @@ class VLMo(nn.Module):
         mask_probability: float,
         others: Sequence[EmbeddedPairs] | None = None,
     ) -> dict[str, Loss]:
-        """One unweighted loss per objective: `itc`, `itm` and `mlm` of pairs; `mlm` of texts alone; `mim` of images.
+        """Return one unweighted loss per objective: `itc`, `itm`, `mlm` for pairs; `mlm` for texts; `mim` for images.
 
-        others: of each contrast the embeddings of the update's other micro-batches (`EmbedsPairs`).
+        others: for each contrastive loss, the embeddings of the update's other micro-batches (`EmbedsPairs`).
 
         Raises:
-            ParamsError: an objective is unknown, or the batch lacks what it is about.
+            ParamsError: see `check_objectives`.
         """
         check_objectives(objectives, self.objectives, batch)
         losses: dict[str, Loss] = {}
-        masked_NT, ids_NT = masked_words(batch.text, self.config, objectives, generator, mask_probability)
+        masked_NT, ids_NT = mask_words(batch.text, self.config, objectives, generator, mask_probability)
         if batch.image is None:
             words = Packing.of(batch.text.mask_BT)
             text_MD = self.text_states(ids_NT, words, self.biases(ids_NT.shape[1], image=False))
@@ -326,13 +330,13 @@ class VLMo(nn.Module):
         generator: torch.Generator,
         others: Sequence[EmbeddedPairs] | None,
     ) -> dict[str, Loss]:
-        """ITC, ITM and MLM of pairs. masked_NT, ids_NT: the words that MLM tells, and the texts without them."""
+        """Return ITC, ITM and MLM of pairs. masked_NT: the words that MLM predicts; ids_NT: the masked texts."""
         losses: dict[str, Loss] = {}
-        # Texts of other processes, which matching may draw, may be longer.
+        # Matching may draw longer texts from other processes, so gather the biases for the longest.
         text_len = max(size for (size,) in sizes_over_ranks((ids_NT.shape[1],))) if "itm" in objectives else 0
         biases = self.biases(max(text_len, ids_NT.shape[1]))
         patches_BSD, owner_N = self.encode_image(batch.image), batch.text.owners(len(batch.image))
-        names = self._names(batch, owner_N)
+        names = self._negative_names(batch, owner_N)
         pairs = FusionPairs(patches_BSD=patches_BSD, owner_N=owner_N)
         if "mlm" in objectives:
             pairs.add_own(ids_NT, batch.text.mask_BT)
@@ -345,12 +349,13 @@ class VLMo(nn.Module):
                 images_NE, texts_NE = vectors[0]
                 images_NE = images_NE if owner_N is None else images_NE.index_select(0, owner_N)
                 scale = self.contrast_scale().detach()
-                matched_R = draw_pairs(
+                matched_R = add_matching_pairs(
                     pairs, batch.text, images_NE, texts_NE, scale, names, objectives["itm"], generator
                 )
         if not {"itm", "mlm"} & set(objectives):
             return losses
-        ids, mask, patches_RSD = pairs.joined()
+        # One pass of the fusion encoder: rows of MLM first, then those of matching.
+        ids, mask, patches_RSD = pairs.concatenate()
         words = Packing.of(mask)
         _, text_MD = self.pair_states(patches_RSD, ids, words, self._corner(biases, ids.shape[1]))
         own = len(batch.text) if "mlm" in objectives else 0
@@ -365,66 +370,70 @@ class VLMo(nn.Module):
     def pretraining_counts(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Count] | None:
-        """The counts of `pretraining_losses`: places, patches and pairs decide them, no weight does."""
-        masked_NT, _ = masked_words(batch.text, self.config, objectives, generator, mask_probability)
+        """Return the item counts of `pretraining_losses`, without computing it; None if they cannot be known before."""
+        masked_NT, _ = mask_words(batch.text, self.config, objectives, generator, mask_probability)
         counts: dict[str, Count] = {"mlm": masked_NT.sum()} if "mlm" in objectives else {}
         if "mim" in objectives:
             counts["mim"] = self.hidden_patches(batch.image, objectives["mim"], generator).sum()
         if {"itc", "itm"} & set(objectives):
-            names = self._names(batch, batch.text.owners(len(batch.image)))
-            contested_N = different_image_mask(names, self.norm.weight.device).any(1)
+            names = self._negative_names(batch, batch.text.owners(len(batch.image)))
+            has_negative_N = different_image_mask(names, self.norm.weight.device).any(1)
             if "itm" in objectives:
                 learners_N = objectives["itm"]
-                learners_N = torch.ones_like(contested_N) if learners_N is None else learners_N
-                counts["itm"] = learners_N.sum() + 2 * (learners_N & contested_N).sum()
+                learners_N = torch.ones_like(has_negative_N) if learners_N is None else learners_N
+                counts["itm"] = learners_N.sum() + 2 * (learners_N & has_negative_N).sum()
             if "itc" in objectives:
-                if objectives["itc"] is not None:  # whose negatives are those that learn it, too
+                if objectives["itc"] is not None:  # negatives are only the samples that learn it
                     return None
-                counts["itc"] = contested_N.sum()
+                counts["itc"] = has_negative_N.sum()
         return {name: counts[name] for name in objectives}
 
     def contrast_vectors(self, patches_BSD: Tensor, text: Text, biases: Biases) -> list[tuple[Tensor, Tensor]]:
-        """Unit vectors of images [B, E] and of texts [N, E]: of the unimodal encoders; with `contrast: both` besides of
-        the last layers' vision-language experts, on either alone."""
+        """Return unit vectors of images [B, E] and texts [N, E], from the unimodal encoders.
+
+        With `contrast: both`, a second tuple comes from the vision-language experts of the last layers, run on images
+        and texts separately.
+        """
         words, length = Packing.of(text.mask_BT), text.ids_BT.shape[1]
         image_MD, images = self._packed(patches_BSD)
-        sides = (
-            (image_MD, images, "vision", self._corner(biases, 0), "image"),
-            (
-                self.text_embedding(text.ids_BT, words),
-                words,
-                "language",
-                self._corner(biases, length, image=False),
-                "text",
-            ),
-        )
+        text_MD = self.text_embedding(text.ids_BT, words)
+        image_biases, text_biases = self._corner(biases, 0), self._corner(biases, length, image=False)
         both = self.config.contrast == "both"
-        found: list[list[Tensor]] = [[], []]
-        for x_MD, packing, way, own, name in sides:
-            first = self.config.vl_start if both else self.config.layers
-            middle_MD = self.run(x_MD, packing, cast(Way, way), own, last=first)
-            tops = [(self.run(middle_MD, packing, cast(Way, way), own, first=first), f"{name}_projection")]
+        split = self.config.vl_start if both else self.config.layers
+
+        def embed(x_MD: Tensor, packing: Packing, stream: Stream, biases: Biases, name: str) -> list[Tensor]:
+            middle_MD = self.run(x_MD, packing, stream, biases, last=split)
+            tops = [(self.run(middle_MD, packing, stream, biases, first=split), f"{name}_projection")]
             if both:
-                tops.append((self.run(middle_MD, packing, "pair", own, first=first), f"fused_{name}_projection"))
-            for vectors, (top_MD, projection) in zip(found, tops, strict=False):
+                tops.append((self.run(middle_MD, packing, "pair", biases, first=split), f"fused_{name}_projection"))
+            vectors = []
+            for top_MD, projection in tops:
                 cls_BD = self.norm(take(top_MD, first_rows(packing)))
                 vectors.append(F.normalize(getattr(self, projection)(cls_BD), dim=-1))
-        return [(vectors[0], vectors[1]) for vectors in found if vectors]
+            return vectors
 
-    def _names(self, batch: Batch, owner_N: Tensor | None) -> tuple[str, ...]:
-        """Of each text; two that are equal are no negatives of each other: the image that it is about, or with
-        `same_image_negatives` one that no other text has."""
+        image_vectors = embed(image_MD, images, "vision", image_biases, "image")
+        text_vectors = embed(text_MD, words, "language", text_biases, "text")
+        return list(zip(image_vectors, text_vectors, strict=True))
+
+    def _negative_names(self, batch: Batch, owner_N: Tensor | None) -> tuple[str, ...]:
+        """Return a name for each text; texts with equal names are not each other's negatives.
+
+        That is the id of its image; with `same_image_negatives`, a name of its own.
+        """
         if self.config.same_image_negatives:
-            return tuple(f"{number} {name}" for number, name in enumerate(owned(batch.sample_ids, owner_N)))
-        return owned(batch.image_ids, owner_N)
+            return tuple(f"{number} {name}" for number, name in enumerate(names_by_text(batch.sample_ids, owner_N)))
+        return names_by_text(batch.image_ids, owner_N)
 
     @torch.no_grad()
     def contrast_pairs(self, batch: Batch) -> list[EmbeddedPairs]:
-        """Of each branch of contrast, what this batch's pairs are embedded to."""
+        """Return this batch's embedded pairs, for each contrastive loss."""
         if batch.image is None or batch.text is None:
-            raise ParamsError("`contrast_over: update` is for pairs; a view of images or texts alone has no contrast")
+            raise ParamsError(
+                "`contrast_over: update` needs pairs; a view of images or texts alone has no contrastive loss"
+            )
         owner_N = batch.text.owners(len(batch.image))
-        names = self._names(batch, owner_N)
+        names = self._negative_names(batch, owner_N)
         biases = self.biases(batch.text.ids_BT.shape[1])
         found = self.contrast_vectors(self.encode_image(batch.image), batch.text, biases)
         return [
@@ -442,7 +451,7 @@ class VLMo(nn.Module):
         learners: Tensor | None,
         others: Sequence[EmbeddedPairs] | None = None,
     ) -> Loss:
-        """ITC; of two branches the mean. others: of each branch, the embeddings of the update's other micro-batches."""
+        """Return ITC; with `contrast: both` the mean of the two losses. others: see `pretraining_losses`."""
         scales = [self.log_scale, *([self.fused_log_scale] if self.config.contrast == "both" else [])]
         losses = []
         for number, ((images_BE, texts_NE), log_scale) in enumerate(zip(vectors, scales, strict=True)):
@@ -453,9 +462,15 @@ class VLMo(nn.Module):
                 texts_NE, images_NE = texts_NE.index_select(0, rows_R), images_NE.index_select(0, rows_R)
                 ids = tuple(image_ids[i] for i in rows_R.tolist())
             name = "itc" if not number else "itc_fused"
-            beside = others[number] if others else None
             losses.append(
-                image_text_contrast(texts_NE, images_NE, ids, self._scale(log_scale), name=name, others=beside)
+                image_text_contrast(
+                    texts_NE,
+                    images_NE,
+                    ids,
+                    self._limited_scale(log_scale),
+                    name=name,
+                    others=others[number] if others else None,
+                )
             )
         if len(losses) == 1:
             return losses[0]
@@ -465,12 +480,12 @@ class VLMo(nn.Module):
     def word_loss(
         self, text_MD: Tensor, words: Packing, places_RT: Tensor, text: Text, masked_NT: Tensor | None = None
     ) -> Loss:
-        """MLM. places_RT: the masked words among all texts of the pass; masked_NT: among the batch's own."""
+        """Return MLM. places_RT: the masked words among all texts of the pass; masked_NT: among the batch's own."""
         logits_MV = self.word_head(take(text_MD, words.rows_at(places_RT)))
         return masked_language_modeling(logits_MV, text.ids_BT[places_RT if masked_NT is None else masked_NT])
 
     def image_loss(self, image: Image, learners: Tensor | None, generator: torch.Generator) -> Loss:
-        """MIM: the visual tokens of hidden patches, by the vision experts (BEiT, section 2.3)."""
+        """Return MIM: predict the visual tokens of hidden patches with the vision experts (BEiT, section 2.3)."""
         assert isinstance(image, Pixels) and self.image_head is not None
         hidden_BN = self.hidden_patches(image, learners, generator)
         states_BSD = self.image_states(self.encode_image(image, hidden_BN), self.biases(0))
@@ -478,18 +493,22 @@ class VLMo(nn.Module):
         return cross_entropy(self.image_head(states_BSD[:, 1:][hidden_BN]), tokens_BN[hidden_BN], name="mim")
 
     def hidden_patches(self, image: Image, learners: Tensor | None, generator: torch.Generator) -> Tensor:
-        return hidden_patches(len(image), self.config, learners, generator, self.norm.weight.device)
+        """Return bool [B, N]: the patches that MIM hides."""
+        return select_patches(len(image), self.config, learners, generator, self.norm.weight.device)
 
-    # ---- What training asks ----------------------------------------------------------------------------------
+    # ---- Training and reporting ------------------------------------------------------------------------------
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """By what the stages of pretraining freeze: `attention` has its norms and the layers' scales; `cnn` is that of
-        `stem: timm`, which is then no part of `image_embedding`."""
+        """Return the parameters by part, as the stages of pretraining freeze them.
+
+        `attention` includes its norms and the layers' scales; `cnn` is the one of `stem: timm`, which is then not in
+        `image_embedding`.
+        """
         groups: dict[str, list[nn.Parameter]] = {}
         parts = {"image_embedding", "text_embedding", "position_bias", "norm"}
         for name, parameter in self.named_parameters():
             path = name.split(".")
-            if name.startswith(TIMMS):
+            if name.startswith(TIMM_STEM):
                 group = "cnn"
             elif path[0] == "blocks":
                 group = f"{path[3]}_expert" if path[2] == "experts" else "attention"
@@ -498,11 +517,31 @@ class VLMo(nn.Module):
             groups.setdefault(group, []).append(parameter)
         return groups
 
+    @torch.no_grad()
     def figures(self, batches: Iterable[Batch]) -> list[Figure]:
-        """Which expert saw what of these images and texts (seen.py)."""
-        from vlp_models.models.vlmo.expert_usage import expert_usage_figures
-
-        return expert_usage_figures(self, batches)
+        """Return a figure of the tokens that each expert processes (expert_usage.py); none with shared experts."""
+        if self.config.feed_forward == "shared":
+            return []
+        usage = ExpertUsage(self._blocks(), self.config.grid)
+        samples, was_training = 0, self.training
+        self.eval()
+        for batch in batches:
+            samples += len(batch)
+            if batch.image is not None:
+                patches_BSD = self.encode_image(batch.image)
+                with usage.record(batch.image_ids):
+                    self.image_states(patches_BSD, self.biases(0))
+            if batch.text is not None:
+                ids_NT, words = batch.text.ids_BT, Packing.of(batch.text.mask_BT)
+                with usage.record():
+                    self.text_states(ids_NT, words, self.biases(ids_NT.shape[1], image=False))
+            if batch.image is not None and batch.text is not None:
+                owner_N = batch.text.owners(len(batch.image))
+                patches_NSD = patches_BSD if owner_N is None else patches_BSD.index_select(0, owner_N)
+                with usage.record(names_by_text(batch.image_ids, owner_N)):
+                    self.pair_states(patches_NSD, ids_NT, words, self.biases(ids_NT.shape[1]))
+        self.train(was_training)
+        return usage.figures(samples)
 
     def fit_weights(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
         """Adapt the weights of another VLMo to this one's image size and text length (interpolation.py).
@@ -516,11 +555,11 @@ class VLMo(nn.Module):
 
 
 def first_rows(packing: Packing) -> Tensor:
-    """int64 [B]: the row of each sequence's first token."""
+    """Return the row of each sequence's first token, int64 [B]."""
     counts_B = packing.mask_BT.sum(1)
     return counts_B.cumsum(0) - counts_B
 
 
-def owned(names: tuple[str, ...], owner_N: Tensor | None) -> tuple[str, ...]:
-    """Each text's, of a batch's images. owner_N: their rows; None: one text an image."""
+def names_by_text(names: tuple[str, ...], owner_N: Tensor | None) -> tuple[str, ...]:
+    """Return each text's image name. owner_N: each text's image; None: one text per image."""
     return names if owner_N is None else tuple(names[i] for i in owner_N.tolist())

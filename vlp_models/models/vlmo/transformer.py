@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.models.layers.attention import MultiHeadAttention
-from vlp_models.models.layers.blocks import FeedForward, OwnBlock
+from vlp_models.models.layers.blocks import FeedForward, FamilyBlock
 from vlp_models.models.layers.packing import Packing
 
 # `each`: in a pair, image tokens go through the vision expert and text tokens through the language expert
@@ -49,7 +49,7 @@ class Expert(nn.Module):
         return self.ffn(self.norm(x_MD))
 
 
-class MoMEBlock(OwnBlock):
+class MoMEBlock(FamilyBlock):
     """A mixture-of-modality-experts block.
 
     experts: their names, or only `shared`, which then processes every token.
@@ -160,7 +160,7 @@ class PositionBias(nn.Module):
         return torch.cat([above, torch.cat([to_image_TS, text_TT], 1)])
 
     def _gather(self, text_len: int, image: bool) -> Tensor:
-        """[L, H, N, N]. An image or a text alone reads only its own table, so that the others get no gradient at all."""
+        """[L, H, N, N]. An image or a text alone reads only its own table: the others get no gradient at all."""
         table: Tensor = self.text
         if not image:
             table, index_NN = self.text, text_index(text_len, self.max_text_len, self.text.device)

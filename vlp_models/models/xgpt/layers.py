@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Regions
 from vlp_models.models.layers.attention import MultiHeadAttention, padding_mask, scaled_dot_product
-from vlp_models.models.layers.blocks import FeedForward, ManyWayBlock, OwnBlock, Residual
+from vlp_models.models.layers.blocks import FeedForward, MultiEntryBlock, FamilyBlock, Residual
 from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.embeddings import FeatureDropout
 from vlp_models.models.layers.packing import Packing
@@ -31,7 +31,7 @@ from vlp_models.models.xgpt.state import Memory
 OWN, ENCODED = 0, 1  # rows of the signal: of the layer's own past, and of what was encoded
 
 
-class Block(ManyWayBlock):
+class Block(MultiEntryBlock):
     """
     Args:
         attends: how it decodes (`XGPTConfig.cross_attention`); None: it only encodes.
@@ -185,7 +185,7 @@ class Matching(nn.Module):
         return words.pack(shares_NTR.to(regions_NRD.dtype) @ regions_NRD)
 
 
-class AttentionOnAttention(OwnBlock):
+class AttentionOnAttention(FamilyBlock):
     """One layer of it."""
 
     def __init__(

@@ -197,7 +197,7 @@ class XGPT(nn.Module):
         """Words and the regions of their images side by side, text i with image i; None: words alone."""
         if image is None:
             return self.encode(words_MD, words)
-        return self.encode(torch.cat([words_MD, image.refined_KD]), words.beside(image.packing))
+        return self.encode(torch.cat([words_MD, image.refined_KD]), words.concat(image.packing))
 
     def decode(self, x_MD: Tensor, packing: Packing, memory: Memory) -> Tensor:
         """The decoder: each token in the light of those before it and of the memory. [M, D]"""
