@@ -1,8 +1,8 @@
-"""Features and shards on a Dask or Ray cluster, through Prefect's task runners.
+"""Run `features` and `shards` on a Dask or Ray cluster, through Prefect's task runners.
 
-`python -m flows.cluster features` does what `vlp stage features` does, its parts as tasks of a flow. `vlp stage` calls
-it by itself where params.yaml has a `cluster.address`. The cluster's machines need this package, the project's folder
-under the same path, and PREFECT_API_URL of a server that they reach.
+`python -m flows.cluster features` does the same as `vlp stage features`, with its chunks as tasks of a flow. `vlp
+stage` calls it if params.yaml has a `cluster.address`. The machines of the cluster need this package, the project's
+folder under the same path, and the PREFECT_API_URL of a server that they can reach.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import TaskRunner
 
 from vlp_models.common.executors import in_flight
+from vlp_models.common.log import configure_logging
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import MissingToolError, ParamsError, VLPError
 from vlp_models.params import ClusterParams, load_params
@@ -29,29 +30,25 @@ STAGES = ("features", "shards")
 
 
 class PrefectMapper:
-    """A `Mapper` (vlp_models/common/executors.py) whose parts are tasks of the flow that it is used in."""
+    """A `Mapper` (vlp_models/common/executors.py) whose chunks are tasks of the current flow."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
         self._limit = limit
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        # A part that a lost worker has left is made anew; its files are whole or absent. Errors of the data are final.
+        # The chunk of a lost worker is repeated: its files are complete or absent. Errors of the data are final.
         options = {"retries": 2, "retry_delay_seconds": 5, "cache_policy": NO_CACHE, "persist_result": False}
-        part = task(name=self._name, retry_condition_fn=_may_pass, **options)(_plain(function))  # type: ignore[call-overload]
-        yield from in_flight(part.submit, items, self._limit)
+
+        def run_chunk(item: Item) -> Result:  # a function with a name, which Prefect reads; a partial has none
+            return function(item)
+
+        chunk = task(name=self._name, retry_condition_fn=_is_worth_a_retry, **options)(run_chunk)  # type: ignore[call-overload]
+        yield from in_flight(chunk.submit, items, self._limit)
 
 
-def _plain(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """A plain function: Prefect asks a function for its name, which a partial has not."""
-
-    def make_part(item: Item) -> Result:
-        return function(item)
-
-    return make_part
-
-
-def _may_pass(task_: Any, run: Any, state: Any) -> bool:
+def _is_worth_a_retry(task_: Any, run: Any, state: Any) -> bool:
+    """Return whether the chunk failed for another reason than its data."""
     try:
         state.result()
     except VLPError:
@@ -62,37 +59,34 @@ def _may_pass(task_: Any, run: Any, state: Any) -> bool:
 
 
 def task_runner(cluster: ClusterParams) -> TaskRunner[Any]:
-    """
+    """Return Prefect's task runner for the cluster of params.yaml.
+
     Raises:
         MissingToolError: the extra package is not installed.
-        ParamsError: no address.
+        ParamsError: `cluster.address` is empty.
     """
     if not cluster.address:
-        raise ParamsError("params.yaml: `cluster.address` is empty; `vlp stage` works without a cluster")
+        raise ParamsError("params.yaml: `cluster.address` is empty; `vlp stage` runs without a cluster")
     module, runner = {"dask": ("prefect_dask", "DaskTaskRunner"), "ray": ("prefect_ray", "RayTaskRunner")}[cluster.kind]
     try:
         made: TaskRunner[Any] = getattr(importlib.import_module(module), runner)(address=cluster.address)
     except ImportError:
         package = module.replace("_", "-")
+        install = "--require-hashes -r requirements-cluster.lock" if cluster.kind == "dask" else package
         raise MissingToolError(
-            f"params.yaml: `cluster.kind: {cluster.kind}` needs the package {package}; "
-            + (
-                "`uv pip install --require-hashes -r requirements-cluster.lock`"
-                if cluster.kind == "dask"
-                else "install it"
-            )
+            f"params.yaml: `cluster.kind: {cluster.kind}` needs the package {package}; run `uv pip install {install}`"
         ) from None
     return made
 
 
 def run_on_cluster(stage: str, params_file: Path, root: Path) -> None:
-    """Runs the stage `features` or `shards` of the project in `root`, its parts on the cluster."""
+    """Run the stage `features` or `shards` of the project in `root`, with its chunks on the cluster."""
     params = load_params(params_file)
     module = importlib.import_module(f"vlp_models.pipeline.stages.{stage}")
 
     @flow(name=f"{stage} on {params.cluster.kind}", task_runner=task_runner(params.cluster), retries=0)
     def on_cluster() -> None:
-        mapper = PrefectMapper(f"part of {stage}", max(1, params.cluster.workers))
+        mapper = PrefectMapper(f"chunk of {stage}", max(1, params.cluster.workers))
         module.run(params, Workspace(root), mapper=mapper)
 
     on_cluster()
@@ -103,6 +97,7 @@ def main() -> None:
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     arguments = parser.parse_args()
+    configure_logging()
     try:
         run_on_cluster(arguments.stage, arguments.params, Path.cwd())
     except VLPError as error:

@@ -1,8 +1,9 @@
-"""Runs one command of the pipeline under the supervisor, passes its output on, and tells failures apart."""
+"""Run one command of the pipeline, or DVC, under the supervisor; pass its output on, and classify failures."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -12,16 +13,22 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact
+from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
+from vlp_models.pipeline.dvc.dvc_yaml import is_ours
 
-UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not answer a stage that can't do without
-PREEMPTED = 75  # a trainer that was told to stop has saved its state and exits with this
-BUSY = ("is busy", "Unable to acquire lock", "is at work in this workspace")  # DVC's two ways to say it, and a stage's
-NO_ROOM = 16 * 2**20  # bytes
+Log = Callable[[str], None]
+UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not respond to a stage that requires it
+PREEMPTED = 75  # exit code of a trainer that was asked to stop and has saved its state
+BUSY = ("is busy", "Unable to acquire lock", "is using this workspace")  # two messages of DVC's, and file_lock's
+MIN_FREE_DISK = 16 * 2**20  # bytes
 TAIL = 20  # lines of output that a failure carries
+TERMINATION_SECONDS = 28  # a canceled flow has 30
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONNECTION = re.compile(
     r"connection (refused|reset|aborted|timed out)|connectionerror|max retries exceeded|read timed out"
@@ -31,38 +38,58 @@ _CONNECTION = re.compile(
 
 
 class StageFailed(RuntimeError):
-    """A command of the pipeline failed; the text holds the end of its output."""
+    """A command of the pipeline failed; the message holds the end of its output."""
 
 
 class WorkspaceBusy(StageFailed):
-    """Another DVC process holds a path this one needs."""
+    """Another process holds a path that the command needs."""
 
 
 class Preempted(StageFailed):
-    """A trainer was told to stop and has saved its state."""
+    """A trainer was asked to stop and has saved its state."""
 
 
 class Unreachable(StageFailed):
-    """A server (MLflow, a remote) did not answer."""
+    """A server (MLflow, a remote) did not respond."""
 
 
 class TimedOut(StageFailed):
-    """The part took longer than `flow.timeout_hours` allows; it was interrupted."""
+    """The part took longer than `flow.timeout_hours` allows and was interrupted."""
+
+
+class WorkspaceHeld(RuntimeError):
+    """Another flow is using this workspace; the message names it."""
 
 
 WORTH_A_RETRY = (WorkspaceBusy, Preempted, Unreachable)
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a command ended; `lines` are the last `TAIL` of its output."""
+class CommandResult:
+    """Exit code of a command, and the last `TAIL` lines of its output."""
 
     code: int
     lines: list[str]
 
 
+def hold_workspace(root: Path, name: str, wait: float, log: Log) -> AbstractContextManager[int]:
+    """Hold the workspace for one flow; yield the lock's file descriptor for `run_supervised(hold=...)`.
+
+    The supervisor of a running command inherits the descriptor, so that a flow that is killed keeps the next one out
+    until its trainer has saved its state.
+
+    Args:
+        name: name of the flow, for the message of another one.
+        wait: seconds to wait for another flow.
+
+    Raises:
+        WorkspaceHeld: another flow held the workspace all that time.
+    """
+    return file_lock(root / ".work" / "flow.lock", f"flow {name}", wait=wait, on_wait=log, busy=WorkspaceHeld)
+
+
 def environment() -> dict[str, str]:
-    """The environment of a command: `vlp` of this interpreter on the PATH, every tool's telemetry off."""
+    """Return the environment of a command: `vlp` of this interpreter on the PATH, telemetry of every tool off."""
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     return {
         **os.environ,
@@ -74,36 +101,37 @@ def environment() -> dict[str, str]:
     }
 
 
-def supervised(
+def run_supervised(
     root: Path,
     command: list[str],
-    log: Callable[[str], None],
+    log: Log,
     *,
     accept: tuple[int, ...] = (0,),
     timeout: float = 0,
     hold: int | None = None,
-) -> Ended:
-    """Runs `command` in `root`, its output passed to `log` line by line.
+) -> CommandResult:
+    """Run `command` in `root` and pass its output to `log` line by line.
 
-    The output goes through a file: with a pipe, a dead flow would break the trainer's print in the middle of saving.
+    The output goes through a file: with a pipe, a dead flow would break the trainer's print while it saves.
 
     Args:
-        accept: exit codes that are an answer and no failure.
-        timeout: seconds after which it is interrupted; 0: none.
+        accept: exit codes that are an answer, not a failure.
+        timeout: seconds after which the command is interrupted; 0: never.
         hold: a file descriptor (the workspace's lock) that stays open until the command has ended, even if this
             process is killed.
 
     Raises:
-        WorkspaceBusy, Preempted, Unreachable: waiting may mend it.
-        TimedOut: it was interrupted.
+        WorkspaceBusy, Preempted, Unreachable: worth a retry.
+        TimedOut: the command was interrupted.
         StageFailed: any other exit code.
     """
     env = environment()
     env["PYTHONPATH"] = f"{Path(__file__).parent.parent}{os.pathsep}{env.get('PYTHONPATH', '')}"
     (root / ".work").mkdir(exist_ok=True)
+    supervisor = [sys.executable, "-m", "vlp_models.common.supervise", "--parent", str(os.getpid()), "--"]
     with tempfile.NamedTemporaryFile("w", dir=root / ".work", prefix="part-", suffix=".log", delete=False) as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.supervise", "--parent", str(os.getpid()), "--", *command],
+            [*supervisor, *command],
             cwd=root,
             env=env,
             stdout=sink,
@@ -115,42 +143,43 @@ def supervised(
     deadline, late = time.monotonic() + timeout if timeout else None, False
     try:
         with path.open(errors="replace") as source:
-            while True:
-                code = _wait(process, 0.5)
-                for line in source:
+            code = None
+            while code is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(0.5)
+                for line in source:  # after the last wait, too: it reads what is left
                     text = redact(_ANSI.sub("", line).rstrip())
                     if text:
                         log(text)
                         tail.append(text)
-                if code is not None:
-                    break
-                if deadline is not None and not late and time.monotonic() > deadline:
+                if code is None and deadline is not None and not late and time.monotonic() > deadline:
                     late = True
-                    log(f"interrupted after {timeout:.0f} s, as flow.timeout_hours says")
+                    log(f"interrupted after {timeout:.0f} s (flow.timeout_hours)")
                     process.terminate()
     except BaseException:
-        # The flow is being ended: let the supervisor give the trainer time to save.
+        # The flow itself is being ended: let the supervisor give the trainer time to save.
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=28)
+            process.wait(timeout=TERMINATION_SECONDS)
         raise
     path.unlink(missing_ok=True)
     lines = list(tail)
+    name = " ".join(command[2:] if command[:2] == [sys.executable, "-m"] else command)
     if late:
-        raise TimedOut(f"{_name(command)} was interrupted after {timeout:.0f} s (flow.timeout_hours):\n" + _text(lines))
+        raise TimedOut(f"{name} was interrupted after {timeout:.0f} s (flow.timeout_hours):\n" + "\n".join(lines))
     if code not in accept:
         full = code == os.EX_IOERR or any(f"exited with {os.EX_IOERR}" in line for line in lines)
-        if full or shutil.disk_usage(root).free < NO_ROOM:  # it may have had no room to say so
-            lines.append("the disk is full: make room, then run again; nothing finished is lost")
-        raise _failure(code, lines)(f"{_name(command)} ended with {code}:\n" + _text(lines))
-    return Ended(code, lines)
+        if full or shutil.disk_usage(root).free < MIN_FREE_DISK:  # the command may have had no room to report it
+            lines.append("the disk is full: free some space, then run again; finished stages are kept")
+        text = "\n".join(lines)
+        raise _failure_type(code, text)(f"{name} ended with {code}:\n{text}")
+    return CommandResult(code, lines)
 
 
-def _failure(code: int, lines: list[str]) -> type[StageFailed]:
-    text = "\n".join(lines)
+def _failure_type(code: int, text: str) -> type[StageFailed]:
     if any(words in text for words in BUSY):
         return WorkspaceBusy
-    # DVC's own exit code is 255 whatever the stage's was.
+    # DVC's own exit code is 255 for every exit code of a stage; its message has the stage's.
     if code == PREEMPTED or f"exited with {PREEMPTED}" in text:
         return Preempted
     if code == UNAVAILABLE or f"exited with {UNAVAILABLE}" in text or _CONNECTION.search(text):
@@ -158,16 +187,50 @@ def _failure(code: int, lines: list[str]) -> type[StageFailed]:
     return StageFailed
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+def is_stale(root: Path, targets: list[str]) -> bool:
+    """Return whether `dvc status` reports a change for the targets or what they depend on; no target: for anything."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", "status", "--json", *(["--with-deps"] if targets else []), *targets],
+        cwd=root,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
     try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
+        return done.returncode != 0 or json.loads(done.stdout) != {}
+    except json.JSONDecodeError:
+        return True
 
 
-def _name(command: list[str]) -> str:
-    return " ".join(command[2:] if command[:2] == [sys.executable, "-m"] else command)
+def update_dvc_yaml(root: Path, log: Log, *, hold: int | None = None) -> None:
+    """Write dvc.yaml from params.yaml, unless it is written by hand.
+
+    Raises:
+        StageFailed: params.yaml is invalid.
+    """
+    if is_ours(root):
+        run_supervised(root, ["vlp", "plan"], log, hold=hold)
 
 
-def _text(lines: list[str]) -> str:
-    return "\n".join(lines)
+def repro(root: Path, targets: list[str], log: Log, *, timeout: float = 0, hold: int | None = None) -> bool:
+    """Run `dvc repro targets`; return whether a stage ran, or was restored from the run cache.
+
+    Raises:
+        StageFailed or a subclass: see `run_supervised`.
+    """
+    changed = False
+
+    def watch(line: str) -> None:
+        nonlocal changed
+        changed = changed or line.startswith("Running stage") or "is cached - skipping run" in line
+        log(line)
+
+    clear_records(root)
+    try:
+        run_supervised(root, [sys.executable, "-m", "dvc", "repro", *targets], watch, timeout=timeout, hold=hold)
+    finally:
+        if edited := remove_wrong_entries(root):
+            log(explain_removal(edited))
+    if edited:
+        raise StageFailed(explain_removal(edited))
+    return changed

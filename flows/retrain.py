@@ -1,4 +1,4 @@
-"""New data to promoted models, as a Prefect flow: Prefect decides when, and what to do on failure; DVC what is stale.
+"""From new data to promoted models, as a Prefect flow. Prefect decides when to run, DVC decides what is stale.
 
 Run it without a server:      python -m flows.retrain
 As a deployment:              see README, "Unattended"
@@ -14,34 +14,35 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
-from flows.lock import WorkspaceHeld
 from flows.parts import retrain_parts
-from flows.pipeline import log_to_terminal, run_plainly
-from flows.process import StageFailed
+from flows.pipeline import log_to_terminal, run_without_server
+from flows.process import StageFailed, WorkspaceHeld
 from flows.tasks import HOOKS, run_parts
+from vlp_models.common.log import configure_logging
 from vlp_models.errors import VLPError, is_disk_full
 from vlp_models.params import load_params
 
 
 @flow(name="retrain", flow_run_name="retrain", persist_result=False, **HOOKS)
 def retrain(root: str = ".", reason: str = "") -> State[Any]:
-    """Every part of the pipeline, in order, each only if it is stale; then the gate decides on promotion.
+    """Run every part of the pipeline in order, if it is stale; then the gate decides on promotion.
 
     Args:
         root: the project's folder. A deployment runs in it; leave the default.
-        reason: what set it off; only shown.
+        reason: what triggered the run; only logged.
     """
     if reason:
-        get_run_logger().info("set off by %s", reason)
+        get_run_logger().info("triggered by %s", reason)
     return run_parts(root, retrain_parts)
 
 
 def main() -> int:
-    """The same parts in the same order in this process, with no server: `dvc repro` with ingestion and promotion."""
+    """Run the same parts in this process, without a server: `dvc repro` with ingestion and promotion."""
+    configure_logging()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         params = load_params()
-        run_plainly(Path.cwd(), retrain_parts(params), params.flow, name="retrain", log=log_to_terminal)
+        run_without_server(Path.cwd(), retrain_parts(params), params.flow, name="retrain", log=log_to_terminal)
     except VLPError as error:
         log_to_terminal(f"vlp: {error}")
         return error.exit_code
@@ -51,7 +52,7 @@ def main() -> int:
     except OSError as error:
         if not is_disk_full(error):
             raise
-        log_to_terminal(f"the disk is full ({error}): make room, then run again; nothing finished is lost")
+        log_to_terminal(f"the disk is full ({error}): free some space, then run again; finished stages are kept")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -60,5 +61,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        sys.exit("usage: python -m flows.retrain    (from the project's root; no server is needed)")
+        sys.exit("usage: python -m flows.retrain    (in the project's root; no server is needed)")
     sys.exit(main())

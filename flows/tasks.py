@@ -1,4 +1,4 @@
-"""The parts as Prefect tasks, and what every flow shares: lock, GPU slot, artifacts, notification."""
+"""The parts as Prefect tasks, and what all flows share: lock, GPU slot, artifacts, notification."""
 
 from __future__ import annotations
 
@@ -17,78 +17,79 @@ from prefect.concurrency._asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.logging import get_logger
 from prefect.runtime import flow_run as current
-from prefect.states import Cancelled, Completed
+from prefect.states import Cancelled, Completed  # plain-ok
 
-from flows.artifacts import artifacts
-from flows.dvc import plan, repair
-from flows.lock import WorkspaceHeld, hold_workspace
+from flows.artifacts import make_artifacts
 from flows.notify import notify
 from flows.parts import Part
-from flows.pipeline import Run, summary
-from flows.process import WORTH_A_RETRY
+from flows.pipeline import Run, summarize
+from flows.process import WORTH_A_RETRY, WorkspaceHeld, hold_workspace, update_dvc_yaml
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import ParamsError
-from vlp_models.params import FlowParams, Params, load_params
+from vlp_models.params import Params, load_params
+from vlp_models.pipeline.dvc.lock_file import repair
 
-# A server on SQLite, asked for a slot in the instant in which it writes down that the task has begun, answers 503, and
-# the client then waits two seconds. This is enough for it to have written.
+# A server on SQLite that is asked for a slot while it stores the start of the task responds with 503, and the client
+# then waits for two seconds. After this delay (s) the start is stored.
 SETTLE = 0.15
 STATES = {"ran": "Completed", "up to date": "Up to date", "skipped": "Skipped", "refused": "Refused"}
 
 
-@without_secrets()  # the server keeps what a run failed with
+@without_secrets()  # the server stores the exception of a failed run
 def run_parts(root: str, *selections: Callable[[Params], list[Part]]) -> State[Any]:
-    """The body of every flow: holds the workspace, runs the parts in order, publishes what there is to see.
+    """Run the body of every flow: hold the workspace, run the parts in order, publish artifacts.
 
-    The flow's own state keeps its standard name: automations and heartbeats know a finished run by it.
+    The flow's own state keeps its standard name: automations and heartbeats identify a finished run by it.
 
     Args:
-        selections: asked in turn, each with the params as they are then: a part may have changed them.
+        selections: functions from params to parts; each is called with the current params, because an earlier part may
+            have changed them.
 
     Raises:
-        StageFailed: a part failed; the parts after it were not run, what happened is published.
+        StageFailed: a part failed; the parts after it did not run, and artifacts of the others are published.
     """
     folder = Path(root).absolute()
     logger = get_run_logger()
     params = load_params(folder / "params.yaml")
-    selections[0](params)  # a wrong parameter is told before anything is waited for
-    name = f"{current.get_flow_name()} ({current.get_name()})"
+    selections[0](params)  # reports a wrong parameter before the run waits for anything
+    flow, name = str(current.get_flow_name()), str(current.get_name())
     try:
-        with hold_workspace(folder, name, params.flow.wait_minutes * 60, logger.info) as hold:
+        with hold_workspace(folder, f"{flow} ({name})", params.flow.wait_minutes * 60, logger.info) as hold:
             prepare_workspace(str(folder))
             run = Run(folder, hold)
+            delays: list[float] = [float(delay) for delay in params.flow.retry_delays]
+            retries: dict[str, Any] = {"retries": len(delays), "retry_delay_seconds": delays or 0}
             try:
                 for select in selections:
                     params = load_params(folder / "params.yaml")
                     for part in select(params):
-                        _task(part, params.flow)(run, part, params.flow.gpu_limit)
+                        bring_up_to_date.with_options(task_run_name=part.name, **retries)(
+                            run, part, params.flow.gpu_limit
+                        )
             finally:
-                # Also when a part failed; not when the run is being ended, which leaves 30 s.
-                if not _is_ending():
+                # Also if a part failed. Not if the run is being canceled, which leaves it 30 s.
+                error = sys.exc_info()[1]
+                if error is None or isinstance(error, Exception):
                     publish(run, params)
-            line = summary(run.outcomes)
+            line = summarize(run.outcomes)
             logger.info(line)
             return Completed(message=line, data={outcome.part: outcome.state for outcome in run.outcomes})
     except WorkspaceHeld as error:
-        # Prefect calls no hook for a flow that ends itself as cancelled.
-        flow, run_name = str(current.get_flow_name()), str(current.get_name())
-        told = {"state": "Cancelled", "message": str(error)}
-        notify(params.flow, flow=flow, run=run_name, bad=True, log=logger.warning, **told)
-        return Cancelled(message=str(error))
-
-
-def _is_ending() -> bool:
-    error = sys.exc_info()[1]
-    return error is not None and not isinstance(error, Exception)
-
-
-def _task(part: Part, params: FlowParams) -> Any:
-    delays: list[float] = [float(delay) for delay in params.retry_delays]
-    return bring_up_to_date.with_options(task_run_name=part.name, retries=len(delays), retry_delay_seconds=delays or 0)
+        # Prefect calls no hook for a flow that returns this state itself.
+        notify(
+            params.flow,
+            flow=flow,
+            run=name,
+            state="Cancelled",  # plain-ok
+            message=str(error),
+            bad=True,
+            log=logger.warning,
+        )
+        return Cancelled(message=str(error))  # plain-ok
 
 
 def _is_worth_a_retry(task_: Any, run: TaskRun, state: State[Any]) -> bool:
-    """Only what waiting can mend: a busy workspace, a preempted trainer, a lost connection."""
+    """Return whether waiting can help: a busy workspace, a preempted trainer, a lost connection."""
     try:
         state.result()
     except WORTH_A_RETRY:
@@ -101,7 +102,7 @@ def _is_worth_a_retry(task_: Any, run: TaskRun, state: State[Any]) -> bool:
 @task(cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=_is_worth_a_retry)
 @without_secrets()
 def bring_up_to_date(run: Run, part: Part, gpu_limit: str) -> State[Any]:
-    """One part of the pipeline; its state's name tells whether it ran, was up to date, or was refused."""
+    """Run one part of the pipeline; the name of its state is whether it ran, was up to date, or was refused."""
     logger = get_run_logger()
     outcome = run.run_part(part, logger.info, lambda: gpu_slot(gpu_limit, logger.warning))
     return Completed(name=STATES[outcome.state], message=outcome.detail or None)
@@ -109,35 +110,36 @@ def bring_up_to_date(run: Run, part: Part, gpu_limit: str) -> State[Any]:
 
 @contextlib.contextmanager
 def gpu_slot(limit: str, log: Callable[[str], None]) -> Iterator[None]:
-    """A slot of the Prefect concurrency limit. Goes on without one when there is no such limit, or no server."""
+    """Hold a slot of the Prefect concurrency limit. Run without one if there is no such limit, or no server."""
     slot = contextlib.ExitStack()
     if limit:
         time.sleep(SETTLE)
         try:
             slot.enter_context(concurrency(limit, occupy=1, raise_on_lease_renewal_failure=False))
         except ConcurrencySlotAcquisitionError as error:
-            log(f"no slot of `{limit}`, going on without: {error}")
+            log(f"no slot of `{limit}`, running without one: {error}")
     try:
         yield
     finally:
         try:
             slot.close()
-        except Exception as error:  # the server is away: the lease runs out by itself
-            log(f"the slot of `{limit}` was not given back: {type(error).__name__}")
+        except Exception as error:  # the server is away: the lease expires
+            log(f"the slot of `{limit}` was not released: {type(error).__name__}")
 
 
 @task(task_run_name="prepare the workspace", cache_policy=NO_CACHE, persist_result=False)
 @without_secrets()
 def prepare_workspace(root: str) -> None:
+    """Repair what a killed DVC left, and update dvc.yaml."""
     for line in repair(Path(root)):
         get_run_logger().warning(line)
-    plan(Path(root), get_run_logger().info)
+    update_dvc_yaml(Path(root), get_run_logger().info)
 
 
 @task(task_run_name="publish results", cache_policy=NO_CACHE, persist_result=False)
 def publish(run: Run, params: Params) -> None:
-    """Artifacts of this run. A server that does not take them fails nothing."""
-    for artifact in artifacts(run.root, params, run.outcomes):
+    """Create the run's artifacts. A server that rejects them fails nothing."""
+    for artifact in make_artifacts(run.root, params, run.outcomes):
         try:
             if artifact.rows is not None:
                 prefect.artifacts.create_table_artifact(
@@ -151,8 +153,11 @@ def publish(run: Run, params: Params) -> None:
             get_run_logger().warning("artifact %s was not published: %s", artifact.key, redact(str(error)))
 
 
-def tell_webhook(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
-    """State hook of every flow: says how it ended. Never raises. A worker passes its arguments by name."""
+def report_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """Notify the webhook of the end of a run (state hook of every flow). Never raise.
+
+    The parameter names are Prefect's: a worker passes them by name.
+    """
     logger = get_logger("flows")
     try:
         params = load_params(Path(str(flow_run.parameters.get("root", "."))) / "params.yaml").flow
@@ -164,12 +169,12 @@ def tell_webhook(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
         params,
         flow=flow.name,
         run=flow_run.name or str(flow_run.id),
-        state="Cancelled" if state.is_cancelling() else state.name or state.type.value,
+        state="Cancelled" if state.is_cancelling() else state.name or state.type.value,  # plain-ok
         message=message,
         bad=not state.is_completed() or ": refused (" in message,
         log=logger.warning,
     )
 
 
-# Not on_crashed: who crashed can't speak. The deployment tell/webhook does, told by the server.
-HOOKS: dict[str, Any] = {name: [tell_webhook] for name in ("on_completion", "on_failure", "on_cancellation")}
+# Not on_crashed: a crashed run executes no hooks. The server starts the deployment notify/webhook instead.
+HOOKS: dict[str, Any] = {name: [report_end] for name in ("on_completion", "on_failure", "on_cancellation")}

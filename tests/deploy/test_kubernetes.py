@@ -1,7 +1,4 @@
-"""The shipped manifests against the API's own schema, as Prefect's worker would send them, and what they must forbid.
-
-No cluster is needed, and none was asked.
-"""
+"""The shipped manifests against the API's schema, as Prefect's worker sends them. No cluster is needed."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ DEPLOYMENTS = yaml.safe_load((FOLDER / "prefect.yaml").read_text())["deployments
 
 
 def job(variables: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a run: the template filled in by Prefect's own code, and what its worker does to it."""
+    """Return the manifest of a run: the template filled in by Prefect's own code, changed as its worker does."""
     from prefect.utilities.templating import apply_values
 
     defaults = {k: v["default"] for k, v in TEMPLATE["variables"]["properties"].items() if "default" in v}
@@ -43,7 +40,7 @@ def jobs() -> list[Any]:
 
 
 @pytest.mark.parametrize("variables", jobs())
-def test_a_runs_job_is_what_the_api_takes_and_may_do_little(variables: dict[str, Any]) -> None:
+def test_job_is_valid_and_restricted(variables: dict[str, Any]) -> None:
     manifest = job({**variables, "image": "registry.example.org/vlp@sha256:0"})
     kubernetes_validate.validate(manifest, VERSION, strict=True)
     pod = manifest["spec"]["template"]["spec"]
@@ -63,14 +60,14 @@ def test_a_runs_job_is_what_the_api_takes_and_may_do_little(variables: dict[str,
         assert not [name for name in plain if any(word in name for word in ("KEY", "SECRET", "PASSWORD", "WEBHOOK"))]
 
 
-def test_the_check_sees_a_mistake() -> None:
-    """`env` takes strings, and no reference to a secret."""
+def test_check_finds_a_mistake() -> None:
+    """`env` takes strings, not references to a secret."""
     manifest = job({"image": "x", "env": {"VLP_WEBHOOK": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}}})
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(manifest, VERSION, strict=True)
 
 
-def test_the_workspaces_objects_are_what_the_api_takes() -> None:
+def test_workspace_objects_are_valid() -> None:
     objects = list(yaml.safe_load_all((FOLDER / "workspace.yaml").read_text()))
     assert [item["kind"] for item in objects] == ["Namespace", "PersistentVolumeClaim"]
     for item in objects:
@@ -79,3 +76,20 @@ def test_the_workspaces_objects_are_what_the_api_takes() -> None:
         objects[1]["metadata"]["name"]
         == job({"image": "x"})["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
     )
+
+
+def test_secrets_reach_the_container_by_reference() -> None:
+    from prefect.utilities.templating import apply_values
+
+    template = TEMPLATE
+    properties = template["variables"]["properties"]
+    variables = yaml.safe_load((FOLDER / "prefect.yaml").read_text())["definitions"]["gpu"]["job_variables"]
+    assert variables.keys() <= properties.keys()
+    assert all(isinstance(value, str) for value in variables["env"].values()), "the API takes no references there"
+    defaults = {name: entry["default"] for name, entry in properties.items() if "default" in entry}
+    values = {**defaults, **variables}
+    job: Any = apply_values(template["job_configuration"], values)
+    (container,) = job["job_manifest"]["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "vlp-secrets", "optional": True}}]
+    bare: Any = apply_values(template["job_configuration"], defaults)
+    assert bare["job_manifest"]["spec"]["template"]["spec"]["containers"][0]["envFrom"] == []

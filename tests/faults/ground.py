@@ -270,7 +270,7 @@ def role_of(command: list[str]) -> str:
         return "stage"
     if "dvc" in words and "repro" in words:
         return "dvc"
-    if "vlp_models.common.supervise" in words or "flows.supervise" in words:
+    if "vlp_models.common.supervise" in words:
         return "supervisor"
     return "top" if ("vlp" in words and "run" in words) or "flows.retrain" in words else ""
 

@@ -1,4 +1,4 @@
-"""Fixtures of the flows' tests: flow_project.py says what they are."""
+"""Fixtures of the flows' tests: defined in flow_project.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A toy DVC project with the real stage names and commands that take no time, and a listener for webhooks."""
+"""A toy DVC project with the real stage names and instant commands, and a listener for webhooks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TWO_PASS = {
     "recipe": {"objectives": {"mlm": 1.0}},
     "scheduled_sampling": {"scheme": "c"},
 }
-# Stands in for `vlp promote` and its kin: says what it was asked, answers with the exit code that a file tells it.
+# A fake `vlp`: records its arguments; its exit code and output are read from a file.
 VLP = f"""#!{sys.executable}
 import pathlib, sys
 name = "-".join(sys.argv[1:])
-with open("asked.txt", "a") as asked:
-    asked.write(name + "\\n")
+with open("asked.txt", "a") as record:
+    record.write(name + "\\n")
 answer = pathlib.Path("answer-" + name)
 code, _, text = (answer.read_text() if answer.exists() else "0").partition(" ")
 print(text or name + " done")
@@ -40,7 +40,7 @@ sys.exit(int(code))
 
 
 def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stages `validate` ... `report` as in dvc.yaml, each writing one small file that depends on the one before."""
+    """Create the stages of dvc.yaml from `validate` on; each writes one small file that depends on the one before."""
     folder, programs = tmp_path / "project", tmp_path / "bin"
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -85,21 +85,21 @@ def stage(name: str, deps: list[str]) -> dict[str, object]:
 
 
 def set_flow(project: Path, **values: object) -> None:
-    """Changes the `flow` section of the project's params.yaml."""
+    """Change the `flow` section of the project's params.yaml."""
     raw = yaml.safe_load((project / "params.yaml").read_text())
     raw["flow"] |= values
     (project / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
 
 
 def break_stage(project: Path, name: str, code: str) -> None:
-    """Makes a stage run `code` (which has `sys`) before it writes its output."""
+    """Make a stage run `code` (with `sys` imported) before it writes its output."""
     text, write = (project / "dvc.yaml").read_text(), f"open('{name}"
     assert text.count(write) == 1
     (project / "dvc.yaml").write_text(text.replace(write, f"{code}; {write}"))
 
 
 class Listener(http.server.ThreadingHTTPServer):
-    """A webhook's other end on loopback: `bodies` is what it was told; `answer` and `delay` how it behaves."""
+    """A webhook's receiver on loopback: `bodies` are the messages, `answer` is its HTTP status, `slow` delays it."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-"""A real Prefect server on loopback, with a home of its own."""
+"""A real Prefect server on loopback with its own PREFECT_HOME."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A Prefect server on loopback with a home of its own, and the REST calls the test needs."""
+    """A Prefect server on loopback with its own PREFECT_HOME, and the REST calls that the tests need."""
 
     def __init__(self, home: Path) -> None:
         self.port = free_port()
@@ -46,20 +46,20 @@ class Server:
         self.command = ["server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         self.process = self.start(self.command)
         deadline = time.monotonic() + 120
-        while not self.healthy():
+        while not self.is_healthy():
             assert time.monotonic() < deadline and self.process.poll() is None, (home / "server.log").read_text()[
                 -2000:
             ]
             time.sleep(0.5)
 
     def start(self, arguments: list[str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
-        """A command in the background."""
-        # A shell that puts jobs in the background has them ignore SIGINT, and a worker stops on nothing else.
+        """Start a command in the background."""
+        # Background jobs of a non-interactive shell ignore SIGINT, the only signal that stops a worker.
         command = ["env", "--default-signal=INT", *PREFECT, *arguments]
         return subprocess.Popen(command, env=self.env, cwd=cwd, stdout=self.log, stderr=subprocess.STDOUT)
 
     def run(self, arguments: list[str], cwd: Path) -> str:
-        """A command's output."""
+        """Run a command and return its output."""
         done = subprocess.run(
             [*PREFECT, "--no-prompt", *arguments],
             env={**self.env, "PWD": str(cwd)},
@@ -70,7 +70,7 @@ class Server:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         try:
             return urllib.request.urlopen(f"{self.url}/health", timeout=2).status == 200
         except OSError:
@@ -83,7 +83,7 @@ class Server:
         for attempt in range(5):
             try:
                 return json.loads(urllib.request.urlopen(request, timeout=120).read())
-            except urllib.error.HTTPError as error:  # SQLite is locked; Prefect's own client tries again as well
+            except urllib.error.HTTPError as error:  # SQLite is locked; Prefect's own client retries as well
                 if error.code != 503 or attempt == 4:
                     raise
                 time.sleep(1)
@@ -96,7 +96,7 @@ class Server:
         return runs
 
     def start_run(self, deployment: str, **parameters: Any) -> str:
-        """Creates a run of `flow/deployment`, as `prefect deployment run` does; its id."""
+        """Create a run of `flow/deployment`, as `prefect deployment run` does; return its id."""
         with urllib.request.urlopen(f"{self.url}/deployments/name/{deployment}", timeout=120) as answer:
             found = json.loads(answer.read())
         return str(self.post(f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
@@ -106,16 +106,16 @@ class Server:
             return dict(json.loads(answer.read()))
 
     def wait_for(self, run: str, state: str, seconds: float = 120) -> dict[str, Any]:
-        """The run's state, once its type is `state`."""
+        """Wait until the type of the run's state is `state`; return the state."""
         deadline = time.monotonic() + seconds
         while (found := self.flow_run(run)["state"] or {}).get("type") != state:
-            ended = found.get("type") in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+            ended = found.get("type") in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")  # plain-ok
             assert time.monotonic() < deadline and not ended, found
             time.sleep(0.5)
         return dict(found)
 
-    def wait_until_there_is(self, state: str, seconds: float) -> dict[str, Any]:
-        """Some run in this state."""
+    def wait_for_any(self, state: str, seconds: float) -> dict[str, Any]:
+        """Wait for any run in this state; return it."""
         deadline = time.monotonic() + seconds
         while not (runs := self.flow_runs(state)):
             assert time.monotonic() < deadline, f"no {state} run; failed: {self.flow_runs('FAILED')}"
@@ -127,7 +127,7 @@ class Server:
         return {task["name"]: task["state_name"] for task in found}
 
     def artifacts(self, run: str) -> dict[str, str]:
-        """Key -> data, of those the run left."""
+        """Return key -> data of the run's artifacts."""
         found = self.post("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
         return {artifact["key"]: str(artifact["data"]) for artifact in found}
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "pipeline"))
 
 
-def test_without_an_address_or_the_package() -> None:
+def test_missing_address_or_package_is_an_error() -> None:
     with pytest.raises(ParamsError, match="address` is empty"):
         task_runner(ClusterParams())
     try:
@@ -33,7 +33,7 @@ def test_without_an_address_or_the_package() -> None:
 @pytest.mark.long
 @pytest.mark.server
 @pytest.mark.timeout(600)
-def test_a_dask_cluster_makes_what_one_process_makes(tmp_path: Path) -> None:
+def test_dask_cluster_output_equals_that_of_one_process(tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask", reason="an extra: requirements-cluster.lock")
     from distributed import LocalCluster
     from drawn_workspace import make_workspace

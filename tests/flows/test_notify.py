@@ -1,4 +1,4 @@
-"""The webhook, against a real listener: what it is told, and that nothing it does can hurt a run."""
+"""Notifications against a real listener: the message, and that no webhook can disturb a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def send(bad: bool = True, **params: Any) -> list[str]:
     return lines
 
 
-def test_it_is_told_as_json(listener: Any) -> None:
+def test_message_is_json(listener: Any) -> None:
     assert send(webhook=listener.url) == []
     body = listener.bodies[0]
     assert body.pop("time") == pytest.approx(time.time(), abs=30)
@@ -28,44 +28,44 @@ def test_it_is_told_as_json(listener: Any) -> None:
     assert body == {"text": text, "flow": "retrain", "run": "monday", "state": "Failed", "message": "disk full"}
 
 
-def test_the_url_may_come_from_the_environment(listener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_may_come_from_the_environment(listener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "VLP_TEST_HOOK is not set" in send(webhook="env:VLP_TEST_HOOK")[0]
     monkeypatch.setenv("VLP_TEST_HOOK", listener.url)
     assert send(webhook="env:VLP_TEST_HOOK") == []
     assert len(listener.bodies) == 1
 
 
-def test_with_failures_only_good_news_is_kept(listener: Any) -> None:
+def test_failures_only_sends_nothing_else(listener: Any) -> None:
     send(webhook=listener.url, notify="failures", bad=False)
     assert listener.bodies == []
     send(webhook=listener.url, notify="failures", bad=True)
     assert len(listener.bodies) == 1
 
 
-def test_trouble_is_one_line_without_the_url(listener: Any) -> None:
+def test_problem_is_one_line_without_the_url(listener: Any) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{probe.getsockname()[1]}/hook?token=secret"
     listener.answer = 500
     for url in (dead, listener.url, "http://[::1/hook?token=secret", "http://no port:x/hook?token=secret"):
         lines = send(webhook=url)
-        assert len(lines) == 1 and "was not told" in lines[0]
+        assert len(lines) == 1 and "was not notified" in lines[0]
         assert "secret" not in lines[0]
 
 
-def test_a_redirect_is_not_followed(listener: Any) -> None:
+def test_redirect_is_not_followed(listener: Any) -> None:
     listener.answer = 302
-    assert "it answered 302" in send(webhook=listener.url)[0]
+    assert "HTTP status 302" in send(webhook=listener.url)[0]
     assert {"redirected": True} not in listener.bodies
 
 
-def test_a_slow_webhook_costs_no_more_than_its_timeout(listener: Any) -> None:
+def test_slow_webhook_costs_no_more_than_its_timeout(listener: Any) -> None:
     listener.slow = True
     began = time.monotonic()
-    assert "was not told" in send(webhook=listener.url, timeout=1.0)[0]
+    assert "was not notified" in send(webhook=listener.url, timeout=1.0)[0]
     assert time.monotonic() - began < 5
 
 
-def test_another_scheme_is_refused_with_the_params() -> None:
+def test_other_schemes_are_rejected() -> None:
     with pytest.raises(ParamsError, match=r"flow\.webhook"):
         FlowParams(webhook="file:///etc/passwd")

@@ -1,4 +1,4 @@
-"""The unattended run without Prefect: order, answers that are remembered, failures, retries, no server."""
+"""The unattended run without Prefect: order, remembered answers, failures, retries, no server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from flow_project import break_stage, set_flow
 
 from flows.parts import Part, retrain_parts
-from flows.pipeline import DataDrifted, Outcome, run_plainly, summary
+from flows.pipeline import DataDrifted, Outcome, run_without_server, summarize
 from flows.process import StageFailed
 from vlp_models.errors import ParamsError
 from vlp_models.params import FlowParams, load_params
@@ -31,12 +31,17 @@ NAMES = [
     "finetune tden-vqa",
 ]
 NAMES += ["evaluate", "register", "promote captioning", "promote vqa", "report"]
+SLOT = """
+from flows.tasks import gpu_slot
+with gpu_slot("gpu", print):
+    print("ran")
+"""
 
 
 def retrain(project: Path, lines: list[str] | None = None) -> dict[str, Outcome]:
     params = load_params(project / "params.yaml")
     log = (lines if lines is not None else []).append
-    outcomes = run_plainly(project, retrain_parts(params), params.flow, name="retrain", log=log)
+    outcomes = run_without_server(project, retrain_parts(params), params.flow, name="retrain", log=log)
     return {outcome.part: outcome for outcome in outcomes}
 
 
@@ -45,7 +50,9 @@ def states(outcomes: dict[str, Outcome]) -> list[str]:
 
 
 @pytest.mark.pipeline
-def test_everything_once_with_no_server_then_nothing_and_a_refusal_is_an_answer(project: Path, listener: Any) -> None:
+def test_all_parts_run_once_without_a_server_and_a_refusal_is_an_answer(
+    project: Path, listener: Any
+) -> None:
     set_flow(project, webhook=listener.url)
     (project / "answer-promote-vqa").write_text("3 refused: gain 0.2 is below 0.5")
     env = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_HOME": str(project / "prefect")}
@@ -63,9 +70,9 @@ def test_everything_once_with_no_server_then_nothing_and_a_refusal_is_an_answer(
     assert list(again) == NAMES
     assert states(again) == ["skipped"] * 2 + ["up to date"] * 11
     assert again["ingest"].detail == "no drop folder"
-    assert summary(again.values()) == "nothing was stale; nothing ran"
+    assert summarize(again.values()) == "nothing was stale; nothing ran"
     asked = ["promote-captioning", "promote-vqa"]
-    assert (project / "asked.txt").read_text().split() == asked, "the gate is not asked again about the same version"
+    assert (project / "asked.txt").read_text().split() == asked, "the same version is not judged again"
 
     registered = project / "reports" / "registered.json"
     registered.write_text(registered.read_text().replace("vlp-vqa", "vlp-vqa2"))
@@ -74,31 +81,31 @@ def test_everything_once_with_no_server_then_nothing_and_a_refusal_is_an_answer(
 
 
 @pytest.mark.pipeline
-def test_a_failing_stage_ends_the_run_and_says_why(project: Path, listener: Any) -> None:
+def test_failing_stage_ends_the_run_and_reports_its_output(project: Path, listener: Any) -> None:
     set_flow(project, webhook=listener.url)
     break_stage(project, "pretrain", "open('tries', 'a').write('x'); sys.exit('disk on fire')")
     with pytest.raises(StageFailed, match=r"\ndisk on fire\n"):
         retrain(project)
     assert (project / "shards").exists()
     assert not (project / "finetune-tden-vqa").exists() and not (project / "asked.txt").exists()
-    assert (project / "tries").read_text() == "x", "what waiting can't mend is not tried again"
+    assert (project / "tries").read_text() == "x", "no retry: waiting does not help"
     assert listener.bodies[0]["state"] == "Failed" and "\ndisk on fire\n" in listener.bodies[0]["message"]
 
 
 @pytest.mark.pipeline
-def test_a_preempted_trainer_goes_on(project: Path) -> None:
+def test_preempted_trainer_is_resumed(project: Path) -> None:
     once = "import pathlib; f = pathlib.Path('tries'); f.open('a').write('x'); len(f.read_text()) > 1 or sys.exit(75)"
     break_stage(project, "pretrain", once)
     lines: list[str] = []
     params = load_params(project / "params.yaml")
     [part] = [part for part in retrain_parts(params) if part.name == "pretrain tden"]
-    assert run_plainly(project, [part], params.flow, name="retrain", log=lines.append)[0].state == "ran"
+    assert run_without_server(project, [part], params.flow, name="retrain", log=lines.append)[0].state == "ran"
     assert "pretrain tden: Preempted; trying again in 1 s" in lines
 
 
 @pytest.mark.pipeline
-def test_what_the_registry_has_lost_is_registered_again_and_the_gate_asked_anew(project: Path) -> None:
-    """DVC compares files; it can't see that mlflow.db is gone."""
+def test_lost_versions_are_registered_again_and_judged_again(project: Path) -> None:
+    """DVC compares files; it cannot detect that mlflow.db is gone."""
     retrain(project)
     params, asked = load_params(project / "params.yaml"), (project / "asked.txt").read_text()
     gone = ["vlp-vqa/1"]
@@ -108,7 +115,7 @@ def test_what_the_registry_has_lost_is_registered_again_and_the_gate_asked_anew(
 
     lines: list[str] = []
     parts = [dataclasses.replace(p, lost=lost) if p.name == "register" else p for p in retrain_parts(params)]
-    found = run_plainly(project, parts, params.flow, name="retrain", log=lines.append)
+    found = run_without_server(project, parts, params.flow, name="retrain", log=lines.append)
     assert {o.part for o in found if o.state == "ran"} == {"register", "promote captioning", "promote vqa"}
     assert "register: vlp-vqa/1 lost; running it again" in lines
     assert (project / "asked.txt").read_text() == 2 * asked
@@ -123,7 +130,9 @@ def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
     new_data = [dataclasses.replace(part, skip="") for part in retrain_parts(params)[:2]]
 
     def run() -> list[str]:
-        return [o.state for o in run_plainly(project, new_data, params.flow, name="retrain", log=lambda line: None)]
+        return [
+            o.state for o in run_without_server(project, new_data, params.flow, name="retrain", log=lambda line: None)
+        ]
 
     (project / "answer-drift").write_text("4 caption length 31 exceeds 12")
     for _ in range(2):
@@ -131,10 +140,10 @@ def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
             run()
     (project / "answer-drift").unlink()
     assert run() == ["ran", "ran"]
-    assert run() == ["ran", "up to date"], "the drop folder is always looked at; the same data is not measured twice"
+    assert run() == ["ran", "up to date"], "the inbox is always checked; the same data is not measured twice"
 
 
-def test_limits_are_read_per_part_and_unknown_parts_refused(project: Path) -> None:
+def test_time_limits_are_per_part_and_unknown_parts_are_rejected(project: Path) -> None:
     set_flow(project, timeout_hours={"finetune": 2})
     parts: dict[str, Part] = {part.name: part for part in retrain_parts(load_params(project / "params.yaml"))}
     assert [parts["finetune tden-vqa"].timeout, parts["pretrain tden"].timeout] == [7200, 0]
@@ -142,8 +151,17 @@ def test_limits_are_read_per_part_and_unknown_parts_refused(project: Path) -> No
         FlowParams(timeout_hours={"finetun": 2})
 
 
-def test_a_params_file_without_the_section_is_valid(project: Path) -> None:
+def test_params_file_without_the_section_is_valid(project: Path) -> None:
     raw = yaml.safe_load((project / "params.yaml").read_text())
     del raw["flow"]
     (project / "params.yaml").write_text(yaml.safe_dump(raw))
     assert load_params(project / "params.yaml").flow == FlowParams()
+
+
+def test_stage_runs_without_a_gpu_slot_if_there_is_no_server(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path)}
+    env |= {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_CLIENT_MAX_RETRIES": "0"}
+    done = subprocess.run([sys.executable, "-c", SLOT], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("no slot of `gpu`, running without one")
+    assert done.stdout.splitlines()[1] == "ran"
