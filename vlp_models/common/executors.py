@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
+from vlp_models.common.log import configure_logging
 from vlp_models.errors import ParamsError
 
 Item = TypeVar("Item")
@@ -44,7 +45,7 @@ class LocalMapper:
             yield from map(function, items)
             return
         with ProcessPoolExecutor(
-            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=exit_with_parent
+            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=start_worker
         ) as pool:
             try:
                 yield from in_flight(lambda item: pool.submit(function, item), items, 2 * self.workers)
@@ -64,8 +65,9 @@ def in_flight(submit: Callable[[Item], Any], items: Iterable[Item], limit: int) 
         yield pending.popleft().result()
 
 
-def exit_with_parent() -> None:
-    """Exit this worker when its parent dies; it would wait for work forever, and finish writing what it has."""
+def start_worker() -> None:
+    """Initialize a worker process: configure logging, and exit when the parent dies instead of waiting forever."""
+    configure_logging()
     parent: Any = multiprocessing.parent_process()
 
     def watch() -> None:

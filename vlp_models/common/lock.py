@@ -48,11 +48,11 @@ def file_lock(
         while not _try_lock(descriptor):
             if time.monotonic() >= deadline:
                 raise busy(
-                    f"another {what} ({_holder(path)}) is using this workspace; wait for it to finish or stop it "
+                    f"another {_holder(path, what)} is using this workspace; wait for it to finish or stop it "
                     "(training saves its state first), then run again"
                 )
             if not announced:
-                on_wait(f"waiting up to {wait:,.0f} s for another {what} ({_holder(path)})")
+                on_wait(f"waiting up to {wait:,.0f} s for another {_holder(path, what)}")
                 announced = True
             time.sleep(min(0.2, max(0.01, deadline - time.monotonic())))
         with suppress(OSError):  # a full disk: the holder's name is only for people
@@ -72,10 +72,10 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _holder(path: Path) -> str:
+def _holder(path: Path, default: str) -> str:
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
-        place = "" if holder["host"] == socket.gethostname() else f" on {holder['host']}"
-        return f"{holder['what']}, pid {holder['pid']}{place}"
+        host = "" if holder["host"] == socket.gethostname() else f" on {holder['host']}"
+        return f"{holder['what']} (pid {holder['pid']}{host})"
     except (OSError, ValueError, KeyError, TypeError):
-        return "pid unknown"
+        return f"{default} (pid unknown)"

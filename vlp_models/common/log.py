@@ -6,6 +6,8 @@ import logging
 import os
 import sys
 
+from vlp_models.common.redaction import redact
+
 PACKAGE = "vlp_models"
 
 
@@ -40,9 +42,11 @@ class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class _LevelFormatter(logging.Formatter):
+    """Marks warnings and errors, and removes secrets."""
+
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        return prefix + super().format(record)
+        return prefix + redact(super().format(record))
 
 
 def _rich_handler() -> logging.Handler:

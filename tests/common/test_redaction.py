@@ -1,4 +1,4 @@
-"""Secrets on every way out."""
+"""No secret leaves the process: messages, logs, files, MLflow, webhooks, exceptions, tracebacks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from flows.notify import notify
-from flows.process import StageFailed, TimedOut, supervised
+from flows.process import StageFailed, TimedOut, run_supervised
 from vlp_models.common.redaction import redact, redact_yaml, redacted, without_secrets
 from vlp_models.params import FlowParams, TrackingParams
-from vlp_models.registry.client import answering
+from vlp_models.registry import logger
+from vlp_models.registry.client import tracking_errors
 from vlp_models.registry.evaluations import log_lineage
-from vlp_models.registry.logger import STATE, MLflowRun
 
 SECRET = "hunter2-s3cr3t"
 URI = f"http://ann:{SECRET}@127.0.0.1:9/mlflow?token={SECRET}&page=2"
@@ -36,12 +36,12 @@ URI = f"http://ann:{SECRET}@127.0.0.1:9/mlflow?token={SECRET}&page=2"
         ("the token of step 3 is 5; tokens: 7; mlflow ui --backend-store-uri sqlite:///mlflow.db", None),
     ],
 )
-def test_what_is_taken_out_and_what_stays(text: str, expected: str | None) -> None:
+def test_secrets_are_removed_and_other_text_stays(text: str, expected: str | None) -> None:
     assert redact(text) == (text if expected is None else expected)
     assert redact(redact(text)) == redact(text)
 
 
-def test_values_of_the_environment_and_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_and_keys_are_secrets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", SECRET)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "falsely")
     assert redact(f"wrong password {SECRET}!, falsely") == "wrong password ***!, falsely"
@@ -52,28 +52,36 @@ def test_values_of_the_environment_and_of_keys(monkeypatch: pytest.MonkeyPatch) 
         "a": [{"password": "***"}],
         "other": {"webhook": "env:HOOK"},
     }
-    text = f"flow: {{webhook: {hook}, notify: all}}  # tell\nother:\n  webhook: env:HOOK\n"
-    assert redact_yaml(text) == "flow: {webhook: ***, notify: all}  # tell\nother:\n  webhook: env:HOOK\n"
+    text = f"flow: {{webhook: {hook}, notify: all}}  # note\nother:\n  webhook: env:HOOK\n"
+    assert redact_yaml(text) == "flow: {webhook: ***, notify: all}  # note\nother:\n  webhook: env:HOOK\n"
     assert redact_yaml("{ not: yaml: at all") == "{ not: yaml: at all"
 
 
-def test_messages_of_mlflow_and_what_a_run_leaves_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_and_state_of_an_mlflow_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from vlp_models.errors import TrackingError
 
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # which MLflow sets
-    with pytest.raises(TrackingError) as caught, answering(URI):
+    def connect(*_: Any) -> None:
+        raise OSError(f"{URI} refused")
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # MLflow sets it
+    monkeypatch.setattr(logger, "connect", connect)
+    with pytest.raises(TrackingError) as caught, tracking_errors(URI):
         raise OSError(f"Error: {URI} refused")
     params = TrackingParams(uri=URI, artifacts="x", experiment="toy", model_prefix="toy", metric={})
-    run = MLflowRun(params, tmp_path, tmp_path, name="x", run_params={"webhook": SECRET}, tags={})
-    run._begin()
-    state = (tmp_path / STATE).read_text()
+    run = logger.MLflowRun(params, tmp_path, tmp_path, name="x", run_params={"webhook": SECRET}, tags={})
+    run.sync(tmp_path / "log.jsonl")
+    log = capsys.readouterr().err
+    assert "127.0.0.1" in log and SECRET not in log
+    state = (tmp_path / logger.STATE).read_text()
     assert "127.0.0.1" in state and "127.0.0.1" in str(caught.value)
     assert SECRET not in state + str(caught.value) + run.uri
-    again = MLflowRun(params, tmp_path, tmp_path, name="x", run_params={}, tags={})
+    again = logger.MLflowRun(params, tmp_path, tmp_path, name="x", run_params={}, tags={})
     assert again.key == run.key, "the same server, so the same run"
 
 
-def test_what_is_kept_with_a_version() -> None:
+def test_lineage_stored_with_a_version() -> None:
     kept: dict[str, str] = {}
 
     class Client:
@@ -88,12 +96,14 @@ def test_what_is_kept_with_a_version() -> None:
     assert SECRET not in json.dumps(kept) and "127.0.0.1" in kept["lineage/params.yaml"]
 
 
-def test_a_failed_part_and_the_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_part_and_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     with pytest.raises(StageFailed) as caught:
-        supervised(tmp_path, [sys.executable, "-c", f"import sys; print('{URI}'); sys.exit('at {URI}')"], lines.append)
-    said = "".join(lines) + str(caught.value).partition("ended with")[2]
-    assert "127.0.0.1" in said and SECRET not in said
+        run_supervised(
+            tmp_path, [sys.executable, "-c", f"import sys; print('{URI}'); sys.exit('at {URI}')"], lines.append
+        )
+    output = "".join(lines) + str(caught.value).partition("ended with")[2]
+    assert "127.0.0.1" in output and SECRET not in output
     sent: list[Any] = []
     monkeypatch.setattr("flows.notify._post", lambda url, body, timeout: sent.append(body) or "")
     params = FlowParams(webhook="http://127.0.0.1:9/", notify="all")
@@ -101,8 +111,8 @@ def test_a_failed_part_and_the_webhook(tmp_path: Path, monkeypatch: pytest.Monke
     assert "127.0.0.1" in json.dumps(sent) and SECRET not in json.dumps(sent)
 
 
-def test_an_exception_of_any_kind_leaves_without_them() -> None:
-    """Its text becomes a flow's state, which a server keeps."""
+def test_exception_of_any_type_leaves_without_secrets() -> None:
+    """Its message becomes a flow's state, which a server stores."""
 
     class Odd(Exception):
         def __init__(self, url: str, code: int) -> None:
@@ -110,7 +120,7 @@ def test_an_exception_of_any_kind_leaves_without_them() -> None:
 
     plain = OSError(28, "No space left on device", "a.txt")
     for error, kind, words in (
-        (TimedOut(f"no answer of {URI}"), TimedOut, "no answer of http://***@127"),
+        (TimedOut(f"no response of {URI}"), TimedOut, "no response of http://***@127"),
         (ConnectionError(f"{URI} refused"), ConnectionError, "http://***@127"),
         (Odd(URI, 503), RuntimeError, "Odd: 503 at http://***@127"),
         (plain, OSError, "a.txt"),
@@ -122,11 +132,10 @@ def test_an_exception_of_any_kind_leaves_without_them() -> None:
         assert (caught.value is error) == (error is plain)
 
 
-def test_the_command_line(tmp_path: Path) -> None:
-    """Errors we know, and tracebacks of those we don't."""
+def test_errors_and_tracebacks_of_the_command_line(tmp_path: Path) -> None:
     code = f"""
 import sys
-from vlp_models import cli
+import vlp_models.cli.main as cli
 from vlp_models.errors import DataError
 def app():
     raise {{}}("at {URI}")
