@@ -13,6 +13,7 @@ from collections.abc import Callable
 import typer
 
 from vlp_models.cli import checkpoints, data, demo, doctor, pipeline, predict, registry, status
+from vlp_models.common.log import configure_logging
 from vlp_models.common.redaction import redact
 from vlp_models.errors import VLPError, is_disk_full
 
@@ -70,6 +71,7 @@ def main() -> None:
         os.environ.setdefault(tool, "true")
     # Threads that wait actively slow each other down tenfold once there are more of them than cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    configure_logging()
     try:
         app()
     except VLPError as error:
